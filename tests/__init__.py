@@ -2,6 +2,5 @@
 
 import gc
 
-gc.set_threshold(
-    50_000, 10, 10
-)  # as the command does: imports make 400,000 objects with torch, and all of them stay
+# As the command does: imports make 400,000 objects with torch, and all of them stay
+gc.set_threshold(50_000, 10, 10)

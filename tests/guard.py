@@ -1,8 +1,10 @@
-"""Ends what a test run has left when pytest is gone, however that came: databases, Ray, ranks, programs under test.
+"""Ends what a test run has left when pytest is gone, however that came: databases, Ray, ranks,
+programs under test.
 
-Every pytest process (with xdist: the controller and each worker) marks all that it starts by a variable of the environment, and has a guard,
-a process apart: `python -m tests.guard MARK FOLDER`. It waits for the end of the last process named in MARK, kills what carries the mark
-and what descends from that, and removes the folder.
+Every pytest process (with xdist: the controller and each worker) marks all that it starts by a
+variable of the environment, and has a guard, a process apart: `python -m tests.guard MARK FOLDER`.
+It waits for the end of the last process named in MARK, kills what carries the mark and what
+descends from that, and removes the folder.
 """
 
 from __future__ import annotations
@@ -19,12 +21,10 @@ from pathlib import Path
 
 from orchestrator.node.processes import descendants, kill, kill_found, start_time
 
-VARIABLE = (
-    "TEST_RUN"  # PID:START of pytest, after those of a pytest that it runs in: MARK/PID:START
-)
-POSTGRESQL_SECONDS = (
-    5.0  # to end its own processes and give its shared memory back, before it is killed
-)
+# PID:START of pytest, after those of a pytest that it runs in: MARK/PID:START
+VARIABLE = "TEST_RUN"
+# To end its own processes and give its shared memory back, before it is killed
+POSTGRESQL_SECONDS = 5.0
 PATIENCE_SECONDS = 30.0
 _LOOK_SECONDS = 0.2  # where the kernel knows no pidfd
 
@@ -35,7 +35,8 @@ def begin(environment: MutableMapping[str, str], folder: Path) -> None:
     outer = environment.get(VARIABLE)
     own = f"{os.getpid()}:{start_time(os.getpid())}"
     environment[VARIABLE] = mark = f"{outer}/{own}" if outer else own
-    # It returns at once: the guard is a fork of it, and no child of pytest, whose children tests count.
+    # It returns at once: the guard is a fork of it, and no child of pytest, whose children tests
+    # count.
     subprocess.run(
         [sys.executable, "-m", "tests.guard", mark, str(folder)],
         env=unmarked,
@@ -45,10 +46,14 @@ def begin(environment: MutableMapping[str, str], folder: Path) -> None:
 
 
 def of_run(mark: str) -> list[int]:
-    """The living processes that carry a mark, or that of a pytest inside, and all below them. Never this one."""
+    """The living processes that carry a mark, or that of a pytest inside, and all below them.
+
+    Never this one.
+    """
     entry = f"{VARIABLE}={mark}".encode()
     marked = [pid for pid, found in _marks() if found == entry or found.startswith(entry + b"/")]
-    # PostgreSQL writes over the environment of its processes, and a program may have emptied its own.
+    # PostgreSQL writes over the environment of its processes, and a program may have emptied its
+    # own.
     below = [child for pid in marked for child in descendants(pid)]
     return [pid for pid in dict.fromkeys([*marked, *below]) if pid != os.getpid()]
 
@@ -59,7 +64,8 @@ def _marks() -> list[tuple[int, bytes]]:
         if process.name.isdigit():
             try:
                 entries = (process / "environ").read_bytes().split(b"\0")
-            except OSError:  # it has ended, or is another user's
+            except OSError:
+                # It has ended, or is another user's
                 continue
             found += [
                 (int(process.name), entry)
@@ -102,7 +108,9 @@ def _name(pid: int) -> str:
 
 
 def _apart() -> None:
-    """Go on as a process that nobody waits for, in a session of its own, with nothing of the caller's open."""
+    """Go on as a process that nobody waits for, in a session of its own, with nothing of the
+    caller's open.
+    """
     if os.fork():
         os._exit(0)
     os.setsid()

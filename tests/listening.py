@@ -1,12 +1,14 @@
-"""Who takes connections where, told of processes by their ids, as the kernel has it in /proc."""
+"""The addresses and ports at which processes accept connections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+from contextlib import suppress
 from typing import NamedTuple
 
-from orchestrator.node.exposure import listening_sockets, sockets_of
+import psutil
+
+from orchestrator.node.exposure import listening_at
 
 
 class Place(NamedTuple):
@@ -16,9 +18,8 @@ class Place(NamedTuple):
 
 def listeners(pids: Iterable[int]) -> set[Place]:
     """Where these processes listen now."""
-    sockets = dict(listening_sockets())
-    return {
-        Place(*sockets[inode])
-        for pid in pids
-        for inode in sockets_of(Path(f"/proc/{pid}")) & sockets.keys()
-    }
+    found: set[Place] = set()
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found |= {Place(*place) for place in listening_at(psutil.Process(pid))}
+    return found

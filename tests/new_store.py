@@ -1,4 +1,6 @@
-"""Empty stores for tests, without the migrations anew for each: a SQLite file is a copy of one that was made so, tables of PostgreSQL stay and are emptied."""
+"""Empty stores for tests, without the migrations anew for each: a SQLite file is a copy of one that
+was made so, tables of PostgreSQL stay and are emptied.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any
 from db import schema
 from db.store import Store
 
-# Not TRUNCATE, which makes a new file for each table and index: twice the time, where there are some rows. Foreign keys are not asked about.
+# Not TRUNCATE, which makes a new file for each table and index: twice the time, where there are
+# some rows. Foreign keys are not asked about.
 EMPTY = "; ".join(
     (
         "SET session_replication_role = replica",
@@ -19,7 +22,8 @@ EMPTY = "; ".join(
         "RESET session_replication_role",
     )
 )
-_OURS = "the tables of a store"  # said of a schema, and gone with it
+# Said of a schema, and gone with it
+_OURS = "the tables of a store"
 
 
 def on_sqlite(url: str) -> Store:

@@ -1,4 +1,5 @@
-"""Programs of the tests, run as processes of their own: a process joins one Ray cluster at a time, and can be killed.
+"""Programs of the tests, run as processes of their own: a process joins one Ray cluster at a time,
+and can be killed.
 
 Of none of them anything is left, however it ends, unless tests/bounded.py itself is killed.
 """
@@ -15,12 +16,16 @@ from tests.bounded import PATIENCE_SECONDS, TOO_LONG
 
 
 def finished(command: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
-    """A command, once it and all that it started has ended. Raises TimeoutExpired where that took longer than so many seconds."""
+    """A command, once it and all that it started has ended.
+
+    Raises TimeoutExpired where that took longer than so many seconds.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "tests.bounded", str(seconds), *command],
         capture_output=True,
         text=True,
-        timeout=seconds + 2 * PATIENCE_SECONDS,  # which says that even the end of it hangs
+        # Which says that even the end of it hangs
+        timeout=seconds + 2 * PATIENCE_SECONDS,
         check=False,
     )
     if done.returncode == TOO_LONG:

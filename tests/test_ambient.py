@@ -1,4 +1,6 @@
-"""Tests see nothing of whoever runs them: a store, a home and variables that would break every one of them stand where a person's would."""
+"""Tests see nothing of whoever runs them: a store, a home and variables that would break every one
+of them stand where a person's would.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ POISON = {
     "COLUMNS": "20",
     "RANK": "7",
 }
-# Each looked at the folder, the variables or the home of whoever ran it, or starts a process that does.
+# Each looked at the folder, the variables or the home of whoever ran it, or starts a process that
+# does.
 LOOKING = (
     "tests/cli/test_sweep_files.py",
     "tests/cli/test_output.py",
@@ -49,7 +52,8 @@ def test_a_test_and_its_children_work_in_a_folder_of_their_own(tmp_path: Path) -
         "SWEEP_HOME",
         "RAY_ADDRESS",
         "PGHOST",
-    }  # Ray sets others when it is imported
+        # Ray sets others when it is imported
+    }
 
 
 def test_the_children_of_a_test_hear_what_nohup_ignores() -> None:

@@ -1,4 +1,6 @@
-"""The documents say what the program does: generated parts are those of the code, examples run, links lead somewhere."""
+"""The documents say what the program does: generated parts are those of the code, examples run,
+links lead somewhere.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +242,10 @@ def test_yaml_blocks_are_yaml() -> None:
 
 
 def test_a_hint_to_measure_again_can_be_copied_into_a_script_as_it_stands() -> None:
-    """Without --yes the command asks, and refuses where nobody is there. Of its own examples some are for people."""
+    """Without --yes the command asks, and refuses where nobody is there.
+
+    Of its own examples some are for people.
+    """
     sources = [
         *documents(),
         *(path for folder in ("orchestrator", "db") for path in (PROJECT / folder).rglob("*.py")),

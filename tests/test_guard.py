@@ -1,4 +1,6 @@
-"""A test run that is killed leaves nothing: no PostgreSQL, no program that a test started, no folder. Shown on a pytest inside this one."""
+"""A test run that is killed leaves nothing: no PostgreSQL, no program that a test started, no
+folder. Shown on a pytest inside this one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from orchestrator.node.processes import start_time
 from tests import guard
 
 PROJECT = Path(__file__).parents[1]
-PATIENCE_SECONDS = 90.0  # for PostgreSQL to start, or all to end, however busy the machine
+# For PostgreSQL to start, or all to end, however busy the machine
+PATIENCE_SECONDS = 90.0
 # A test that has a database and a program in a session of its own, says so, and does not end.
 ENDLESS = """
 import os, pathlib, subprocess, sys, time

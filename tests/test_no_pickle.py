@@ -1,4 +1,6 @@
-"""Nothing of ours is unpickled or evaluated: what lies on disk, or comes over a wire of ours, is text that is checked."""
+"""Nothing of ours is unpickled or evaluated: what lies on disk, or comes over a wire of ours, is
+text that is checked.
+"""
 
 from __future__ import annotations
 

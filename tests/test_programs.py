@@ -14,13 +14,16 @@ from benchmarks import chaos
 from orchestrator.node.processes import start_time
 from tests.programs import finished
 
-LONG_ENOUGH_SECONDS = 8.0  # for three interpreters to start, on a machine that others use
+# For three interpreters to start, on a machine that others use
+LONG_ENOUGH_SECONDS = 8.0
 STAYS = "time.sleep(600)"
 GOES = "sys.exit(3)"
 
 
 def leaving_a_child(folder: Path, then: str) -> list[str]:
-    """A command whose grandchild, in a session of its own and without its parent, writes down who it is and stays; then it does something else."""
+    """A command whose grandchild, in a session of its own and without its parent, writes down who
+    it is and stays; then it does something else.
+    """
     child = f"import os, pathlib, time; pathlib.Path({str(folder / 'pid')!r}).write_text(str(os.getpid())); time.sleep(600)"
     orphan = f"import subprocess, sys; subprocess.Popen([sys.executable, '-IS', '-c', {child!r}], start_new_session=True)"
     waited = f"while not pathlib.Path({str(folder / 'pid')!r}).exists(): time.sleep(0.01)"

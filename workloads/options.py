@@ -1,4 +1,7 @@
-"""The options of a request as its workload's own type. What they may be is said in `orchestrator.core.sweepfile`."""
+"""The options of a request as its workload's own type.
+
+What they may be is said in `orchestrator.core.sweepfile`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _O = TypeVar("_O", bound=WorkloadOptions)
 
 
 def parse_options(kind: type[_O], options: Mapping[str, Any]) -> _O:
-    """Read them once more: a request may come from elsewhere than a sweep file. Raises ConfigRejected with every mistake and what is allowed."""
+    """Read them once more: a request may come from elsewhere than a sweep file.
+
+    Raises ConfigRejected with every mistake and what is allowed.
+    """
     try:
         return kind.model_validate(dict(options))
     except ValidationError as exc:

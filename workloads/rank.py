@@ -1,7 +1,9 @@
-"""The rank's half of the protocol: read the request, say how far it is, leave a result or a failure note. Needs no torch.
+"""The rank's half of the protocol: read the request, say how far it is, leave a result or a failure
+note. Needs no torch.
 
-A workload is a module with `main() -> int`. It is called in a fresh process with torchrun's environment and SWEEP_RUN_DIR set, the
-run directory as working directory, and stdout and stderr going to the rank's log. What it returns is the rank's exit code:
+A workload is a module with `main() -> int`. It is called in a fresh process with torchrun's
+environment and SWEEP_RUN_DIR set, the run directory as working directory, and stdout and stderr
+going to the rank's log. What it returns is the rank's exit code:
 
     def main() -> int:
         return rank.run(train)                     # train(rank: Rank) -> RankResult
@@ -35,13 +37,15 @@ from orchestrator.core.trial.protocol import (
     result_file,
 )
 
-_HEARTBEAT_BYTES = (
-    96  # every heartbeat is padded to this, so that one write replaces the one before
-)
+# Every heartbeat is padded to this, so that one write replaces the one before
+_HEARTBEAT_BYTES = 96
 
 
 class ConfigRejected(Exception):
-    """The workload cannot run this layout, and never will. Say which field, and what would be possible."""
+    """The workload cannot run this layout, and never will.
+
+    Say which field, and what would be possible.
+    """
 
 
 class OutOfMemoryError(RuntimeError):
@@ -49,7 +53,9 @@ class OutOfMemoryError(RuntimeError):
 
 
 class NotFinite(Exception):
-    """The training has diverged: what it computes is NaN or infinite, so its speed is not measured. Say what, and in which step."""
+    """The training has diverged: what it computes is NaN or infinite, so its speed is not measured.
+    Say what, and in which step.
+    """
 
     @classmethod
     def of(cls, what: str, value: object, *, step: int | None = None) -> NotFinite:
@@ -71,9 +77,8 @@ class Rank:
     local_world_size: int
     run_dir: Path
     phase: Phase = field(default=Phase.START, init=False)
-    step: int = field(
-        default=0, init=False
-    )  # optimizer steps begun in this process, warm-up included
+    # Optimizer steps begun in this process, warm-up included
+    step: int = field(default=0, init=False)
     finished: bool = field(default=False, init=False)
     _heartbeat_fd: int | None = field(default=None, init=False, repr=False)
     _began: dict[Phase, float] = field(
@@ -81,7 +86,9 @@ class Rank:
     )  # monotonic, by phase
 
     def heartbeat(self, phase: Phase, step: int = 0, *, timed: bool = False) -> None:
-        """Say how far this rank is. Costs microseconds: call it at the start of each phase and of each step.
+        """Say how far this rank is.
+
+        Costs microseconds: call it at the start of each phase and of each step.
 
         What the node's GPUs do counts as usage only while every rank's last heartbeat said `timed`.
         """
@@ -98,7 +105,8 @@ class Rank:
             os.pwrite(self._heartbeat_fd, beat, 0)
 
     def phase_seconds(self) -> dict[Phase, float]:
-        """Seconds in each phase so far, by this process's clock: the first since the process was started.
+        """Seconds in each phase so far, by this process's clock: the first since the process was
+        started.
 
         A phase of which no heartbeat told is part of the one before it, and missing here.
         """
@@ -112,14 +120,18 @@ class Rank:
         }
 
     def with_teardown(self, phases: Mapping[Phase, float]) -> dict[Phase, float]:
-        """Phases that follow each other from the start of the process on, and as teardown what has passed since the last of them."""
+        """Phases that follow each other from the start of the process on, and as teardown what has
+        passed since the last of them.
+        """
         lived = seconds_since_process_start()
         if lived is None or Phase.START not in phases:
             return dict(phases)
         return {**phases, Phase.TEARDOWN: max(lived - sum(phases.values()), 0.0)}
 
     def finish(self, result: RankResult) -> None:
-        """Hand the result over, then enter teardown: from here on, how this process ends no longer matters to the measurement."""
+        """Hand the result over, then enter teardown: from here on, how this process ends no longer
+        matters to the measurement.
+        """
         _write_renamed(self.run_dir / result_file(self.rank), encode(result))
         self.finished = True
         self.heartbeat(Phase.TEARDOWN, self.step)
@@ -143,21 +155,22 @@ def context() -> Rank:
 
 
 def run(main: Callable[[Rank], RankResult]) -> int:
-    """Run a rank to its exit code: its result is written, or its exception becomes a failure note and exit code 1.
+    """Run a rank to its exit code: its result is written, or its exception becomes a failure note
+    and exit code 1.
 
-    `main` may call `Rank.finish` itself before it takes its process group down, so that a hang there costs nothing;
-    otherwise the result that it returns is written here.
+    `main` may call `Rank.finish` itself before it takes its process group down, so that a hang
+    there costs nothing; otherwise the result that it returns is written here.
     """
     faulthandler.enable()
-    faulthandler.register(
-        signal.SIGUSR1, all_threads=True, chain=False
-    )  # the launcher asks for stacks so before it kills a hung rank
+    # The launcher asks for stacks so before it kills a hung rank
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     rank = context()
     try:
         result = main(rank)
         if not rank.finished:
             rank.finish(result)
-    except Exception as exc:  # noqa: BLE001 - the last frame of a rank: whatever it was has to reach the launcher
+    except Exception as exc:  # noqa: BLE001
+        # The last frame of a rank: whatever it was has to reach the launcher
         traceback.print_exc()
         _write_renamed(rank.run_dir / failure_file(rank.rank), encode(failure_note(exc, rank)))
         return 1
@@ -168,9 +181,8 @@ def seconds_since_process_start() -> float | None:
     """How long this process has lived, by the kernel's account; None where there is no /proc."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf(
-            "SC_CLK_TCK"
-        )  # field 22 of proc(5): clock ticks after boot
+        # Field 22 of proc(5): clock ticks after boot
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
@@ -204,10 +216,11 @@ def _qualified_name(cls: type) -> str:
 
 
 def _cuda_memory() -> tuple[int | None, int | None]:
-    """Peak bytes allocated on this rank's GPU and its capacity, if the workload has imported torch and touched CUDA."""
-    torch: Any = sys.modules.get(
-        "torch"
-    )  # never imported here: a workload without torch must not pay for it
+    """Peak bytes allocated on this rank's GPU and its capacity, if the workload has imported torch
+    and touched CUDA.
+    """
+    # Never imported here: a workload without torch must not pay for it
+    torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None, None
     try:

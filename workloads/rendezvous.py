@@ -1,7 +1,9 @@
-"""Where the ranks of a gang meet: torch's store on rank 0's MASTER_PORT, which takes connections at MASTER_ADDR alone.
+"""Where the ranks of a gang meet: torch's store on rank 0's MASTER_PORT, which takes connections at
+MASTER_ADDR alone.
 
-torch's own `env://` has that store listen on every interface, and it asks nobody who they are: on one node this is loopback, between
-nodes the address at which the others reach rank 0's. Programs of workload command meet as they choose.
+torch's own `env://` has that store listen on every interface, and it asks nobody who they are: on
+one node this is loopback, between nodes the address at which the others reach rank 0's. Programs of
+workload command meet as they choose.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def join_gang(rank: Rank, device: torch.device) -> None:
         is_master=rank.rank == 0,
         timeout=timedelta(
             seconds=rank.request.limits.total
-        ),  # the launcher's limit of this phase comes first
+            # The launcher's limit of this phase comes first
+        ),
         master_listen_fd=bound(host, port).detach() if rank.rank == 0 else None,
     )
     is_cuda = device.type == "cuda"
@@ -46,9 +49,11 @@ def join_gang(rank: Rank, device: torch.device) -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that will listen at one address, or on every interface where none holds it, as behind a translation of addresses.
+    """A socket that will listen at one address, or on every interface where none holds it, as
+    behind a translation of addresses.
 
-    The launcher holds the port: SO_REUSEADDR lets this socket in beside its own. Raises OSError where another program has it.
+    The launcher holds the port: SO_REUSEADDR lets this socket in beside its own. Raises OSError
+    where another program has it.
     """
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.socket(family, socket.SOCK_STREAM)

@@ -1,4 +1,5 @@
-"""Stand-ins, in a trace on a CPU, for what a GPU does otherwise: fused norms, dropout's masks, and the device itself.
+"""Stand-ins, in a trace on a CPU, for what a GPU does otherwise: fused norms, dropout's masks, and
+the device itself.
 
 Only sizes and lifetimes are right: nothing is computed.
 """
@@ -14,7 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class StandIns(TorchFunctionMode):
-    """While active, calls of torch's functions hold what they would hold on CUDA, with tensors that stay on the CPU."""
+    """While active, calls of torch's functions hold what they would hold on CUDA, with tensors that
+    stay on the CPU.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -45,8 +48,11 @@ def _on_cpu(value: Any) -> Any:
 def _rms_norm(
     input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """CPUs decompose it, and autograd keeps 12 bytes more per element than the fused kernel's backward pass needs."""
-    return cast(Tensor, _FusedRMSNorm.apply(input, weight))  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+    """CPUs decompose it, and autograd keeps 12 bytes more per element than the fused kernel's
+    backward pass needs.
+    """
+    # Torch leaves Function.apply untyped
+    return cast(Tensor, _FusedRMSNorm.apply(input, weight))  # type: ignore[no-untyped-call]
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -64,7 +70,9 @@ def _attention(
     dropout_p: float = 0.0,
     **kwargs: Any,
 ) -> Tensor:
-    """With dropout CPUs write the scores out; CUDA's fused kernels keep the state of the random numbers."""
+    """With dropout CPUs write the scores out; CUDA's fused kernels keep the state of the random
+    numbers.
+    """
     return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **kwargs)
 
 

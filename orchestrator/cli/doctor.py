@@ -342,9 +342,9 @@ def _cluster(address: str | None) -> Check:
 def _access(ray_address: str | None) -> list[Check]:
     """Who can reach or read what Ray must keep to itself."""
     from orchestrator.core.machines.exposure import exposures
-    from orchestrator.node.exposure import look
+    from orchestrator.node.exposure import ray_facts
 
-    facts = look(os.environ, cluster_address=ray_address)
+    facts = ray_facts(os.environ, cluster_address=ray_address)
     found = exposures(facts)
     if not found:
         token = (

@@ -1,13 +1,15 @@
-"""A cgroup (version 2) for each rank server, where this machine lets us make one: the kernel then ends at once all that is in it.
+"""Cgroups of version 2: one for each rank server, so that the kernel ends all its processes at once.
 
-The groups lie below the cgroup that we run in, so limits and accounts stay what they are. Standard library only.
+They lie below the cgroup that we run in: limits and accounts stay the same. Also finds the counters
+of our own cgroup, v2 or v1. Standard library only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,12 +22,12 @@ _REMOVE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Cgroup:
-    """One group. Methods that find it gone, or not to be written, do nothing."""
+    """One group. Methods do nothing if it is gone, or not to be written."""
 
     path: Path
 
     def join(self) -> bool:
-        """Move this process there, and with it what it will start. False: that is not allowed."""
+        """Move this process and what it will start into it. False: that is not allowed."""
         try:
             (self.path / "cgroup.procs").write_text("0")
         except OSError:
@@ -35,16 +37,19 @@ class Cgroup:
     def pids(self) -> list[int]:
         """The processes in it, and in groups below it."""
         found: list[int] = []
-        for folder in (self.path, *self._below()):
-            with contextlib.suppress(OSError, ValueError):
+        for folder in self._folders():
+            with suppress(OSError, ValueError):
                 found += map(int, (folder / "cgroup.procs").read_text().split())
         return found
 
     def end(self) -> list[int]:
-        """Kill all that is in it at once, forks under way included, and remove it. Returns the processes that were in it."""
+        """Kill all processes in it at once, forks under way included, and remove it.
+
+        Returns the processes that were in it.
+        """
         killed = self.pids()
         if killed:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 (self.path / "cgroup.kill").write_text("1")
         until = time.monotonic() + _REMOVE_SECONDS
         while not self._remove() and time.monotonic() < until:
@@ -53,7 +58,7 @@ class Cgroup:
 
     def _remove(self) -> bool:
         """False: processes in it have not ended yet."""
-        for folder in (*self._below(), self.path):
+        for folder in self._folders():
             try:
                 folder.rmdir()
             except FileNotFoundError:
@@ -62,17 +67,13 @@ class Cgroup:
                 return False
         return True
 
-    def _below(self) -> list[Path]:
-        """The groups below it, the deepest first."""
-        return [
-            Path(folder)
-            for folder, _, _ in os.walk(self.path, topdown=False)
-            if folder != str(self.path)
-        ]
+    def _folders(self) -> list[Path]:
+        """The groups below it, the deepest first, and then itself."""
+        return [Path(folder) for folder, _, _ in os.walk(self.path, topdown=False)]
 
 
 def make_cgroup(launcher: str, number: int) -> Cgroup | None:
-    """A group of a launcher of this identity (`launcher_identity`). None: this machine allows none."""
+    """Make a group for a `launcher_identity`. None: this machine allows none."""
     parent = _parent()
     if parent is None:
         return None
@@ -101,59 +102,71 @@ def why_no_cgroup() -> str | None:
     own = own_cgroup()
     if own is None:
         return "no cgroup of version 2 is mounted that this process is in"
-    parent = _parent()
-    return (
-        None
-        if parent is not None
-        else f"{own} is not ours to make groups in, or the kernel is older than 5.14"
-    )
+    if _parent() is None:
+        return f"{own} is not ours to make groups in, or the kernel is older than 5.14"
+    return None
 
 
 def own_cgroup() -> Path | None:
     """The folder of the version 2 cgroup that this process is in."""
-    with contextlib.suppress(OSError):
-        own = next(
-            (
-                line[3:]
-                for line in Path("/proc/self/cgroup").read_text().splitlines()
-                if line.startswith("0::")
-            ),
-            None,
-        )
-        for line in (
-            Path("/proc/self/mountinfo").read_text().splitlines() if own is not None else ()
-        ):
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next(line.removeprefix("0::") for line in lines if line.startswith("0::"))
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
             before, _, after = line.partition(" - ")
-            if own is not None and after.split(" ")[0] == "cgroup2":
+            if after.split(" ")[0] == "cgroup2":
+                # In a container without a cgroup namespace both paths are the host's, and only a
+                # part of the tree is mounted.
                 root, mount = before.split(" ")[3:5]
-                # In a container without a cgroup namespace both paths are the host's, and only a part of the tree is mounted.
-                path = Path(mount, os.path.relpath(own, root))
-                return (
-                    path.resolve()
-                    if path.is_dir() and not os.path.relpath(own, root).startswith("..")
-                    else None
-                )
+                below = os.path.relpath(own, root)
+                path = Path(mount, below)
+                return path.resolve() if path.is_dir() and not below.startswith("..") else None
     return None
+
+
+def num_oom_kills() -> int:
+    """How many processes of our memory cgroup the kernel's OOM killer has ended; 0 if unknown."""
+    for path in cgroup_files("memory.events", "memory", "memory.oom_control"):
+        with suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
+
+
+def cgroup_files(name_v2: str, controller: str, name_v1: str) -> Iterator[Path]:
+    """Where this process's cgroup may keep a counter: v2, then v1.
+
+    In a container the path is often the host's, and the files lie at the mount itself.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                mount, name = Path("/sys/fs/cgroup"), name_v2
+            elif controller in controllers.split(","):
+                mount, name = Path("/sys/fs/cgroup", controller), name_v1
+            else:
+                continue
+            yield from (mount / path.lstrip("/") / name, mount / name)
 
 
 @cache
 def _parent() -> Path | None:
-    """Where groups can be made, found by making one."""
+    """The group in which we can make others, found by making one; None: there is no such group."""
     own = own_cgroup()
     if own is None or not os.access(own / "cgroup.procs", os.W_OK):
         return None
-    trial = own / f"{_PREFIX}try-{os.getpid()}"
+    attempt = own / f"{_PREFIX}try-{os.getpid()}"
     try:
-        trial.mkdir()
+        attempt.mkdir()
     except OSError:
         return None
-    try:
-        is_usable = (
-            os.access(trial / "cgroup.kill", os.W_OK)
-            and (trial / "cgroup.type").read_text().strip() == "domain"
-        )
-    except OSError:
-        is_usable = False
-    with contextlib.suppress(OSError):
-        trial.rmdir()
+    is_usable = False
+    with suppress(OSError):
+        is_domain = (attempt / "cgroup.type").read_text().strip() == "domain"
+        is_usable = is_domain and os.access(attempt / "cgroup.kill", os.W_OK)
+    with suppress(OSError):
+        attempt.rmdir()
     return own if is_usable else None

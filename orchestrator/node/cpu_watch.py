@@ -1,23 +1,26 @@
-"""Whose processes used a node's cores while an attempt ran: its own, those of other attempts of its sweep, or somebody else's.
+"""Who used a node's cores while an attempt ran: itself, the rest of its sweep, or somebody else.
 
-Reads Linux' counters of CPU time two to four times in an attempt, and not in its first 0.2 s: a short attempt costs nothing.
+Reads Linux's counters of CPU time two to four times per attempt, and not in its first 0.2 s: a
+short attempt costs nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
-from orchestrator.node.processes import LAUNCHER_VARIABLE, cgroup_files, is_process
+from orchestrator.node.cgroups import cgroup_files
+from orchestrator.node.processes import launcher_of, living_pid
 
-SOON_SECONDS = 0.2  # an attempt that is over by then is not looked at
-# Counters move in hundredths of a second: where steps were timed for less, the whole attempt is looked at.
+# An attempt that ends sooner is not watched.
+SOON_SECONDS = 0.2
+# Counters move in hundredths of a second: if timed steps took less, the whole attempt counts.
 LONG_ENOUGH_SECONDS = 0.5
 FEWEST_SECONDS = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -29,15 +32,16 @@ class CpuTimes:
     """Counters at one moment, in seconds of CPU time."""
 
     at: float  # monotonic seconds
-    busy: float  # of the cores that the attempt may use, by everybody
+    busy: float  # by everybody, on the attempt's cores
     own: float  # by the attempt's processes
     sweep: float  # by its sweep's other processes
 
 
 class CpuWatch:
-    """Watches the CPU time of one attempt. Call `tick` with every look at its ranks, and `load` when they are gone.
+    """Watches the CPU time of one attempt: call `tick` regularly, and `load` after its end.
 
-    `root` is the folder of its launcher, which launchers of the same sweep share; `orchestrator` names the process that asked for the attempt.
+    `root` is the folder of its launcher, which launchers of the same sweep share. `orchestrator` is
+    the identity of the process that asked for the attempt.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class CpuWatch:
         self._first: CpuTimes | None = None
         self._timed_first: CpuTimes | None = None
         self._timed_last: CpuTimes | None = None
-        self.pids: set[int] = set()  # of the attempt's own processes, as seen
+        self.pids: set[int] = set()  # the attempt's own, as seen
 
     def tick(self, timed_steps_run: bool) -> None:
         now = time.monotonic()
@@ -70,18 +74,14 @@ class CpuWatch:
             self._timed_last = self._read()
 
     def load(self) -> MachineLoad:
-        """What the cores did while steps were timed; where that was too short to tell, while the attempt ran."""
+        """The load while steps were timed; if that was too short, during the whole attempt."""
         if self._first is None:
             return NO_LOAD
         end = self._read()
-        timed = self._timed_first, self._timed_last or end
-        if (
-            timed[0] is not None
-            and timed[1] is not None
-            and timed[1].at - timed[0].at >= LONG_ENOUGH_SECONDS
-        ):
-            return load_between(timed[0], timed[1], cores=self._cores)
-        return load_between(self._first, end, cores=self._cores)
+        first, last = self._timed_first, self._timed_last or end
+        if first is None or last is None or last.at - first.at < LONG_ENOUGH_SECONDS:
+            first, last = self._first, end
+        return load_between(first, last, cores=self._cores)
 
     @cached_property
     def _cpus(self) -> frozenset[int]:
@@ -103,10 +103,10 @@ class CpuWatch:
             return CpuTimes(
                 at=time.monotonic(),
                 busy=_busy_seconds(self._cpus) if self._quota is None else _cgroup_seconds(),
-                own=sum(processes[pid].seconds for pid in own) / _TICKS,
+                own=sum(processes[pid].ticks for pid in own) / _TICKS,
                 sweep=0.0
                 if self._pinned_to
-                else sum(processes[pid].seconds for pid in sweep) / _TICKS,
+                else sum(processes[pid].ticks for pid in sweep) / _TICKS,
             )
         except (OSError, ValueError, IndexError):
             return None
@@ -117,11 +117,9 @@ class CpuWatch:
         for pid, process in processes.items():
             children.setdefault(process.parent, []).append(pid)
         launcher, warden = os.getpid(), self._warden()
-        own = (
-            {launcher, *_below(warden, children)} & processes.keys()
-            if warden is not None
-            else {launcher}
-        )
+        own = {launcher}
+        if warden is not None:
+            own = own.union(_subtree(warden, children)) & processes.keys()
         roots = [
             pid
             for pid in children.get(launcher, ())
@@ -135,26 +133,18 @@ class CpuWatch:
                 for pid in children.get(raylet, ())
                 if any(map(self._is_of_this_root, children.get(pid, ())))
             ]
-        if (orchestrator := is_process(self._orchestrator)) is not None:
-            roots.append(orchestrator)  # with Ray, where it started that itself
-        sweep = {pid for root in roots for pid in _below(root, children)} & processes.keys()
+        if (orchestrator := living_pid(self._orchestrator)) is not None:
+            roots.append(orchestrator)  # and the Ray that it started
+        sweep = {pid for root in roots for pid in _subtree(root, children)} & processes.keys()
         return own, sweep - own
 
     def _is_of_this_root(self, pid: int) -> bool:
-        """Whether a launcher of this sweep started it."""
-        try:
-            entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return any(
-            entry.startswith(f"{LAUNCHER_VARIABLE}=".encode())
-            and entry.endswith(f":{self._root}".encode())
-            for entry in entries
-        )
+        """True if a launcher of this sweep started the process."""
+        return (launcher_of(pid) or "").endswith(f":{self._root}")
 
 
 def load_between(before: CpuTimes, after: CpuTimes | None, *, cores: float) -> MachineLoad:
-    """What was used between two readings; unknown where they are too close."""
+    """The load between two readings; unknown if they are too close."""
     if after is None or after.at - before.at < FEWEST_SECONDS:
         return NO_LOAD
     seconds = after.at - before.at
@@ -172,18 +162,19 @@ def load_between(before: CpuTimes, after: CpuTimes | None, *, cores: float) -> M
 class _Process:
     parent: int
     name: str
-    seconds: int  # in ticks: its own, and of its children that have ended
+    ticks: int  # its own, and of its ended children
 
 
 def _processes() -> dict[int, _Process]:
-    """Every process, by one read each: who started it, and the CPU time of it and of its ended children."""
+    """Every process, in one read each: psutil, or a Path for each, takes more than twice as long."""
     found = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - a Path for each of thousands of processes costs more than reading it
+    for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - as above
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 head, _, rest = file.read().rpartition(b")")
+                # From the third field of proc(5) on: state, parent, ...; utime, stime, cutime and
+                # cstime are its 14th to 17th.
                 fields = rest.split()
-                # From the third field of proc(5) on: state, parent, ...; utime, stime, cutime, cstime are its 14th to 17th.
                 found[int(name)] = _Process(
                     int(fields[1]),
                     head.partition(b"(")[2].decode(errors="replace"),
@@ -192,8 +183,8 @@ def _processes() -> dict[int, _Process]:
     return found
 
 
-def _below(root: int | None, children: Mapping[int, list[int]]) -> Iterator[int]:
-    pending = [root] if root is not None else []
+def _subtree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
+    pending = [root]
     while pending:
         pid = pending.pop()
         yield pid
@@ -201,7 +192,7 @@ def _below(root: int | None, children: Mapping[int, list[int]]) -> Iterator[int]
 
 
 def _busy_seconds(cpus: Collection[int]) -> float:
-    """CPU time of these cores so far, whoever used it: a hypervisor that took it is somebody else."""
+    """CPU time of these cores, by everybody: what a hypervisor took counts as somebody else's."""
     ticks = 0
     with Path("/proc/stat").open("rb") as file:
         for line in file:
@@ -215,30 +206,30 @@ def _busy_seconds(cpus: Collection[int]) -> float:
 
 
 def _cgroup_quota() -> float | None:
-    """Cores that this process's container may use in the mean; None: as many as there are, or its use is not told."""
+    """Cores that this process's container may use on average.
+
+    None: as many as there are, or the container's CPU time is not reported.
+    """
     for path in cgroup_files("cpu.max", "cpu", "cpu.cfs_quota_us"):
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             words = path.read_text().split()
-            period = (
-                float(words[1])
-                if len(words) > 1
-                else float((path.parent / "cpu.cfs_period_us").read_text())
-            )
-            quota = float(words[0])
-            if 0 < quota / period < len(os.sched_getaffinity(0)):
-                with contextlib.suppress(OSError, ValueError):
+            if len(words) == 1:
+                words.append((path.parent / "cpu.cfs_period_us").read_text())
+            quota = float(words[0]) / float(words[1])
+            if 0 < quota < len(os.sched_getaffinity(0)):
+                with suppress(OSError, ValueError):
                     _cgroup_seconds()
-                    return quota / period
+                    return quota
             return None
     return None
 
 
 def _cgroup_seconds() -> float:
-    """CPU time of this process's container so far. Raises OSError where it is not told."""
+    """CPU time of this process's container. Raises FileNotFoundError if it is not reported."""
     for path in cgroup_files("cpu.stat", "cpuacct", "cpuacct.usage"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError, KeyError):
             text = path.read_text()
             if path.name == "cpuacct.usage":
                 return int(text) / 1e9
             return int(dict(line.split() for line in text.splitlines())["usage_usec"]) / 1e6
-    raise FileNotFoundError("no cgroup tells its CPU time")
+    raise FileNotFoundError("no cgroup reports its CPU time")

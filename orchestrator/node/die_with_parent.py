@@ -1,6 +1,6 @@
-"""Runs a module as a process that dies with the one that started it: `python -m orchestrator.node.die_with_parent PARENT MODULE [ARGUMENTS]`.
+"""Runs a module as a process that dies with its parent; the module need not know of that.
 
-What it runs knows nothing of that, and need not even import.
+python -m orchestrator.node.die_with_parent PARENT MODULE [ARGUMENTS]
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What NVML says of this node's GPUs while ranks run: utilisation, power, memory, clocks, errors, and who holds them.
+"""What NVML reports about this node's GPUs: utilisation, power, memory, clocks, errors, processes.
 
-The only importer of nvidia-ml-py. Without it, without a driver, or where a value is not supported, the answer is None.
+The only importer of nvidia-ml-py. Without it, without a driver, or for a value that the device does
+not support, the answer is None.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 0.2
 MOST_EVENTS = 100  # read at once
 
-# Why a device runs below its highest clock, by the bits of nvmlDeviceGetCurrentClocksEventReasons. Idleness, and clocks that somebody has set, do not count.
+# Why a device runs below its highest clock, by the bits of nvmlDeviceGetCurrentClocksEventReasons.
+# Idleness and clocks that an administrator has set do not count.
 _REASONS = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
@@ -34,14 +36,17 @@ _REASONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GpuMemory:
-    """How full a device was at its fullest, all processes together."""
+    """The highest memory use seen on a device, by all processes together."""
 
     used_bytes: int
     total_bytes: int
 
 
 class GpuMonitor:
-    """Samples devices (physical indices or UUIDs) in a thread, between `__enter__` and `__exit__`. Without devices it does nothing."""
+    """Samples devices (physical indices or UUIDs) in a thread while it is entered.
+
+    Without devices it does nothing.
+    """
 
     def __init__(self, devices: Sequence[str], *, nvml: Any = None) -> None:
         self._nvml: Any = (nvml or _load_nvml()) if devices else None
@@ -56,10 +61,9 @@ class GpuMonitor:
         self._clock_ratios: list[float] = []
         self._temperatures: list[float] = []
         self._reasons: set[str] = set()
-        self._num_throttled, self._num_reasons_told = 0, 0
-        self._holders: dict[
-            int, set[int]
-        ] = {}  # process ids seen on each device, by its place among ours, while steps were timed
+        self._num_throttled, self._num_reasons_read = 0, 0
+        # Process ids seen while steps were timed, by the device's position among ours.
+        self._processes: dict[int, set[int]] = {}
         self._xids: list[int] = []
         self._events: Any = None
         self._addresses: frozenset[str] = frozenset()
@@ -78,13 +82,13 @@ class GpuMonitor:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        self._take_events()
+        self._read_events()
         if self._events is not None:
-            _ask(self._nvml, self._nvml.nvmlEventSetFree, self._events)
+            self._ask("nvmlEventSetFree", self._events)
             self._events = None
 
     def count(self, timed_steps_run: bool) -> None:
-        """Say whether samples from now on are of timed steps: only those count as usage."""
+        """Set whether samples from now on are of timed steps: only those count as usage."""
         self._counting = timed_steps_run
 
     def usage(self) -> GpuUsage:
@@ -99,25 +103,26 @@ class GpuMonitor:
         return self._fullest
 
     def load(self, load: MachineLoad, *, own: Collection[int]) -> MachineLoad:
-        """A node's load with what is known of its devices; `own` are the attempt's processes."""
+        """Add the devices' state to a node's load; `own` are the attempt's processes."""
         if not self._handles:
             return load
+        num_read = self._num_reasons_read
         return replace(
             load,
-            foreign_gpu_processes=self._foreign(own),
+            foreign_gpu_processes=self._num_foreign(set(own)),
             gpu_clock_ratio=_mean(self._clock_ratios),
-            gpu_throttled_fraction=self._num_throttled / self._num_reasons_told
-            if self._num_reasons_told
-            else None,
+            gpu_throttled_fraction=self._num_throttled / num_read if num_read else None,
             gpu_throttle_reasons=tuple(sorted(self._reasons)),
             gpu_temperature_celsius=max(self._temperatures, default=None),
         )
 
-    def _foreign(self, own: Collection[int]) -> int | None:
-        """How many processes on our devices are not ours. None: NVML does not tell, or gives ids as they are outside of this container."""
-        if not self._holders or not any(pids & set(own) for pids in self._holders.values()):
-            return None
-        return len(set().union(*self._holders.values()) - set(own))
+    def _num_foreign(self, own: set[int]) -> int | None:
+        """How many processes on our devices are not ours.
+
+        None if NVML does not report processes, or reports their ids outside of this container.
+        """
+        seen = set().union(*self._processes.values())
+        return len(seen - own) if seen & own else None
 
     @property
     def xids(self) -> Sequence[int]:
@@ -126,12 +131,17 @@ class GpuMonitor:
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Where the devices were on the bus at `__enter__`, as the kernel's log has it: `0000:3b:00`. One that is lost does not tell."""
+        """The devices' bus addresses at `__enter__`, as the kernel's log writes them: `0000:3b:00`.
+
+        A lost device no longer reports its address.
+        """
         return self._addresses
 
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        return _ask(self._nvml, question, *arguments)
+
     def _read_addresses(self) -> frozenset[str]:
-        nvml: Any = self._nvml
-        places = (_ask(nvml, nvml.nvmlDeviceGetPciInfo, handle) for handle in self._handles)
+        places = (self._ask("nvmlDeviceGetPciInfo", handle) for handle in self._handles)
         return frozenset(
             f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}"
             for place in places
@@ -139,26 +149,17 @@ class GpuMonitor:
         )
 
     def _listen(self) -> None:
-        """Have the driver tell of errors from now on; where it cannot, the kernel's log has to."""
-        nvml: Any = self._nvml
-        if not self._handles or not hasattr(nvml, "nvmlEventSetCreate"):
-            return
-        events = _ask(nvml, nvml.nvmlEventSetCreate)
-        if events is not None:
+        """Ask the driver for errors from now on; if it cannot, the kernel's log has them."""
+        self._events = self._ask("nvmlEventSetCreate") if self._handles else None
+        if self._events is not None:
+            kind = self._nvml.nvmlEventTypeXidCriticalError
             for handle in self._handles:
-                _ask(
-                    nvml,
-                    nvml.nvmlDeviceRegisterEvents,
-                    handle,
-                    nvml.nvmlEventTypeXidCriticalError,
-                    events,
-                )
-            self._events = events
+                self._ask("nvmlDeviceRegisterEvents", handle, kind, self._events)
 
-    def _take_events(self) -> None:
+    def _read_events(self) -> None:
         for _ in range(MOST_EVENTS if self._events is not None else 0):
-            event = _ask(self._nvml, self._nvml.nvmlEventSetWait_v2, self._events, 0)
-            if event is None:  # none left: that is a time-out
+            event = self._ask("nvmlEventSetWait_v2", self._events, 0)
+            if event is None:  # a time-out: none is left
                 return
             self._xids.append(int(event.eventData))
 
@@ -169,76 +170,65 @@ class GpuMonitor:
     def sample(self) -> None:
         """Take one sample of each device."""
         counting = self._counting
-        nvml: Any = self._nvml
         for index, handle in enumerate(self._handles):
-            memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
             if memory is not None:
                 seen = GpuMemory(used_bytes=int(memory.used), total_bytes=int(memory.total))
-                if (
-                    self._fullest is None
-                    or seen.used_bytes / seen.total_bytes
-                    > self._fullest.used_bytes / self._fullest.total_bytes
-                ):
-                    self._fullest = seen
+                self._fullest = max(
+                    (one for one in (self._fullest, seen) if one is not None),
+                    key=lambda one: one.used_bytes / one.total_bytes,
+                )
             if counting:
-                rates = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+                rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
                 if rates is not None:
                     self._utilisation.append(rates.gpu / 100)
-                milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+                milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
                 if milliwatts is not None:
                     self._power_watts.append(milliwatts / 1000)
-                self._look_at_load(index, handle)
+                self._sample_load(index, handle)
         if counting:
             self._num_samples += 1
-        self._take_events()
+        self._read_events()
 
-    def _look_at_load(self, index: int, handle: Any) -> None:
-        nvml: Any = self._nvml
-        clock = _ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-        most = _ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    def _sample_load(self, index: int, handle: Any) -> None:
+        nvml = self._nvml
+        clock = self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
+        most = self._ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)
         if clock is not None and most:
             self._clock_ratios.append(clock / most)
-        temperature = _ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        temperature = self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
         if temperature is not None:
             self._temperatures.append(float(temperature))
-        # Under its former name in older bindings.
-        ask_why = (
-            getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-            or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-        )
-        bits = _ask(nvml, ask_why, handle)
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if bits is None:  # its former name, in older bindings
+            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         if bits is not None:
             reasons = {name for bit, name in _REASONS.items() if bits & bit}
             self._reasons |= reasons
             self._num_throttled += not reasons.isdisjoint(HARMFUL_REASONS)
-            self._num_reasons_told += 1
-        processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+            self._num_reasons_read += 1
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is not None:
-            self._holders.setdefault(index, set()).update(process.pid for process in processes)
+            self._processes.setdefault(index, set()).update(process.pid for process in processes)
 
 
 def device_name(*, nvml: Any = None) -> str | None:
-    """What the driver calls this machine's first GPU; None without one."""
+    """The driver's name for this machine's first GPU; None without one."""
     nvml = nvml or _load_nvml()
     handle = next(iter(_handles(nvml, ["0"])), None)
-    name = _ask(nvml, nvml.nvmlDeviceGetName, handle) if handle is not None else None
-    return name.decode() if isinstance(name, bytes) else name
+    return _text(_ask(nvml, "nvmlDeviceGetName", handle)) if handle is not None else None
 
 
 def driver_version(*, nvml: Any = None) -> str | None:
     """The version of NVIDIA's driver; None without one."""
-    nvml = nvml or _load_nvml()
-    version = _ask(nvml, nvml.nvmlSystemGetDriverVersion) if nvml is not None else None
-    return version.decode() if isinstance(version, bytes) else version
+    return _text(_ask(nvml or _load_nvml(), "nvmlSystemGetDriverVersion"))
 
 
 def gpu_facts(devices: Sequence[str] | None = None, *, nvml: Any = None) -> tuple[GpuFacts, ...]:
-    """What the driver says of these devices' health, or of all; nothing where it does not answer."""
+    """The health of these devices, or of all, as the driver reports it; empty without a driver."""
     nvml = nvml or _load_nvml()
-    if nvml is None:
-        return ()
     if devices is None:
-        devices = [str(index) for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0)]
+        devices = [str(index) for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0)]
     return tuple(
         _facts(nvml, device, handle)
         for device, handle in zip(devices, _handles(nvml, devices), strict=False)
@@ -246,18 +236,16 @@ def gpu_facts(devices: Sequence[str] | None = None, *, nvml: Any = None) -> tupl
 
 
 def _facts(nvml: Any, device: str, handle: Any) -> GpuFacts:
-    name = _ask(nvml, nvml.nvmlDeviceGetName, handle)
-    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    remapped = _ask(
-        nvml, nvml.nvmlDeviceGetRemappedRows, handle
-    )  # corrected, uncorrected, pending, failed
+    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    # Corrected, uncorrected, pending, failed.
+    remapped = _ask(nvml, "nvmlDeviceGetRemappedRows", handle)
     uncorrected, corrected = (
-        _ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
+        _ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, kind, nvml.NVML_VOLATILE_ECC)
         for kind in (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
     )
     return GpuFacts(
         index=device,
-        name=name.decode() if isinstance(name, bytes) else name,
+        name=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
         processes=_processes(nvml, handle),
         memory_used_bytes=int(memory.used) if memory is not None else None,
         memory_total_bytes=int(memory.total) if memory is not None else None,
@@ -269,8 +257,8 @@ def _facts(nvml: Any, device: str, handle: Any) -> GpuFacts:
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[str, ...]:
-    """The compute processes that hold a device, in words."""
-    processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    """The compute processes on a device, in words."""
+    processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
     return tuple(
         f"process {p.pid}" + (f" with {p.usedGpuMemory >> 20} MiB" if p.usedGpuMemory else "")
         for p in processes
@@ -278,15 +266,15 @@ def _processes(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:
-    """Why these devices are not free to measure on: a compute process holds one, or memory is in use that nobody seems to hold.
+    """Why these devices are not free to measure on: another process, or memory in use.
 
-    None: they are free, or nobody knows.
+    None if they are free, or NVML does not answer.
     """
     nvml = (nvml or _load_nvml()) if devices else None
     for device, handle in zip(devices, _handles(nvml, devices), strict=False):
         if processes := _processes(nvml, handle):
             return f"GPU {device} is held by {', '.join(processes)}"
-        memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
         if memory is not None and memory.used > baseline_bytes(memory.total):
             return f"GPU {device} has {memory.used >> 20} MiB in use by no process that can be seen"
     return None
@@ -295,7 +283,7 @@ def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:
 def wait_until_clean(
     devices: Sequence[str], *, patience_seconds: float, nvml: Any = None
 ) -> str | None:
-    """Give the driver time to take back what a killed process held. Returns why the devices are still not free."""
+    """Wait until the driver has freed the memory of killed processes. Returns `clean`'s reason."""
     deadline = time.monotonic() + patience_seconds
     while (reason := clean(devices, nvml=nvml)) is not None and time.monotonic() < deadline:
         time.sleep(SAMPLE_SECONDS)
@@ -303,7 +291,7 @@ def wait_until_clean(
 
 
 def _load_nvml() -> Any:
-    """NVML, initialised; None where there is none. Imported late: it is an extra, and machines without GPUs do without."""
+    """NVML, initialised; None without it. Imported late: it is an extra of the package."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -317,26 +305,32 @@ def _load_nvml() -> Any:
 
 
 def _handles(nvml: Any, devices: Sequence[str]) -> list[Any]:
-    if nvml is None:
-        return []
-    handles = []
-    for device in devices:
-        get = (
-            nvml.nvmlDeviceGetHandleByIndex if device.isdigit() else nvml.nvmlDeviceGetHandleByUUID
-        )
-        handle = _ask(nvml, get, int(device) if device.isdigit() else device)
-        if handle is None:
-            return []  # numbered otherwise than NVML counts: say nothing rather than watch the wrong one
-        handles.append(handle)
-    return handles
+    """Handles of all these devices; empty if NVML lacks one of them: it may number them in another
+    way, and to watch a wrong device is worse than to watch none.
+    """
+    handles = [
+        _ask(nvml, "nvmlDeviceGetHandleByIndex", int(device))
+        if device.isdigit()
+        else _ask(nvml, "nvmlDeviceGetHandleByUUID", device)
+        for device in devices
+    ]
+    return [] if None in handles else handles
 
 
-def _ask(nvml: Any, question: Any, *arguments: Any) -> Any:
-    try:
-        return question(*arguments)
-    except nvml.NVMLError as exc:
-        logger.debug("NVML does not say: %s", exc)
+def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
+    """The answer of one of NVML's functions; None without NVML, the function, or an answer."""
+    function = getattr(nvml, question, None)
+    if function is None:
         return None
+    try:
+        return function(*arguments)
+    except nvml.NVMLError as exc:
+        logger.debug("NVML does not answer %s: %s", question, exc)
+        return None
+
+
+def _text(answer: str | bytes | None) -> str | None:
+    return answer.decode() if isinstance(answer, bytes) else answer
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""The kernel's log, record by record, as Linux keeps it in /dev/kmsg. Where this process may not read it, that is an OSError."""
+"""The records of the kernel's log, from /dev/kmsg."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KERNEL_LOG = Path("/dev/kmsg")
-MOST_RECORD_BYTES, MOST_RECORDS = 8192, 100_000  # one read gives one record
+# One read returns one record.
+MOST_RECORD_BYTES, MOST_RECORDS = 8192, 100_000
 
 
 def kernel_records() -> Iterator[str]:
-    """What the kernel still remembers, oldest first."""
+    """The records that the kernel still has, oldest first. Raises OSError if we may not read it."""
     log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         for _ in range(MOST_RECORDS):
@@ -19,9 +20,8 @@ def kernel_records() -> Iterator[str]:
                 yield os.read(log, MOST_RECORD_BYTES).decode(errors="replace")
             except BlockingIOError:
                 return
-            except (
-                BrokenPipeError
-            ):  # a record was overwritten before it was read: the next read goes on behind it
+            except BrokenPipeError:
+                # The kernel overwrote a record before it was read: the next read skips it.
                 continue
     finally:
         os.close(log)

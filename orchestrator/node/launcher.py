@@ -1,7 +1,8 @@
 """The ranks of one node: started in fresh processes, watched, ended, and proven gone.
 
-Plain Python, no Ray: used from an actor, where `run` blocks in one thread and `kill` arrives in another, or directly. It decides
-nothing about trials; it reports how its ranks ended, and what the first bad one died of.
+Plain Python, no Ray: used from an actor, where `run` blocks in one thread and `kill` arrives in
+another, or directly. It decides nothing about trials; it reports how its ranks ended, and what the
+first bad one died of.
 """
 
 from __future__ import annotations
@@ -53,18 +54,22 @@ from orchestrator.node.supervisor import Gang
 
 logger = logging.getLogger(__name__)
 
-MAX_GANGS_PER_SERVER = 1000  # then a new one: whatever a server leaks stays small
-REMEMBERED_ATTEMPTS = 100  # a cancellation is under way for seconds at most
+# Then a new one: whatever a server leaks stays small
+MAX_GANGS_PER_SERVER = 1000
+# A cancellation is under way for seconds at most
+REMEMBERED_ATTEMPTS = 100
 LEFTOVER_PATIENCE_SECONDS = 5.0
 # Fields of a report that no program writes. They are looked up, so nothing in them is replaced.
 _OUR_OWN_TEXTS = frozenset({"node", "log_path"})
-DEVICES_CLEAN_SECONDS = (
-    10.0  # a driver may take seconds to take the memory of a killed process back
-)
+# A driver may take seconds to take the memory of a killed process back
+DEVICES_CLEAN_SECONDS = 10.0
 
 
 class NodeLauncher:
-    """Runs one attempt at a time on this node. `root` is the folder of all run directories; `close` ends every process it has started."""
+    """Runs one attempt at a time on this node.
+
+    `root` is the folder of all run directories; `close` ends every process it has started.
+    """
 
     def __init__(self, root: Path, *, node: str) -> None:
         self.root = root.absolute()
@@ -74,11 +79,13 @@ class NodeLauncher:
         self._server: RankServer | None = None
         self._rendezvous: socket.socket | None = None
         self._running = threading.Lock()
-        self._cancelled: set[str] = set()  # tags; one may arrive before its attempt does
+        # Tags; one may arrive before its attempt does
+        self._cancelled: set[str] = set()
         self._ended: deque[str] = deque(
             maxlen=REMEMBERED_ATTEMPTS
         )  # tags whose cancellation comes too late
-        self._killing = threading.Lock()  # guards both, and the pipe's writing end
+        # Guards both, and the pipe's writing end
+        self._killing = threading.Lock()
         self._gang: Gang | None = None
         self._closed = False
         self._is_preempted = False
@@ -89,8 +96,9 @@ class NodeLauncher:
     def run(self, order: LaunchOrder) -> NodeReport:
         """Run this node's share of an attempt, to the last process gone.
 
-        All that goes wrong on the way stands in the report. Raises ValueError for an order that contradicts itself, RuntimeError when
-        busy or closed, and ProcessesStuck where something cannot be killed: the node is not to be used then.
+        All that goes wrong on the way stands in the report. Raises ValueError for an order that
+        contradicts itself, RuntimeError when busy or closed, and ProcessesStuck where something
+        cannot be killed: the node is not to be used then.
         """
         _check(order)
         if self._closed or not self._running.acquire(blocking=False):
@@ -109,7 +117,10 @@ class NodeLauncher:
             self._running.release()
 
     def kill(self, tag: str) -> None:
-        """Cancel an attempt (`TrialRequest.tag`), running or still to come. Returns at once; `run` returns when all is gone."""
+        """Cancel an attempt (`TrialRequest.tag`), running or still to come.
+
+        Returns at once; `run` returns when all is gone.
+        """
         with self._killing:
             if not self._wake_is_open or tag in self._ended:
                 return
@@ -118,7 +129,9 @@ class NodeLauncher:
                 os.write(self._wake_write, b"k")
 
     def preempt(self) -> None:
-        """End what runs, and refuse to run anything more: this process was asked from outside to end. Returns when all is gone."""
+        """End what runs, and refuse to run anything more: this process was asked from outside to
+        end. Returns when all is gone.
+        """
         self._is_preempted = True
         self.close()
 
@@ -133,7 +146,9 @@ class NodeLauncher:
         )
 
     def rendezvous(self) -> int:
-        """Bind a port for rank 0's store, for a gang of several nodes, and hold it until the next attempt here has ended."""
+        """Bind a port for rank 0's store, for a gang of several nodes, and hold it until the next
+        attempt here has ended.
+        """
         self._release_rendezvous()
         self._rendezvous = hold_port()
         return int(self._rendezvous.getsockname()[1])
@@ -153,7 +168,10 @@ class NodeLauncher:
             )
 
     def close(self) -> None:
-        """Cancel what runs, and end every process. The launcher refuses to run anything afterwards."""
+        """Cancel what runs, and end every process.
+
+        The launcher refuses to run anything afterwards.
+        """
         self._closed = True
         gang = self._gang
         if gang is not None:
@@ -359,11 +377,14 @@ class NodeLauncher:
             held.close()
 
     def _sweep_leftovers(self) -> None:
-        """End what launchers of this root left behind on this node when they were killed together with their rank servers."""
+        """End what launchers of this root left behind on this node when they were killed together
+        with their rank servers.
+        """
         escaped = [pid for group in orphaned_cgroups() for pid in group.end()]
         until = time.monotonic() + WARDEN_SECONDS
         while orphaned(self.root) and time.monotonic() < until:
-            time.sleep(0.02)  # for their wardens, which also end what has no tag
+            # For their wardens, which also end what has no tag
+            time.sleep(0.02)
         found, stuck = kill_found(
             lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS
         )
@@ -379,7 +400,9 @@ class NodeLauncher:
 
 
 def _logged_xids(since_seconds: float, addresses: Collection[str]) -> tuple[int, ...]:
-    """NVIDIA's errors of these devices in the kernel's log from then on; none where it cannot be read."""
+    """NVIDIA's errors of these devices in the kernel's log from then on; none where it cannot be
+    read.
+    """
     try:
         return tuple(xids_since(kernel_records(), since_seconds * 1e6, addresses=addresses))
     except OSError:
@@ -387,15 +410,19 @@ def _logged_xids(since_seconds: float, addresses: Collection[str]) -> tuple[int,
 
 
 def run_directory(root: Path, request: TrialRequest, node_rank: int) -> Path:
-    """Where the ranks of one node leave what they have to say about one attempt; node by node, for roots on a shared file system."""
+    """Where the ranks of one node leave what they have to say about one attempt; node by node, for
+    roots on a shared file system.
+    """
     return root / f"trial-{request.trial_id}" / f"attempt-{request.attempt}" / f"node-{node_rank}"
 
 
 def hold_port() -> socket.socket:
-    """Bind a free port such that only the program it is meant for can listen on it while the socket is held.
+    """Bind a free port such that only the program it is meant for can listen on it while the socket
+    is held.
 
-    Both that program's socket and this one allow the reuse of addresses, and this one does not listen: so Linux lets it in. Anybody
-    who looks for a free port meanwhile is given another, because the kernel gives away none that is bound.
+    Both that program's socket and this one allow the reuse of addresses, and this one does not
+    listen: so Linux lets it in. Anybody who looks for a free port meanwhile is given another,
+    because the kernel gives away none that is bound.
     """
     try:
         held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)

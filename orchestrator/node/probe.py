@@ -1,7 +1,8 @@
-"""Asks this machine what `core/machines/node_health.py` judges: GPUs, kernel log, disk, clock, versions, and how fast it multiplies matrices.
+"""Asks this machine what `core/machines/node_health.py` judges: GPUs, kernel log, disk, clock,
+versions, and how fast it multiplies matrices.
 
-Plain Python, no Ray: it runs in an actor on each node of a cluster, or here. Nothing is left behind: what needs torch, or the GPUs, is
-a process of its own that ends.
+Plain Python, no Ray: it runs in an actor on each node of a cluster, or here. Nothing is left
+behind: what needs torch, or the GPUs, is a process of its own that ends.
 """
 
 from __future__ import annotations
@@ -32,12 +33,10 @@ from orchestrator.node.gpu_monitor import driver_version, gpu_facts
 from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.processes import LAUNCHER_VARIABLE, launcher_identity
 
-MATMUL_PATIENCE_SECONDS = (
-    120.0  # beyond its own time: torch from a cold network file system takes minutes to import
-)
-XID_MICROSECONDS = (
-    86_400e6  # how far back the kernel log is read: a GPU that was mended since has no new errors
-)
+# Beyond its own time: torch from a cold network file system takes minutes to import
+MATMUL_PATIENCE_SECONDS = 120.0
+# How far back the kernel log is read: a GPU that was mended since has no new errors
+XID_MICROSECONDS = 86_400e6
 CLOCK_QUESTIONS = 5  # the quickest answer says most
 PACKAGES = ("orchestrator", "db", "workloads")
 
@@ -49,7 +48,8 @@ class ProbePlan:
     node: str  # how the scheduler calls it
     home: str  # SWEEP_HOME: where run folders go
     matmul_seconds: float = 0.0  # 0: no matrix products
-    devices: tuple[str, ...] | None = None  # GPUs to look at, as NVML counts them; None: all
+    # GPUs to look at, as NVML counts them; None: all
+    devices: tuple[str, ...] | None = None
 
 
 class NodeProbe:
@@ -92,7 +92,9 @@ class NodeProbe:
 def with_clock(
     facts: NodeFacts, ask: Callable[[], float], *, clock: Callable[[], float] = time.time
 ) -> NodeFacts:
-    """The facts with how far the node's clock is ahead of this one's: of a few round trips, the quickest decides."""
+    """The facts with how far the node's clock is ahead of this one's: of a few round trips, the
+    quickest decides.
+    """
     answers = []
     for _ in range(CLOCK_QUESTIONS):
         began = clock()
@@ -120,7 +122,9 @@ def _version(package: str) -> str | None:
 
 
 def _code_digest() -> str:
-    """Digest of this package's sources: an editable installation has the same version number whatever its code."""
+    """Digest of this package's sources: an editable installation has the same version number
+    whatever its code.
+    """
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
@@ -129,7 +133,9 @@ def _code_digest() -> str:
 
 
 def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> Mapping[str, Any]:
-    """What the process says that multiplies matrices, on GPUs that nobody holds; nothing where it is not wanted or cannot be."""
+    """What the process says that multiplies matrices, on GPUs that nobody holds; nothing where it
+    is not wanted or cannot be.
+    """
     if not plan.matmul_seconds:
         return {}
     free = [gpu.index for gpu in gpus if not _is_held(gpu)]
@@ -144,7 +150,8 @@ def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> M
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         LAUNCHER_VARIABLE: launcher_identity(
             Path(plan.home).absolute()
-        ),  # were it left over all the same, the next launcher here would find it
+            # Were it left over all the same, the next launcher here would find it
+        ),
     }
     # It holds GPUs: whoever ends this process, or gives it up, ends that one as well.
     command = [

@@ -1,25 +1,27 @@
-"""What Linux tells and lets us do about processes: who descends from whom, who carries a tag, who dies with whom.
+"""What Linux reports about processes and lets us do to them: descent, tags, death signals, kills.
 
-Standard library only, and light to import: the rank server's warden stands on it.
+Reads /proc itself instead of psutil, which compares start times by the wall clock, and scans every
+process of the machine for one subtree (17 ms instead of 0.03 ms, once or more per attempt).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-LAUNCHER_VARIABLE = "SWEEP_LAUNCHER"  # in the first environment of all that a launcher starts; forks keep it, whatever they set later
+# In the first environment of everything that a launcher starts; forks keep it.
+LAUNCHER_VARIABLE = "SWEEP_LAUNCHER"
 
-_EMPTY_LOOKS = 3  # 10 ms apart, after which a search by tag believes that nothing is left
-_PASSES_BEFORE_STOPPING = (
-    3  # of killing, after which whatever still starts processes is stopped first
-)
+# 10 ms apart, after which a search by tag believes that nothing is left.
+_EMPTY_SEARCHES = 3
+# Passes of killing after which whatever still starts processes is stopped first.
+_PASSES_BEFORE_STOPPING = 3
 _MAX_STOPPING_PASSES = 200
 
 _PR_SET_PDEATHSIG = 1
@@ -29,9 +31,9 @@ _numbers = itertools.count(1)
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent dies. Call it in a fresh fork of a single-threaded `parent`.
+    """Have this process killed when its parent dies. For a fresh fork of a single-threaded parent.
 
-    The signal follows the thread that forked, so a parent that forks from a pool of threads must not be trusted with this.
+    The signal follows the thread that forked: never use it below a parent with a pool of threads.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
@@ -39,21 +41,22 @@ def die_with(parent: int) -> None:
 
 
 def wake_with(parent: int) -> bool:
-    """Have this process continued (SIGCONT) when its parent dies, also where somebody has stopped it. False: it is dead already.
+    """Have this process continued (SIGCONT) when its parent dies, for a cleanup before it ends.
 
-    For a process that clears up before it ends. The signal may come early, where the parent's thread that forked ends first.
+    Also works while the process is stopped. Returns False if the parent is dead already. The signal
+    comes early if the parent's thread that forked ends first.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     return os.getppid() == parent
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of all its orphaned descendants, so that none can leave its subtree."""
+    """Make this process the parent of all its orphaned descendants: none can leave its subtree."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below `pid`, parents first. A snapshot: what forks meanwhile is in the next one."""
+    """All processes below `pid`, parents first. A snapshot: later forks are in the next one."""
     found: list[int] = []
     pending = [pid]
     while pending:
@@ -64,10 +67,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_subtree(*, patience_seconds: float) -> tuple[set[int], set[int]]:
-    """Kill everything below this process, which has to be the subreaper and single-threaded.
+    """Kill everything below this process, which must be the subreaper and single-threaded.
 
-    Returns the processes killed and those that could not be ended in time (stuck in the kernel). With none of the latter, nothing
-    is left: a subreaper without children has no descendants.
+    Returns the killed processes, and those that did not end in time (stuck in the kernel). If none
+    is stuck, nothing is left: a subreaper without children has no descendants.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + patience_seconds
@@ -87,11 +90,12 @@ def kill_subtree(*, patience_seconds: float) -> tuple[set[int], set[int]]:
 
 
 def _stop_subtree() -> list[int]:
-    """Stop everything below this process until nothing new appears: what is stopped cannot fork, what is killed makes room for forks."""
+    """Stop everything below this process until nothing new appears: a stopped process cannot fork,
+    a killed one makes room for forks.
+    """
     stopped: set[int] = set()
     for _ in range(_MAX_STOPPING_PASSES):
-        below = descendants(os.getpid())
-        new = [pid for pid in below if pid not in stopped]
+        new = [pid for pid in descendants(os.getpid()) if pid not in stopped]
         for pid in new:
             kill(pid, signal.SIGSTOP)
         stopped.update(new)
@@ -101,19 +105,22 @@ def _stop_subtree() -> list[int]:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Signal a process that may have ended meanwhile, or belong to somebody else."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    """Signal a process that may have ended meanwhile, or belong to another user."""
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: with its id, a name nobody else will have. None: it is gone."""
+    """When a process started, in clock ticks since boot: unique together with its id.
+
+    None if it has ended, also if nobody has waited for it yet.
+    """
     stat = _stat(pid)
     return None if stat is None or stat[0] in "ZX" else int(stat[19])
 
 
 def age_seconds(pid: int) -> float:
-    """How long a living process has been there, to one clock tick. Raises ProcessLookupError."""
+    """How long a process has lived, to one clock tick. Raises ProcessLookupError."""
     started = start_time(pid)
     if started is None:
         raise ProcessLookupError(pid)
@@ -121,13 +128,13 @@ def age_seconds(pid: int) -> float:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is halted by SIGSTOP or a debugger."""
+    """True if SIGSTOP or a debugger halts the process."""
     stat = _stat(pid)
     return stat is not None and stat[0] in "Tt"
 
 
 def launcher_identity(root: Path) -> str:
-    """A new name for a launcher in this process: the process's identity, a number of its own, and its root folder."""
+    """A new name for a launcher in this process: the process, a number, and its root folder."""
     return f"{process_identity(os.getpid())}:{next(_numbers)}:{root}"
 
 
@@ -137,67 +144,67 @@ def process_identity(pid: int) -> str:
 
 
 def has_ended(pid: str, start: str, namespace: str) -> bool:
-    """Whether a process of this id namespace has ended. The arguments are the parts of its `process_identity`."""
+    """True if the process with these parts of a `process_identity` was in our namespace and ended."""
     return pid.isdigit() and namespace == _pid_namespace() and str(start_time(int(pid))) != start
 
 
 def global_identity() -> str:
-    """A name for this process that no other has, on whatever machine: its id, its start, and the machine's boot and id namespace."""
+    """A name that no other process has on any machine: ID:START:BOOT:NAMESPACE."""
     return f"{os.getpid()}:{start_time(os.getpid())}:{_machine()}"
 
 
-def is_process(identity: str) -> int | None:
-    """The id of the process of this name, where it lives in this machine and id namespace."""
+def living_pid(identity: str) -> int | None:
+    """The id of the process with this global identity, if it lives here and in our namespace."""
     pid, _, rest = identity.partition(":")
     start, _, machine = rest.partition(":")
     is_here = pid.isdigit() and machine == _machine() and str(start_time(int(pid))) == start
     return int(pid) if is_here else None
 
 
+def launcher_of(pid: int) -> str | None:
+    """The identity of the launcher that started a process, from its first environment."""
+    prefix = f"{LAUNCHER_VARIABLE}=".encode()
+    entry = next((entry for entry in _environment(pid) if entry.startswith(prefix)), None)
+    return None if entry is None else os.fsdecode(entry.removeprefix(prefix))
+
+
 def tagged(identity: str) -> list[int]:
-    """Living processes that the launcher of this identity started, by their first environment. Others' unreadable ones are skipped."""
-    entry = f"{LAUNCHER_VARIABLE}={identity}".encode()
-    return [pid for pid, tag in _launcher_tags() if tag == entry]
-
-
-def carries(pid: int, entry: bytes) -> bool:
-    """Whether a process has NAME=VALUE in its first environment."""
-    return entry in _environment(pid)
-
-
-def launcher_tagged(pid: int) -> bool:
-    """Whether some launcher has started this process."""
-    return any(entry.startswith(f"{LAUNCHER_VARIABLE}=".encode()) for entry in _environment(pid))
+    """Living processes that the launcher of this identity started, as far as we may read them."""
+    return [pid for pid in _pids() if launcher_of(pid) == identity]
 
 
 def orphaned(root: Path) -> list[int]:
-    """Living processes whose launcher, one with this root in this id namespace, is dead."""
+    """Living processes of dead launchers that had this root, in this id namespace."""
     found = []
-    for pid, entry in _launcher_tags():
-        match entry.decode(errors="replace").partition("=")[2].split(":", 4):
-            case [launcher, start, namespace, _, path] if path == str(root) and has_ended(
-                launcher, start, namespace
-            ):
-                found.append(pid)
+    for pid in _pids():
+        match (launcher_of(pid) or "").split(":", 4):
+            case [launcher, start, namespace, _, path]:
+                if path == str(root) and has_ended(launcher, start, namespace):
+                    found.append(pid)
     return found
+
+
+def carries(pid: int, entry: bytes) -> bool:
+    """True if a process has NAME=VALUE in its first environment."""
+    return entry in _environment(pid)
 
 
 def kill_found(
     find: Callable[[], list[int]], *, patience_seconds: float
 ) -> tuple[set[int], set[int]]:
-    """Kill what a search finds until it finds nothing more; the processes need not be our children.
+    """Kill what a search finds until it finds nothing more; they need not be our children.
 
-    Returns those killed and those that do not die. One look is not enough: a process in the middle of a fork or an exec shows no
-    environment, and is missed.
+    Returns those killed and those that do not die. One search is not enough: it misses a process in
+    the middle of a fork or an exec, which shows no environment.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + patience_seconds
-    num_empty_looks = 0
-    while num_empty_looks < _EMPTY_LOOKS:
+    num_empty = 0
+    while num_empty < _EMPTY_SEARCHES:
         alive = {pid for pid in find() if start_time(pid) is not None}
         if alive and time.monotonic() > deadline:
             return killed, alive
-        num_empty_looks = 0 if alive else num_empty_looks + 1
+        num_empty = 0 if alive else num_empty + 1
         for pid in alive:
             kill(pid)
         killed |= alive
@@ -205,51 +212,24 @@ def kill_found(
     return killed, set()
 
 
-def num_oom_kills() -> int:
-    """How often the kernel's OOM killer has struck in this process's memory cgroup (v2 or v1). 0 where it does not say."""
-    for path in cgroup_files("memory.events", "memory", "memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-    return 0
-
-
-def cgroup_files(name_v2: str, controller: str, name_v1: str) -> Iterator[Path]:
-    """Where this process's cgroup keeps a counter: v2, then v1. In a container the path is often the host's, and the files lie at the mount itself."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                yield from (
-                    Path("/sys/fs/cgroup", path.lstrip("/"), name_v2),
-                    Path("/sys/fs/cgroup", name_v2),
-                )
-            elif controller in controllers.split(","):
-                mount = Path("/sys/fs/cgroup", controller)
-                yield from (mount / path.lstrip("/") / name_v1, mount / name_v1)
-
-
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(
-            ctypes.get_errno(), f"prctl({option}, {value}): {os.strerror(ctypes.get_errno())}"
-        )
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
 
 
 def _children(pid: int) -> list[int]:
     """Children of all threads of a process: a child belongs to the thread that forked it."""
     children: list[int] = []
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 children += map(int, (thread / "children").read_bytes().split())
     return children
 
 
 def _reap() -> bool:
-    """Collect ended children. False: there are none left, ended or alive."""
+    """Collect ended children. Returns False if no child is left, ended or alive."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -259,7 +239,7 @@ def _reap() -> bool:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """/proc/PID/stat from its third field (the state) on: the second, the name, may hold anything."""
+    """/proc/PID/stat from its third field (the state) on: the second, a name, holds any text."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -267,14 +247,12 @@ def _stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
-def _launcher_tags() -> list[tuple[int, bytes]]:
-    prefix = f"{LAUNCHER_VARIABLE}=".encode()
-    pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
-    return [(pid, entry) for pid in pids for entry in _environment(pid) if entry.startswith(prefix)]
+def _pids() -> list[int]:
+    return [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
 
 
 def _environment(pid: int) -> list[bytes]:
-    """The first environment of a process; nothing where it has ended, or is somebody else's."""
+    """The first environment of a process; empty if it has ended, or we may not read it."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

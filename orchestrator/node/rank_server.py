@@ -1,9 +1,12 @@
-"""The process that forks ranks: it has imported what they need, so that a fresh process starts in milliseconds, and it outlives none of them.
+"""The process that forks ranks: it has imported what they need, so that a fresh process starts in
+milliseconds, and it outlives none of them.
 
-Three processes, each the child of the one before, started as `python -m orchestrator.node.rank_server`: an outer warden, an inner warden,
-and the server, which preloads modules and forks ranks on request. Each of them adopts whatever loses its parent below it. When the
-launcher is gone, or one of the three, those that are left kill everything below them and end: only a kill of all three at once
-leaves anything. Nothing here touches CUDA: a context does not survive a fork.
+Three processes, each the child of the one before, started as `python -m
+orchestrator.node.rank_server`: an outer warden, an inner warden, and the server, which preloads
+modules and forks ranks on request. Each of them adopts whatever loses its parent below it. When the
+launcher is gone, or one of the three, those that are left kill everything below them and end: only
+a kill of all three at once leaves anything. Nothing here touches CUDA: a context does not survive a
+fork.
 """
 
 from __future__ import annotations
@@ -27,9 +30,8 @@ from typing import Any
 from orchestrator.node.cgroups import Cgroup
 from orchestrator.node.processes import adopt_orphans, die_with, kill, kill_subtree, wake_with
 
-KILL_PATIENCE_SECONDS = (
-    30.0  # a process in the kernel's hands (driver, network file system) may take its time to die
-)
+# A process in the kernel's hands (driver, network file system) may take its time to die
+KILL_PATIENCE_SECONDS = 30.0
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_RANKS = 253  # descriptors one message may carry (SCM_MAX_FD)
 ORIGINAL_PATH_VARIABLE = "SWEEP_ORIGINAL_PYTHONPATH"
@@ -38,7 +40,9 @@ _WATCHED_SIGNALS = (signal.SIGCHLD, signal.SIGCONT)
 
 
 def main() -> int:
-    """Arguments: the descriptor of the control socket, that of the life-line socket, a cgroup or nothing, then the modules to preload."""
+    """Arguments: the descriptor of the control socket, that of the life-line socket, a cgroup or
+    nothing, then the modules to preload.
+    """
     control, life_line = (socket.socket(fileno=int(text)) for text in sys.argv[1:3])
     cgroup = Cgroup(Path(sys.argv[3])) if sys.argv[3] else None
     preload = sys.argv[4:]
@@ -51,7 +55,10 @@ def main() -> int:
 def _fork_inner(
     control: socket.socket, life_line: socket.socket, cgroup: Cgroup | None, preload: list[str]
 ) -> int:
-    """Adopt orphans, and start the inner warden, which starts the server. Each in a session of its own: one group kill hits one of them."""
+    """Adopt orphans, and start the inner warden, which starts the server.
+
+    Each in a session of its own: one group kill hits one of them.
+    """
     adopt_orphans()
     outer = os.getpid()
     if inner := os.fork():
@@ -69,16 +76,16 @@ def _fork_inner(
     control.close()
     code = _keep_watch(life_line, server, outer, cgroup)
     if os.getppid() == outer:
-        kill(
-            outer, signal.SIGCONT
-        )  # one that somebody has stopped has nothing left to do but to end
+        # One that somebody has stopped has nothing left to do but to end
+        kill(outer, signal.SIGCONT)
     os._exit(code)
 
 
 def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgroup | None) -> int:
     """Wait for the end of the launcher, of the parent or of the child; then leave nothing alive.
 
-    Returns 128 + n where signal n ended the child, as a shell does; an inner warden's code is passed on.
+    Returns 128 + n where signal n ended the child, as a shell does; an inner warden's code is
+    passed on.
     """
     ended_by = 0
     with _SignalHandlers() as signals, selectors.DefaultSelector() as selector:
@@ -91,7 +98,8 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
                 code = os.waitstatus_to_exitcode(of_child[0])
                 ended_by = -code if code < 0 else max(0, code - 128)
                 break
-            # The second test covers a life-line that somebody else holds open, such as another fork of the launcher.
+            # The second test covers a life-line that somebody else holds open, such as another fork
+            # of the launcher.
             if (
                 any(key.fileobj is life_line for key, _ in selector.select(_PARENT_CHECK_SECONDS))
                 or os.getppid() != parent
@@ -147,9 +155,8 @@ class _Server:
 
     def __init__(self, control: socket.socket, life_line: socket.socket, parent: int) -> None:
         self._control = control
-        self._life_line = (
-            life_line  # held until it ends: so the launcher sees when it has cleared up
-        )
+        # Held until it ends: so the launcher sees when it has cleared up
+        self._life_line = life_line
         self._parent = parent
         self._signals = _SignalHandlers()
         self._selector = selectors.DefaultSelector()
@@ -157,13 +164,16 @@ class _Server:
 
     def serve(self, preload: list[str]) -> None:
         adopt_orphans()
-        gc.disable()  # looks for garbage among what is loaded take a fifth of the time, and find next to none
+        # Looks for garbage among what is loaded take a fifth of the time, and find next to none
+        gc.disable()
         for module in preload:
             try:
                 importlib.import_module(module)
-            except BaseException:  # noqa: BLE001 - each rank imports it again, and fails with this traceback in its own log
+            except BaseException:  # noqa: BLE001
+                # Each rank imports it again, and fails with this traceback in its own log
                 traceback.print_exc()
-        gc.freeze()  # what is loaded now stays for good: ranks then share these pages instead of copying them
+        # What is loaded now stays for good: ranks then share these pages instead of copying them
+        gc.freeze()
         gc.enable()
         with self._signals:
             is_orphan = not wake_with(self._parent)
@@ -206,7 +216,8 @@ class _Server:
                 pid = self._fork(message, place, log, logs)
                 self._ranks[pid] = place["rank"]
                 pids.append(pid)
-        except OSError as exc:  # no process to be had: the launcher clears the ones before it
+        except OSError as exc:
+            # No process to be had: the launcher clears the ones before it
             self._say({"event": "fork_failed", "reason": str(exc)})
         finally:
             for log in logs:
@@ -233,13 +244,17 @@ class _Server:
             self._control.close()
             self._life_line.close()
             code = _be_rank(message, place)
-        except BaseException:  # noqa: BLE001 - a fork must never return into the server's loop
+        except BaseException:  # noqa: BLE001
+            # A fork must never return into the server's loop
             traceback.print_exc()
         finally:
             os._exit(code)
 
     def _clear(self) -> None:
-        """Kill ranks and whatever they left, and say so. A rank whose end was not reported before this was killed by us."""
+        """Kill ranks and whatever they left, and say so.
+
+        A rank whose end was not reported before this was killed by us.
+        """
         for pid, status in self._signals.reaped():
             self._report_end(pid, status)
         ranks = set(self._ranks)
@@ -262,15 +277,15 @@ class _Server:
     def _say(self, message: dict[str, Any]) -> None:
         try:
             self._control.send(json.dumps(message).encode())
-        except OSError:  # the launcher is gone; the next turn of the loop sees that too
+        except OSError:
+            # The launcher is gone; the next turn of the loop sees that too
             pass
 
 
 def _be_rank(message: dict[str, Any], place: dict[str, Any]) -> int:
     """Run the program in this fresh process; return its exit code."""
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, 0)
-    )  # dumping a hundred gigabytes would delay the death of a rank by minutes
+    # Dumping a hundred gigabytes would delay the death of a rank by minutes
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prefer_as_victim()
     os.environ.update(message["environment"] | place["environment"])
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -286,7 +301,8 @@ def _be_rank(message: dict[str, Any], place: dict[str, Any]) -> int:
             return exc.code or 0
         sys.stderr.write(f"{exc.code}\n")
         return 1
-    except BaseException:  # noqa: BLE001 - whatever it was ends this rank, with its traceback in the log
+    except BaseException:  # noqa: BLE001
+        # Whatever it was ends this rank, with its traceback in the log
         traceback.print_exc()
         return 1
     finally:
@@ -303,7 +319,9 @@ def _prefer_as_victim() -> None:
 
 
 def _limit_threads() -> None:
-    """Apply OMP_NUM_THREADS to a torch that the server imported: OpenMP read the server's environment, not this rank's."""
+    """Apply OMP_NUM_THREADS to a torch that the server imported: OpenMP read the server's
+    environment, not this rank's.
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

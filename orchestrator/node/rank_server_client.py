@@ -1,4 +1,5 @@
-"""The launcher's end of a rank server: start it, have ranks forked, have everything below it killed, and know when it is gone.
+"""The launcher's end of a rank server: start it, have ranks forked, have everything below it
+killed, and know when it is gone.
 
 Knows nothing of trials: what its ranks do and how they are judged is said in supervisor.
 """
@@ -27,13 +28,13 @@ from orchestrator.node.rank_server import (
     ORIGINAL_PATH_VARIABLE,
 )
 
-WARDEN_SECONDS = (
-    2.0  # for wardens to clear up by themselves: milliseconds, where no process hangs in the kernel
-)
+# For wardens to clear up by themselves: milliseconds, where no process hangs in the kernel
+WARDEN_SECONDS = 2.0
 
 _numbers = count(1)  # of the servers of this process
 
-# A client of torch's store looks its server's name up in reverse; a resolver that does not answer costs 5 s in each process.
+# A client of torch's store looks its server's name up in reverse; a resolver that does not answer
+# costs 5 s in each process.
 _RESOLVER_OPTIONS = "timeout:1 attempts:1"
 
 
@@ -42,7 +43,10 @@ class ServerLost(Exception):
 
 
 class ProcessesStuck(Exception):
-    """Processes do not die: they hang in the kernel. The node is not to be used until they are gone."""
+    """Processes do not die: they hang in the kernel.
+
+    The node is not to be used until they are gone.
+    """
 
     def __init__(self, pids: Collection[int]) -> None:
         super().__init__(
@@ -61,7 +65,8 @@ class RankServer:
         self._identity = identity
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._life_line, life_line = socket.socketpair()
-        self._control.settimeout(10.0)  # for sending: a stopped server must not stop its launcher
+        # For sending: a stopped server must not stop its launcher
+        self._control.settimeout(10.0)
         self._cgroup = make_cgroup(identity, next(_numbers))
         with control, life_line, log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -79,7 +84,9 @@ class RankServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a terminal's Ctrl-C and Ray's group kill are for the launcher; its end reaches the server by EOF
+                # A terminal's Ctrl-C and Ray's group kill are for the launcher; its end reaches the
+                # server by EOF
+                start_new_session=True,
                 env=_environment(identity),
             )
 
@@ -107,7 +114,10 @@ class RankServer:
         ranks: Sequence[Mapping[str, Any]],
         logs: Sequence[int],
     ) -> None:
-        """Ask for one process per rank; `logs` are the descriptors each writes to. Answers: `forked`, then `ended` per rank."""
+        """Ask for one process per rank; `logs` are the descriptors each writes to.
+
+        Answers: `forked`, then `ended` per rank.
+        """
         message = {
             "do": "fork",
             "program": self.program,
@@ -146,14 +156,17 @@ class RankServer:
         return ServerLost(f"the rank server {reason}")
 
     def stop(self) -> int:
-        """End the server and all below it, and wait for that. Returns how many processes had to be found by their tag.
+        """End the server and all below it, and wait for that.
+
+        Returns how many processes had to be found by their tag.
 
         Raises ProcessesStuck.
         """
         self._control.close()
         self._end_wardens()
         escaped = self._cgroup.end() if self._cgroup is not None else []
-        # If both wardens and the server were killed, what descended from ranks is on its own now. Where there is no cgroup, the tag is
+        # If both wardens and the server were killed, what descended from ranks is on its own now.
+        # Where there is no cgroup, the tag is
         # all that is left of the bond.
         killed, stuck = kill_found(
             lambda: tagged(self._identity), patience_seconds=KILL_PATIENCE_SECONDS
@@ -163,14 +176,17 @@ class RankServer:
         return len(killed.union(escaped))
 
     def _end_wardens(self) -> None:
-        """Have them kill everything, the server too, and wait until all three have ended: a search before that would disturb them.
+        """Have them kill everything, the server too, and wait until all three have ended: a search
+        before that would disturb them.
 
-        A server that still imports has nothing to clear up, and is not waited for where the wardens were killed.
+        A server that still imports has nothing to clear up, and is not waited for where the wardens
+        were killed.
         """
         until = time.monotonic() + KILL_PATIENCE_SECONDS + 5
         kill(self._process.pid, signal.SIGCONT)  # somebody may have stopped it
         if self._has_died:
-            # They clear up by themselves, and end with the signal that ended the server: asked to end before, they would not know it.
+            # They clear up by themselves, and end with the signal that ended the server: asked to
+            # end before, they would not know it.
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(WARDEN_SECONDS)
         with suppress(OSError):
@@ -181,9 +197,8 @@ class RankServer:
                 max(0.1, until - time.monotonic()) if self.pid is not None else WARDEN_SECONDS
             )
             with suppress(OSError):  # the time is over
-                self._life_line.recv(
-                    1
-                )  # ends when nobody holds the other end any more: they may outlive the outer warden
+                # Ends when nobody holds the other end any more: they may outlive the outer warden
+                self._life_line.recv(1)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -196,10 +211,13 @@ def _environment(identity: str) -> dict[str, str]:
         "RES_OPTIONS": _RESOLVER_OPTIONS,
         "PYTHONUNBUFFERED": "1",
         **needed(os.environ),
-        # Of the server, which has to keep off devices; each rank sets its own. Ray sets both for its actors.
+        # Of the server, which has to keep off devices; each rank sets its own. Ray sets both for
+        # its actors.
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": path,  # of the server, so that it imports what its launcher would; foreign programs get the one of before
+        # Of the server, so that it imports what its launcher would; foreign programs get the one of
+        # before
+        "PYTHONPATH": path,
         ORIGINAL_PATH_VARIABLE: os.environ.get("PYTHONPATH", ""),
         LAUNCHER_VARIABLE: identity,
         # The guard of a local Ray ends what carries its folder.

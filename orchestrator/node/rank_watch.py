@@ -1,4 +1,6 @@
-"""What the launcher knows of one rank, how it looks as evidence, and which rank of a gang is to blame."""
+"""What the launcher knows of one rank, how it looks as evidence, and which rank of a gang is to
+blame.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from orchestrator.core.trial.protocol import (
 from orchestrator.node.processes import is_stopped
 from orchestrator.node.rank_log import RankLog
 
-TAIL_BYTES = 1 << 16  # of a rank's output, that a failure is judged by
+# Of a rank's output, that a failure is judged by
+TAIL_BYTES = 1 << 16
 SHOWN_TAIL_CHARACTERS = 8000  # of it, that a report carries
 
 phase_order = tuple(Phase).index
@@ -46,7 +49,8 @@ class RankWatch:
     pipe: int | None
     run_dir: Path
     pid: int | None = None
-    code: int | None = None  # exit code, or minus the signal; None: it has not ended by itself
+    # Exit code, or minus the signal; None: it has not ended by itself
+    code: int | None = None
     ended_at_unix_seconds: float | None = None
     phase: Phase = Phase.START
     step: int = 0
@@ -54,15 +58,16 @@ class RankWatch:
     phase_since: float = 0.0  # monotonic
     progress_at: float = 0.0  # monotonic
     seen: SeenSteps = NOTHING_SEEN
-    teardown_since: float | None = (
-        None  # monotonic; None: it has not come so far, or did not say when
-    )
+    # Monotonic; None: it has not come so far, or did not say when
+    teardown_since: float | None = None
     limit_passed: str | None = None
     result: RankResult | None = None
     bad_result: str | None = None
-    not_finite: str | None = None  # what of its result shows that the training diverged
+    # What of its result shows that the training diverged
+    not_finite: str | None = None
     note: RankFailure | None = None
-    _seen: tuple[int, bytes] = (0, b"")  # the last heartbeat read, and when it was written
+    # The last heartbeat read, and when it was written
+    _seen: tuple[int, bytes] = (0, b"")
 
     @property
     def ended(self) -> bool:
@@ -70,7 +75,9 @@ class RankWatch:
 
     @property
     def measured(self) -> bool:
-        """Its part is done: it has a result, or rank 0 has; how its process ends in teardown does not matter."""
+        """Its part is done: it has a result, or rank 0 has; how its process ends in teardown does
+        not matter.
+        """
         if self.bad_result is not None:
             return False
         if self.phase is Phase.TEARDOWN and self.result is not None:
@@ -105,7 +112,9 @@ class RankWatch:
         )
 
     def _note_step(self, heartbeat: Heartbeat, now: float) -> None:
-        """How long the step took that has ended; of several between two looks, how long they took together."""
+        """How long the step took that has ended; of several between two looks, how long they took
+        together.
+        """
         if heartbeat.phase is not Phase.STEADY:
             return
         if self.phase is Phase.FIRST_STEP:
@@ -141,7 +150,8 @@ class RankWatch:
             self.bad_result, self.note = (
                 self.note.message,
                 None,
-            )  # it ended well, and says why it has no result
+                # It ended well, and says why it has no result
+            )
         if self.code == 0 and self.result is None and self.bad_result is None and not self.measured:
             self.bad_result = f"it ended well, but wrote no {result_file(self.rank)}"
 
@@ -154,7 +164,9 @@ class RankWatch:
         return told_passed(order.request, name, self.seen, step=self.step if is_steady else None)
 
     def advance(self) -> tuple[int, int, bool, float]:
-        """How far it is, to compare with others: of those equally far, one that was stopped is behind, then one that was silent longest."""
+        """How far it is, to compare with others: of those equally far, one that was stopped is
+        behind, then one that was silent longest.
+        """
         return (
             phase_order(self.phase),
             self.step,
@@ -172,7 +184,9 @@ class RankWatch:
         device_memory_bytes: int | None = None,
         tail_bytes: int = TAIL_BYTES,
     ) -> Evidence:
-        """What speaks about its end; memory as the node's monitor saw it, unless the rank said itself."""
+        """What speaks about its end; memory as the node's monitor saw it, unless the rank said
+        itself.
+        """
         code, note = self.code, self.note
         return Evidence(
             rank=self.rank,
@@ -219,9 +233,11 @@ class RankWatch:
 
 
 def judge(evidence: Sequence[Evidence]) -> tuple[Failure, float] | None:
-    """The failure of a gang and when it happened, from the evidence about all ranks that have not measured; None: nothing speaks.
+    """The failure of a gang and when it happened, from the evidence about all ranks that have not
+    measured; None: nothing speaks.
 
-    A rank that we killed is a witness only if it was hung or left a note: what it printed before, it may have survived.
+    A rank that we killed is a witness only if it was hung or left a note: what it printed before,
+    it may have survived.
     """
     bad = [
         rank

@@ -1,6 +1,8 @@
-"""One node's share of one gang: its ranks from the fork to the last process gone, watched, and ended when one goes bad.
+"""One node's share of one gang: its ranks from the fork to the last process gone, watched, and
+ended when one goes bad.
 
-Reads what ranks write (heartbeats, results, failure notes, output) and what the rank server says; keeps nothing between attempts.
+Reads what ranks write (heartbeats, results, failure notes, output) and what the rank server says;
+keeps nothing between attempts.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ from orchestrator.node.rank_server import KILL_PATIENCE_SECONDS
 from orchestrator.node.rank_server_client import ProcessesStuck, RankServer, ServerLost
 from orchestrator.node.rank_watch import RankWatch
 
-SERVER_START_SECONDS = 300.0  # importing torch from a cold network file system takes minutes
-AFTERMATH_SECONDS = (
-    0.1  # how long a rank that lost communication may wait for the one that caused it to show
-)
-FIRST_GLANCE_BYTES = 8192  # of its output, to tell the one from the other before the gang is killed
+# Importing torch from a cold network file system takes minutes
+SERVER_START_SECONDS = 300.0
+# How long a rank that lost communication may wait for the one that caused it to show
+AFTERMATH_SECONDS = 0.1
+# Of its output, to tell the one from the other before the gang is killed
+FIRST_GLANCE_BYTES = 8192
 STACKS_SECONDS = 5.0  # for all ranks' stacks together
-TICK_SECONDS = 0.1  # how often heartbeats are read and limits checked
+# How often heartbeats are read and limits checked
+TICK_SECONDS = 0.1
 
 
 class Cancelled(Exception):
@@ -73,10 +77,12 @@ class Gang:
     def run(
         self, server: RankServer, *, environment: dict[str, str], ranks: Sequence[dict[str, Any]]
     ) -> None:
-        """Run the ranks to the end of the last process. Call `finish` afterwards, whatever happened.
+        """Run the ranks to the end of the last process.
 
-        Raises ServerLost when the server ends or does not answer: then it has to be stopped, to be sure that nothing is left; and
-        ProcessesStuck when something does not die.
+        Call `finish` afterwards, whatever happened.
+
+        Raises ServerLost when the server ends or does not answer: then it has to be stopped, to be
+        sure that nothing is left; and ProcessesStuck when something does not die.
         """
         self._selector.register(server, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -89,7 +95,9 @@ class Gang:
         self._clear(server)
 
     def finish(self) -> None:
-        """Take the last output and the last words of ranks that are all gone, and how long that took since the last result."""
+        """Take the last output and the last words of ranks that are all gone, and how long that
+        took since the last result.
+        """
         now = time.monotonic()
         for watch in self.watches:
             if watch.pipe is not None:
@@ -115,7 +123,10 @@ class Gang:
 
     @property
     def _holds_the_total(self) -> bool:
-        """Whether this launcher watches the total limit. Where that follows the steps, rank 0's does: no other sees steps of a foreign program."""
+        """Whether this launcher watches the total limit.
+
+        Where that follows the steps, rank 0's does: no other sees steps of a foreign program.
+        """
         return self._order.node_rank == 0 or LimitName.TOTAL not in self._order.request.limits.auto
 
     def least_advanced(self) -> RankWatch | None:
@@ -229,9 +240,11 @@ class Gang:
         for watch in alive:
             watch.read_last_words(now)
         if all(watch.measured for watch in alive):
-            return True  # they hang in their teardown, with everything measured
+            # They hang in their teardown, with everything measured
+            return True
         if all(watch.measured for watch in alive if watch.rank in overdue):
-            return False  # their teardown waits for the others, whose own limits will tell
+            # Their teardown waits for the others, whose own limits will tell
+            return False
         suspect = self.least_advanced() or alive[0]
         suspect.limit_passed = overdue.get(suspect.rank) or next(iter(overdue.values()))
         suspect.ended_at_unix_seconds = time.time()
@@ -246,7 +259,8 @@ class Gang:
         dumps = []
         for watch in watches:
             if watch.pid is not None and py_spy is not None:
-                # Not blocking: a process that was stopped, or hangs in the kernel, would never answer a debugger.
+                # Not blocking: a process that was stopped, or hangs in the kernel, would never
+                # answer a debugger.
                 command = [py_spy, "dump", "--nonblocking", "--pid", str(watch.pid)]
                 dumps.append(
                     (
@@ -271,17 +285,18 @@ class Gang:
                     and watch.rank in unanswered
                     and watch.phase is not Phase.START
                 ):
-                    kill(
-                        watch.pid, signal.SIGUSR1
-                    )  # faulthandler, which workloads.rank installs, writes stacks to the log
+                    # Faulthandler, which workloads.rank installs, writes stacks to the log
+                    kill(watch.pid, signal.SIGUSR1)
             time.sleep(0.3)
 
     def _clear(self, server: RankServer) -> None:
-        """Kill what is left, ranks included. When this returns it is gone: the server has no child, and adopts all orphans."""
+        """Kill what is left, ranks included.
+
+        When this returns it is gone: the server has no child, and adopts all orphans.
+        """
         if server.pid is None:
-            raise ServerLost(
-                "the rank server was still importing"
-            )  # it would answer only when that is done
+            # It would answer only when that is done
+            raise ServerLost("the rank server was still importing")
         server.clear()
         message = self._await(server, "clear", KILL_PATIENCE_SECONDS + 5)
         self.processes_killed += message["killed"]

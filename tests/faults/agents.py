@@ -1,6 +1,8 @@
-"""A scheduler of real launchers without Ray: one agent process per node, which runs its attempts and dies with its orchestrator.
+"""A scheduler of real launchers without Ray: one agent process per node, which runs its attempts
+and dies with its orchestrator.
 
-What Ray would do is done by forks and pipes, so that a process starts in milliseconds and hundreds of them can be killed.
+What Ray would do is done by forks and pipes, so that a process starts in milliseconds and hundreds
+of them can be killed.
 """
 
 from __future__ import annotations
@@ -124,7 +126,8 @@ class AgentScheduler:
         if pid == 0:
             ours.close()
             for other in self._agents.values():
-                other.pipe.close()  # else the end of the orchestrator would not be the end of that pipe
+                # Else the end of the orchestrator would not be the end of that pipe
+                other.pipe.close()
             _serve(theirs, self._root, node)
         theirs.close()
         return _Agent(pid, ours)

@@ -1,7 +1,9 @@
-"""Kills at random: an orchestrator with real launchers and ranks, one of whose processes, whichever, is killed again and again.
+"""Kills at random: an orchestrator with real launchers and ranks, one of whose processes,
+whichever, is killed again and again.
 
-An orchestrator that dies is followed by the next; what each of them saw is judged at the end, and after each death nobody may be left.
-`python -m tests.faults.campaign URL FOLDER SEED KILLS SECONDS` is one, in a process that holds no more than its forks need.
+An orchestrator that dies is followed by the next; what each of them saw is judged at the end, and
+after each death nobody may be left. `python -m tests.faults.campaign URL FOLDER SEED KILLS SECONDS`
+is one, in a process that holds no more than its forks need.
 """
 
 from __future__ import annotations
@@ -30,11 +32,16 @@ from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedStore
 from tests.sweep.fake_scheduler import FakeScheduler
 
-SURVIVOR_SECONDS = 5.0  # promised: after it nobody is left of what was killed
-LONGEST_WAIT_SECONDS = 0.1  # from a launch to a kill: a trial takes 0.05 s and more
-PATIENCE_SECONDS = 3.0  # for something new to be launched between two kills, without which nobody would ever get far
-LONGEST_SCRIPTED_SECONDS = 0.4  # from the fork of an orchestrator without processes to its death
-START_SECONDS = 180.0  # for an orchestrator to launch its first trial, however busy the machine
+# Promised: after it nobody is left of what was killed
+SURVIVOR_SECONDS = 5.0
+# From a launch to a kill: a trial takes 0.05 s and more
+LONGEST_WAIT_SECONDS = 0.1
+# For something new to be launched between two kills, without which nobody would ever get far
+PATIENCE_SECONDS = 3.0
+# From the fork of an orchestrator without processes to its death
+LONGEST_SCRIPTED_SECONDS = 0.4
+# For an orchestrator to launch its first trial, however busy the machine
+START_SECONDS = 180.0
 # How often each is the victim; by how far it is below the orchestrator.
 VICTIMS = {
     "orchestrator": 3,
@@ -49,7 +56,8 @@ KILLED = (
     *LEVELS,
     "raylet",
     "head",
-)  # the kinds of victims that are processes, killed: others sleep, race, or are connections
+    # The kinds of victims that are processes, killed: others sleep, race, or are connections
+)
 LEAKS = {"fault": "leak_children", "at": "init", "probability": 0.2}
 
 
@@ -66,13 +74,15 @@ class Outcome:
     stuck: int = 0
     broken: int = 0
     leaked_processes: int = 0
-    looks: int = 0  # how often somebody looked for processes that had been left over
-    replaced: int = 0  # orchestrators that had begun, slept past their lease, and woke when another had the sweep
-    cut_short: bool = False  # its seconds were over before it had done what it was asked for
+    # How often somebody looked for processes that had been left over
+    looks: int = 0
+    # Orchestrators that had begun, slept past their lease, and woke when another had the sweep
+    replaced: int = 0
+    # Its seconds were over before it had done what it was asked for
+    cut_short: bool = False
     max_attempts: int = 0
-    slowest_takeover_seconds: float = (
-        0.0  # from the death of an orchestrator to the next one's first launch
-    )
+    # From the death of an orchestrator to the next one's first launch
+    slowest_takeover_seconds: float = 0.0
     seconds: float = 0.0
     complaints: list[str] = field(default_factory=list)
 
@@ -128,7 +138,10 @@ def spec(name: str, *, num_recomputations: int) -> SweepSpec:
 
 
 class Campaign:
-    """Kills until there were enough, or the time is over. `scripted`: orchestrators alone, whose trials end by themselves."""
+    """Kills until there were enough, or the time is over.
+
+    `scripted`: orchestrators alone, whose trials end by themselves.
+    """
 
     VICTIMS: Mapping[str, int] = VICTIMS
 
@@ -137,14 +150,14 @@ class Campaign:
     ) -> None:
         self._chance, self._folder, self._url, self._name = random.Random(seed), folder, url, name
         self._scripted = scripted
-        self._num_recomputations = (
-            2 if scripted else 40
-        )  # the fewer, the sooner an orchestrator has begun, and the sooner a sweep is over
+        # The fewer, the sooner an orchestrator has begun, and the sooner a sweep is over
+        self._num_recomputations = 2 if scripted else 40
         self._num_sweeps = 0
         self._over = folder / "over"
         self._seen: dict[
             int, int
-        ] = {}  # every process ever seen below an orchestrator -> its start time
+            # Every process ever seen below an orchestrator -> its start time
+        ] = {}
         self._out = Outcome(campaign=name, seed=seed)
 
     def run(self, *, kills: int, seconds: float) -> Outcome:
@@ -215,7 +228,8 @@ class Campaign:
                 else:
                     self._strike(orchestrator, "orchestrator")
                 return
-            if self._chance.random() < 0.7:  # the others may die before they have begun
+            # The others may die before they have begun
+            if self._chance.random() < 0.7:
                 began = time.monotonic()
                 if not self._await_launch(orchestrator, START_SECONDS):
                     self._out.complaints.append(
@@ -286,7 +300,10 @@ class Campaign:
         return alive
 
     def _note_end(self, code: int) -> None:
-        """It ended by itself. Five attempts in a row may have failed by the machine's fault, which the kills are."""
+        """It ended by itself.
+
+        Five attempts in a row may have failed by the machine's fault, which the kills are.
+        """
         if code == 0:
             self._end_sweep()
             self._begin_sweep()

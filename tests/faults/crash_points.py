@@ -1,7 +1,9 @@
-"""Has an orchestrator die at its statements in turn, without a word: before each, and before and after each commit.
+"""Has an orchestrator die at its statements in turn, without a word: before each, and before and
+after each commit.
 
-Processes are forked, so that each finds everything imported; a point is counted by the process that dies there. On SQLite all that an
-orchestrator leaves is files: there one may go through all points, and each of its deaths be a copy of them.
+Processes are forked, so that each finds everything imported; a point is counted by the process that
+dies there. On SQLite all that an orchestrator leaves is files: there one may go through all points,
+and each of its deaths be a copy of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedStore
 
 MOST_POINTS = 1_000_000  # of which a sweep has hundreds
-DIED = 100  # what a child ends with at its point; within a method of the store, one more for each of those before it
+# What a child ends with at its point; within a method of the store, one more for each of those
+# before it
+DIED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,8 @@ class Deaths:
     num_acknowledged: int  # by the orchestrators that died
     within: Mapping[
         str, int
-    ]  # how many of them died in each of the store's methods, where only those were asked for
+        # How many of them died in each of the store's methods, where only those were asked for
+    ]
     complaints: Sequence[str]
 
 
@@ -53,8 +58,10 @@ class Play:
     before: Callable[[WitnessedStore, Path], None] | None = (
         None  # what an earlier orchestrator had done
     )
-    run: Callable[[WitnessedStore, Path], object]  # with a folder for its run folders
-    within: Sequence[str] = ()  # methods of the store, where only their statements are to die at
+    # With a folder for its run folders
+    run: Callable[[WitnessedStore, Path], object]
+    # Methods of the store, where only their statements are to die at
+    within: Sequence[str] = ()
 
 
 def small_play(of: SweepSpec, *, num_trials: int) -> Play:
@@ -66,7 +73,8 @@ def die_everywhere(
 ) -> Deaths:
     """Run a sweep once for each point, to its death there, and each time once more to its end.
 
-    `every`: of so many points one. `copied`: only on SQLite, each death is a copy of what one orchestrator has on disk there: half the work.
+    `every`: of so many points one. `copied`: only on SQLite, each death is a copy of what one
+    orchestrator has on disk there: half the work.
     """
     workers = [
         forks.start(partial(_work_through, worker, play, fresh, folder, every, copied))
@@ -104,7 +112,8 @@ def _work_through(
         (folder / f"told-{worker}.jsonl").open("w") as told,
     ):
         stage = _Stage(play, store, home=at_home, fresh=partial(fresh, worker))
-        # Forks find everything imported and every statement compiled: that is two thirds of what a sweep costs.
+        # Forks find everything imported and every statement compiled: that is two thirds of what a
+        # sweep costs.
         stage.run()
         store._database.close()
         gc.freeze()
@@ -131,7 +140,9 @@ def _work_through(
 
 
 class _Stage:
-    """Where a play is run again and again: a store and a folder, with what a worker's orchestrators leave there."""
+    """Where a play is run again and again: a store and a folder, with what a worker's orchestrators
+    leave there.
+    """
 
     def __init__(
         self, play: Play, store: WitnessedStore, *, home: Path, fresh: Callable[[], str]
@@ -163,9 +174,11 @@ class _Stage:
 
 
 class _Copies:
-    """What an orchestrator that went on to its end had on disk at each of its points: a kill there would have left no more, and no less.
+    """What an orchestrator that went on to its end had on disk at each of its points: a kill there
+    would have left no more, and no less.
 
-    But for the index of SQLite's log: whoever comes after a kill makes it anew, and who copied it would drop the locks that it holds on it.
+    But for the index of SQLite's log: whoever comes after a kill makes it anew, and who copied it
+    would drop the locks that it holds on it.
     """
 
     def __init__(self, stage: _Stage, points: Sequence[int], folder: Path) -> None:
@@ -216,13 +229,15 @@ def die_at(fatal: int, work: Callable[[], object], within: Sequence[str] = ()) -
 def at_points(
     at: Callable[[int, int], None], work: Callable[[], object], within: Sequence[str] = ()
 ) -> None:
-    """Do something, and call `at` before each of its statements, and before and after each commit, with the number of that.
+    """Do something, and call `at` before each of its statements, and before and after each commit,
+    with the number of that.
 
-    Only in a fork: nobody takes the watch off again. `within`: only at statements that these methods of the store make, and with the
-    place of the method.
+    Only in a fork: nobody takes the watch off again. `within`: only at statements that these
+    methods of the store make, and with the place of the method.
     """
     numbers = itertools.count()
-    inside = list[int]() if within else [0]  # the methods that are being called, by their places
+    # The methods that are being called, by their places
+    inside = list[int]() if within else [0]
 
     def point(*_: object) -> None:
         if inside:
@@ -259,7 +274,8 @@ def _finish(stage: _Stage, into: Path) -> None:
     raised = []
     try:
         stage.run()
-    except Exception as exc:  # noqa: BLE001  what it stumbled over is what the judge is to name
+    except Exception as exc:  # noqa: BLE001
+        # What it stumbled over is what the judge is to name
         raised = [f"the next one raised {type(exc).__name__}: {exc}"]
     verdict = judge(
         stage.store, stage.play.of.name, stage.store.log.entries(), num_trials=stage.play.num_trials

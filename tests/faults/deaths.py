@@ -1,6 +1,8 @@
-"""Dies at every statement of a play, or of a migration: `python -m tests.faults.deaths PLAY URL FOLDER`, in one line of JSON what came of it.
+"""Dies at every statement of a play, or of a migration: `python -m tests.faults.deaths PLAY URL
+FOLDER`, in one line of JSON what came of it.
 
-A program of its own, for what is forked thousands of times should hold no more than it needs: a fork of a test session holds torch and Ray.
+A program of its own, for what is forked thousands of times should hold no more than it needs: a
+fork of a test session holds torch and Ray.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from tests.faults.sick_nodes import AMONG_SICK_NODES
 
 
 def of_play(play: Play, url: str, folder: Path) -> dict[str, Any]:
-    """`url`: of a database server, or of SQLite, where deaths are copies; the databases are made here."""
+    """`url`: of a database server, or of SQLite, where deaths are copies; the databases are made
+    here.
+    """
     is_sqlite = url.startswith("sqlite")
     deaths = die_everywhere(
         play,
@@ -47,11 +51,12 @@ def of_making(url: str, folder: Path) -> dict[str, Any]:
 
 
 def of_upgrade(url: str, folder: Path) -> dict[str, Any]:
-    """A program dies while it upgrades a store, the next one does; all of one store, which gains a trial with each death."""
+    """A program dies while it upgrades a store, the next one does; all of one store, which gains a
+    trial with each death.
+    """
     _open(url)
-    _in_a_fork(
-        partial(_use, url, measured=0)
-    )  # a process of its own: what holds a sweep has to be gone
+    # A process of its own: what holds a sweep has to be gone
+    _in_a_fork(partial(_use, url, measured=0))
 
     def go_on(point: int) -> Callable[[], None]:
         migrate.upgrade(url)
@@ -68,7 +73,9 @@ def _until_it_is_done(
     work: Callable[[], object],
     after: Callable[[int], Callable[[], None]],
 ) -> dict[str, Any]:
-    """Have a fork die at each statement of a piece of work in turn, and another go on after each; until one has come to the end."""
+    """Have a fork die at each statement of a piece of work in turn, and another go on after each;
+    until one has come to the end.
+    """
     for point in itertools.count():
         before()
         code = forks.outcome(partial(die_at, point, work))

@@ -1,4 +1,6 @@
-"""Forks of a process that has everything imported: each is an orchestrator of its own, and is waited for by its id."""
+"""Forks of a process that has everything imported: each is an orchestrator of its own, and is
+waited for by its id.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ from orchestrator.core.errors import SweepError
 
 
 def start(work: Callable[[], object]) -> int:
-    """Begin something in a fork, and give its id. It ends with 0, with the exit code of a SweepError, or with 1 and what was raised."""
+    """Begin something in a fork, and give its id.
+
+    It ends with 0, with the exit code of a SweepError, or with 1 and what was raised.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        gc.freeze()  # the collector would have every page that holds an object copied: a fork of a test session has half a million of them
+        # The collector would have every page that holds an object copied: a fork of a test session
+        # has half a million of them
+        gc.freeze()
         _end_with(work)
     return pid
 
@@ -66,7 +73,8 @@ def _end_with(work: Callable[[], object]) -> None:
         code = 0
     except SweepError as exc:
         code = exc.exit_code
-    except BaseException:  # noqa: BLE001  the fork ends here, whatever it was
+    except BaseException:  # noqa: BLE001
+        # The fork ends here, whatever it was
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -1,4 +1,6 @@
-"""Empty stores, made once and had as often as wanted: each call empties that of one worker, and gives its URL, which is always the same."""
+"""Empty stores, made once and had as often as wanted: each call empties that of one worker, and
+gives its URL, which is always the same.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from db.connection import url as urls
 from db.store import Store
 from tests import new_store
 
-WORKERS = 2  # processes that use them at once, each its own
+# Processes that use them at once, each its own
+WORKERS = 2
 
 Fresh = Callable[[int], str]
 
@@ -53,7 +56,8 @@ def fresh_postgresql(server_url: str) -> Fresh:
 
     connections: dict[
         int, psycopg.Connection
-    ] = {}  # kept: a new one has all of the catalogue to read
+        # Kept: a new one has all of the catalogue to read
+    ] = {}
 
     def emptied(worker: int) -> str:
         if worker not in connections:

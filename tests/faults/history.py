@@ -1,7 +1,8 @@
-"""What was seen from outside of a sweep, and whether its store agrees: nothing acknowledged is lost, nothing counts twice, nothing is stuck.
+"""What was seen from outside of a sweep, and whether its store agrees: nothing acknowledged is
+lost, nothing counts twice, nothing is stuck.
 
-The log is a file of its own, written at each launch and after each acknowledged end; whoever is killed, its lines stay. The checker reads
-tables, not the store's own answers.
+The log is a file of its own, written at each launch and after each acknowledged end; whoever is
+killed, its lines stay. The checker reads tables, not the store's own answers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ STANDING_STILL = (event_log.SUPERSEDED, event_log.REPEAT_FAILED)  # entries that
 class Seen(StrEnum):
     LAUNCHED = "launched"
     MEASURED = "measured"  # acknowledged, and it counts
-    ENDED = "ended"  # acknowledged: the trial is at its end without a number
+    # Acknowledged: the trial is at its end without a number
+    ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +87,8 @@ class Verdict:
     lost: Sequence[str]
     duplicated: Sequence[str]
     stuck: Sequence[str]
-    broken: Sequence[str]  # the log of events does not lead to the rows
+    # The log of events does not lead to the rows
+    broken: Sequence[str]
 
     @property
     def complaints(self) -> list[str]:
@@ -98,7 +101,10 @@ class Verdict:
 def judge(
     store: Store, sweep: str, entries: Sequence[Entry], *, num_trials: int | None = None
 ) -> Verdict:
-    """Hold what was seen against the store. `num_trials`: the sweep has ended, and so many trials have to be at their end."""
+    """Hold what was seen against the store.
+
+    `num_trials`: the sweep has ended, and so many trials have to be at their end.
+    """
     rows = _read(store, sweep)
     return Verdict(
         acknowledged=sum(entry.seen is not Seen.LAUNCHED for entry in entries),
@@ -117,10 +123,13 @@ class _Rows:
     events: Mapping[int, list[Any]]
     sessions: Sequence[Any]  # the oldest first
     checks: Sequence[Any]  # of nodes, by the sweep's orchestrators
-    sick: frozenset[str]  # nodes of which no measurement counts any more
+    # Nodes of which no measurement counts any more
+    sick: frozenset[str]
 
     def is_taken_out(self, trial_id: int, number: int) -> bool:
-        """Whether an attempt counts no more since one of its nodes turned out to be sick: then its trial is measured again."""
+        """Whether an attempt counts no more since one of its nodes turned out to be sick: then its
+        trial is measured again.
+        """
         row = self.attempts.get((trial_id, number))
         return row is not None and row.superseded and not self.sick.isdisjoint(row.nodes or ())
 
@@ -304,13 +313,16 @@ def _broken(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
 
 
 def _stale(rows: _Rows) -> list[str]:
-    """What an orchestrator wrote that had been replaced: after an epoch's first row there is none of an older one, in any table."""
+    """What an orchestrator wrote that had been replaced: after an epoch's first row there is none
+    of an older one, in any table.
+    """
     events = sorted((row for of in rows.events.values() for row in of), key=lambda row: row.id)
     found = _after_a_later_epoch(
         [(row.epoch, f"trial {row.trial_id}: {row.event}") for row in events]
     )
     found += _after_a_later_epoch([(row.epoch, f"node {row.node}: a look") for row in rows.checks])
-    # A session is one row that is written again and again: by the database's clock, as its successor's beginning is.
+    # A session is one row that is written again and again: by the database's clock, as its
+    # successor's beginning is.
     for old, new in pairwise(rows.sessions):
         if max(old.seen_at, old.ended_at or old.seen_at) > new.started_at:
             found.append(
@@ -329,7 +341,9 @@ def _after_a_later_epoch(written: Sequence[tuple[int, str]]) -> list[str]:
 
 
 def _fold(events: Sequence[Any]) -> tuple[str, int, str | None]:
-    """The state that a trial's events lead to, how many attempts they begin, and what is wrong with them."""
+    """The state that a trial's events lead to, how many attempts they begin, and what is wrong with
+    them.
+    """
     state, begun = INITIAL, 0
     if not events or events[0].event != event_log.ADDED:
         return state, begun, "its first event is not that it was added"

@@ -1,4 +1,6 @@
-"""A sweep of many quick trials on a PostgreSQL whose connections are ended again and again, whose server is killed, and which stays away."""
+"""A sweep of many quick trials on a PostgreSQL whose connections are ended again and again, whose
+server is killed, and which stays away.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,8 @@ from tests.sweep.fake_scheduler import FakeScheduler
 
 NAME = "many"
 MOST_SECONDS_APART = 0.15  # of two ends of all connections
-FEWEST_RESULTS = (
-    101  # with fewer, little could be lost; on a busy machine they take longer than the ends
-)
+# With fewer, little could be lost; on a busy machine they take longer than the ends
+FEWEST_RESULTS = 101
 RESULTS_SECONDS = 120.0
 
 
@@ -48,9 +49,8 @@ def terminations(
 
     before = postgresql.num_ended
     with forks.running(orchestrate) as orchestrator:
-        _await_results(
-            log, orchestrator, fewest=1
-        )  # on a busy machine a sweep would else never be begun
+        # On a busy machine a sweep would else never be begun
+        _await_results(log, orchestrator, fewest=1)
         with postgresql.ending_connections(most_seconds=MOST_SECONDS_APART, seed=seed):
             _wait_for(postgresql, before + count // 2, orchestrator)
             postgresql.kill()

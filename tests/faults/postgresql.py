@@ -1,4 +1,6 @@
-"""A PostgreSQL of a test's own that can be killed, as a machine that loses it would see it, and started again."""
+"""A PostgreSQL of a test's own that can be killed, as a machine that loses it would see it, and
+started again.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,18 @@ class Server:
         os.kill(pid, signal.SIGKILL)
 
     def start(self) -> None:
-        """Have it recover, as soon as the last backend of the dead one is gone. Nothing happens where it runs."""
+        """Have it recover, as soon as the last backend of the dead one is gone.
+
+        Nothing happens where it runs.
+        """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while any(
             started is not None and start_time(pid) == started for pid, started in self._dead
         ):
             assert time.monotonic() < deadline, "backends of the dead server are left"
             time.sleep(0.02)
-        if self._dead:  # nobody may have waited for it, and a zombie looks alive
+        # Nobody may have waited for it, and a zombie looks alive
+        if self._dead:
             for lock in (
                 self._server.pgdata / "postmaster.pid",
                 *self._server.pgdata.glob(".s.PGSQL.*.lock"),
@@ -60,7 +66,8 @@ class Server:
     def ending_connections(self, *, most_seconds: float, seed: int) -> Iterator[None]:
         """Meanwhile end all connections of ours again and again, up to so many seconds apart.
 
-        On a busy machine up to a few times as far apart as a new connection takes, which would else never get to its first statement.
+        On a busy machine up to a few times as far apart as a new connection takes, which would else
+        never get to its first statement.
         """
         import psycopg
 
@@ -96,15 +103,15 @@ class Server:
 @contextmanager
 def server() -> Iterator[Server]:
     """One that is gone afterwards, with its files."""
-    folder = Path(
-        tempfile.mkdtemp(prefix="sweep-pg-")
-    )  # short: a socket's path may have 107 characters
+    # Short: a socket's path may have 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="sweep-pg-"))
     try:
         opened = Server(folder)
         try:
             yield opened
         finally:
-            opened.start()  # it can only be stopped where it runs
+            # It can only be stopped where it runs
+            opened.start()
             opened.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

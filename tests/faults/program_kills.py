@@ -1,7 +1,9 @@
-"""Kills of everything around a program of workload `command` that leaves daemons behind (stubborn.py): none of its processes may be left.
+"""Kills of everything around a program of workload `command` that leaves daemons behind
+(stubborn.py): none of its processes may be left.
 
-`python -m tests.faults.program_kills agents|ray URL FOLDER SEED KILLS SECONDS`: with launchers alone, which takes a fraction of a second a kill,
-or with real calls of `sweep run`, each on a local Ray of its own.
+`python -m tests.faults.program_kills agents|ray URL FOLDER SEED KILLS SECONDS`: with launchers
+alone, which takes a fraction of a second a kill, or with real calls of `sweep run`, each on a local
+Ray of its own.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from orchestrator.node.processes import _children, descendants, kill, start_time
 from tests.faults import stubborn
 from tests.faults.campaign import SURVIVOR_SECONDS, VICTIMS, Campaign, Outcome
 
-EVIDENCE = "evidence"  # the name of the files that programs write: in each attempt's folder
+# The name of the files that programs write: in each attempt's folder
+EVIDENCE = "evidence"
 _PROGRAM = [sys.executable, "-I", "-S", stubborn.__file__]
 START_SECONDS = 180.0
 MOST_LATE_SECONDS = 1.0
 FOLDERS_SECONDS = 5.0
-# Who is killed, together where there are several. Of the wardens and the server one at least is left: see the decision.
+# Who is killed, together where there are several. Of the wardens and the server one at least is
+# left: see the decision.
 ON_RAY: Sequence[Sequence[str]] = (
     ("orchestrator",),
     ("raylet",),
@@ -51,7 +55,9 @@ def options(then: str) -> dict[str, object]:
 
 
 def alive(evidence: Iterable[Path]) -> list[str]:
-    """Who is alive of those that have said in a file who they are, or have that file open: KIND ID, or what the kernel calls them."""
+    """Who is alive of those that have said in a file who they are, or have that file open: KIND ID,
+    or what the kernel calls them.
+    """
     files = set(evidence)
     found = {}
     for file in files:
@@ -106,7 +112,8 @@ class ProgramCampaign(Campaign):
         if len(levels) < 2:
             return False
         agent = self._chance.choice(levels[1])
-        for pid in (*_children(agent), agent):  # as Ray does with a worker whose driver is gone
+        # As Ray does with a worker whose driver is gone
+        for pid in (*_children(agent), agent):
             kill(pid)
         self._out.strike(victim)
         return True
@@ -122,7 +129,9 @@ class ProgramCampaign(Campaign):
 
 
 class RayProgramKills:
-    """Calls of `sweep run`, of each of which one process or several are killed while its programs run."""
+    """Calls of `sweep run`, of each of which one process or several are killed while its programs
+    run.
+    """
 
     def __init__(self, folder: Path, *, seed: int) -> None:
         self._folder, self._chance = folder, random.Random(seed)

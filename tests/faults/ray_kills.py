@@ -1,6 +1,8 @@
-"""Kills on a real Ray cluster of a head and two simulated nodes: of orchestrators, agents, ranks, raylets and at last the head; judged like any campaign.
+"""Kills on a real Ray cluster of a head and two simulated nodes: of orchestrators, agents, ranks,
+raylets and at last the head; judged like any campaign.
 
-Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS|poison|rpc SECONDS
+Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL
+FOLDER SEED KILLS|poison|rpc SECONDS
 """
 
 from __future__ import annotations
@@ -28,21 +30,22 @@ from tests.faults.witness import WitnessedStore
 NAME = "on-ray"
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80_000_000}
 VICTIMS = {"orchestrator": 3, "agent": 4, "rank": 5, "raylet": 2}
-HEAD_SECONDS = 60.0  # promised: an orchestrator whose cluster is gone has said so by then
+# Promised: an orchestrator whose cluster is gone has said so by then
+HEAD_SECONDS = 60.0
 START_SECONDS = 90.0
 NUM_TRIALS = 40
 LONGEST_WAIT_SECONDS = 1.5
 POISONED = 5  # a trial among others
 MOST_CALLS = 10
-MOST_CALL_SECONDS = (
-    START_SECONDS + 120
-)  # in which nothing ends and no node is started anew: the call hangs
-RPC_SECONDS = (
-    600.0  # for all calls together: an agent that does not come is given up after two minutes
-)
+# In which nothing ends and no node is started anew: the call hangs
+MOST_CALL_SECONDS = START_SECONDS + 120
+# For all calls together: an agent that does not come is given up after two minutes
+RPC_SECONDS = 600.0
 POISON_SECONDS = 300.0  # for all other trials
-LAST_SECONDS = 600.0  # for an orchestrator that nobody disturbs to measure all that is left
-# Read by Ray's processes when they start: of so many calls in a hundred the request, or the answer, is lost; and one kind is late.
+# For an orchestrator that nobody disturbs to measure all that is left
+LAST_SECONDS = 600.0
+# Read by Ray's processes when they start: of so many calls in a hundred the request, or the answer,
+# is lost; and one kind is late.
 _LOST = {"num_failures": -1, "req_failure_prob": 3, "resp_failure_prob": 3}
 RPC_FAULTS = {
     "RAY_testing_rpc_failure": json.dumps(
@@ -66,7 +69,8 @@ class RayKills:
         self._log = Log(folder / "seen.jsonl")
         self._out = Outcome(campaign="ray", seed=seed)
         self._time_scale = 30.0
-        self._is_over = False  # an orchestrator has ended well: nothing is left to kill
+        # An orchestrator has ended well: nothing is left to kill
+        self._is_over = False
         self._seen: dict[int, int] = {}
         self._begin_cluster()
 
@@ -88,12 +92,15 @@ class RayKills:
         return self._out
 
     def run_poison(self) -> Outcome:
-        """One trial takes its node down whenever it runs: it is stopped after two, and all others are measured."""
+        """One trial takes its node down whenever it runs: it is stopped after two, and all others
+        are measured.
+        """
         began = time.monotonic()
         self._out.campaign, self._time_scale = (
             "ray-poison",
             300.0,
-        )  # so that a trial is still there when its node is
+            # So that a trial is still there when its node is
+        )
         with self._orchestrator() as orchestrator:
             for attempt in (1, 2, 3):
                 if not self._await_attempt(orchestrator, POISONED, attempt):
@@ -115,7 +122,9 @@ class RayKills:
         return self._out
 
     def run_rpc(self) -> Outcome:
-        """Ray's own messages are lost and late (`RPC_FAULTS`): the sweep gets through, if need be in several calls."""
+        """Ray's own messages are lost and late (`RPC_FAULTS`): the sweep gets through, if need be
+        in several calls.
+        """
         began = time.monotonic()
         self._out.campaign = "ray-rpc"
         for _ in range(MOST_CALLS):
@@ -134,7 +143,8 @@ class RayKills:
     def _through(self, seconds: float) -> int | None:
         """What an orchestrator ends with; None where it hangs, or goes on.
 
-        Where no agent came, Ray has lost count of a node's slots for good, and an operator starts it anew.
+        Where no agent came, Ray has lost count of a node's slots for good, and an operator starts
+        it anew.
         """
         moved_at = time.monotonic()
         until = moved_at + seconds
@@ -256,7 +266,9 @@ class RayKills:
         self._workers.append(self._cluster.add_node(**NODE))
 
     def _lose_the_head(self) -> None:
-        """Kill the head under an orchestrator: it says so in time, and nothing that it knew is lost."""
+        """Kill the head under an orchestrator: it says so in time, and nothing that it knew is
+        lost.
+        """
         with self._orchestrator() as orchestrator:
             self._await_launch(orchestrator, START_SECONDS)
             if orchestrator.poll() is None:

@@ -1,4 +1,5 @@
-"""Two orchestrators and one sweep: both come at once, or one is stopped, is replaced when its lease has ended, and wakes.
+"""Two orchestrators and one sweep: both come at once, or one is stopped, is replaced when its lease
+has ended, and wakes.
 
 Judged like any other run, and by exit codes: who does not hold the sweep ends with 5.
 """
@@ -29,9 +30,11 @@ from tests.faults.witness import WitnessedStore
 from tests.sweep.fake_scheduler import FakeScheduler
 
 HELD = SweepHeld.exit_code
-LEASE_SECONDS = 0.15  # of 30 s: nobody waits long for it to end
+# Of 30 s: nobody waits long for it to end
+LEASE_SECONDS = 0.15
 TRIAL_SECONDS = 0.005
-START_SECONDS = 180.0  # for a first launch, however busy the machine
+# For a first launch, however busy the machine
+START_SECONDS = 180.0
 OF = small_sweep.spec(gpus=[1])
 NUM_TRIALS = 6
 
@@ -41,9 +44,8 @@ class Rivalry:
     """What came of it."""
 
     rounds: int = 0
-    replaced: int = (
-        0  # orchestrators that had launched something, slept past their lease, and ended with 5
-    )
+    # Orchestrators that had launched something, slept past their lease, and ended with 5
+    replaced: int = 0
     acknowledged: int = 0
     complaints: list[str] = field(default_factory=list)
     cut_short: bool = False  # the seconds were over first
@@ -60,7 +62,9 @@ def pauses(
     worker: int = 0,
     enough: float = math.inf,
 ) -> Rivalry:
-    """Stop an orchestrator past its lease, start another, and let the first go on while the other works. `enough`: replaced ones."""
+    """Stop an orchestrator past its lease, start another, and let the first go on while the other
+    works. `enough`: replaced ones.
+    """
     chance, found = random.Random(seed), Rivalry()
     log = Log(folder / f"rivals-{worker}.jsonl")
     with WitnessedStore.seen_by(log, fresh(worker)) as store:
@@ -72,13 +76,13 @@ def pauses(
             fresh(worker)
             log.path.unlink(missing_ok=True)
             with forks.running(partial(_orchestrate, store)) as first:
-                if chance.random() < 0.8:  # the others may be stopped before they have begun
+                # The others may be stopped before they have begun
+                if chance.random() < 0.8:
                     _await_launch(log, first)
                 time.sleep(chance.uniform(0.0, run_seconds / 2))
                 os.kill(first, signal.SIGSTOP)
-                had_begun = bool(
-                    log.entries()
-                )  # of nobody else: what it launched, and perhaps was acknowledged
+                # Of nobody else: what it launched, and perhaps was acknowledged
+                had_begun = bool(log.entries())
                 time.sleep(LEASE_SECONDS * 1.2)
                 with forks.running(partial(_orchestrate, store)) as second:
                     time.sleep(chance.uniform(0.0, run_seconds))

@@ -1,4 +1,6 @@
-"""A sweep of sixteen trials in which everything is written that is written of nodes: looks, a bench, what is measured again; and a spool is taken up."""
+"""A sweep of sixteen trials in which everything is written that is written of nodes: looks, a
+bench, what is measured again; and a spool is taken up.
+"""
 
 from __future__ import annotations
 
@@ -72,5 +74,6 @@ AMONG_SICK_NODES = Play(
         "bench",
         "remeasure",
         "record_ends",
-    ),  # the last is what a spool is taken up by
+        # The last is what a spool is taken up by
+    ),
 )

@@ -1,7 +1,9 @@
-"""A program that leaves as much behind as a program can: `python stubborn.py EVIDENCE [KIND ...]`, as a command of a sweep.
+"""A program that leaves as much behind as a program can: `python stubborn.py EVIDENCE [KIND ...]`,
+as a command of a sweep.
 
-Everything that it starts writes its id and its start time into the file EVIDENCE, and holds that file open, before it does
-anything else: so it is found without its environment, its name or its parent. Standard library only.
+Everything that it starts writes its id and its start time into the file EVIDENCE, and holds that
+file open, before it does anything else: so it is found without its environment, its name or its
+parent. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-THEN_VARIABLE = (
-    "STUBBORN_THEN"  # end: leave the others behind; stop: stop itself; nothing: go on for ever
-)
+# End: leave the others behind; stop: stop itself; nothing: go on for ever
+THEN_VARIABLE = "STUBBORN_THEN"
 
 _evidence = -1
 _NOTHING: dict[str, str] = {}
@@ -70,7 +71,9 @@ def _daemon(kind: str, environment: Mapping[str, str]) -> None:
 
 
 def _loader() -> None:
-    """Workers as those of a data loader: they wait for work at a pipe, whose other end their parent and their siblings hold."""
+    """Workers as those of a data loader: they wait for work at a pipe, whose other end their parent
+    and their siblings hold.
+    """
     reader, _ = os.pipe()
     for _ in range(2):
         _fork("loader", lambda: (os.read(reader, 1), None)[1])
@@ -96,7 +99,9 @@ def _deaf() -> None:
 
 
 def _restless() -> None:
-    """A daemon without an environment that starts itself anew all the time: each process lives for milliseconds."""
+    """A daemon without an environment that starts itself anew all the time: each process lives for
+    milliseconds.
+    """
 
     def then() -> None:
         os.setsid()
@@ -127,7 +132,8 @@ def main() -> None:
     _record("program")
     for kind in sys.argv[2:] or KINDS:
         KINDS[kind]()
-    with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:  # noqa: PTH123  a program of somebody else
+    # A program of somebody else
+    with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:  # noqa: PTH123
         file.write((json.dumps({"step_seconds": 0.1}) + "\n") * int(os.environ["SWEEP_NUM_STEPS"]))
     match os.environ.get(THEN_VARIABLE):
         case "end":

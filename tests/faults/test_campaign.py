@@ -1,4 +1,6 @@
-"""Two hundred kills at random of orchestrators, agents, wardens, rank servers and ranks: nothing is lost, doubled, stuck or left over."""
+"""Two hundred kills at random of orchestrators, agents, wardens, rank servers and ranks: nothing is
+lost, doubled, stuck or left over.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from tests.faults.campaign import LEVELS, outcome_of
 pytestmark = pytest.mark.timeout(600)
 
 KILLS = {"sqlite": 130, "postgresql": 70}  # 5,000 in `make chaos`
-MOST_SECONDS = 450.0  # on a machine that others use; both together take 40 s where nobody does
-ENDING_SECONDS = 300.0  # for the last sweep to come to its end, and to be judged
+# On a machine that others use; both together take 40 s where nobody does
+MOST_SECONDS = 450.0
+# For the last sweep to come to its end, and to be judged
+ENDING_SECONDS = 300.0
 
 
 def test_kills_at_random_lose_nothing_double_nothing_and_leave_nobody(

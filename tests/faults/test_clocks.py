@@ -1,4 +1,6 @@
-"""A client's clock that jumps by hours, forwards and back: leases hold, and nothing has lasted less than no time."""
+"""A client's clock that jumps by hours, forwards and back: leases hold, and nothing has lasted less
+than no time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An orchestrator that dies at any one of its statements: the same command goes on, and nothing is lost, doubled or stuck."""
+"""An orchestrator that dies at any one of its statements: the same command goes on, and nothing is
+lost, doubled or stuck.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import pytest
 from tests import programs
 from tests.faults.sick_nodes import AMONG_SICK_NODES
 
-pytestmark = pytest.mark.timeout(900)  # a quarter of a minute where nobody else uses the cores
+# A quarter of a minute where nobody else uses the cores
+pytestmark = pytest.mark.timeout(900)
 
 MOST_SECONDS = 580.0
 
@@ -22,7 +25,8 @@ def test_a_death_at_any_statement_loses_nothing_and_doubles_nothing(
     """Of one of the cells; `make chaos` dies in both."""
     url = "sqlite" if database == "sqlite" else request.getfixturevalue("postgresql_server")
     deaths = _died("one-cell", url, tmp_path)
-    # Of 5 launched trials, a retry and a repeat, with 20 statements and more each, and on PostgreSQL those that hold the sweep.
+    # Of 5 launched trials, a retry and a repeat, with 20 statements and more each, and on
+    # PostgreSQL those that hold the sweep.
     assert deaths["num_points"] > (140 if database == "sqlite" else 150)
     assert (
         deaths["num_acknowledged"] > deaths["num_points"]
@@ -32,10 +36,13 @@ def test_a_death_at_any_statement_loses_nothing_and_doubles_nothing(
 def test_a_death_in_the_middle_of_what_is_written_of_nodes_or_taken_from_a_spool_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    """One of its nodes never answers, one is slow and gets benched, and an earlier orchestrator died with an end in its spool. On PostgreSQL: `make chaos`."""
+    """One of its nodes never answers, one is slow and gets benched, and an earlier orchestrator
+    died with an end in its spool. On PostgreSQL: `make chaos`.
+    """
     deaths = _died("sick-nodes", "sqlite", tmp_path)
     assert set(deaths["within"]) == set(AMONG_SICK_NODES.within), "each of them was died in"
-    assert min(deaths["within"].values()) >= 3  # a statement, and its commit before and after
+    # A statement, and its commit before and after
+    assert min(deaths["within"].values()) >= 3
 
 
 def _died(play: str, url: str, folder: Path) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""The store, told everything late, twice, in any order and by orchestrators that were replaced: the first end of an attempt stands.
+"""The store, told everything late, twice, in any order and by orchestrators that were replaced: the
+first end of an attempt stands.
 
-Hypothesis invents the history; a model in a few lines says what must have come of it, and the judge folds the log.
+Hypothesis invents the history; a model in a few lines says what must have come of it, and the judge
+folds the log.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from tests.db.builders import (
 )
 from tests.faults.history import judge
 
-pytestmark = pytest.mark.timeout(900)  # a quarter of a minute where nobody else uses the cores
+# A quarter of a minute where nobody else uses the cores
+pytestmark = pytest.mark.timeout(900)
 
 Attempt = tuple[int, int]
 ENDS = {
@@ -48,7 +51,9 @@ ENDS = {
 
 
 class LateMessages(RuleBasedStateMachine):
-    """`state` and `running` are the model: what each trial is, and which attempt of it may still end."""
+    """`state` and `running` are the model: what each trial is, and which attempt of it may still
+    end.
+    """
 
     attempts: Bundle[Attempt] = Bundle("attempts")  # begun once, told of for ever
     epochs: Bundle[int] = Bundle("epochs")  # of owners that were replaced

@@ -1,4 +1,6 @@
-"""One SQLite file, written by eight processes while a ninth reads an old snapshot: everybody waits, and nobody is refused."""
+"""One SQLite file, written by eight processes while a ninth reads an old snapshot: everybody waits,
+and nobody is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A program that dies at any statement while it makes or upgrades a store: the next one finds it usable, with all that was in it."""
+"""A program that dies at any statement while it makes or upgrades a store: the next one finds it
+usable, with all that was in it.
+"""
 
 from __future__ import annotations
 

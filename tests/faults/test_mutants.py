@@ -1,4 +1,6 @@
-"""The harness itself: three mistakes that such programs are made with, each put into the product on purpose, and each seen."""
+"""The harness itself: three mistakes that such programs are made with, each put into the product on
+purpose, and each seen.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,9 @@ def die(folder: Path) -> list[str]:
 
 
 def race(folder: Path) -> list[str]:
-    """Until one of them shows something: whether two come between each other's statements is for the scheduler of the cores to say."""
+    """Until one of them shows something: whether two come between each other's statements is for
+    the scheduler of the cores to say.
+    """
     complaints = (
         races(fresh_sqlite(folder), folder, count=5).complaints for _ in range(MOST_RACES // 5)
     )

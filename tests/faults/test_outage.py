@@ -1,4 +1,6 @@
-"""A PostgreSQL that goes away under a sweep: what runs goes on, what ends waits on disk, and all of it arrives."""
+"""A PostgreSQL that goes away under a sweep: what runs goes on, what ends waits on disk, and all of
+it arrives.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,8 @@ def test_what_ends_while_the_database_is_away_waits_on_disk_and_arrives(
 
     def come_back() -> None:
         until(lambda: len(spooled(log)) == AT_ONCE)
-        time.sleep(0.5)  # in which something could be started, or acknowledged
+        # In which something could be started, or acknowledged
+        time.sleep(0.5)
         seen.append((len(spooled(log)), len(log.entries())))
         postgresql.start()
 
@@ -141,7 +144,9 @@ def test_what_ends_while_the_database_is_away_waits_on_disk_and_arrives(
 def whose_database_goes_away(
     postgresql: Server, url: str, log: Log, *, patience_seconds: float
 ) -> Iterator[int]:
-    """An orchestrator in a process of its own, that has heard of its first end when the server is killed."""
+    """An orchestrator in a process of its own, that has heard of its first end when the server is
+    killed.
+    """
     Store.open(url).close()
     ended, away = log.path.with_name("ended"), log.path.with_name("away")
 
@@ -206,7 +211,8 @@ def test_a_cancel_is_obeyed_while_the_database_is_away(
             run_root=lambda folder: log.path.parent / folder,
             stop=lambda: asked[0] if asked else Stop.GO_ON,
         )
-    assert time.monotonic() - began < 15  # promised of a cancel; patience would be 60 s
+    # Promised of a cancel; patience would be 60 s
+    assert time.monotonic() - began < 15
     assert spooled(log)
     postgresql.start()
 

@@ -1,4 +1,7 @@
-"""A few kills around programs that leave daemons behind: none of their processes is left. Hundreds in `make chaos`."""
+"""A few kills around programs that leave daemons behind: none of their processes is left.
+
+Hundreds in `make chaos`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from tests.faults.program_kills import alive
 
 pytestmark = pytest.mark.timeout(600)
 
-KILLS, RAY_KILLS = 15, 2  # on Ray: of the orchestrator, and of the raylet
+# On Ray: of the orchestrator, and of the raylet
+KILLS, RAY_KILLS = 15, 2
 MOST_SECONDS = 200.0
 ENDING_SECONDS = 300.0
 
@@ -49,7 +53,9 @@ def test_kills_around_programs_that_leave_daemons_behind_leave_nobody(
 
 
 def test_the_campaign_sees_what_shows_no_sign_of_whose_it_is(tmp_path: Path) -> None:
-    """Daemons without an environment, whose parents have ended: by what they wrote of themselves, and by a file that they hold open."""
+    """Daemons without an environment, whose parents have ended: by what they wrote of themselves,
+    and by a file that they hold open.
+    """
     evidence = tmp_path / "evidence"
     environment = os.environ | {
         stubborn.THEN_VARIABLE: "end",

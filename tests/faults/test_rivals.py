@@ -1,4 +1,6 @@
-"""Two orchestrators want one sweep: one works, the other ends with 5; one that was replaced while it slept writes nothing."""
+"""Two orchestrators want one sweep: one works, the other ends with 5; one that was replaced while
+it slept writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,8 @@ pytestmark = pytest.mark.timeout(900)
 
 NUM_RACES = 5
 NUM_REPLACED = 5
-MOST_PAUSES = (
-    40  # some are stopped before they begin, or when they have ended; 1,000 pauses in `make chaos`
-)
+# Some are stopped before they begin, or when they have ended; 1,000 pauses in `make chaos`
+MOST_PAUSES = 40
 
 
 def test_of_several_that_begin_at_once_one_works_and_the_others_end_with_5(

@@ -1,4 +1,6 @@
-"""A store and a scheduler that write down, outside of both, what was launched and what was acknowledged."""
+"""A store and a scheduler that write down, outside of both, what was launched and what was
+acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,8 @@ class WitnessedStore(Store):
                         end.attempt,
                         end.outcome.measurement.tokens_per_second_per_gpu,
                     )
-            elif (
-                came_to.state in WITHOUT_A_NUMBER
-            ):  # else it waits for another attempt, or a repeat failed
+            elif came_to.state in WITHOUT_A_NUMBER:
+                # Else it waits for another attempt, or a repeat failed
                 self.log.note(Seen.ENDED, end.trial_id, end.attempt)
         return recorded
 

@@ -1,5 +1,6 @@
-"""A process that does nothing but run attempts whose ranks leave children behind, until somebody kills it. Arguments: the root, and then
-nothing, or what a program that does the same in all ways does itself (tests/faults/stubborn.py); that is run once.
+"""A process that does nothing but run attempts whose ranks leave children behind, until somebody
+kills it. Arguments: the root, and then nothing, or what a program that does the same in all ways
+does itself (tests/faults/stubborn.py); that is run once.
 """
 
 from __future__ import annotations

@@ -15,12 +15,14 @@ import pytest
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.node.cpu_watch import CpuTimes, CpuWatch, load_between
 from orchestrator.node.launcher import NodeLauncher
-from orchestrator.node.processes import global_identity, is_process
+from orchestrator.node.processes import global_identity, living_pid
 from tests.node.launching import order
 
-SPIN_SECONDS = 0.9  # of CPU time in each process of the program
+# Of CPU time in each process of the program
+SPIN_SECONDS = 0.9
 
-# Three processes that compute: the program, a child, and a daemon in a session of its own that loses its parent.
+# Three processes that compute: the program, a child, and a daemon in a session of its own that
+# loses its parent.
 PROGRAM = f"""
 import json, os, time
 def spin(seconds):
@@ -48,7 +50,8 @@ def endless_loops(number: int) -> Iterator[None]:
     program = "import os, time\nos.setsid()\nend = time.time() + 60\nwhile time.time() < end: pass"
     started = []
     for _ in range(number):
-        # A shell that ends at once leaves its child to init; one that kept the pipe open would be waited for.
+        # A shell that ends at once leaves its child to init; one that kept the pipe open would be
+        # waited for.
         command = f"{sys.executable} -c '{program}' > /dev/null 2>&1 & echo $!"
         done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, check=True)
         started.append(int(done.stdout))
@@ -83,7 +86,8 @@ def test_an_attempt_s_own_use_of_all_cores_is_not_somebody_else_s(launcher: Node
         and load.others_cpu_cores is not None
         and load.sweep_cpu_cores is not None
     )
-    # Timed steps begin after one of six, and children may be further than the program: but most of it was in the steps that count.
+    # Timed steps begin after one of six, and children may be further than the program: but most of
+    # it was in the steps that count.
     assert load.own_cpu_cores * seconds > 1.2 * SPIN_SECONDS
     assert load.own_cpu_cores + load.others_cpu_cores + load.sweep_cpu_cores < 1.15 * load.cpu_cores
 
@@ -92,7 +96,8 @@ def test_endless_loops_beside_an_attempt_are_somebody_else_s(launcher: NodeLaunc
     cores = len(os.sched_getaffinity(0))
     with endless_loops(cores):
         load, _ = computing(launcher, 1)
-    # A fair share for as many loops as there are cores, beside three processes that compute and whatever else runs.
+    # A fair share for as many loops as there are cores, beside three processes that compute and
+    # whatever else runs.
     assert load.others_cpu_cores is not None and load.others_cpu_cores > 0.2 * cores, load
 
 
@@ -111,9 +116,8 @@ def test_another_launcher_s_ranks_are_the_sweep_s_where_they_share_its_folder_on
     stranger = NodeLauncher(tmp_path / "b", node="n")
     try:
         for launcher in (mine, other, stranger):
-            assert (
-                launcher.run(order(trial_id=id(launcher))).failure is None
-            )  # its server is there from now on
+            # Its server is there from now on
+            assert launcher.run(order(trial_id=id(launcher))).failure is None
         watch = CpuWatch(root=mine.root, warden=mine._warden, orchestrator="")
         from orchestrator.node.cpu_watch import _processes
 
@@ -182,12 +186,12 @@ def test_timed_steps_count_where_they_are_long_enough_and_else_the_attempt(
 
 
 def test_a_process_is_known_again_by_its_name_alone() -> None:
-    assert is_process(global_identity()) == os.getpid()
-    assert is_process("") is None
+    assert living_pid(global_identity()) == os.getpid()
+    assert living_pid("") is None
     child = subprocess.Popen(["sleep", "60"])
     name = global_identity().replace(str(os.getpid()), str(child.pid), 1)
     time.sleep(0.02)
-    assert is_process(name) is None, "another start"
+    assert living_pid(name) is None, "another start"
     child.kill()
     child.wait()
 
@@ -197,7 +201,8 @@ def test_a_process_is_known_again_by_its_name_alone() -> None:
     [
         ("50000 100000", "usage_usec 7250000\nuser_usec 1", 0.5),
         ("max 100000", "usage_usec 7250000", None),
-        ("50000 100000", "user_usec 1", None),  # its use is not told: the machine's cores stand
+        # Its use is not told: the machine's cores stand
+        ("50000 100000", "user_usec 1", None),
         ("100000000 100000", "usage_usec 7250000", None),  # more than there are
     ],
 )

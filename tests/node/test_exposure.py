@@ -1,4 +1,6 @@
-"""What is seen of Ray's programs on this machine: real processes with real sockets, under the names that Ray's have."""
+"""What is seen of Ray's programs on this machine: real processes with real sockets, under the names
+that Ray's have.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.exposure import look
+from orchestrator.node.exposure import ray_facts
 
 LISTEN = "import socket, sys; s = socket.create_server((sys.argv[1], 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
 # A raylet starts its agents, which write their titles over the environment that the kernel shows.
@@ -54,7 +56,7 @@ def test_a_head_is_seen_with_its_address_and_whether_it_asks_for_a_token(
         folder = tmp_path / str(number)
         folder.mkdir()
         with pretending(folder, "gcs_server", address, **environment) as port:
-            (found,) = [one for one in look({}).listeners if one.port == port]
+            (found,) = [one for one in ray_facts({}).listeners if one.port == port]
         assert (found.program, found.address, found.is_reachable, found.auth_mode) == (
             "gcs_server",
             address,
@@ -75,7 +77,7 @@ def test_every_program_of_ray_s_that_listens_is_seen(
     tmp_path: Path, program: str, called: str
 ) -> None:
     with pretending(tmp_path, program, "127.0.0.1") as port:
-        assert [one.program for one in look({}).listeners if one.port == port] == [called]
+        assert [one.program for one in ray_facts({}).listeners if one.port == port] == [called]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_the_dashboard_s_counters_are_told_from_what_takes_jobs(
     environment = {"DASHBOARD_METRIC_PORT": str(port)} if of_metrics else {}
     options = [f"--port={port}"] if takes_jobs else []
     with pretending(tmp_path, "dashboard.py", "127.0.0.1", *options, code=listen, **environment):
-        assert [one.program for one in look({}).listeners if one.port == port] == [called]
+        assert [one.program for one in ray_facts({}).listeners if one.port == port] == [called]
 
 
 @pytest.mark.parametrize(
@@ -102,24 +104,23 @@ def test_an_agent_asks_for_a_token_where_the_raylet_that_started_it_does(
     tmp_path: Path, beside: dict[str, str]
 ) -> None:
     pytest.importorskip("ray")
-    environment = dict(
-        sorted((beside | {"RAY_AUTH_MODE": "token"}).items())
-    )  # as much of it is written over as the title is long
+    # As much of it is written over as the title is long
+    environment = dict(sorted((beside | {"RAY_AUTH_MODE": "token"}).items()))
     with pretending(tmp_path, "raylet", "127.0.0.1", code=RAYLET, **environment) as port:
-        (found,) = [one for one in look({}).listeners if one.port == port]
+        (found,) = [one for one in ray_facts({}).listeners if one.port == port]
     assert (found.program, found.auth_mode) == ("dashboard agent", "token")
 
 
 def test_what_is_none_of_ray_s_is_not_looked_at(tmp_path: Path) -> None:
     with pretending(tmp_path, "somebody", "127.0.0.1") as port:
-        assert port not in [one.port for one in look({}).listeners]
+        assert port not in [one.port for one in ray_facts({}).listeners]
 
 
 def test_the_token_is_measured_and_never_kept(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("canary-token-of-26-letters\n")
     token.chmod(0o640)
-    facts = look(
+    facts = ray_facts(
         {"RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "canary"},
         cluster_address="[fd00::1]:6379",
     )

@@ -34,7 +34,9 @@ def nvml(
     reasons: Sequence[int] = (0, 0),
     xids: list[int] | None = None,
 ) -> Any:
-    """Two GPUs: the first 60 % busy at 300 W, the second 80 % at 500 W; at three quarters and at all of their clock."""
+    """Two GPUs: the first 60 % busy at 300 W, the second 80 % at 500 W; at three quarters and at
+    all of their clock.
+    """
     used = used_gib or [0, 0]
     events = list(xids or [])
 
@@ -157,9 +159,8 @@ def test_errors_are_told_by_the_driver_whether_steps_are_timed_or_not() -> None:
         raise NvmlError("GPU is lost")
 
     with GpuMonitor(["0"], nvml=fallen) as monitor:
-        fallen.nvmlDeviceGetPciInfo = (
-            lost  # as after Xid 79: then the kernel's log is searched by what was told before
-        )
+        # As after Xid 79: then the kernel's log is searched by what was told before
+        fallen.nvmlDeviceGetPciInfo = lost
     assert monitor.xids == (45, 79)
     assert monitor.addresses == {"0000:3b:00"}
     silent = nvml()

@@ -1,4 +1,6 @@
-"""Nothing outlives an attempt, whoever is killed, whenever: ranks and what they started, the rank server, its wardens, the launcher."""
+"""Nothing outlives an attempt, whoever is killed, whenever: ranks and what they started, the rank
+server, its wardens, the launcher.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from tests.faults.stubborn import KINDS
 from tests.node.launching import faulty, order, survivors, tree_of, with_start_times
 
 NUM_RANDOM_KILLS = 200
-GANG_PROCESSES = 5  # two wardens, the rank server and two ranks
+# Two wardens, the rank server and two ranks
+GANG_PROCESSES = 5
 
 
 def _kill(pid: int) -> None:
@@ -32,7 +35,9 @@ def _kill(pid: int) -> None:
 
 
 def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> None:
-    """Each attempt leaves children of every sort; one process of its tree, whichever, is killed after some milliseconds."""
+    """Each attempt leaves children of every sort; one process of its tree, whichever, is killed
+    after some milliseconds.
+    """
     chance = random.Random(20)
     launcher = NodeLauncher(tmp_path, node="node-a")
     launcher.run(order(trial_id=1))  # the server is up
@@ -47,7 +52,8 @@ def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> Non
             time.sleep(0.001)  # until the server has forked
         time.sleep(delay_seconds)
         seen.update(with_start_times(tree_of(tmp_path)))
-        below = tree_of(tmp_path)  # two wardens, server, then ranks and what they started
+        # Two wardens, server, then ranks and what they started
+        below = tree_of(tmp_path)
         if below:
             # The server or a warden in one of ten: a new one costs a quarter of a second.
             choice = (
@@ -59,7 +65,8 @@ def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> Non
             num_kills += 1
             _kill(choice)
         time.sleep(0.01)
-        launcher.kill(tag)  # what was hit may not have mattered
+        # What was hit may not have mattered
+        launcher.kill(tag)
 
     options = {
         "faults": [
@@ -104,9 +111,8 @@ def test_nothing_outlives_a_launcher_that_was_killed(tmp_path: Path, also_its_se
         root = tmp_path / str(number)
         host = _host(root)
         time.sleep(chance.uniform(0.0, 0.3))
-        host.send_signal(
-            signal.SIGSTOP
-        )  # so that it cannot react to the other's death before its own
+        # So that it cannot react to the other's death before its own
+        host.send_signal(signal.SIGSTOP)
         below = descendants(host.pid)
         seen = [(pid, start_time(pid)) for pid in below]
         if also_its_server:
@@ -166,7 +172,11 @@ AT_ONCE = [
 def test_nothing_of_a_program_outlives_the_death_of_any_process_above_it(
     tmp_path: Path, victims: tuple[str, ...]
 ) -> None:
-    """The program stops itself. It has children in sessions of their own, daemons without an environment, workers, stopped and deaf ones."""
+    """The program stops itself.
+
+    It has children in sessions of their own, daemons without an environment, workers, stopped and
+    deaf ones.
+    """
     evidence = _program(tmp_path, "stop", victims)
     assert alive_within(5.0, [evidence]) == []
 
@@ -187,7 +197,9 @@ def test_with_a_cgroup_nothing_of_a_program_is_left_when_all_three_above_it_are_
 
 
 def _program(folder: Path, then: str, victims: Sequence[str], *, stopped: bool = False) -> Path:
-    """Have a launcher run a program that leaves all kinds of processes behind, and kill some at once. Returns what they say of themselves."""
+    """Have a launcher run a program that leaves all kinds of processes behind, and kill some at
+    once. Returns what they say of themselves.
+    """
     host = subprocess.Popen([sys.executable, "-m", "tests.node.launcher_host", str(folder), then])
     evidence = folder / "trial-0" / "attempt-1" / "node-0" / EVIDENCE
     try:
@@ -199,7 +211,8 @@ def _program(folder: Path, then: str, victims: Sequence[str], *, stopped: bool =
             time.sleep(0.02)
         outer, inner, server, rank, program = descendants(host.pid)[:5]
         who = dict(zip(VICTIMS, (host.pid, outer, inner, server, rank, program), strict=True))
-        host.send_signal(signal.SIGSTOP)  # else it reacts to the first death before the last
+        # Else it reacts to the first death before the last
+        host.send_signal(signal.SIGSTOP)
         for pid in (outer, inner, server, rank) if stopped else ():
             os.kill(pid, signal.SIGSTOP)
         for victim in victims:
@@ -208,7 +221,8 @@ def _program(folder: Path, then: str, victims: Sequence[str], *, stopped: bool =
         if "launcher" in victims:
             assert alive_within(5.0, [evidence]) == []  # before the test itself clears up
         else:
-            time.sleep(0.1)  # for it to see what happened to its attempt
+            # For it to see what happened to its attempt
+            time.sleep(0.1)
     finally:
         alive_within(5.0, [evidence])
         host.kill()

@@ -42,9 +42,8 @@ def test_matrix_products_run_on_the_cores_where_there_is_no_gpu(tmp_path: Path) 
     facts = NodeProbe().gather(plan(tmp_path, matmul_seconds=0.1))
     assert facts.unread == ()
     assert facts.cpu_matmul_flops is not None
-    assert (
-        1e8 < facts.cpu_matmul_flops < 1e14
-    )  # a slow core in an emulator, and more than any machine of today
+    # A slow core in an emulator, and more than any machine of today
+    assert 1e8 < facts.cpu_matmul_flops < 1e14
 
 
 def test_matrix_products_end_with_the_process_that_wanted_them(tmp_path: Path) -> None:
@@ -61,7 +60,8 @@ NodeProbe().gather(ProbePlan(node="here", home={str(tmp_path)!r}, matmul_seconds
             entry.startswith(b"SWEEP_LAUNCHER=") and entry.endswith(f":{tmp_path}".encode())
             for entry in environment
         )
-        time.sleep(0.5)  # whether it has begun to multiply or not
+        # Whether it has begun to multiply or not
+        time.sleep(0.5)
     finally:
         prober.kill()
         prober.wait()
@@ -86,9 +86,8 @@ def test_gpus_that_somebody_holds_are_not_computed_on(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
-    facts = NodeProbe().gather(
-        plan(tmp_path, matmul_seconds=0.1), nvml=nvml()
-    )  # GPUs that only this test has: torch finds none
+    # GPUs that only this test has: torch finds none
+    facts = NodeProbe().gather(plan(tmp_path, matmul_seconds=0.1), nvml=nvml())
     assert any(
         said.startswith("matmul: torch") and said.endswith("sees no GPU") for said in facts.unread
     ), facts.unread

@@ -1,4 +1,6 @@
-"""What Linux lets us do about processes: a subtree is killed to the last, whatever it starts meanwhile; one cgroup is one kill."""
+"""What Linux lets us do about processes: a subtree is killed to the last, whatever it starts
+meanwhile; one cgroup is one kill.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from orchestrator.node.processes import is_stopped, launcher_identity, start_tim
 HERE = Path(__file__).parent
 needs_cgroup = pytest.mark.skipif(why_no_cgroup() is not None, reason=str(why_no_cgroup()))
 
-# Four daemons that start themselves anew every few milliseconds, each in a session of its own, and four processes that fork all the time.
+# Four daemons that start themselves anew every few milliseconds, each in a session of its own, and
+# four processes that fork all the time.
 _STORM = """
 import os, sys, time
 from orchestrator.node.processes import adopt_orphans, descendants, kill_subtree

@@ -1,4 +1,6 @@
-"""A rank's log: its file and its memory are bounded, whatever it writes, and nothing within the bounds is lost."""
+"""A rank's log: its file and its memory are bounded, whatever it writes, and nothing within the
+bounds is lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the launcher knows of a rank, without processes: limits from its heartbeats, and who may be blamed."""
+"""What the launcher knows of a rank, without processes: limits from its heartbeats, and who may be
+blamed.
+"""
 
 from __future__ import annotations
 

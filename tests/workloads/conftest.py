@@ -1,4 +1,6 @@
-"""One thread for torch: of the small tensors here several threads make nothing faster, and other tests run beside."""
+"""One thread for torch: of the small tensors here several threads make nothing faster, and other
+tests run beside.
+"""
 
 from __future__ import annotations
 

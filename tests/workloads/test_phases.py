@@ -1,4 +1,6 @@
-"""Where the time of a real attempt went: no phase of any workload is left out that could be known, and together they are the attempt."""
+"""Where the time of a real attempt went: no phase of any workload is left out that could be known,
+and together they are the attempt.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]
 def phases_of(
     launcher: NodeLauncher, program: str, options: dict[str, Any]
 ) -> tuple[Mapping[Phase, float], float]:
-    """As the store is told them, of an attempt whose rank server has imported its program already; and how long it took in all."""
+    """As the store is told them, of an attempt whose rank server has imported its program already;
+    and how long it took in all.
+    """
     launcher.run(order(program, trial_id=next(_trial_ids), world_size=1, options=options))
     report = launcher.run(order(program, trial_id=next(_trial_ids), world_size=1, options=options))
     assert report.failure is None, report.failure
@@ -74,7 +78,8 @@ def command(source: str) -> dict[str, Any]:
             "workloads.command",
             command(STEPS),
             ALL - {Phase.RENDEZVOUS},
-        ),  # what comes before its first step is one to us
+            # What comes before its first step is one to us
+        ),
     ],
     ids=["llama", "synthetic", "command"],
 )

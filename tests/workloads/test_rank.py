@@ -34,9 +34,8 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "LOCAL_WORLD_SIZE": "2",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(
-        "faulthandler.enable", lambda: None
-    )  # pytest has its own, and its stderr is no file
+    # Pytest has its own, and its stderr is no file
+    monkeypatch.setattr("faulthandler.enable", lambda: None)
     monkeypatch.setattr("faulthandler.register", lambda *_, **__: None)
     return tmp_path
 

@@ -20,14 +20,18 @@ from workloads.rendezvous import bound
 
 pytestmark = pytest.mark.timeout(600)
 
-ENDLESS = 10_000  # steps of a gang that goes on until it is ended
-NOBODYS = "192.0.2.1"  # of RFC 5737: for documents, held by no interface
+# Steps of a gang that goes on until it is ended
+ENDLESS = 10_000
+# Of RFC 5737: for documents, held by no interface
+NOBODYS = "192.0.2.1"
 
 
 def listened_on(
     root: Path, asked: LaunchOrder, launcher: NodeLauncher
 ) -> tuple[NodeReport, set[Place]]:
-    """Run a gang that does not end by itself until every rank takes steps, and say where its processes listen by then."""
+    """Run a gang that does not end by itself until every rank takes steps, and say where its
+    processes listen by then.
+    """
     reports: list[NodeReport] = []
     running = threading.Thread(target=lambda: reports.append(launcher.run(asked)))
     running.start()
@@ -35,7 +39,8 @@ def listened_on(
     while running.is_alive():
         is_stepping = (reached := launcher.progress()) is not None and reached.phase is Phase.STEADY
         seen |= listeners(tree_of(root))
-        if is_stepping:  # the gang had met before that look
+        # The gang had met before that look
+        if is_stepping:
             launcher.kill(asked.request.tag)
         running.join(0.01)
     (report,) = reports
@@ -43,7 +48,9 @@ def listened_on(
 
 
 def endless(asked: LaunchOrder) -> LaunchOrder:
-    """The same, of steps without number: a gang whose run is short may be over before anybody has looked."""
+    """The same, of steps without number: a gang whose run is short may be over before anybody has
+    looked.
+    """
     plan = asked.request.measurement.model_copy(update={"min_steps": ENDLESS, "max_steps": ENDLESS})
     limits = asked.request.limits.model_copy(update={"steady": 110.0, "total": 110.0})
     return replace(
@@ -67,9 +74,8 @@ def test_a_gang_listens_at_its_own_address_alone(
 ) -> None:
     launcher = NodeLauncher(tmp_path, node="here")
     try:
-        for attempt, address in enumerate(
-            ("127.0.0.1", "127.0.0.2"), start=1
-        ):  # of one node, and one as a gang over several is told
+        # Of one node, and one as a gang over several is told
+        for attempt, address in enumerate(("127.0.0.1", "127.0.0.2"), start=1):
             port = launcher.rendezvous()
             asked = endless(
                 order(
@@ -89,7 +95,9 @@ def test_a_gang_listens_at_its_own_address_alone(
 
 
 def test_where_no_interface_holds_the_address_every_one_is_listened_on() -> None:
-    """As in a container whose address is translated: the others reach it at one that it does not have."""
+    """As in a container whose address is translated: the others reach it at one that it does not
+    have.
+    """
     with bound(NOBODYS, 0) as listening:
         assert listening.getsockname()[0] == "0.0.0.0"
 

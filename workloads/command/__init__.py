@@ -1,9 +1,11 @@
-"""Any program as a workload: started once per rank with torchrun's environment, told its layout by arguments or environment.
+"""Any program as a workload: started once per rank with torchrun's environment, told its layout by
+arguments or environment.
 
-Its numbers come from rank 0, either as one small JSON file (SWEEP_RESULT_FILE: the fields of a result, only step_seconds required)
-or as JSON lines while it runs (SWEEP_METRICS_FILE: {"step_seconds": 0.52, "loss": 9.1} per optimizer step, warm-up included; a loss that is
-not finite ends it at once). The rank that the launcher sees is this module, which waits for the program; it ends as the program ended, signal
-for signal, and the program dies with it.
+Its numbers come from rank 0, either as one small JSON file (SWEEP_RESULT_FILE: the fields of a
+result, only step_seconds required) or as JSON lines while it runs (SWEEP_METRICS_FILE:
+{"step_seconds": 0.52, "loss": 9.1} per optimizer step, warm-up included; a loss that is not finite
+ends it at once). The rank that the launcher sees is this module, which waits for the program; it
+ends as the program ended, signal for signal, and the program dies with it.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class _Metric(BaseModel):
     step_seconds: Annotated[float, Field(gt=0, le=1e7)] | None = None
     loss: Any = None
     gradient_norm: Any = None
-    grad_norm: Any = None  # as torchtitan, Hugging Face and Megatron-LM call it
+    # As torchtitan, Hugging Face and Megatron-LM call it
+    grad_norm: Any = None
 
 
 def main() -> int:
@@ -85,10 +88,8 @@ def main() -> int:
         program = subprocess.Popen(
             argv, env=environment, cwd=cwd, preexec_fn=partial(_die_with, os.getpid())
         )
-    except (
-        OSError,
-        ValueError,
-    ) as exc:  # the latter of a text that no argument can hold: a NUL, or letters unknown to the locale
+    except (OSError, ValueError) as exc:
+        # The latter of a text that no argument can hold: a NUL, or letters unknown to the locale
         sys.stderr.write(
             f"cannot start {argv[0]!r} in {cwd}: {exc.strerror if isinstance(exc, OSError) else exc}\n"
         )
@@ -96,7 +97,8 @@ def main() -> int:
     metrics = _Metrics(metrics_path, rank)
     secrets = Secrets({name: os.environ[name] for name in options.env_from})
     code = _wait(program, rank, metrics)
-    # A program that ends itself may have noticed the same; of one that a signal ended, the signal is what counts.
+    # A program that ends itself may have noticed the same; of one that a signal ended, the signal
+    # is what counts.
     if code is None or (
         0 <= code < 128 and rank.rank == 0 and metrics.ends_diverged(well=code == 0)
     ):
@@ -115,7 +117,9 @@ _libc = ctypes.CDLL(None)
 
 
 def _die_with(rank: int) -> None:
-    """Have the program killed when this rank dies: between fork and exec, in the fork of a process with one thread."""
+    """Have the program killed when this rank dies: between fork and exec, in the fork of a process
+    with one thread.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != rank:  # it died before the call above
         os._exit(1)
@@ -124,7 +128,9 @@ def _die_with(rank: int) -> None:
 def template_names(
     request: TrialRequest, *, run_dir: Path, result_file: Path, metrics_file: Path
 ) -> dict[str, str]:
-    """What an argument may name in braces; each is also in the environment, as SWEEP_MICRO_BATCH_SIZE and so on."""
+    """What an argument may name in braces; each is also in the environment, as
+    SWEEP_MICRO_BATCH_SIZE and so on.
+    """
     layout, plan = request.layout, request.measurement
     return {
         "data_parallel_size": str(layout.data_parallel_size),
@@ -152,12 +158,14 @@ def template_names(
 
 
 def _wait(program: subprocess.Popen[bytes], rank: Rank, metrics: _Metrics) -> int | None:
-    """Wait for the program; each new line of metrics is a step, for the launcher's limits, of every rank on rank 0's node.
+    """Wait for the program; each new line of metrics is a step, for the launcher's limits, of every
+    rank on rank 0's node.
 
     None: its loss is not finite any more, as rank 0 sees, and nobody needs to wait for its end.
 
-    A program that writes nothing until its end is held to the limit of its first step. On other nodes nothing shows how far it is:
-    there only the total limit holds, and rank 0's launcher tells a hang.
+    A program that writes nothing until its end is held to the limit of its first step. On other
+    nodes nothing shows how far it is: there only the total limit holds, and rank 0's launcher tells
+    a hang.
     """
     on_node_of_rank_0 = rank.rank == rank.local_rank
     rank.heartbeat(Phase.FIRST_STEP)
@@ -182,12 +190,13 @@ class _Metrics:
         self._offset = 0
         self._rest = b""
         self.step_seconds: list[float] = []
-        self._last_at: float | None = None  # monotonic, of the last step that was reported
+        # Monotonic, of the last step that was reported
+        self._last_at: float | None = None
         self.num_unread, self.first_unread = 0, ""  # lines that are no metric
-        self.diverged: NotFinite | None = None  # by the first loss that is not finite
-        self._norm: tuple[str, Any, int] | None = (
-            None  # the last gradient norm: its name, its value and its step
-        )
+        # By the first loss that is not finite
+        self.diverged: NotFinite | None = None
+        # The last gradient norm: its name, its value and its step
+        self._norm: tuple[str, Any, int] | None = None
 
     def read(self) -> None:
         """Take the new lines. What is no metric is left out: the program's own affair."""
@@ -210,9 +219,11 @@ class _Metrics:
         self._rest = b""
 
     def phase_seconds(self) -> dict[Phase, float]:
-        """Seconds in each phase, once the program has ended, as far as its lines tell: `first_step` from its start to its first line.
+        """Seconds in each phase, once the program has ended, as far as its lines tell: `first_step`
+        from its start to its first line.
 
-        What it does before that first line is all in there; what it does after its last one is teardown.
+        What it does before that first line is all in there; what it does after its last one is
+        teardown.
         """
         phases = self._rank.phase_seconds()
         if self._last_at is None:
@@ -245,7 +256,10 @@ class _Metrics:
             )
 
     def _look(self, metric: _Metric) -> None:
-        """Note a loss that is not finite. Of gradient norms the last counts: a scaler of fp16 losses skips single steps that overflow."""
+        """Note a loss that is not finite.
+
+        Of gradient norms the last counts: a scaler of fp16 losses skips single steps that overflow.
+        """
         step = max(1, len(self.step_seconds))
         if self.diverged is None and _is_not_finite(metric.loss):
             self.diverged = NotFinite.of("loss", metric.loss, step=step)
@@ -254,7 +268,9 @@ class _Metrics:
             self._norm = ("gradient norm", norm, step)
 
     def ends_diverged(self, *, well: bool) -> bool:
-        """Whether the program has diverged, now that all of its lines are there; by its gradient norm only where it ended `well`."""
+        """Whether the program has diverged, now that all of its lines are there; by its gradient
+        norm only where it ended `well`.
+        """
         self.read_to_the_end()
         if (
             self.diverged is None
@@ -268,7 +284,10 @@ class _Metrics:
 
 
 def _is_not_finite(value: Any) -> bool:
-    """Whether a value is NaN or infinite, also where it is written as a text. Null, and what is no number at all, are not."""
+    """Whether a value is NaN or infinite, also where it is written as a text.
+
+    Null, and what is no number at all, are not.
+    """
     try:
         return value is not None and not isinstance(value, bool) and not math.isfinite(float(value))
     except (TypeError, ValueError):
@@ -286,7 +305,10 @@ def _diverged(rank: Rank, metrics: _Metrics) -> int:
 
 
 def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics, secrets: Secrets) -> None:
-    """Make rank 0's result out of what the program left, its file first, without secrets. If that is none, say why."""
+    """Make rank 0's result out of what the program left, its file first, without secrets.
+
+    If that is none, say why.
+    """
     phases = metrics.phase_seconds()
     warmup_steps = rank.request.measurement.warmup_steps
     try:

@@ -1,4 +1,7 @@
-"""The tokens of an optimizer step. They depend on the seed, the step and the sequence's place in the global batch, never on the layout."""
+"""The tokens of an optimizer step.
+
+They depend on the seed, the step and the sequence's place in the global batch, never on the layout.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from torch import Tensor
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.workload_options import TokenDtype
 
-# Synthetic ids are floor(vocab * u^3): a skew like that of words, so that there is something to learn and a falling loss shows it.
+# Synthetic ids are floor(vocab * u^3): a skew like that of words, so that there is something to
+# learn and a falling loss shows it.
 _SKEW = 3.0
 
 
@@ -44,7 +48,8 @@ class Tokens:
                 np.random.Philox(key=self._seed, counter=[0, 0, step, index])
             )
             return (self._vocab_size * random.random(self._length) ** _SKEW).astype(np.int64)
-        # Sequences follow one another through the file and share one id, the last target of one being the first input of the next.
+        # Sequences follow one another through the file and share one id, the last target of one
+        # being the first input of the next.
         num_sequences = (len(self._file) - 1) // (self._length - 1)
         start = (step * global_batch_size + index) % num_sequences * (self._length - 1)
         ids = self._file[start : start + self._length].astype(np.int64)
@@ -58,7 +63,9 @@ class Tokens:
     def micro_batches(
         self, *, step: int, layout: Layout, data_parallel_rank: int, device: torch.device
     ) -> list[tuple[Tensor, Tensor]]:
-        """Inputs and targets (micro_batch_size, sequence_length) of each micro-batch of one rank's part of a step, on its device."""
+        """Inputs and targets (micro_batch_size, sequence_length) of each micro-batch of one rank's
+        part of a step, on its device.
+        """
         per_rank = layout.micro_batch_size * layout.grad_accum_steps
         first = data_parallel_rank * per_rank
         ids = np.stack(

@@ -1,6 +1,8 @@
-"""One replica of the model, and the gradients that it shares with the others: DDP, synchronised once per optimizer step.
+"""One replica of the model, and the gradients that it shares with the others: DDP, synchronised
+once per optimizer step.
 
-Gradients keep their memory from step to step, so that the first micro-batch of a step needs as much as the last.
+Gradients keep their memory from step to step, so that the first micro-batch of a step needs as much
+as the last.
 """
 
 # No postponed annotations here: DDP checks those of its hook, and wants the classes themselves.
@@ -20,7 +22,8 @@ _PRIMING_TOKENS = 8
 class Replica:
     """A model with its gradients; a mean over all replicas after the last micro-batch of a step.
 
-    With `accumulate_in_fp32`, each micro-batch's bf16 gradients are added to fp32 ones, and it is these that are averaged.
+    With `accumulate_in_fp32`, each micro-batch's bf16 gradients are added to fp32 ones, and it is
+    these that are averaged.
     """
 
     def __init__(self, model: Llama, *, accumulate_in_fp32: bool) -> None:
@@ -57,12 +60,16 @@ class Replica:
         *,
         after_forward: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """Set the gradients to the mean over all micro-batches of all replicas. Returns this replica's mean loss, detached."""
+        """Set the gradients to the mean over all micro-batches of all replicas.
+
+        Returns this replica's mean loss, detached.
+        """
         self._zero()
         losses = []
         for i, (tokens, targets) in enumerate(micro_batches):
             last = i == len(micro_batches) - 1
-            with nullcontext() if last or self._module is self.model else self._module.no_sync():  # type: ignore[operator]  # DDP's
+            # DDP's
+            with nullcontext() if last or self._module is self.model else self._module.no_sync():  # type: ignore[operator]
                 loss = self._module(tokens, targets) / len(micro_batches)
                 after_forward()
                 loss.backward()
@@ -78,9 +85,11 @@ class Replica:
             torch._foreach_zero_(self._flat_sums)
 
     def _prime_buckets(self) -> None:
-        """Let DDP come to rest: it lays its buckets out anew after its first backward pass, in the order in which gradients came.
+        """Let DDP come to rest: it lays its buckets out anew after its first backward pass, in the
+        order in which gradients came.
 
-        From the second pass on, a weight's gradient is a view of its bucket for good, also between synchronisations.
+        From the second pass on, a weight's gradient is a view of its bucket for good, also between
+        synchronisations.
         """
         self._module = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         if self._accumulate:
@@ -114,20 +123,26 @@ class Replica:
         torch._foreach_add_([self._sums[w] for w in self._weights], gradients)
         torch._foreach_zero_(gradients)
 
-    def _average_sums(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # bound at run time
-        """DDP's hook for one bucket of the last micro-batch: add it to its sums, and average these instead of it."""
+    # Bound at run time
+    def _average_sums(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """DDP's hook for one bucket of the last micro-batch: add it to its sums, and average these
+        instead of it.
+        """
         buffer = bucket.buffer()
-        if not self._flat_sums:  # priming: learn which weights are in which bucket
+        # Priming: learn which weights are in which bucket
+        if not self._flat_sums:
             self._buckets[bucket.index()] = list(bucket.parameters())
             averaged = buffer
         else:
             averaged = self._flat_sums[bucket.index()].add_(buffer)
         work = dist.all_reduce(averaged.div_(dist.get_world_size()), async_op=True)
-        assert work is not None  # only None for ranks outside the group
+        # Only None for ranks outside the group
+        assert work is not None
         averaged_buffer: torch.futures.Future[Tensor] = work.get_future().then(lambda _: buffer)
         return averaged_buffer
 
 
 def _gradient(weight: Tensor) -> Tensor:
-    assert weight.grad is not None  # made in Replica.__init__ and zeroed in place ever after
+    # Made in Replica.__init__ and zeroed in place ever after
+    assert weight.grad is not None
     return weight.grad

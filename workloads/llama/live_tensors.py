@@ -1,6 +1,7 @@
 """Exact bytes of live tensors, where no allocator can be asked. Slow, so never on while timing.
 
-A dispatch mode sees every tensor that an operation returns, and follows its storage until it is freed.
+A dispatch mode sees every tensor that an operation returns, and follows its storage until it is
+freed.
 """
 
 from __future__ import annotations

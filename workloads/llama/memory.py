@@ -1,6 +1,8 @@
-"""What a rank's memory holds at its peak, and of which part: asked of CUDA's allocator, or summed over live tensors on a CPU.
+"""What a rank's memory holds at its peak, and of which part: asked of CUDA's allocator, or summed
+over live tensors on a CPU.
 
-Both look at a whole optimizer step after all lazy allocations, and measure activations in a step that is not timed.
+Both look at a whole optimizer step after all lazy allocations, and measure activations in a step
+that is not timed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from workloads.llama.live_tensors import LiveTensors
 
 StepWithProbe = Callable[
     [Callable[[], None]], None
-]  # an optimizer step that calls what it is given at the end of its forward pass
+    # An optimizer step that calls what it is given at the end of its forward pass
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,9 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """Bytes by part add up to the peak: the states, activations (alive at the end of the forward pass), and temporaries for the rest."""
+    """Bytes by part add up to the peak: the states, activations (alive at the end of the forward
+    pass), and temporaries for the rest.
+    """
 
     peak_allocated_bytes: int
     bytes_by_part: dict[str, int]
@@ -58,7 +63,10 @@ class MemoryReport:
 
 
 class LiveMemory:
-    """The memory of a rank on a CPU. With `limit_bytes` it runs out of memory as a device of that size would."""
+    """The memory of a rank on a CPU.
+
+    With `limit_bytes` it runs out of memory as a device of that size would.
+    """
 
     def __init__(self, states: States, *, limit_bytes: int | None) -> None:
         self._states, self._limit_bytes = states, limit_bytes
@@ -92,13 +100,16 @@ class DeviceMemory:
     def __init__(self, states: States, *, device: torch.device) -> None:
         self._states, self._device = states, device
         self._retries_before = 0
-        torch.cuda.empty_cache()  # what building the model has left behind would count as reserved, and lie in the first step's way
+        # What building the model has left behind would count as reserved, and lie in the first
+        # step's way
+        torch.cuda.empty_cache()
 
     def first_step(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def after_first_step(self) -> None:
-        # Workspaces and communication buffers come to be in the first step; the peak of a steady step is what counts.
+        # Workspaces and communication buffers come to be in the first step; the peak of a steady
+        # step is what counts.
         torch.cuda.reset_peak_memory_stats(self._device)
         self._retries_before = self._num_retries()
 

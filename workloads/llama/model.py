@@ -1,6 +1,8 @@
-"""A Llama decoder in plain torch, in torchtitan's vocabulary: RMSNorm, rotary embeddings, grouped-query attention, SwiGLU.
+"""A Llama decoder in plain torch, in torchtitan's vocabulary: RMSNorm, rotary embeddings,
+grouped-query attention, SwiGLU.
 
-It is written so that autograd keeps what a fused implementation keeps and no more: docs/measuring.md has the bytes per layer.
+It is written so that autograd keeps what a fused implementation keeps and no more:
+docs/measuring.md has the bytes per layer.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class Llama(nn.Module):
         mask = None if self.causal_mask is None else self.causal_mask[:length, :length]
         for layer in self.layers:
             x = layer(x, self.freqs_cis[:length], mask)
-        # The logits are widened to fp32 for the loss, as every recipe of the field does; only their log-softmax outlives this line.
+        # The logits are widened to fp32 for the loss, as every recipe of the field does; only their
+        # log-softmax outlives this line.
         return F.cross_entropy(self.logits(x).float().flatten(0, 1), targets.flatten())
 
     def logits(self, x: Tensor) -> Tensor:
@@ -80,7 +83,9 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Fill the weights; the same seed gives the same weights on every rank, and in bf16 those of fp32, rounded."""
+        """Fill the weights; the same seed gives the same weights on every rank, and in bf16 those
+        of fp32, rounded.
+        """
         depth_scale = INITIAL_STANDARD_DEVIATION / math.sqrt(2 * len(self.layers))
         generator = torch.Generator(device=self.norm.weight.device).manual_seed(seed)
         for name, weight in self.named_parameters():
@@ -88,9 +93,8 @@ class Llama(nn.Module):
                 weight.fill_(1.0)
             else:
                 into_residual = name.endswith(("wo.weight", "w2.weight"))
-                drawn = torch.empty_like(
-                    weight, dtype=torch.float32
-                )  # drawing in bf16 itself is another sequence in some versions of torch
+                # Drawing in bf16 itself is another sequence in some versions of torch
+                drawn = torch.empty_like(weight, dtype=torch.float32)
                 weight.copy_(
                     drawn.normal_(
                         0.0,
@@ -101,7 +105,9 @@ class Llama(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and feed-forward, each on a normalised copy of the residual stream; recomputed in the backward pass as told."""
+    """Attention and feed-forward, each on a normalised copy of the residual stream; recomputed in
+    the backward pass as told.
+    """
 
     def __init__(
         self, shape: ModelShape, *, attention: AttentionKind, recompute: Recompute
@@ -163,16 +169,21 @@ class FeedForward(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm that keeps its input and one fp32 number per token for the backward pass, on every device."""
+    """Root mean square norm that keeps its input and one fp32 number per token for the backward
+    pass, on every device.
+    """
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(hidden_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda:  # a fused kernel there; elsewhere torch decomposes it, and autograd keeps 12 bytes more per element
+        # A fused kernel there; elsewhere torch decomposes it, and autograd keeps 12 bytes more per
+        # element
+        if x.is_cuda:
             return F.rms_norm(x, self.weight.shape, self.weight, NORM_EPSILON)
-        return cast(Tensor, _RMSNormFunction.apply(x, self.weight))  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+        # Torch leaves Function.apply untyped
+        return cast(Tensor, _RMSNormFunction.apply(x, self.weight))  # type: ignore[no-untyped-call]
 
 
 class _RMSNormFunction(torch.autograd.Function):
@@ -220,7 +231,8 @@ def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q k^T) v, all (b, s, heads, head_dim), by the device's fused kernel."""
     num_groups = q.shape[2] // k.shape[2]
     if num_groups > 1 and q.is_cuda and q.dtype == torch.float32:
-        # Flash has no fp32; without this torch would fall back to the score matrix, as its fp32 kernel knows no groups.
+        # Flash has no fp32; without this torch would fall back to the score matrix, as its fp32
+        # kernel knows no groups.
         k, v = k.repeat_interleave(num_groups, dim=2), v.repeat_interleave(num_groups, dim=2)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -233,8 +245,11 @@ def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def eager_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """The same with the score matrix written out: softmax in fp32, products in the inputs' precision."""
-    assert mask is not None  # the model makes one for this kind of attention
+    """The same with the score matrix written out: softmax in fp32, products in the inputs'
+    precision.
+    """
+    # The model makes one for this kind of attention
+    assert mask is not None
     num_groups = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(num_groups, dim=2), v.repeat_interleave(num_groups, dim=2)
     scores = (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)

@@ -1,6 +1,8 @@
-"""AdamW over the weights themselves, or over fp32 master copies of bf16 weights, all of them or this rank's share (ZeRO stage 1).
+"""AdamW over the weights themselves, or over fp32 master copies of bf16 weights, all of them or
+this rank's share (ZeRO stage 1).
 
-The kernel is torch's fused one. Weights are stepped chunk by chunk, so that what a step needs for a moment stays small.
+The kernel is torch's fused one. Weights are stepped chunk by chunk, so that what a step needs for a
+moment stays small.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from torch import Tensor
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
-# Elements stepped at once: bf16 gradients are widened to fp32, and shares of weights gathered, only for so many at a time, not for all.
+# Elements stepped at once: bf16 gradients are widened to fp32, and shares of weights gathered, only
+# for so many at a time, not for all.
 CHUNK_ELEMENTS = 1 << 26
 
 # torch 2.13 renamed it and nothing else.
@@ -23,23 +26,29 @@ _all_gather = (
     dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 )
 
-_Pair = tuple[Tensor, Tensor]  # flat views of a weight, or of a part of it, and of its gradient
+# Flat views of a weight, or of a part of it, and of its gradient
+_Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Chunk:
     adamw: torch.optim.AdamW
     pairs: list[_Pair]
-    own_weights: list[Tensor]  # those, or parts of those, that this rank steps
-    masters: list[Tensor]  # what AdamW steps: the own weights, or their fp32 copies
+    # Those, or parts of those, that this rank steps
+    own_weights: list[Tensor]
+    # What AdamW steps: the own weights, or their fp32 copies
+    masters: list[Tensor]
     gradients: list[Tensor]  # of the own weights
 
 
 class AdamW:
-    """Fused AdamW over weights and the gradients that belong to them. Both stay where they are in memory from step to step.
+    """Fused AdamW over weights and the gradients that belong to them.
 
-    With `num_shards` above 1 each rank of the default process group steps its equal share of each chunk, with states for that share alone,
-    and the ranks gather each other's new weights in the weights' own dtype: one collective a chunk.
+    Both stay where they are in memory from step to step.
+
+    With `num_shards` above 1 each rank of the default process group steps its equal share of each
+    chunk, with states for that share alone, and the ranks gather each other's new weights in the
+    weights' own dtype: one collective a chunk.
     """
 
     def __init__(
@@ -57,9 +66,8 @@ class AdamW:
             (w.detach().view(-1), g.detach().view(-1))
             for w, g in zip(weights, gradients, strict=True)
         ]
-        at_once = (
-            weights[0].dtype == torch.float32 and num_shards == 1
-        )  # such a step needs nothing for a moment
+        # Such a step needs nothing for a moment
+        at_once = weights[0].dtype == torch.float32 and num_shards == 1
         chunks = [pairs] if at_once else _cut(pairs, chunk_elements)
         self._chunks = [self._chunk(chunk, learning_rate=learning_rate) for chunk in chunks]
 
@@ -68,9 +76,8 @@ class AdamW:
         gathered = self._room_to_gather() if self._num_shards > 1 else None
         for chunk in self._chunks:
             for master, gradient in zip(chunk.masters, chunk.gradients, strict=True):
-                master.grad = gradient.to(
-                    master.dtype
-                )  # the gradient itself where it is fp32 already
+                # The gradient itself where it is fp32 already
+                master.grad = gradient.to(master.dtype)
             chunk.adamw.step()
             for master in chunk.masters:
                 master.grad = None
@@ -118,7 +125,9 @@ class AdamW:
             weight_decay=WEIGHT_DECAY,
             fused=True,
         )
-        for master in masters:  # as AdamW does in its first step, but now: then the first step needs as much memory as every other
+        # As AdamW does in its first step, but now: then the first step needs as much memory as
+        # every other
+        for master in masters:
             adamw.state[master] = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
                 "exp_avg": torch.zeros_like(master),
@@ -133,7 +142,9 @@ class AdamW:
         )
 
     def _room_to_gather(self) -> Tensor:
-        """Room for the largest chunk, one for all chunks of a step: a backend may hold on to what it has gathered for a while."""
+        """Room for the largest chunk, one for all chunks of a step: a backend may hold on to what
+        it has gathered for a while.
+        """
         largest = self._chunks[0].pairs
         return largest[0][0].new_empty(
             _shard_elements(largest, self._num_shards) * self._num_shards
@@ -146,12 +157,15 @@ class AdamW:
         own = room[share * self._shard :][:share]
         torch._foreach_copy_(_laid_out(own, chunk.masters), chunk.masters)
         gathered = room[: share * self._num_shards]
-        _all_gather(gathered, own)  # a share that lies where it belongs is not copied by NCCL
+        # A share that lies where it belongs is not copied by NCCL
+        _all_gather(gathered, own)
         torch._foreach_copy_(weights, _laid_out(gathered, weights))
 
 
 def _cut(pairs: list[_Pair], num_elements: int) -> list[list[_Pair]]:
-    """Cut flat weights and their gradients into parts of so many elements, the last of what is left."""
+    """Cut flat weights and their gradients into parts of so many elements, the last of what is
+    left.
+    """
     parts: list[list[_Pair]] = [[]]
     room = num_elements
     for weight, gradient in pairs:

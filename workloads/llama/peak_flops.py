@@ -1,6 +1,8 @@
-"""The most FLOP/s that one device can do at a precision: from the makers' table, or measured by matrix products where it has no entry.
+"""The most FLOP/s that one device can do at a precision: from the makers' table, or measured by
+matrix products where it has no entry.
 
-One node's MFUs are to be compared, so a sweep measures a node's peak once: the trials after the first are told it.
+One node's MFUs are to be compared, so a sweep measures a node's peak once: the trials after the
+first are told it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from orchestrator.core.trial.protocol import MEASURED_PEAK, TrialRequest
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 _SIZES = {"cpu": (256, 512, 768), "cuda": (4096, 8192)}
-_SECONDS_PER_SIZE = 0.08  # all sizes together stay well under half a second
+# All sizes together stay well under half a second
+_SECONDS_PER_SIZE = 0.08
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +36,12 @@ def trial_peak(
     device_name: str | None,
     achieved_flops: float,
 ) -> PeakFlops | None:
-    """What the MFU of a trial that achieved so much on a device is to rest on: the data sheet, else what an earlier trial measured here.
+    """What the MFU of a trial that achieved so much on a device is to rest on: the data sheet, else
+    what an earlier trial measured here.
 
-    A trial that was faster than that shows that it was measured too low (the machine was busy then), so it measures again and takes the
-    larger. Ranks of one node are told the same and so do the same.
+    A trial that was faster than that shows that it was measured too low (the machine was busy
+    then), so it measures again and takes the larger. Ranks of one node are told the same and so do
+    the same.
     """
     listed = _data_sheet_peak(device, request.layout.precision)
     if listed is not None:
@@ -52,9 +57,11 @@ def trial_peak(
 
 
 def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
-    """Measure with the threads that training uses; ranks of one node measure at once, as they train.
+    """Measure with the threads that training uses; ranks of one node measure at once, as they
+    train.
 
-    None where the device has no room left for the matrices: that says nothing about the layout that was measured before.
+    None where the device has no room left for the matrices: that says nothing about the layout that
+    was measured before.
     """
     dtype = _DTYPES[precision]
     if device.type == "cuda":
@@ -86,14 +93,17 @@ def _data_sheet_peak(device: torch.device, precision: Precision) -> PeakFlops | 
 
 
 def _dtypes_to_try(dtype: torch.dtype, device: torch.device) -> tuple[torch.dtype, ...]:
-    # A CPU without bf16 instructions emulates them, and may mix in fp32 products that are faster: the bound is the better of the two.
+    # A CPU without bf16 instructions emulates them, and may mix in fp32 products that are faster:
+    # the bound is the better of the two.
     return (
         (dtype, torch.float32) if device.type == "cpu" and dtype is not torch.float32 else (dtype,)
     )
 
 
 def _best_matmul(size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """The best FLOP/s of repeated products of two square matrices, the first of which only warms up."""
+    """The best FLOP/s of repeated products of two square matrices, the first of which only warms
+    up.
+    """
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(a)
     torch.mm(a, b, out=out)

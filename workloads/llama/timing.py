@@ -1,6 +1,9 @@
-"""Timed optimizer steps: warm-up dropped, then steps until their median is known well enough. What counts is in docs/measuring.md.
+"""Timed optimizer steps: warm-up dropped, then steps until their median is known well enough.
 
-Every rank times its own steps; all ranks stop after the same one, because all decide on the slowest rank's samples.
+What counts is in docs/measuring.md.
+
+Every rank times its own steps; all ranks stop after the same one, because all decide on the slowest
+rank's samples.
 """
 
 from __future__ import annotations
@@ -26,12 +29,10 @@ from workloads.rank import NotFinite
 class TimedSteps:
     warmup_seconds: list[float]
     step_seconds: list[float]  # this rank's
-    slowest_median_seconds: (
-        float  # median over the timed steps of the slowest rank's time: the same on every rank
-    )
-    first_step_seconds: (
-        float  # wall time until the first step had ended, what surrounds it included
-    )
+    # Median over the timed steps of the slowest rank's time: the same on every rank
+    slowest_median_seconds: float
+    # Wall time until the first step had ended, what surrounds it included
+    first_step_seconds: float
     steady_seconds: float
     loss_first: float  # of the global batch
     loss_last: float
@@ -46,10 +47,12 @@ def time_steps(
     before_step: Callable[[int], None],
     after_first_step: Callable[[], None],
 ) -> TimedSteps:
-    """Run optimizer steps: `prepare` makes a step's micro-batches outside the clock, `step` trains on them and returns the loss.
+    """Run optimizer steps: `prepare` makes a step's micro-batches outside the clock, `step` trains
+    on them and returns the loss.
 
-    The first step is the first of the warm-up. `before_step` is told each step's number. Losses stay on the device, and are read at the end of
-    the warm-up and of the timing: raises NotFinite where one of them is not finite.
+    The first step is the first of the warm-up. `before_step` is told each step's number. Losses
+    stay on the device, and are read at the end of the warm-up and of the timing: raises NotFinite
+    where one of them is not finite.
     """
     begin = time.perf_counter()
     warmup: list[float] = []
@@ -105,9 +108,8 @@ def _check_finite(losses: Tensor, *, first_step: int) -> None:
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Leave it to the caller to collect between steps, and then only what has come to be since."""
-    gc.collect(
-        1
-    )  # the oldest generation is what imports made: looking through it takes longer than many steps
+    # The oldest generation is what imports made: looking through it takes longer than many steps
+    gc.collect(1)
     gc.freeze()
     gc.disable()
     try:

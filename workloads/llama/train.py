@@ -1,4 +1,6 @@
-"""One rank of one trial: build the model for its layout, train it for as long as it takes to know its speed, say what it took."""
+"""One rank of one trial: build the model for its layout, train it for as long as it takes to know
+its speed, say what it took.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-import torch._dynamo  # AdamW, DDP and checkpointing import it when first used: over a second, paid here before ranks are forked
+
+# AdamW, DDP and checkpointing import it when first used: over a second, paid here before ranks are
+# forked
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor
 
@@ -37,7 +42,10 @@ _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
 
 def train(rank: Rank) -> RankResult:
-    """Measure the layout of a rank's request. Raises ConfigRejected for a layout or options that this workload cannot run."""
+    """Measure the layout of a rank's request.
+
+    Raises ConfigRejected for a layout or options that this workload cannot run.
+    """
     start_seconds = seconds_since_process_start()
     begin = time.perf_counter()
     rank.heartbeat(Phase.RENDEZVOUS)
@@ -47,7 +55,9 @@ def train(rank: Rank) -> RankResult:
     if rank.world_size > 1:
         join_gang(rank, device)
     timed, report, rendezvous_seconds = _train_and_look(rank, options, device=device, begin=begin)
-    gc.collect()  # what is left of the model: a measured peak needs room for its matrices, however tight the layout was
+    # What is left of the model: a measured peak needs room for its matrices, however tight the
+    # layout was
+    gc.collect()
     stack = describe_stack(device)
     tokens = request.layout.global_batch_size * request.sequence_length
     peak = trial_peak(
@@ -81,7 +91,8 @@ def train(rank: Rank) -> RankResult:
         loss_last=timed.loss_last,
         stack=stack,
     )
-    rank.finish(result)  # before the process group goes: a hang in there would change nothing
+    # Before the process group goes: a hang in there would change nothing
+    rank.finish(result)
     if dist.is_initialized():
         dist.destroy_process_group()
     return result
@@ -98,7 +109,9 @@ def _achieved_flops(request: TrialRequest, *, tokens_per_second: float) -> float
 def _train_and_look(
     rank: Rank, options: LlamaOptions, *, device: torch.device, begin: float
 ) -> tuple[TimedSteps, MemoryReport, float]:
-    """All that needs the model, which is gone afterwards: timed steps, memory, and how long it took from `begin` to build."""
+    """All that needs the model, which is gone afterwards: timed steps, memory, and how long it took
+    from `begin` to build.
+    """
     request = rank.request
     trainer = TrainingLoop(request, options, device=device, data_parallel_rank=rank.rank)
     memory = (
@@ -196,7 +209,9 @@ class TrainingLoop:
         )
 
     def untimed_step(self, after_forward: Callable[[], None]) -> None:
-        """A step of one micro-batch, for looking at memory: gradients keep their memory, so every micro-batch needs the same."""
+        """A step of one micro-batch, for looking at memory: gradients keep their memory, so every
+        micro-batch needs the same.
+        """
         self.replica.step_gradients(self.micro_batches(0)[:1], after_forward=after_forward)
         self.optimizer.step()
 
@@ -210,7 +225,10 @@ class TrainingLoop:
 
 
 def check(request: TrialRequest) -> LlamaOptions:
-    """Refuse what this workload cannot run. Raises ConfigRejected with the field and what is possible."""
+    """Refuse what this workload cannot run.
+
+    Raises ConfigRejected with the field and what is possible.
+    """
     refusal = CAPABILITIES["llama"].refusal(request.layout)
     if refusal is not None:
         raise ConfigRejected(f"workload llama cannot run {request.layout.key}: {refusal}")
@@ -226,7 +244,8 @@ def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:
     if rank.request.device is Device.CPU:
         torch.set_num_threads(options.num_threads)
         return torch.device("cpu")
-    torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's; it says itself what is wrong with a driver
+    # Torch's; it says itself what is wrong with a driver
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     if rank.local_rank >= torch.cuda.device_count():
         raise RuntimeError(
             f"LOCAL_RANK {rank.local_rank} has no device: torch {torch.__version__} sees {torch.cuda.device_count()} of "

@@ -1,4 +1,6 @@
-"""Measures collectives among the ranks of a gang by message size: gloo on CPUs, NCCL on GPUs. It trains nothing.
+"""Measures collectives among the ranks of a gang by message size: gloo on CPUs, NCCL on GPUs.
+
+It trains nothing.
 
 Options: `collectives`, `sizes` (bytes, ascending), `seconds` for each collective and size.
 """
@@ -21,7 +23,8 @@ from workloads.llama.stack import describe_stack
 from workloads.rank import Rank
 from workloads.rendezvous import join_gang
 
-BATCHES = 5  # of calls without a pause, of whose times the median counts
+# Of calls without a pause, of whose times the median counts
+BATCHES = 5
 MOST_CALLS = 200  # in a batch
 
 
@@ -30,7 +33,10 @@ def main() -> int:
 
 
 def measure(rank: Rank) -> RankResult:
-    """Time every collective at every size. All ranks give the same numbers: those of the slowest."""
+    """Time every collective at every size.
+
+    All ranks give the same numbers: those of the slowest.
+    """
     options = rank.request.options
     began = time.perf_counter()
     rank.heartbeat(Phase.RENDEZVOUS)
@@ -76,7 +82,9 @@ def _device(rank: Rank) -> torch.device:
 
 
 def _time(call: Callable[[], object], device: torch.device, *, seconds: float) -> tuple[float, int]:
-    """The median over batches of a call's time, the slowest rank's, and how many calls that rests on."""
+    """The median over batches of a call's time, the slowest rank's, and how many calls that rests
+    on.
+    """
     for _ in range(2):  # connections are made by the first
         call()
     _synchronize(device)
@@ -107,7 +115,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# Each gives what one call does and how many bytes its message has, of tensors of about the size that is asked for.
+# Each gives what one call does and how many bytes its message has, of tensors of about the size
+# that is asked for.
 _Prepared = tuple[Callable[[], object], int]
 
 

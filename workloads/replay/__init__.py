@@ -1,6 +1,9 @@
-"""A workload that measures nothing: it returns, or dies of, what a table says of the layout. One process stands for the whole gang.
+"""A workload that measures nothing: it returns, or dies of, what a table says of the layout.
 
-It is what `through_ray: true` starts, so that a search is judged through the real launcher and its files, without a GPU.
+One process stands for the whole gang.
+
+It is what `through_ray: true` starts, so that a search is judged through the real launcher and its
+files, without a GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ def main() -> int:
 
 
 def replay(rank: Rank) -> RankResult:
-    """Find the layout's row. Raises ConfigRejected for what the table lacks, and what the row says that went wrong."""
+    """Find the layout's row.
+
+    Raises ConfigRejected for what the table lacks, and what the row says that went wrong.
+    """
     request = rank.request
     asked = dict(request.options)
     layout = parse_key(str(asked.pop(LAYOUT_OPTION)))

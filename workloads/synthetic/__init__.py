@@ -1,6 +1,8 @@
-"""A workload that trains nothing: it obeys a model of memory and time, with seeded noise, and goes wrong on request. Needs no torch.
+"""A workload that trains nothing: it obeys a model of memory and time, with seeded noise, and goes
+wrong on request. Needs no torch.
 
-By default it does not even wait: it reports the seconds that its model gives, and a trial takes milliseconds.
+By default it does not even wait: it reports the seconds that its model gives, and a trial takes
+milliseconds.
 """
 
 from __future__ import annotations

@@ -131,7 +131,9 @@ def _no_result(rank: Rank) -> None:
 
 
 def _leak_children(rank: Rank) -> None:
-    """A child, a grandchild, a child in its own session, a daemon that was forked twice, two workers as a data loader's."""
+    """A child, a grandchild, a child in its own session, a daemon that was forked twice, two
+    workers as a data loader's.
+    """
     idle = ["sleep", "600"]
     subprocess.Popen(idle)
     subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
@@ -141,7 +143,8 @@ def _leak_children(rank: Rank) -> None:
         if os.fork() == 0:
             os.execvp("sleep", idle)
         os._exit(0)
-    for _ in range(2):  # as a DataLoader's: forked, and waiting for work that never comes
+    # As a DataLoader's: forked, and waiting for work that never comes
+    for _ in range(2):
         multiprocessing.get_context("fork").Process(
             target=time.sleep, args=(600,), daemon=True
         ).start()

@@ -1,6 +1,8 @@
-"""Traces the memory of a model of one's own as a process: `python -m workloads.tools.memory_trace MODULE:FUNCTION` writes one JSON document.
+"""Traces the memory of a model of one's own as a process: `python -m workloads.tools.memory_trace
+MODULE:FUNCTION` writes one JSON document.
 
-`sweep trace` starts it, and makes a table and a part of a sweep file of what it says. An `error` in the document is for people.
+`sweep trace` starts it, and makes a table and a part of a sweep file of what it says. An `error` in
+the document is for people.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ def document(asked: argparse.Namespace) -> dict[str, Any]:
     try:
         build = _imported(asked.target)
         gc.collect()
-        gc.freeze()  # what imports made holds none of the model's tensors, and takes long to look through
+        # What imports made holds none of the model's tensors, and takes long to look through
+        gc.freeze()
         traced = trace_model(
             build,
             sequence_length=asked.sequence_length,
@@ -67,7 +70,8 @@ def document(asked: argparse.Namespace) -> dict[str, Any]:
         )
     except TraceRefused as exc:
         return {"error": str(exc)}
-    except Exception as exc:  # noqa: BLE001  # the model's code may raise anything, and its author is told where
+    except Exception as exc:  # noqa: BLE001
+        # The model's code may raise anything, and its author is told where
         return {"error": _explained(exc)}
     return asdict(traced)
 

@@ -1,6 +1,8 @@
-"""What a step of somebody's own model holds, found by tracing 2 and 3 of its layers on tensors that have shapes and no memory.
+"""What a step of somebody's own model holds, found by tracing 2 and 3 of its layers on tensors that
+have shapes and no memory.
 
-Bytes are exact where memory is a straight line in layers and in tokens, and it is said where it is not. A GPU's allocator and streams are not seen.
+Bytes are exact where memory is a straight line in layers and in tokens, and it is said where it is
+not. A GPU's allocator and streams are not seen.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ from workloads.stand_ins import StandIns
 Loss = Callable[[int, int], Tensor]  # micro-batch size, sequence length -> scalar
 Build = Callable[
     ..., Any
-]  # number of layers, and keywords that it names -> module, or module and loss
+    # Number of layers, and keywords that it names -> module, or module and loss
+]
 
 RECOMPUTES = (NO_RECOMPUTE, "selective_attention", "selective_ops", "full")
 FEW, MANY = (
     4,
     8,
-)  # sequences of a micro-batch: lines are drawn through these two, where gradients of weights no longer show
+    # Sequences of a micro-batch: lines are drawn through these two, where gradients of weights no
+    # longer show
+)
 TOLERANCE = 0.01  # of the check
 NEGLIGIBLE_BYTES = 4096  # scalars
 
@@ -50,7 +55,8 @@ class TracedModel:
     modes: dict[str, TracedMode]
     check: dict[
         str, float
-    ]  # by mode: predicted over traced peak, less 1, of another depth, micro-batch and sequence length
+        # By mode: predicted over traced peak, less 1, of another depth, micro-batch and sequence length
+    ]
     parameters_per_layer: int
     parameters_besides: int
     bytes_per_parameter: dict[str, float]
@@ -66,9 +72,12 @@ def trace_model(
     dtype: torch.dtype | None = None,
     autocast: bool = False,
 ) -> TracedModel:
-    """Trace every recompute mode that is asked for, or that the function takes. Raises TraceRefused.
+    """Trace every recompute mode that is asked for, or that the function takes.
 
-    `dtype` is what weights are made or cast to; with `autocast` they stay as they are and products run in bf16.
+    Raises TraceRefused.
+
+    `dtype` is what weights are made or cast to; with `autocast` they stay as they are and products
+    run in bf16.
     """
     asked = recomputes or (
         RECOMPUTES if "recompute" in inspect.signature(build).parameters else (NO_RECOMPUTE,)
@@ -97,7 +106,8 @@ def trace_model(
         modes[recompute], check[recompute] = traced.mode, traced.check
         sizes = sizes or traced.sizes
         notes += [f"{recompute}: {note}" for note in traced.notes]
-    assert sizes is not None  # `none` is among them, or was refused
+    # `none` is among them, or was refused
+    assert sizes is not None
     return TracedModel(
         modes=modes,
         check=check,
@@ -136,7 +146,9 @@ class _TracedOnce:
 
 @dataclass(frozen=True, kw_only=True)
 class _PeakMemory:
-    """Bytes of one micro-batch above the states: kept by a layer, and beyond what all layers keep at the three moments of the peak."""
+    """Bytes of one micro-batch above the states: kept by a layer, and beyond what all layers keep
+    at the three moments of the peak.
+    """
 
     kept: float
     backward: float
@@ -146,7 +158,9 @@ class _PeakMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class _TracedRun:
-    """One forward and backward pass: what was alive in between, and after each operation of the second."""
+    """One forward and backward pass: what was alive in between, and after each operation of the
+    second.
+    """
 
     kept: int
     operations: list[Any]
@@ -204,7 +218,9 @@ def _trace_mode(maker: _Maker) -> _TracedOnce:
 def _check(
     mode: TracedMode, three: _TracedRun, five: _TracedRun, *, micro_batch_size: int, length: int
 ) -> float:
-    """How far off another depth, batch and length are: what two more layers keep, or the peak, whichever is worse."""
+    """How far off another depth, batch and length are: what two more layers keep, or the peak,
+    whichever is worse.
+    """
     tokens = micro_batch_size * length
     of_layers = (
         mode.kept.of(tokens=tokens, sequence_length=length) / max((five.kept - three.kept) / 2, 1)
@@ -219,11 +235,12 @@ def _check(
 
 
 def _line(one: float, few: float, many: float, shorter: float, *, length: int) -> TracedBytes:
-    """The bytes as a line in tokens whose slope may grow with the sequence; exact for one sequence and for many."""
+    """The bytes as a line in tokens whose slope may grow with the sequence; exact for one sequence
+    and for many.
+    """
     slope = max(0.0, (many - few) / ((MANY - FEW) * length))
-    fixed = max(
-        0.0, one - slope * length
-    )  # at the least: what of many sequences does not show may be the peak of one
+    # At the least: what of many sequences does not show may be the peak of one
+    fixed = max(0.0, one - slope * length)
     slope_of_half = (shorter - (many - slope * MANY * length)) / (MANY * length // 2)
     per_position = max(0.0, slope - slope_of_half) / (length / 2)
     if per_position * length < 2e-3 * slope:  # rounding
@@ -236,13 +253,16 @@ def _line(one: float, few: float, many: float, shorter: float, *, length: int) -
 
 
 class _Pair:
-    """The same model with 2 and with 3 layers: where their operations part tells a layer's backward pass from the head's."""
+    """The same model with 2 and with 3 layers: where their operations part tells a layer's backward
+    pass from the head's.
+    """
 
     def __init__(self, two: _Made, three: _Made) -> None:
         self._two, self._three = two, three
         self._starts: dict[
             int, tuple[int, int]
-        ] = {}  # by number of operations: where the last layer's begin, and how many they are
+            # By number of operations: where the last layer's begin, and how many they are
+        ] = {}
         self.left = 0
 
     def peaks(self, micro_batch_size: int, sequence_length: int) -> _PeakMemory:
@@ -267,7 +287,8 @@ class _Pair:
     @staticmethod
     def _find(three: _TracedRun, two: _TracedRun) -> tuple[int, int]:
         period = len(three.live) - len(two.live)
-        # head, layer, [layer,] first layer, embedding: from the end on they agree as far as the head, and part of the layer put in.
+        # head, layer, [layer,] first layer, embedding: from the end on they agree as far as the
+        # head, and part of the layer put in.
         start = len(three.live) - three.same_at_the_end(two) - period
         if period <= 0:
             raise TraceRefused(
@@ -293,9 +314,12 @@ class _Maker:
 
     @contextmanager
     def fakes(self) -> Iterator[None]:
-        """Tensors without memory; what only CUDA has fused stands for what a CPU would do in pieces."""
+        """Tensors without memory; what only CUDA has fused stands for what a CPU would do in
+        pieces.
+        """
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        # A new fake would be remembered by a weak reference, which keeps Module.to() from exchanging parameters (torch 2.13).
+        # A new fake would be remembered by a weak reference, which keeps Module.to() from
+        # exchanging parameters (torch 2.13).
         mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
         with mode, StandIns():
             yield
@@ -330,7 +354,8 @@ class _Maker:
         _renew(module, None if "dtype" in parameters else self.dtype)
         for weight in module.parameters():
             if weight.requires_grad:
-                weight.grad = torch.zeros_like(weight)  # as in every micro-batch but the first
+                # As in every micro-batch but the first
+                weight.grad = torch.zeros_like(weight)
         return _Made(module=module, loss=loss or _loss_of_ids(module), autocast=self.autocast)
 
 
@@ -343,7 +368,8 @@ class _Made:
     def run(self, micro_batch_size: int, sequence_length: int) -> _TracedRun:
         tracker = _Tracker()
         before = tracker.live_bytes
-        gc.disable()  # what a collector would find at some moment counts as alive
+        # What a collector would find at some moment counts as alive
+        gc.disable()
         try:
             with tracker:
                 with (
@@ -396,7 +422,9 @@ class _Tracker(LiveTensors):  # type: ignore[no-untyped-call]  # torch leaves it
 
 
 def _backward(loss: Tensor) -> None:
-    """As loss.backward() does, which is itself a function of torch, in which no stand-in would be called for what is recomputed."""
+    """As loss.backward() does, which is itself a function of torch, in which no stand-in would be
+    called for what is recomputed.
+    """
     torch.autograd.graph._engine_run_backward(
         (loss,),
         (torch.ones_like(loss),),
@@ -435,9 +463,11 @@ def _loss_of_ids(module: nn.Module) -> Loss:
 
 
 def _renew(module: nn.Module, dtype: torch.dtype | None) -> None:
-    """Cast real weights and buffers; complex ones, as of rotary embeddings, would lose their imaginary part. Tied weights stay tied.
+    """Cast real weights and buffers; complex ones, as of rotary embeddings, would lose their
+    imaginary part. Tied weights stay tied.
 
-    Also make those anew that copy.deepcopy made: views of such fakes lie in other storages than themselves, and would count as made by them.
+    Also make those anew that copy.deepcopy made: views of such fakes lie in other storages than
+    themselves, and would count as made by them.
     """
     renewed: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():

@@ -25,7 +25,7 @@ from orchestrator.node.processes import (
     descendants,
     has_ended,
     kill,
-    launcher_tagged,
+    launcher_of,
     process_identity,
     start_time,
 )
@@ -163,7 +163,7 @@ def end_ray(folder: Path, *, but: Sequence[int]) -> None:
         num_empty_looks = 0 if found else num_empty_looks + 1
         is_over = time.monotonic() - began > GRACE_SECONDS
         for pid in found:
-            if is_over or not launcher_tagged(pid):
+            if is_over or launcher_of(pid) is None:
                 kill(pid)
         time.sleep(0.02)
     for group in orphaned_cgroups():

@@ -123,7 +123,8 @@ def test_metrics_may_come_line_by_line_and_the_warm_up_is_dropped(launcher: Node
     assert (result.warmup_seconds, result.step_seconds) == (
         [0.5],
         [1.5, 2.5, 3.5, 9.5],
-    )  # the order's plan has one step of warm-up
+        # The order's plan has one step of warm-up
+    )
     assert report.ranks[0].step == 5
 
 
@@ -322,7 +323,8 @@ def test_an_argument_that_no_program_can_be_given_is_told(launcher: NodeLauncher
 NAN = [
     # As Python's json writes them.
     'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": float("nan")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
-    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": None}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',  # as orjson
+    # As orjson
+    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": None}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
     'json.dump({"step_seconds": [0.5] * 6, "gradient_norm": float("inf")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
     'open(os.environ["SWEEP_METRICS_FILE"], "w").write("".join(json.dumps({"step_seconds": 0.5, "loss": loss}) + chr(10) for loss in'
     ' [9.0, 8.0, float("nan"), float("nan")]))',
@@ -349,7 +351,8 @@ def test_the_step_of_a_loss_that_is_no_number_is_named(launcher: NodeLauncher) -
 @pytest.mark.parametrize("loss", ["9.5", "null", '"unknown"', "1e30"])
 def test_a_loss_that_is_a_number_or_not_told_is_measured(launcher: NodeLauncher, loss: str) -> None:
     line = f'{{"step_seconds": 0.5, "loss": {loss}, "grad_norm": 2.0}}'
-    overflown = '{"step_seconds": 0.5, "grad_norm": Infinity}'  # a step that a loss scaler skipped
+    # A step that a loss scaler skipped
+    overflown = '{"step_seconds": 0.5, "grad_norm": Infinity}'
     program = f"""
         import os
         if os.environ["RANK"] == "0":

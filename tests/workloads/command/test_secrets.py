@@ -1,4 +1,6 @@
-"""A secret named by `env_from` reaches the program on each rank, and is found nowhere that this program writes, whatever the program prints."""
+"""A secret named by `env_from` reaches the program on each rank, and is found nowhere that this
+program writes, whatever the program prints.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import pytest
 from tests.acceptance.command import Command
 
 CANARY = "canary-7f3a9e51c2"  # what is looked for
-OTHER = "other-5e1f0c77"  # in the environment, and nobody asked for it
+# In the environment, and nobody asked for it
+OTHER = "other-5e1f0c77"
 PROGRAM = """
     import json, os, sys
     token, mbs = os.environ["WANDB_API_KEY"], int(sys.argv[1])
@@ -96,9 +99,8 @@ def test_a_secret_reaches_every_rank_and_no_file_table_or_message(tmp_path: Path
     ]
     said = [ran, sweep.ok("show", "2"), sweep.ok("logs", "2"), sweep.ok("export", "json", "secret")]
     assert [one for one in said if CANARY in one.stdout + one.stderr] == []
-    assert (
-        len(files_with("mine.py", tmp_path)) >= 4
-    )  # the search finds requests, logs and the store
+    # The search finds requests, logs and the store
+    assert len(files_with("mine.py", tmp_path)) >= 4
     assert files_with(CANARY, tmp_path) == []
 
 
@@ -138,7 +140,8 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
         ran,
         sweep.ok("show", trials[1]),
         sweep.ok("logs", trials[1]),
-    ]  # all of what they show lies in files, which are searched below
+        # All of what they show lies in files, which are searched below
+    ]
     said += [sweep.ok("export", kind, "secret") for kind in ("json", "csv")]
     said += [
         sweep.ok("sql", f"select * from {table}") for table in ("v_event", "attempt", "v_failure")
@@ -155,12 +158,14 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
             for name in files_with(form, tmp_path)
             if not name.endswith(("program-result.json", "program-metrics.jsonl"))
         ]
-        assert left == []  # what the program writes itself is its own
+        # What the program writes itself is its own
+        assert left == []
     assert "cannot log in with /***" in sweep.ok("logs", trials[2]).stdout
     log = sweep.ok("logs", trials[0]).stdout
     assert log.count("***") >= 7
     assert "'MY_SETTING': 'on'" in log and "'MINE_TOO': 'yes'" in log and "'PATH':" in log
-    # Of all processes above the program, Ray's among them, the orchestrator alone and what started it have the rest.
+    # Of all processes above the program, Ray's among them, the orchestrator alone and what started
+    # it have the rest.
     seen_by = [line for line in log.splitlines() if line.startswith("seen by")]
     assert seen_by and "bin/sweep" in seen_by[0] and not any("ray" in line for line in seen_by)
     assert not any(

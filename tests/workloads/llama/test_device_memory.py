@@ -1,6 +1,8 @@
-"""What counts as the memory of a trial on a GPU, with the counters of torch's CUDA allocator played by a few lines: needs no GPU.
+"""What counts as the memory of a trial on a GPU, with the counters of torch's CUDA allocator played
+by a few lines: needs no GPU.
 
-That torch's counters behave so is its promise; tests marked `gpu` run the whole program on a real one.
+That torch's counters behave so is its promise; tests marked `gpu` run the whole program on a real
+one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ NOTHING = States(parameters=(), gradients=(), optimizer=(), constants=())
 
 
 class Counters:
-    """Bytes allocated and reserved, and the most of each since the last reset, as torch.cuda tells them."""
+    """Bytes allocated and reserved, and the most of each since the last reset, as torch.cuda tells
+    them.
+    """
 
     def __init__(self) -> None:
         self.allocated = self.peak = self.reserved = self.peak_reserved = self.retries = 0
@@ -63,7 +67,8 @@ def test_the_peak_is_that_of_steady_steps_not_of_building_the_first_step_or_look
     cuda: Counters,
 ) -> None:
     with cuda.holding(5000):
-        pass  # what building the model needed for a moment
+        # What building the model needed for a moment
+        pass
     with cuda.holding(1000):  # the states
         memory = DeviceMemory(NOTHING, device=torch.device("cuda", 0))
         with memory.first_step(), cuda.holding(4000):

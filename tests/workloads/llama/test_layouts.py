@@ -1,6 +1,8 @@
-"""Every layout trains the same: for one seed and one global batch, loss, gradients and weights agree within rounding.
+"""Every layout trains the same: for one seed and one global batch, loss, gradients and weights
+agree within rounding.
 
-Two ranks train all layouts of data-parallel size 2, ZeRO stage 1 included, in one process group and once for all tests.
+Two ranks train all layouts of data-parallel size 2, ZeRO stage 1 included, in one process group and
+once for all tests.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ GLOBAL_BATCH_SIZE, LENGTH, STEPS = 4, 32, 2
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:1", "selective_ops:2")
 REFERENCE = Layout(micro_batch_size=GLOBAL_BATCH_SIZE, precision=Precision.FP32)
 
-# Relative distance |a - b| / |b| over all elements; beside each bound, the largest distance seen. fp32: the same sums in another
-# order. bf16: every product, and each addition of a micro-batch's gradient, is rounded to 8 bits (0.4 %); fp32 sums spare the latter.
+# Relative distance |a - b| / |b| over all elements; beside each bound, the largest distance seen.
+# fp32: the same sums in another
+# order. bf16: every product, and each addition of a micro-batch's gradient, is rounded to 8 bits
+# (0.4 %); fp32 sums spare the latter.
 GRADIENT_TOLERANCE = {
     (Precision.FP32, "bf16"): 1e-6,  # 1.9e-7
     (Precision.BF16, "bf16"): 8e-3,  # 3.3e-3
@@ -52,9 +56,8 @@ LOSS_TOLERANCE = {Precision.FP32: 5e-7, Precision.BF16: 1e-4}  # 8.6e-8, 2.1e-5
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    torch.set_num_threads(
-        1
-    )  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
+    # As ranks on a CPU have; two threads that wait for each other crawl on a busy machine
+    torch.set_num_threads(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +154,9 @@ class Stepped:
 
 
 def step_in_chunks(*, num_shards: int, dtype: torch.dtype) -> Stepped:
-    """Step weights of awkward sizes three times in chunks of 40: the last chunk, of one element, leaves rank 1 without any."""
+    """Step weights of awkward sizes three times in chunks of 40: the last chunk, of one element,
+    leaves rank 1 without any.
+    """
     generator = torch.Generator().manual_seed(2)
     weights = [
         torch.randn(shape, generator=generator).to(dtype) for shape in ((7, 5), (64,), (3, 34))
@@ -169,7 +174,9 @@ def step_in_chunks(*, num_shards: int, dtype: torch.dtype) -> Stepped:
     )
     with LiveTensors([*weights, *gradients, *adamw.tensors()]) as tracker:
         held_bytes = tracker.live_bytes
-        adamw.step()  # only this one is looked at: gloo holds on to what it gathered for a while, even into a step that follows at once
+        # Only this one is looked at: gloo holds on to what it gathered for a while, even into a
+        # step that follows at once
+        adamw.step()
     for _ in range(2):
         adamw.step()
     return Stepped(weights=weights, temporary_bytes=tracker.peak_bytes - held_bytes)
@@ -218,7 +225,9 @@ def run_rank(rank: int, port: int, out: Path) -> None:
 
 
 def every_layout(precision: Precision) -> list[Layout]:
-    """All of data-parallel size 2; those of ZeRO stage 1 recompute nothing, since all that is recomputed is over when weights are stepped."""
+    """All of data-parallel size 2; those of ZeRO stage 1 recompute nothing, since all that is
+    recomputed is over when weights are stepped.
+    """
     plain = layouts(2, precision)
     return [*plain, *(sharded(layout) for layout in plain if str(layout.recompute) == "none")]
 
@@ -229,9 +238,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = multiprocessing.get_context(
-        "forkserver"
-    )  # this process has run torch operations: a fork of it would inherit dead threads
+    # This process has run torch operations: a fork of it would inherit dead threads
+    server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["workloads.llama"])
     ranks = [server.Process(target=run_rank, args=(rank, port, out)) for rank in range(2)]
     for process in ranks:
@@ -329,7 +337,8 @@ def test_a_step_needs_a_chunk_of_fp32_gradients_and_of_gathered_weights_for_a_mo
             (1, torch.bfloat16): 4 * 40,
             (2, torch.float32): 4 * 40,  # the gathered weights
             (2, torch.bfloat16): 4 * 20
-            + 2 * 40,  # fp32 gradients of half the chunk, and gathered weights of 2 bytes
+            # Fp32 gradients of half the chunk, and gathered weights of 2 bytes
+            + 2 * 40,
         }
 
 
@@ -337,16 +346,14 @@ def test_a_step_needs_a_chunk_of_fp32_gradients_and_of_gathered_weights_for_a_mo
 def test_optimizer_states_are_shared_out_equally_and_nothing_else_is(
     case: tuple[Precision, str], two_ranks: list[dict]
 ) -> None:
-    states = (
-        8 if case[0] is Precision.FP32 else 12
-    )  # bytes a parameter: m, v and, in bf16, the fp32 master
+    # Bytes a parameter: m, v and, in bf16, the fp32 master
+    states = 8 if case[0] is Precision.FP32 else 12
     num_tensors = 3 + SHAPE.num_layers * 9
     shares = []
     for rank in two_ranks:
         whole, share = (rank["memory"][case, zero_stage].bytes_by_part for zero_stage in (0, 1))
-        assert (
-            whole["optimizer"] == states * SHAPE.num_parameters + 4 * num_tensors
-        )  # 4: AdamW's step counter of each piece
+        # 4: AdamW's step counter of each piece
+        assert whole["optimizer"] == states * SHAPE.num_parameters + 4 * num_tensors
         assert share["optimizer"] == pytest.approx(
             states * SHAPE.num_parameters / 2, abs=4 * num_tensors
         )
@@ -354,7 +361,8 @@ def test_optimizer_states_are_shared_out_equally_and_nothing_else_is(
         assert {part: share[part] for part in ("parameters", "gradients", "activations")} == {
             part: whole[part] for part in ("parameters", "gradients", "activations")
         }
-    num_cuts = 1  # one weight is stepped in two pieces, one by each rank
+    # One weight is stepped in two pieces, one by each rank
+    num_cuts = 1
     assert sum(shares) == states * SHAPE.num_parameters + 4 * (num_tensors + num_cuts)
 
 
@@ -374,9 +382,8 @@ def test_gradients_are_synchronised_once_after_four_micro_batches_and_sharded_we
     for rank in two_ranks:
         for layout, collectives in rank["collectives"].items():
             gathers = {"gloo:all_gather": 1} if layout.zero_stage else {}
-            assert (
-                collectives == {"gloo:all_reduce": 1} | gathers
-            )  # so few weights are one bucket of DDP's and one chunk of the optimizer's
+            # So few weights are one bucket of DDP's and one chunk of the optimizer's
+            assert collectives == {"gloo:all_reduce": 1} | gathers
 
 
 def test_the_global_batch_does_not_depend_on_the_layout() -> None:

@@ -1,4 +1,6 @@
-"""The decoder computes what a Llama computes, with as many parameters and FLOPs as the core says it has."""
+"""The decoder computes what a Llama computes, with as many parameters and FLOPs as the core says it
+has.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,8 @@ RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:2", 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    torch.set_num_threads(
-        1
-    )  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
+    # As ranks on a CPU have; two threads that wait for each other crawl on a busy machine
+    torch.set_num_threads(1)
 
 
 def build(
@@ -72,7 +73,9 @@ def batch(shape: ModelShape = SHAPE) -> tuple[Tensor, Tensor]:
 def naive_loss(
     weights: dict[str, Tensor], shape: ModelShape, tokens: Tensor, targets: Tensor
 ) -> Tensor:
-    """A Llama written a second time, as plainly as possible: real rotations, one head at a time, no fused function."""
+    """A Llama written a second time, as plainly as possible: real rotations, one head at a time, no
+    fused function.
+    """
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + NORM_EPSILON) * weight
@@ -170,7 +173,9 @@ def test_parameters_are_as_many_as_the_core_says(shape: ModelShape) -> None:
 
 
 def _cpu_attention_flops() -> dict[object, object]:
-    """torch counts FLOPs of every fused attention but the CPU's; key and value heads are as many as query heads for the count."""
+    """torch counts FLOPs of every fused attention but the CPU's; key and value heads are as many as
+    query heads for the count.
+    """
 
     def forward(q: list[int], k: list[int], v: list[int], *_: object, **__: object) -> int:
         return sdpa_flop_count(q, [*q[:2], *k[2:]], [*q[:2], *v[2:]])
@@ -199,10 +204,12 @@ def test_flops_are_counted_as_the_core_says_for_every_recomputation(
     counted = counter.get_total_flops() / (BATCH * LENGTH)
     one_product_of_the_scores = 2 * SHAPE.hidden_size * LENGTH
     if attention is AttentionKind.SDPA:
-        # A flash kernel's backward makes the scores anew from q and k: no work of the model, so neither MFU nor HFU count it.
+        # A flash kernel's backward makes the scores anew from q and k: no work of the model, so
+        # neither MFU nor HFU count it.
         counted -= SHAPE.num_layers * one_product_of_the_scores
     elif recompute == "selective_attention":
-        # Recomputing the eager core stops at the weights: the second product's result is not needed again. The core counts both, as
+        # Recomputing the eager core stops at the weights: the second product's result is not needed
+        # again. The core counts both, as
         # the paper does and as a fused kernel repeats both.
         counted += SHAPE.num_layers * one_product_of_the_scores
     expected = SHAPE.flops_per_token(LENGTH) + SHAPE.recomputed_flops_per_token(
@@ -218,6 +225,5 @@ def test_bf16_is_fp32_within_its_rounding() -> None:
     rounded(tokens, targets).backward()
     for (name, a), (_, b) in zip(exact.named_parameters(), rounded.named_parameters(), strict=True):
         error = (a.grad - b.grad.float()).norm() / a.grad.norm()
-        assert error < 0.03, (
-            name
-        )  # bf16 keeps 8 bits: 0.4 % a rounding, and some ten roundings in a row
+        # Bf16 keeps 8 bits: 0.4 % a rounding, and some ten roundings in a row
+        assert error < 0.03, name

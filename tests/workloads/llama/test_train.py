@@ -1,4 +1,6 @@
-"""A whole trial as a launcher runs it: forked ranks, a request in a run directory, results or failure notes out."""
+"""A whole trial as a launcher runs it: forked ranks, a request in a run directory, results or
+failure notes out.
+"""
 
 from __future__ import annotations
 
@@ -224,9 +226,10 @@ def test_what_does_not_fit_two_replicas_fits_when_they_share_the_optimizer_state
         folder = tmp_path / str(zero_stage)
         folder.mkdir()
         layout = Layout(data_parallel_size=2, micro_batch_size=1, zero_stage=zero_stage)
+        # States alone: 16, or 4 + 12/2
         return run_trial(
             request(layout, memory_limit_bytes=15 * TINY.num_parameters), folder, server
-        )  # states alone: 16, or 4 + 12/2
+        )
 
     assert any(isinstance(outcome, RankFailure) and outcome.out_of_memory for outcome in run(0))
     assert all(isinstance(outcome, RankResult) for outcome in run(1))
@@ -245,7 +248,8 @@ assert len(os.listdir("/proc/self/task")) == 1
 """
     one_thread = {
         "OPENBLAS_NUM_THREADS": "1"
-    }  # numpy's BLAS starts threads when imported, and sees to forks by itself
+        # Numpy's BLAS starts threads when imported, and sees to forks by itself
+    }
     subprocess.run(
         [sys.executable, "-c", program], check=True, timeout=60, env=os.environ | one_thread
     )
@@ -367,9 +371,8 @@ def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Pr
     assert again is not None
     assert peak.source.startswith("measured: matmul")
     assert peak.source.endswith("1 threads")
-    assert (
-        1 / 3 < peak.flops / again.flops < 3
-    )  # the machine may be busy with other things meanwhile
+    # The machine may be busy with other things meanwhile
+    assert 1 / 3 < peak.flops / again.flops < 3
 
 
 def peak_of(flops: float, **changes: object) -> KnownPeak:
@@ -404,7 +407,8 @@ def test_a_peak_that_an_earlier_trial_measured_on_this_node_is_taken_and_another
     others = (peak_of(1e3, node="n2"), peak_of(1e4, device_name="another CPU"))
     assert the_peak(*others, peak_of(123e9), achieved_flops=1e9) == (123e9, peak_of(1).source)
     flops, source = the_peak(*others, achieved_flops=1.0)
-    assert flops > 1e6  # its own: any machine multiplies more than these
+    # Its own: any machine multiplies more than these
+    assert flops > 1e6
     assert source.endswith("in trial 2")
 
 
@@ -415,7 +419,8 @@ def test_a_trial_faster_than_the_peak_it_is_told_measures_again_and_takes_the_la
     assert the_peak(peak_of(1e17), achieved_flops=1.5e17) == (
         1e17,
         peak_of(1).source,
-    )  # the fault lies elsewhere: refused by `measure`
+        # The fault lies elsewhere: refused by `measure`
+    )
 
 
 def test_a_whole_trial_rests_on_the_peak_that_it_is_told(
@@ -436,7 +441,9 @@ def test_a_whole_trial_rests_on_the_peak_that_it_is_told(
 def told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[tuple[Phase, int, bool]]]:
-    """Sets this process up as the only rank of a trial in fp32, and holds what it tells its launcher."""
+    """Sets this process up as the only rank of a trial in fp32, and holds what it tells its
+    launcher.
+    """
     trial = request(Layout(micro_batch_size=1, precision=Precision.FP32))
     (tmp_path / REQUEST_FILE).write_bytes(encode(trial))
     names = {

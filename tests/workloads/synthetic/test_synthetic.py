@@ -1,4 +1,6 @@
-"""The workload that trains nothing: its physics has the right shape, its noise is seeded, and it needs no torch."""
+"""The workload that trains nothing: its physics has the right shape, its noise is seeded, and it
+needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def test_without_noise_every_step_takes_what_the_model_says(launcher: NodeLaunch
 def test_memory_runs_out_where_it_would(
     launcher: NodeLauncher, capacity_gib: float, phase: str
 ) -> None:
-    # llama-tiny on one rank: 1 GiB for the runtime, 2.8 MiB of weights, 9.3 MiB with gradients and activations, 26 MiB with Adam.
+    # llama-tiny on one rank: 1 GiB for the runtime, 2.8 MiB of weights, 9.3 MiB with gradients and
+    # activations, 26 MiB with Adam.
     report = run(launcher, {"device_memory_bytes": int(capacity_gib * GIB)}, world_size=1)
     assert report.failure is not None
     assert (report.failure.kind, report.failure.phase) == (FailureKind.OOM_GPU, phase)
@@ -86,7 +89,8 @@ def test_a_fault_strikes_only_the_layouts_it_names_and_as_often_as_it_says() -> 
         strikes(sometimes, request.model_copy(update={"attempt": attempt}), 0)
         for attempt in range(1, 1001)
     )
-    assert 240 < num_struck < 360  # 300 expected; four standard deviations are 58
+    # 300 expected; four standard deviations are 58
+    assert 240 < num_struck < 360
 
 
 def test_options_with_a_mistake_are_told(launcher: NodeLauncher) -> None:
@@ -161,5 +165,8 @@ def test_time_has_the_shape_of_training() -> None:
 @pytest.mark.parametrize("heavy", ["torch", "numpy"])
 def test_rank_programs_that_compute_nothing_import_nothing_to_compute_with(heavy: str) -> None:
     """A rank server starts anew with each agent: numpy alone was a quarter of that."""
-    code = f"import sys; sys.modules[{heavy!r}] = None; import workloads.synthetic, workloads.command"  # None: to import it raises
+    # None: to import it raises
+    code = (
+        f"import sys; sys.modules[{heavy!r}] = None; import workloads.synthetic, workloads.command"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,6 @@
-"""A trace on tensors without memory says what closed forms say where there are some, and what a real step holds where there are none."""
+"""A trace on tensors without memory says what closed forms say where there are some, and what a
+real step holds where there are none.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,11 @@ DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
 @pytest.fixture(autouse=True, scope="module")
 def little_to_collect() -> Iterator[None]:
-    """As the command does: a trace looks through all objects, and those of other tests are none of its own."""
-    torch.set_num_threads(1)  # two threads that wait for each other crawl on a busy machine
+    """As the command does: a trace looks through all objects, and those of other tests are none of
+    its own.
+    """
+    # Two threads that wait for each other crawl on a busy machine
+    torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
     yield
@@ -239,7 +244,8 @@ def test_what_is_made_for_a_gpu_is_traced_as_on_a_gpu() -> None:
         model = GPT(num_layers, dropout=0.1).to("cuda")
         return model, loss_of(model, device=torch.device("cuda", 0))
 
-    # A mask of one byte per element is kept for dropout, and no scores by attention, though it drops some of them.
+    # A mask of one byte per element is kept for dropout, and no scores by attention, though it
+    # drops some of them.
     assert plain(build).kept.per_token - plain(gpt).kept.per_token == 128
 
 
@@ -265,9 +271,8 @@ def test_a_fused_norm_keeps_its_input_and_one_number_per_token() -> None:
         return layers, loss
 
     traced = trace_model(build, sequence_length=LENGTH)
-    assert (
-        traced.modes["none"].kept.per_token == 4 * 128 + 4 + 4 * 128
-    )  # the norm's input, its scale, the product's input
+    # The norm's input, its scale, the product's input
+    assert traced.modes["none"].kept.per_token == 4 * 128 + 4 + 4 * 128
     assert traced.modes["full"].kept.per_token == 4 * 128
     assert {note.partition(":")[0] for note in traced.notes} == {
         "selective_attention",
@@ -304,12 +309,10 @@ def test_layers_of_70b_are_traced_without_their_memory() -> None:
         recomputes=["none"],
         dtype=torch.bfloat16,
     )
-    assert traced.modes["none"].kept.per_token == pytest.approx(
-        40.53 * 8192, rel=1e-3
-    )  # traced by another tool, in units of the width
-    assert (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 19
-    )  # KiB; the three layers' weights alone are 9 GiB
+    # Traced by another tool, in units of the width
+    assert traced.modes["none"].kept.per_token == pytest.approx(40.53 * 8192, rel=1e-3)
+    # KiB; the three layers' weights alone are 9 GiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 19
 
 
 def of_a_vector(num_layers: int) -> tuple[nn.Module, Any]:
@@ -396,4 +399,5 @@ def test_what_is_wrong_with_a_program_is_one_line_with_its_place(
     assert said in error
     assert "\n" not in error
     if said.endswith(" at "):
-        assert str(tmp_path) in error  # the place is in the program itself
+        # The place is in the program itself
+        assert str(tmp_path) in error
