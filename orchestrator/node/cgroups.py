@@ -1,4 +1,4 @@
-"""Cgroups of version 2: one for each rank server, so that the kernel ends all its processes at once.
+"""Cgroups of version 2: one per rank server, so that the kernel ends all its processes at once.
 
 They lie below the cgroup that we run in: limits and accounts stay the same. Also finds the counters
 of our own cgroup, v2 or v1. Standard library only.

@@ -166,7 +166,7 @@ class _Process:
 
 
 def _processes() -> dict[int, _Process]:
-    """Every process, in one read each: psutil, or a Path for each, takes more than twice as long."""
+    """Every process, in one read each: psutil, or a Path for each, takes over twice as long."""
     found = {}
     for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():

@@ -54,7 +54,7 @@ def ray_facts(environment: Mapping[str, str], *, cluster_address: str | None = N
 
 
 def secrets_of_raylets() -> dict[int, list[str]]:
-    """The variables that look like secrets in each raylet that this user may read, by process id."""
+    """Variables that look like secrets in each raylet that this user may read, by process id."""
     found: dict[int, list[str]] = {}
     for process in psutil.process_iter():
         if _program(process) == "raylet":
@@ -86,7 +86,7 @@ def _listeners() -> Iterator[Listener]:
 
 
 def listening_at(process: psutil.Process) -> set[tuple[str, int]]:
-    """The addresses and ports at which a process accepts connections, if this user may know them."""
+    """Addresses and ports at which a process accepts connections, if this user may know them."""
     try:
         connections = process.net_connections("tcp")
     except psutil.Error:

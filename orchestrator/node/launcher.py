@@ -1,8 +1,8 @@
-"""The ranks of one node: started in fresh processes, watched, ended, and proven gone.
+"""Runs the ranks of one node: starts them in fresh processes, watches them, and ends them all.
 
 Plain Python, no Ray: used from an actor, where `run` blocks in one thread and `kill` arrives in
-another, or directly. It decides nothing about trials; it reports how its ranks ended, and what the
-first bad one died of.
+another, or directly. It decides nothing about trials: it reports how its ranks ended, and why the
+first bad one failed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from orchestrator.core.machines.node_health import xids_since
 from orchestrator.core.trial.communication import recorded
@@ -25,9 +24,7 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.failures import ASKED_TO_END, is_aftermath
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.protocol import (
-    ATTEMPT_VARIABLE,
     REQUEST_FILE,
-    RUN_DIR_VARIABLE,
     Device,
     GpuUsage,
     Heartbeat,
@@ -37,12 +34,12 @@ from orchestrator.core.trial.protocol import (
     encode,
 )
 from orchestrator.core.trial.redaction import Secrets, blotted
-from orchestrator.node.cgroups import orphaned_cgroups
+from orchestrator.node.cgroups import num_oom_kills, orphaned_cgroups
 from orchestrator.node.cpu_watch import CpuWatch
+from orchestrator.node.gang_environment import gang_environment, gang_interfaces, rank_places
 from orchestrator.node.gpu_monitor import GpuMemory, GpuMonitor, wait_until_clean
-from orchestrator.node.interfaces import rank_interfaces
 from orchestrator.node.kernel_log import kernel_records
-from orchestrator.node.processes import kill_found, launcher_identity, num_oom_kills, orphaned
+from orchestrator.node.processes import kill_found, launcher_identity, orphaned
 from orchestrator.node.rank_server_client import (
     WARDEN_SECONDS,
     ProcessesStuck,
@@ -54,22 +51,19 @@ from orchestrator.node.supervisor import Gang
 
 logger = logging.getLogger(__name__)
 
-# Then a new one: whatever a server leaks stays small
+# Then a new server starts: what a server leaks stays small.
 MAX_GANGS_PER_SERVER = 1000
-# A cancellation is under way for seconds at most
+# A cancellation arrives seconds after its attempt has ended, at most.
 REMEMBERED_ATTEMPTS = 100
 LEFTOVER_PATIENCE_SECONDS = 5.0
-# Fields of a report that no program writes. They are looked up, so nothing in them is replaced.
-_OUR_OWN_TEXTS = frozenset({"node", "log_path"})
-# A driver may take seconds to take the memory of a killed process back
+# A driver may take seconds to free the memory of a killed process.
 DEVICES_CLEAN_SECONDS = 10.0
+# Fields of a report that no rank writes. They are used for look-ups, so secrets stay in them.
+_OUR_OWN_TEXTS = frozenset({"node", "log_path"})
 
 
 class NodeLauncher:
-    """Runs one attempt at a time on this node.
-
-    `root` is the folder of all run directories; `close` ends every process it has started.
-    """
+    """Runs one attempt at a time on this node. `root` is the folder of all run directories."""
 
     def __init__(self, root: Path, *, node: str) -> None:
         self.root = root.absolute()
@@ -79,26 +73,24 @@ class NodeLauncher:
         self._server: RankServer | None = None
         self._rendezvous: socket.socket | None = None
         self._running = threading.Lock()
-        # Tags; one may arrive before its attempt does
-        self._cancelled: set[str] = set()
-        self._ended: deque[str] = deque(
-            maxlen=REMEMBERED_ATTEMPTS
-        )  # tags whose cancellation comes too late
-        # Guards both, and the pipe's writing end
+        # Guards the two sets of tags below, and the writing end of the pipe.
         self._killing = threading.Lock()
+        # A cancellation may arrive before its attempt, or after its end.
+        self._cancelled: set[str] = set()
+        self._ended: deque[str] = deque(maxlen=REMEMBERED_ATTEMPTS)
         self._gang: Gang | None = None
         self._closed = False
         self._is_preempted = False
-        self._sweep_leftovers()
+        self._end_leftovers()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._wake_is_open = True
 
     def run(self, order: LaunchOrder) -> NodeReport:
-        """Run this node's share of an attempt, to the last process gone.
+        """Run this node's part of an attempt until its last process is gone.
 
-        All that goes wrong on the way stands in the report. Raises ValueError for an order that
-        contradicts itself, RuntimeError when busy or closed, and ProcessesStuck where something
-        cannot be killed: the node is not to be used then.
+        The report has everything that went wrong. Raises ValueError for an order that contradicts
+        itself, RuntimeError if busy or closed, and ProcessesStuck if something cannot be killed:
+        then the node must not be used.
         """
         _check(order)
         if self._closed or not self._running.acquire(blocking=False):
@@ -117,9 +109,8 @@ class NodeLauncher:
             self._running.release()
 
     def kill(self, tag: str) -> None:
-        """Cancel an attempt (`TrialRequest.tag`), running or still to come.
-
-        Returns at once; `run` returns when all is gone.
+        """Cancel an attempt (`TrialRequest.tag`), running or still to come. Returns at once: `run`
+        returns when all is gone.
         """
         with self._killing:
             if not self._wake_is_open or tag in self._ended:
@@ -129,49 +120,35 @@ class NodeLauncher:
                 os.write(self._wake_write, b"k")
 
     def preempt(self) -> None:
-        """End what runs, and refuse to run anything more: this process was asked from outside to
-        end. Returns when all is gone.
-        """
+        """Close, because something outside of the sweep asked this process to end."""
         self._is_preempted = True
         self.close()
 
     def progress(self) -> Heartbeat | None:
-        """How far the least advanced rank of the running attempt is; None between attempts."""
+        """The progress of the running attempt's least advanced rank; None between attempts."""
         gang = self._gang
         watch = gang.least_advanced() if gang is not None else None
         if gang is None or watch is None:
             return None
-        return Heartbeat(
-            phase=watch.phase, step=watch.step, total_limit_seconds=gang.total_limit_seconds
-        )
+        limit = gang.total_limit_seconds
+        return Heartbeat(phase=watch.phase, step=watch.step, total_limit_seconds=limit)
 
     def rendezvous(self) -> int:
-        """Bind a port for rank 0's store, for a gang of several nodes, and hold it until the next
-        attempt here has ended.
-        """
+        """Bind a port for rank 0's store, and keep it until the next attempt here has ended."""
         self._release_rendezvous()
         self._rendezvous = hold_port()
         return int(self._rendezvous.getsockname()[1])
 
     def prepare(self, program: str) -> None:
-        """Start importing what a program needs, without waiting for it."""
-        if (
-            self._server is None
-            or self._server.program != program
-            or self._server.num_gangs >= MAX_GANGS_PER_SERVER
-        ):
+        """Start to import what a program needs, without waiting for it."""
+        server = self._server
+        if server is None or server.program != program or server.num_gangs >= MAX_GANGS_PER_SERVER:
             self._stop_server()
-            self._server = RankServer(
-                program=program,
-                identity=self._identity,
-                log_path=self.root / f"rank-server-{self._node}.txt",
-            )
+            log_path = self.root / f"rank-server-{self._node}.txt"
+            self._server = RankServer(program=program, identity=self._identity, log_path=log_path)
 
     def close(self) -> None:
-        """Cancel what runs, and end every process.
-
-        The launcher refuses to run anything afterwards.
-        """
+        """Cancel the running attempt, end every process that was started here, and run no more."""
         self._closed = True
         gang = self._gang
         if gang is not None:
@@ -192,16 +169,15 @@ class NodeLauncher:
         except OSError as exc:
             unusable = f"cannot write the run directory {run_dir}: {exc.strerror}"
         if unusable is not None:
-            return self._report(
-                order, started, failure=self._launch_failed(unusable), failed_at=time.time()
-            )
+            failure = self._launch_failed(unusable), time.time()
+            return self._report(order, started, failure=failure)
         oom_kills_before, began = num_oom_kills(), time.clock_gettime(time.CLOCK_MONOTONIC)
         watch = CpuWatch(
             root=self.root, warden=self._warden, orchestrator=order.orchestrator, cpus=order.cpus
         )
         with GpuMonitor(order.devices) as monitor:
 
-            def look(timed_steps_run: bool) -> None:
+            def on_tick(timed_steps_run: bool) -> None:
                 monitor.count(timed_steps_run)
                 watch.tick(timed_steps_run)
 
@@ -211,51 +187,46 @@ class NodeLauncher:
                 run_dir=run_dir,
                 wake=self._wake_read,
                 is_cancelled=lambda: request.tag in self._cancelled,
-                on_timed=look,
+                on_tick=on_tick,
             )
             self._gang = gang
             server_lost = self._run_gang(gang, order, run_dir)
         load = monitor.load(watch.load(), own=watch.pids)
-        failure, failed_at = None, None
+        failure = None
         if not gang.watches or not all(watch.measured for watch in gang.watches):
-            memory = monitor.fullest()
-            xids = monitor.xids or (_logged_xids(began, monitor.addresses) if order.devices else ())
-            failure, failed_at = self._judge(
+            failure = self._judge(
                 gang,
                 server_lost,
                 oom_kills=num_oom_kills() - oom_kills_before,
-                memory=memory,
-                xids=xids,
+                memory=monitor.fullest(),
+                xids=monitor.xids
+                or (_logged_xids(began, monitor.addresses) if order.devices else ()),
             )
         return self._report(
-            order,
-            started,
-            gang=gang,
-            gpu=monitor.usage(),
-            load=load,
-            failure=failure,
-            failed_at=failed_at,
+            order, started, gang=gang, gpu=monitor.usage(), load=load, failure=failure
         )
 
     def _run_gang(self, gang: Gang, order: LaunchOrder, run_dir: Path) -> Failure | None:
         """Run the ranks. Returns how the rank server was lost, if it was."""
         port = order.master_port if order.master_port is not None else self.rendezvous()
-        lost = None
         try:
             self.prepare(order.program)
             assert self._server is not None
             gang.run(
                 self._server,
                 environment=gang_environment(order, port, run_dir),
-                ranks=_places(order),
+                ranks=rank_places(order),
             )
         except ServerLost as exc:
             server = self._server
             gang.processes_killed += self._stop_server()
-            lost = self._server_lost(str(exc), server.ended_by if server is not None else None)
+            number = server.ended_by if server is not None else None
+            if number in ASKED_TO_END:
+                return self._preempted(signal.Signals(number), "rank server")
+            return self._launch_failed(str(exc))
         finally:
             gang.finish()
-        return lost
+        return None
 
     def _warden(self) -> int | None:
         return self._server.warden if self._server is not None else None
@@ -269,18 +240,15 @@ class NodeLauncher:
         memory: GpuMemory | None,
         xids: Sequence[int],
     ) -> tuple[Failure, float]:
-        """What this node's ranks died of, and when."""
-        peak, capacity = (
-            (memory.used_bytes, memory.total_bytes) if memory is not None else (None, None)
-        )
+        """Why this node's ranks failed, and when."""
         verdict = judge(
             [
                 watch.evidence(
                     self._node,
                     num_oom_kills=oom_kills,
                     xids=xids,
-                    peak_memory_bytes=peak,
-                    device_memory_bytes=capacity,
+                    peak_memory_bytes=memory.used_bytes if memory is not None else None,
+                    device_memory_bytes=memory.total_bytes if memory is not None else None,
                 )
                 for watch in gang.watches
                 if not watch.measured
@@ -289,24 +257,17 @@ class NodeLauncher:
         if gang.cancelled and (verdict is None or is_aftermath(verdict[0])):
             if self._is_preempted:
                 return self._preempted(signal.SIGTERM, "launcher"), time.time()
-            return Failure(
-                kind=FailureKind.CANCELLED, message="cancelled", node=self._node
-            ), time.time()
+            kind = FailureKind.CANCELLED
+            return Failure(kind=kind, message="cancelled", node=self._node), time.time()
         if verdict is not None:
             return verdict
         if oom_kills:
             text = f"the kernel's OOM killer ended the rank server (oom_kill +{oom_kills})"
-            return Failure(
-                kind=FailureKind.OOM_HOST, message=text, node=self._node, evidence=text
-            ), time.time()
-        return server_lost or self._launch_failed(
-            "the ranks ended for no reason that is known"
-        ), time.time()
-
-    def _server_lost(self, reason: str, signal_number: int | None) -> Failure:
-        if signal_number not in ASKED_TO_END:
-            return self._launch_failed(reason)
-        return self._preempted(signal.Signals(signal_number), "rank server")
+            kind = FailureKind.OOM_HOST
+            failure = Failure(kind=kind, message=text, node=self._node, evidence=text)
+            return failure, time.time()
+        unknown = "the ranks ended for no reason that is known"
+        return server_lost or self._launch_failed(unknown), time.time()
 
     def _preempted(self, number: signal.Signals, what: str) -> Failure:
         text = f"{self._node}: {number.name} from outside ended the {what}"
@@ -330,21 +291,19 @@ class NodeLauncher:
         gang: Gang | None = None,
         gpu: GpuUsage | None = None,
         load: MachineLoad = NO_LOAD,
-        failure: Failure | None,
-        failed_at: float | None,
+        failure: tuple[Failure, float] | None,
     ) -> NodeReport:
+        interfaces = gang_interfaces(order)
         report = NodeReport(
             node=self._node,
             ranks=tuple(watch.outcome() for watch in gang.watches) if gang is not None else (),
-            failure=failure,
-            failed_at_unix_seconds=failed_at,
+            failure=failure[0] if failure is not None else None,
+            failed_at_unix_seconds=failure[1] if failure is not None else None,
             seconds=time.monotonic() - started,
             teardown_seconds=gang.teardown_seconds if gang is not None else None,
             processes_killed=gang.processes_killed if gang is not None else 0,
-            environment=recorded(
-                {**os.environ, **(chosen := _interfaces(order))}, without=order.secrets
-            ),
-            set_by_launcher=tuple(chosen),
+            environment=recorded({**os.environ, **interfaces}, without=order.secrets),
+            set_by_launcher=tuple(interfaces),
             gpu=gpu or GpuUsage(),
             load=load,
         )
@@ -372,18 +331,16 @@ class NodeLauncher:
                 os.close(self._wake_write)
 
     def _release_rendezvous(self) -> None:
-        held, self._rendezvous = self._rendezvous, None
-        if held is not None:
-            held.close()
+        bound, self._rendezvous = self._rendezvous, None
+        if bound is not None:
+            bound.close()
 
-    def _sweep_leftovers(self) -> None:
-        """End what launchers of this root left behind on this node when they were killed together
-        with their rank servers.
-        """
+    def _end_leftovers(self) -> None:
+        """End what dead launchers of this root left on this node. Raises ProcessesStuck."""
         escaped = [pid for group in orphaned_cgroups() for pid in group.end()]
+        # Their wardens end themselves, and also what has no tag.
         until = time.monotonic() + WARDEN_SECONDS
         while orphaned(self.root) and time.monotonic() < until:
-            # For their wardens, which also end what has no tag
             time.sleep(0.02)
         found, stuck = kill_found(
             lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS
@@ -400,9 +357,7 @@ class NodeLauncher:
 
 
 def _logged_xids(since_seconds: float, addresses: Collection[str]) -> tuple[int, ...]:
-    """NVIDIA's errors of these devices in the kernel's log from then on; none where it cannot be
-    read.
-    """
+    """NVIDIA's errors of these devices in the kernel's log since then, if we may read it."""
     try:
         return tuple(xids_since(kernel_records(), since_seconds * 1e6, addresses=addresses))
     except OSError:
@@ -410,100 +365,53 @@ def _logged_xids(since_seconds: float, addresses: Collection[str]) -> tuple[int,
 
 
 def run_directory(root: Path, request: TrialRequest, node_rank: int) -> Path:
-    """Where the ranks of one node leave what they have to say about one attempt; node by node, for
-    roots on a shared file system.
-    """
+    """The folder of one node's ranks and one attempt: nodes may share the file system of a root."""
     return root / f"trial-{request.trial_id}" / f"attempt-{request.attempt}" / f"node-{node_rank}"
 
 
 def hold_port() -> socket.socket:
-    """Bind a free port such that only the program it is meant for can listen on it while the socket
-    is held.
+    """Bind a free port for a program that will listen on it while this socket reserves it.
 
-    Both that program's socket and this one allow the reuse of addresses, and this one does not
-    listen: so Linux lets it in. Anybody who looks for a free port meanwhile is given another,
-    because the kernel gives away none that is bound.
+    Both sockets allow the reuse of addresses, and this one does not listen: so Linux lets the
+    program in. The kernel gives no bound port to anybody who asks for a free one.
     """
     try:
-        held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        held.bind(("::", 0))
+        bound = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("::", 0))
     except OSError:  # no IPv6 here
-        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        held.bind(("", 0))
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return held
-
-
-def gang_environment(order: LaunchOrder, port: int, run_dir: Path) -> dict[str, str]:
-    """torchrun's environment, as far as it is the same for all ranks of this node."""
-    request = order.request
-    if order.cpus:
-        threads = len(order.cpus) // order.local_world_size
-    else:
-        threads = len(os.sched_getaffinity(0)) // max(order.local_world_size, order.node_slots or 0)
-    environment = {
-        "WORLD_SIZE": str(request.layout.world_size),
-        "LOCAL_WORLD_SIZE": str(order.local_world_size),
-        "GROUP_RANK": str(order.node_rank),
-        "MASTER_ADDR": order.master_addr,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": request.tag,
-        "OMP_NUM_THREADS": str(max(1, threads)),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts them
-        "CUDA_VISIBLE_DEVICES": ",".join(order.devices),
-        RUN_DIR_VARIABLE: str(run_dir),
-        ATTEMPT_VARIABLE: request.tag,
-    }
-    return environment | _interfaces(order) | dict(order.environment) | dict(order.secrets)
-
-
-def _interfaces(order: LaunchOrder) -> dict[str, str]:
-    spans_nodes = order.local_world_size < order.request.layout.world_size
-    return rank_interfaces(order.address if spans_nodes else None, os.environ)
+        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        bound.bind(("", 0))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return bound
 
 
 def _check(order: LaunchOrder) -> None:
     if order.request.one_rank_per_node:
-        return  # whatever there is, is its own
+        return  # it uses whatever the node has
     needs_devices = order.request.device is Device.CUDA
     if needs_devices and len(order.devices) != order.local_world_size:
         raise ValueError(
-            f"devices {list(order.devices)} for {order.local_world_size} ranks on CUDA: expected one device per rank"
+            f"devices {list(order.devices)} for {order.local_world_size} ranks on CUDA: "
+            "expected one device per rank"
         )
-    if order.master_port is None and order.local_world_size != order.request.layout.world_size:
+    world_size = order.request.layout.world_size
+    if order.master_port is None and order.local_world_size != world_size:
         raise ValueError(
-            f"a gang of {order.request.layout.world_size} ranks, {order.local_world_size} of them here, needs a master_port:"
-            " take it from rendezvous() of the launcher that runs rank 0"
+            f"a gang of {world_size} ranks, {order.local_world_size} of them here, needs a "
+            "master_port: take it from rendezvous() of the launcher that runs rank 0"
         )
 
 
 def _make_run_directory(run_dir: Path, request: TrialRequest) -> str | None:
-    """Make it and leave the request in it. Returns why it cannot be used."""
+    """Make it with the request in it. Returns why it cannot be used."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     try:
         run_dir.mkdir()
     except FileExistsError:
-        return f"{run_dir} exists: an attempt's directory is never written twice. Give the attempt a new number, or the sweep a new folder"
+        return (
+            f"{run_dir} exists: an attempt's directory is never written twice. "
+            "Give the attempt a new number, or the sweep a new folder"
+        )
     (run_dir / REQUEST_FILE).write_bytes(encode(request))
     return None
-
-
-def _places(order: LaunchOrder) -> list[dict[str, Any]]:
-    """What differs from rank to rank."""
-    cores_per_rank = len(order.cpus) // order.local_world_size
-    return [
-        {
-            "rank": order.first_rank + local_rank,
-            "environment": {
-                "RANK": str(order.first_rank + local_rank),
-                "LOCAL_RANK": str(local_rank),
-            },
-            "cpus": list(
-                order.cpus[local_rank * cores_per_rank :][:cores_per_rank]
-                if cores_per_rank
-                else order.cpus
-            ),
-        }
-        for local_rank in range(order.local_world_size)
-    ]

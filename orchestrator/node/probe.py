@@ -1,8 +1,7 @@
-"""Asks this machine what `core/machines/node_health.py` judges: GPUs, kernel log, disk, clock,
-versions, and how fast it multiplies matrices.
+"""Collects what `core/machines/node_health.py` judges, from this machine's GPUs to its clock.
 
-Plain Python, no Ray: it runs in an actor on each node of a cluster, or here. Nothing is left
-behind: what needs torch, or the GPUs, is a process of its own that ends.
+Plain Python, no Ray: it runs in an actor on each node of a cluster, or here. It leaves no process:
+what needs torch, or the GPUs, runs in one that ends.
 """
 
 from __future__ import annotations
@@ -33,23 +32,22 @@ from orchestrator.node.gpu_monitor import driver_version, gpu_facts
 from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.processes import LAUNCHER_VARIABLE, launcher_identity
 
-# Beyond its own time: torch from a cold network file system takes minutes to import
+# In addition to its own time: torch from a cold network file system takes minutes to import.
 MATMUL_PATIENCE_SECONDS = 120.0
-# How far back the kernel log is read: a GPU that was mended since has no new errors
+# How far back the kernel log counts: a GPU that was repaired since has no new errors.
 XID_MICROSECONDS = 86_400e6
-CLOCK_QUESTIONS = 5  # the quickest answer says most
+CLOCK_QUESTIONS = 5
 PACKAGES = ("orchestrator", "db", "workloads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbePlan:
-    """What is asked of one node."""
+    """The questions to one node."""
 
-    node: str  # how the scheduler calls it
-    home: str  # SWEEP_HOME: where run folders go
+    node: str  # the scheduler's name for it
+    home: str  # SWEEP_HOME: the folder of the run folders
     matmul_seconds: float = 0.0  # 0: no matrix products
-    # GPUs to look at, as NVML counts them; None: all
-    devices: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None  # NVML's indices; None: all
 
 
 class NodeProbe:
@@ -58,8 +56,8 @@ class NodeProbe:
     def gather(self, plan: ProbePlan, *, nvml: Any = None) -> NodeFacts:
         gpus = gpu_facts(plan.devices, nvml=nvml)
         unread: list[str] = []
-        tried = _matmul(plan, gpus, unread)
-        flops, errors = tried.get("flops", {}), tried.get("errors", {})
+        measured = _matmul(plan, gpus, unread)
+        flops, errors = measured.get("flops", {}), measured.get("errors", {})
         versions = versions_here()
         free, disk_error = _disk(Path(plan.home))
         return NodeFacts(
@@ -70,8 +68,8 @@ class NodeProbe:
             python=versions.pop("python"),
             packages=versions,
             driver=driver_version(nvml=nvml) if gpus else None,
-            cuda=tried.get("cuda"),
-            nccl=tried.get("nccl"),
+            cuda=measured.get("cuda"),
+            nccl=measured.get("nccl"),
             gpus=tuple(
                 replace(gpu, matmul_flops=flops.get(gpu.index), matmul_error=errors.get(gpu.index))
                 for gpu in gpus
@@ -92,21 +90,19 @@ class NodeProbe:
 def with_clock(
     facts: NodeFacts, ask: Callable[[], float], *, clock: Callable[[], float] = time.time
 ) -> NodeFacts:
-    """The facts with how far the node's clock is ahead of this one's: of a few round trips, the
-    quickest decides.
-    """
+    """Add how far the node's clock is ahead of this one: the quickest of a few answers counts."""
     answers = []
     for _ in range(CLOCK_QUESTIONS):
         began = clock()
-        said = ask()
+        answer = ask()
         ended = clock()
-        answers.append(((ended - began) / 2, said - (began + ended) / 2))
+        answers.append(((ended - began) / 2, answer - (began + ended) / 2))
     uncertainty, offset = min(answers)
     return replace(facts, clock_offset_seconds=offset, clock_uncertainty_seconds=uncertainty)
 
 
 def versions_here() -> dict[str, str | None]:
-    """What has to be the same on all nodes, as far as it is known without importing torch."""
+    """What must be the same on all nodes, if it is known without importing torch."""
     return {
         "python": platform.python_version(),
         "code": _code_digest(),
@@ -122,9 +118,7 @@ def _version(package: str) -> str | None:
 
 
 def _code_digest() -> str:
-    """Digest of this package's sources: an editable installation has the same version number
-    whatever its code.
-    """
+    """Digest of our sources: the version of an editable installation does not change with them."""
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
@@ -133,12 +127,10 @@ def _code_digest() -> str:
 
 
 def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> Mapping[str, Any]:
-    """What the process says that multiplies matrices, on GPUs that nobody holds; nothing where it
-    is not wanted or cannot be.
-    """
+    """The output of workloads.tools.matmul on free GPUs; empty if not wanted or not possible."""
     if not plan.matmul_seconds:
         return {}
-    free = [gpu.index for gpu in gpus if not _is_held(gpu)]
+    free = [gpu.index for gpu in gpus if not _is_in_use(gpu)]
     if gpus and not free:
         unread.append("matmul: every GPU is held")
         return {}
@@ -148,25 +140,16 @@ def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> M
     environment = {
         "CUDA_VISIBLE_DEVICES": ",".join(free),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        LAUNCHER_VARIABLE: launcher_identity(
-            Path(plan.home).absolute()
-            # Were it left over all the same, the next launcher here would find it
-        ),
+        # Should it be left over, the next launcher here finds it.
+        LAUNCHER_VARIABLE: launcher_identity(Path(plan.home).absolute()),
     }
-    # It holds GPUs: whoever ends this process, or gives it up, ends that one as well.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "orchestrator.node.die_with_parent",
-        str(os.getpid()),
-        "workloads.tools.matmul",
-    ]
-    command += [f"--seconds={plan.matmul_seconds}", f"--devices={','.join(free)}"]
+    # It uses GPUs: it must die with this process.
+    command = [sys.executable, "-P", "-m", "orchestrator.node.die_with_parent", str(os.getpid())]
+    command += ["workloads.tools.matmul", f"--seconds={plan.matmul_seconds}"]
     limit = plan.matmul_seconds + MATMUL_PATIENCE_SECONDS
     try:
         done = subprocess.run(
-            command,
+            [*command, f"--devices={','.join(free)}"],
             capture_output=True,
             text=True,
             errors="replace",
@@ -179,17 +162,16 @@ def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> M
         unread.append(f"matmul: no answer within {limit:.0f} s")
         return {}
     except ValueError:
-        words = [line for line in done.stderr.splitlines() if line.strip()]
-        unread.append(
-            f"matmul: exit code {done.returncode}: {words[-1][-200:] if words else 'no word said'}"
-        )
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        last = lines[-1][-200:] if lines else "no word said"
+        unread.append(f"matmul: exit code {done.returncode}: {last}")
         return {}
     if (refused := found.get("refused")) is not None:
         unread.append(f"matmul: {refused}")
     return found
 
 
-def _is_held(gpu: GpuFacts) -> bool:
+def _is_in_use(gpu: GpuFacts) -> bool:
     if gpu.processes:
         return True
     used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
@@ -206,7 +188,7 @@ def _xids(unread: list[str]) -> dict[int, int] | None:
 
 
 def _disk(home: Path) -> tuple[int | None, str | None]:
-    """Free bytes where run folders go, and why nothing can be written there."""
+    """Free bytes for run folders, and why nothing can be written there."""
     folder = next(path for path in (home, *home.parents) if path.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         return None, f"{folder} is not writable"

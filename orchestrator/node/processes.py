@@ -144,7 +144,7 @@ def process_identity(pid: int) -> str:
 
 
 def has_ended(pid: str, start: str, namespace: str) -> bool:
-    """True if the process with these parts of a `process_identity` was in our namespace and ended."""
+    """True if the process with this `process_identity`, in parts, was in our namespace and ended."""
     return pid.isdigit() and namespace == _pid_namespace() and str(start_time(int(pid))) != start
 
 

@@ -82,7 +82,7 @@ class RankLog:
             del self._recent[: -self._tail_bytes]
 
     def _write_file(self, data: bytes) -> None:
-        """Write, or warn once: a full disk must not end the launcher, which still reports a tail."""
+        """Write, or warn once: a full disk must not end the launcher, which still has the tail."""
         try:
             self._file.write(data)
         except OSError as exc:

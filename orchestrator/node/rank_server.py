@@ -1,12 +1,10 @@
-"""The process that forks ranks: it has imported what they need, so that a fresh process starts in
-milliseconds, and it outlives none of them.
+"""The process that forks ranks: it has imported what they need, so a rank starts in milliseconds.
 
 Three processes, each the child of the one before, started as `python -m
 orchestrator.node.rank_server`: an outer warden, an inner warden, and the server, which preloads
-modules and forks ranks on request. Each of them adopts whatever loses its parent below it. When the
-launcher is gone, or one of the three, those that are left kill everything below them and end: only
-a kill of all three at once leaves anything. Nothing here touches CUDA: a context does not survive a
-fork.
+modules and forks ranks on request. Each of them adopts orphans below it. When the launcher is gone,
+or one of the three, the others kill everything below them and end: processes survive only if all
+three are killed at once. Nothing here touches CUDA: a context does not survive a fork.
 """
 
 from __future__ import annotations
@@ -24,30 +22,30 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from orchestrator.node.cgroups import Cgroup
 from orchestrator.node.processes import adopt_orphans, die_with, kill, kill_subtree, wake_with
 
-# A process in the kernel's hands (driver, network file system) may take its time to die
+# A process in a driver or a network file system may take time to die.
 KILL_PATIENCE_SECONDS = 30.0
 MAX_MESSAGE_BYTES = 1 << 20
-MAX_RANKS = 253  # descriptors one message may carry (SCM_MAX_FD)
+MAX_RANKS = 253  # descriptors in one message (SCM_MAX_FD)
 ORIGINAL_PATH_VARIABLE = "SWEEP_ORIGINAL_PYTHONPATH"
 _PARENT_CHECK_SECONDS = 1.0
 _WATCHED_SIGNALS = (signal.SIGCHLD, signal.SIGCONT)
 
 
 def main() -> int:
-    """Arguments: the descriptor of the control socket, that of the life-line socket, a cgroup or
-    nothing, then the modules to preload.
+    """Arguments: the descriptors of the control and the life-line socket, a cgroup or an empty
+    text, then the modules to preload.
     """
     control, life_line = (socket.socket(fileno=int(text)) for text in sys.argv[1:3])
     cgroup = Cgroup(Path(sys.argv[3])) if sys.argv[3] else None
-    preload = sys.argv[4:]
     os.environ["PYTHONPATH"] = os.environ.pop(ORIGINAL_PATH_VARIABLE, "")
-    parent, child = os.getppid(), _fork_inner(control, life_line, cgroup, preload)
+    parent, child = os.getppid(), _fork_inner(control, life_line, cgroup, sys.argv[4:])
     control.close()
     return _keep_watch(life_line, child, parent, cgroup)
 
@@ -57,7 +55,7 @@ def _fork_inner(
 ) -> int:
     """Adopt orphans, and start the inner warden, which starts the server.
 
-    Each in a session of its own: one group kill hits one of them.
+    Each has a session of its own: one kill of a process group hits only one of them.
     """
     adopt_orphans()
     outer = os.getpid()
@@ -76,16 +74,15 @@ def _fork_inner(
     control.close()
     code = _keep_watch(life_line, server, outer, cgroup)
     if os.getppid() == outer:
-        # One that somebody has stopped has nothing left to do but to end
+        # If it was stopped: all that it still has to do is to end.
         kill(outer, signal.SIGCONT)
     os._exit(code)
 
 
 def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgroup | None) -> int:
-    """Wait for the end of the launcher, of the parent or of the child; then leave nothing alive.
+    """Wait for the end of the launcher, of the parent or of the child; then kill what is left.
 
-    Returns 128 + n where signal n ended the child, as a shell does; an inner warden's code is
-    passed on.
+    Returns 128 + n if signal n ended the child, as a shell does; passes an inner warden's code on.
     """
     ended_by = 0
     with _SignalHandlers() as signals, selectors.DefaultSelector() as selector:
@@ -98,12 +95,9 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
                 code = os.waitstatus_to_exitcode(of_child[0])
                 ended_by = -code if code < 0 else max(0, code - 128)
                 break
-            # The second test covers a life-line that somebody else holds open, such as another fork
-            # of the launcher.
-            if (
-                any(key.fileobj is life_line for key, _ in selector.select(_PARENT_CHECK_SECONDS))
-                or os.getppid() != parent
-            ):
+            ready = {key.fileobj for key, _ in selector.select(_PARENT_CHECK_SECONDS)}
+            # The second test is for a life-line that another fork of the launcher keeps open.
+            if life_line in ready or os.getppid() != parent:
                 break
     if cgroup is not None:
         cgroup.end()
@@ -112,7 +106,7 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
 
 
 class _SignalHandlers:
-    """SIGCHLD, and the SIGCONT that tells of a parent's death, as something to select on."""
+    """SIGCHLD, and the SIGCONT of a parent's death, as something to select on."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -124,7 +118,7 @@ class _SignalHandlers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Also what a fork has to do first."""
+        """A fork, too, has to call this first."""
         signal.set_wakeup_fd(-1)
         for number in _WATCHED_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -135,11 +129,9 @@ class _SignalHandlers:
         return self._read
 
     def reaped(self) -> Iterator[tuple[int, int]]:
-        """Ended children, orphans that we adopted among them, with their wait status."""
-        try:
+        """Ended children, adopted orphans included, with their wait status."""
+        with suppress(BlockingIOError):
             os.read(self._read, 4096)
-        except BlockingIOError:
-            pass
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -151,11 +143,11 @@ class _SignalHandlers:
 
 
 class _Server:
-    """Forks ranks, reports their ends, and clears its subtree when told to."""
+    """Forks ranks, reports their ends, and clears its subtree on request."""
 
     def __init__(self, control: socket.socket, life_line: socket.socket, parent: int) -> None:
         self._control = control
-        # Held until it ends: so the launcher sees when it has cleared up
+        # Open until this process ends: so the launcher knows when the cleanup is over.
         self._life_line = life_line
         self._parent = parent
         self._signals = _SignalHandlers()
@@ -164,37 +156,34 @@ class _Server:
 
     def serve(self, preload: list[str]) -> None:
         adopt_orphans()
-        # Looks for garbage among what is loaded take a fifth of the time, and find next to none
+        # Collections during imports take a fifth of their time, and find next to nothing.
         gc.disable()
         for module in preload:
+            # Each rank imports it again, and then fails with this traceback in its own log.
             try:
                 importlib.import_module(module)
             except BaseException:  # noqa: BLE001
-                # Each rank imports it again, and fails with this traceback in its own log
                 traceback.print_exc()
-        # What is loaded now stays for good: ranks then share these pages instead of copying them
+        # Ranks then share these pages instead of copying them.
         gc.freeze()
         gc.enable()
         with self._signals:
             is_orphan = not wake_with(self._parent)
-            self._say({"event": "ready", "pid": os.getpid()})
+            self._send({"event": "ready", "pid": os.getpid()})
             self._selector.register(self._control, selectors.EVENT_READ)
             self._selector.register(self._signals, selectors.EVENT_READ)
-            while not is_orphan and self._turn():
+            while not is_orphan and self._handle_events():
                 is_orphan = os.getppid() != self._parent
         kill_subtree(patience_seconds=KILL_PATIENCE_SECONDS)
 
-    def _turn(self) -> bool:
-        """One round of the loop. False: the launcher is gone."""
+    def _handle_events(self) -> bool:
+        """One pass of the loop. False: the launcher is gone."""
         ready = {key.fileobj for key, _ in self._selector.select()}
         if self._signals in ready:
-            for pid, status in self._signals.reaped():
-                self._report_end(pid, status)
-        if self._control in ready:
-            return self._obey()
-        return True
+            self._report_ends()
+        return self._control not in ready or self._handle_request()
 
-    def _obey(self) -> bool:
+    def _handle_request(self) -> bool:
         try:
             text, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_RANKS)
         except OSError:
@@ -217,12 +206,12 @@ class _Server:
                 self._ranks[pid] = place["rank"]
                 pids.append(pid)
         except OSError as exc:
-            # No process to be had: the launcher clears the ones before it
-            self._say({"event": "fork_failed", "reason": str(exc)})
+            # The machine allows no more processes: the launcher clears those before.
+            self._send({"event": "fork_failed", "reason": str(exc)})
         finally:
             for log in logs:
                 os.close(log)
-        self._say({"event": "forked", "pids": pids})
+        self._send({"event": "forked", "pids": pids})
 
     def _fork(
         self, message: dict[str, Any], place: dict[str, Any], log: int, logs: list[int]
@@ -231,6 +220,7 @@ class _Server:
         pid = os.fork()
         if pid:
             return pid
+        # A fork must never return into the server's loop.
         code = 1
         try:
             die_with(server)
@@ -245,46 +235,37 @@ class _Server:
             self._life_line.close()
             code = _be_rank(message, place)
         except BaseException:  # noqa: BLE001
-            # A fork must never return into the server's loop
             traceback.print_exc()
         finally:
             os._exit(code)
 
     def _clear(self) -> None:
-        """Kill ranks and whatever they left, and say so.
+        """Kill the ranks and their descendants, and report that.
 
-        A rank whose end was not reported before this was killed by us.
+        If a rank's end was not reported before, we killed it.
         """
-        for pid, status in self._signals.reaped():
-            self._report_end(pid, status)
+        self._report_ends()
         ranks = set(self._ranks)
         self._ranks.clear()
         killed, stuck = kill_subtree(patience_seconds=KILL_PATIENCE_SECONDS)
-        self._say({"event": "clear", "killed": len(killed - ranks), "stuck": sorted(stuck)})
+        self._send({"event": "clear", "killed": len(killed - ranks), "stuck": sorted(stuck)})
 
-    def _report_end(self, pid: int, status: int) -> None:
-        rank = self._ranks.pop(pid, None)
-        if rank is not None:
-            self._say(
-                {
-                    "event": "ended",
-                    "rank": rank,
-                    "code": os.waitstatus_to_exitcode(status),
-                    "at": time.time(),
-                }
-            )
+    def _report_ends(self) -> None:
+        for pid, status in self._signals.reaped():
+            rank = self._ranks.pop(pid, None)
+            if rank is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._send({"event": "ended", "rank": rank, "code": code, "at": time.time()})
 
-    def _say(self, message: dict[str, Any]) -> None:
-        try:
+    def _send(self, message: dict[str, Any]) -> None:
+        # If the launcher is gone, the loop notices that as well.
+        with suppress(OSError):
             self._control.send(json.dumps(message).encode())
-        except OSError:
-            # The launcher is gone; the next turn of the loop sees that too
-            pass
 
 
 def _be_rank(message: dict[str, Any], place: dict[str, Any]) -> int:
     """Run the program in this fresh process; return its exit code."""
-    # Dumping a hundred gigabytes would delay the death of a rank by minutes
+    # A dump of a hundred gigabytes would delay the death of a rank by minutes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prefer_as_victim()
     os.environ.update(message["environment"] | place["environment"])
@@ -301,8 +282,7 @@ def _be_rank(message: dict[str, Any], place: dict[str, Any]) -> int:
             return exc.code or 0
         sys.stderr.write(f"{exc.code}\n")
         return 1
-    except BaseException:  # noqa: BLE001
-        # Whatever it was ends this rank, with its traceback in the log
+    except BaseException:  # noqa: BLE001 - ends this rank
         traceback.print_exc()
         return 1
     finally:
@@ -311,17 +291,13 @@ def _be_rank(message: dict[str, Any], place: dict[str, Any]) -> int:
 
 
 def _prefer_as_victim() -> None:
-    """Let the kernel's OOM killer take a rank rather than the launcher, the server or Ray."""
-    try:
+    """Have the kernel's OOM killer end a rank rather than the launcher, the server or Ray."""
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-    except OSError:
-        pass
 
 
 def _limit_threads() -> None:
-    """Apply OMP_NUM_THREADS to a torch that the server imported: OpenMP read the server's
-    environment, not this rank's.
-    """
+    """Apply the rank's OMP_NUM_THREADS to a torch that the server imported with another one."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

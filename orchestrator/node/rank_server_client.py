@@ -1,7 +1,6 @@
-"""The launcher's end of a rank server: start it, have ranks forked, have everything below it
-killed, and know when it is gone.
+"""The launcher's side of a rank server: starts it, has it fork and kill ranks, and ends it.
 
-Knows nothing of trials: what its ranks do and how they are judged is said in supervisor.
+Knows nothing of trials: see supervisor.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ from orchestrator.node.rank_server import (
     ORIGINAL_PATH_VARIABLE,
 )
 
-# For wardens to clear up by themselves: milliseconds, where no process hangs in the kernel
+# For the wardens' cleanup, which takes milliseconds unless a process hangs in the kernel.
 WARDEN_SECONDS = 2.0
+# For one request: a stopped server must not stop its launcher.
+_SEND_SECONDS = 10.0
 
-_numbers = count(1)  # of the servers of this process
+_numbers = count(1)  # of this process's servers
 
 # A client of torch's store looks its server's name up in reverse; a resolver that does not answer
 # costs 5 s in each process.
@@ -43,15 +44,11 @@ class ServerLost(Exception):
 
 
 class ProcessesStuck(Exception):
-    """Processes do not die: they hang in the kernel.
-
-    The node is not to be used until they are gone.
-    """
+    """Processes do not die. The node must not be used until they are gone."""
 
     def __init__(self, pids: Collection[int]) -> None:
-        super().__init__(
-            f"processes {sorted(pids)} do not die: they hang in the kernel (driver, network file system)"
-        )
+        where = "in the kernel (driver, network file system)"
+        super().__init__(f"processes {sorted(pids)} do not die: they hang {where}")
 
 
 class RankServer:
@@ -65,27 +62,20 @@ class RankServer:
         self._identity = identity
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._life_line, life_line = socket.socketpair()
-        # For sending: a stopped server must not stop its launcher
-        self._control.settimeout(10.0)
+        self._control.settimeout(_SEND_SECONDS)
         self._cgroup = make_cgroup(identity, next(_numbers))
         with control, life_line, log_path.open("ab") as log:
+            descriptors = control.fileno(), life_line.fileno()
+            command = [sys.executable, "-m", "orchestrator.node.rank_server"]
+            command += [*map(str, descriptors), str(self._cgroup.path) if self._cgroup else ""]
             self._process = subprocess.Popen(
-                [
-                    *(
-                        sys.executable,
-                        "-m",
-                        "orchestrator.node.rank_server",
-                        str(control.fileno()),
-                        str(life_line.fileno()),
-                    ),
-                    *(str(self._cgroup.path) if self._cgroup is not None else "", program),
-                ],
-                pass_fds=(control.fileno(), life_line.fileno()),
+                [*command, program],
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A terminal's Ctrl-C and Ray's group kill are for the launcher; its end reaches the
-                # server by EOF
+                # A terminal's Ctrl-C and Ray's kill of a process group are for the launcher: the
+                # server notices its end by EOF.
                 start_new_session=True,
                 env=_environment(identity),
             )
@@ -97,7 +87,7 @@ class RankServer:
 
     @property
     def ended_by(self) -> int | None:
-        """The signal that ended the server or its warden; None: none did, or they live."""
+        """The signal that ended the server or its warden, if one did."""
         code = self._process.poll()
         if code is None or 0 <= code <= 128:
             return None
@@ -114,10 +104,11 @@ class RankServer:
         ranks: Sequence[Mapping[str, Any]],
         logs: Sequence[int],
     ) -> None:
-        """Ask for one process per rank; `logs` are the descriptors each writes to.
+        """Request one process per rank, which writes to its descriptor in `logs`.
 
         Answers: `forked`, then `ended` per rank.
         """
+        self.num_gangs += 1
         message = {
             "do": "fork",
             "program": self.program,
@@ -125,18 +116,17 @@ class RankServer:
             "environment": dict(environment),
             "ranks": list(ranks),
         }
-        self.num_gangs += 1
-        try:
-            socket.send_fds(self._control, [json.dumps(message).encode()], list(logs))
-        except OSError as exc:
-            raise self._lost(f"takes no orders: {exc}", exc) from exc
+        self._request(message, logs)
 
     def clear(self) -> None:
-        """Ask for the end of everything below the server. Answer: `clear`."""
+        """Request the end of everything below the server. Answer: `clear`."""
+        self._request({"do": "clear"})
+
+    def _request(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
-            self._control.send(b'{"do": "clear"}')
+            socket.send_fds(self._control, [json.dumps(message).encode()], list(descriptors))
         except OSError as exc:
-            raise self._lost(f"takes no orders: {exc}", exc) from exc
+            raise self._lost(f"does not accept requests: {exc}", exc) from exc
 
     def receive(self) -> dict[str, Any]:
         """Read one answer. Raises ServerLost at its end."""
@@ -156,18 +146,15 @@ class RankServer:
         return ServerLost(f"the rank server {reason}")
 
     def stop(self) -> int:
-        """End the server and all below it, and wait for that.
+        """End the server and all below it, and wait for that. Raises ProcessesStuck.
 
-        Returns how many processes had to be found by their tag.
-
-        Raises ProcessesStuck.
+        Returns how many processes had to be found by their cgroup or their tag.
         """
         self._control.close()
         self._end_wardens()
         escaped = self._cgroup.end() if self._cgroup is not None else []
-        # If both wardens and the server were killed, what descended from ranks is on its own now.
-        # Where there is no cgroup, the tag is
-        # all that is left of the bond.
+        # If both wardens and the server were killed, and there is no cgroup, only the tag still
+        # connects us to what descends from ranks.
         killed, stuck = kill_found(
             lambda: tagged(self._identity), patience_seconds=KILL_PATIENCE_SECONDS
         )
@@ -176,17 +163,16 @@ class RankServer:
         return len(killed.union(escaped))
 
     def _end_wardens(self) -> None:
-        """Have them kill everything, the server too, and wait until all three have ended: a search
-        before that would disturb them.
+        """Have the wardens kill everything, and wait until they and the server have ended.
 
-        A server that still imports has nothing to clear up, and is not waited for where the wardens
-        were killed.
+        If the wardens were killed, do not wait for a server that still imports: it has nothing to
+        clean up.
         """
         until = time.monotonic() + KILL_PATIENCE_SECONDS + 5
-        kill(self._process.pid, signal.SIGCONT)  # somebody may have stopped it
+        kill(self._process.pid, signal.SIGCONT)  # it may be stopped
         if self._has_died:
-            # They clear up by themselves, and end with the signal that ended the server: asked to
-            # end before, they would not know it.
+            # They clean up by themselves, and end with the signal that ended the server, which they
+            # would not know if asked to end before.
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(WARDEN_SECONDS)
         with suppress(OSError):
@@ -196,8 +182,9 @@ class RankServer:
             self._life_line.settimeout(
                 max(0.1, until - time.monotonic()) if self.pid is not None else WARDEN_SECONDS
             )
-            with suppress(OSError):  # the time is over
-                # Ends when nobody holds the other end any more: they may outlive the outer warden
+            # Returns when every process has closed its end, which may be after the outer warden's
+            # end, or raises when the time is over.
+            with suppress(OSError):
                 self._life_line.recv(1)
         except subprocess.TimeoutExpired:
             self._process.kill()
@@ -206,20 +193,20 @@ class RankServer:
 
 
 def _environment(identity: str) -> dict[str, str]:
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return {
+    """The server's environment: it keeps off devices, and each rank sets its own variables."""
+    environment = {
         "RES_OPTIONS": _RESOLVER_OPTIONS,
         "PYTHONUNBUFFERED": "1",
         **needed(os.environ),
-        # Of the server, which has to keep off devices; each rank sets its own. Ray sets both for
-        # its actors.
+        # Ray sets both for its actors.
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        # Of the server, so that it imports what its launcher would; foreign programs get the one of
-        # before
-        "PYTHONPATH": path,
+        # The server imports what its launcher would; other programs get the original path.
+        "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
         ORIGINAL_PATH_VARIABLE: os.environ.get("PYTHONPATH", ""),
         LAUNCHER_VARIABLE: identity,
-        # The guard of a local Ray ends what carries its folder.
-        **{name: os.environ[name] for name in (RAY_FOLDER_VARIABLE,) if name in os.environ},
     }
+    # The guard of a local Ray ends every process with this variable.
+    if RAY_FOLDER_VARIABLE in os.environ:
+        environment[RAY_FOLDER_VARIABLE] = os.environ[RAY_FOLDER_VARIABLE]
+    return environment

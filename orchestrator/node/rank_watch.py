@@ -1,6 +1,4 @@
-"""What the launcher knows of one rank, how it looks as evidence, and which rank of a gang is to
-blame.
-"""
+"""What the launcher knows of one rank, as evidence, and which rank of a gang failed first."""
 
 from __future__ import annotations
 
@@ -34,49 +32,58 @@ from orchestrator.node.processes import is_stopped
 from orchestrator.node.rank_log import RankLog
 
 # Of a rank's output, that a failure is judged by
+# Of a rank's output, to judge a failure by.
 TAIL_BYTES = 1 << 16
-SHOWN_TAIL_CHARACTERS = 8000  # of it, that a report carries
+# Of that, in a report.
+SHOWN_TAIL_CHARACTERS = 8000
+_HEARTBEAT_BYTES = 4096
 
 phase_order = tuple(Phase).index
 
 
 @dataclass(kw_only=True)
 class RankWatch:
-    """What the launcher knows of one rank."""
+    """What the launcher knows of one rank. Times are monotonic unless their name says otherwise."""
 
     rank: int
     log: RankLog
     pipe: int | None
     run_dir: Path
     pid: int | None = None
-    # Exit code, or minus the signal; None: it has not ended by itself
-    code: int | None = None
+    code: int | None = None  # exit code, or minus the signal
     ended_at_unix_seconds: float | None = None
     phase: Phase = Phase.START
     step: int = 0
     timed: bool = False
-    phase_since: float = 0.0  # monotonic
-    progress_at: float = 0.0  # monotonic
+    phase_since: float = 0.0
+    progress_at: float = 0.0
     seen: SeenSteps = NOTHING_SEEN
-    # Monotonic; None: it has not come so far, or did not say when
     teardown_since: float | None = None
     limit_passed: str | None = None
     result: RankResult | None = None
     bad_result: str | None = None
-    # What of its result shows that the training diverged
-    not_finite: str | None = None
+    not_finite: str | None = None  # the result's sign of divergence
     note: RankFailure | None = None
-    # The last heartbeat read, and when it was written
-    _seen: tuple[int, bytes] = (0, b"")
+    # The last heartbeat: when it was written, and its text.
+    _heartbeat: tuple[int, bytes] = (0, b"")
 
     @property
     def ended(self) -> bool:
         return self.code is not None
 
     @property
+    def exit_code(self) -> int | None:
+        return self.code if self.code is not None and self.code >= 0 else None
+
+    @property
+    def signal(self) -> int | None:
+        return -self.code if self.code is not None and self.code < 0 else None
+
+    @property
     def measured(self) -> bool:
-        """Its part is done: it has a result, or rank 0 has; how its process ends in teardown does
-        not matter.
+        """True if its part is done: it has a result, or needs none because it is not rank 0.
+
+        How its process ends in teardown does not matter.
         """
         if self.bad_result is not None:
             return False
@@ -89,32 +96,23 @@ class RankWatch:
     def read_heartbeat(self, now: float) -> None:
         path = self.run_dir / heartbeat_file(self.rank)
         try:
-            seen = path.stat().st_mtime_ns, _read(path, 4096)
-        except OSError:
-            return
-        if seen == self._seen:
-            return
-        try:
+            seen = path.stat().st_mtime_ns, _read(path, _HEARTBEAT_BYTES)
+            if seen == self._heartbeat:
+                return
             heartbeat = decode_heartbeat(seen[1])
-        except BadResult:
+        except (OSError, BadResult):
             return
-        self._seen = seen
+        self._heartbeat = seen
         self._note_step(heartbeat, now)
         if heartbeat.phase is not self.phase:
             self.phase_since = now
             if heartbeat.phase is Phase.TEARDOWN and heartbeat.at is not None:
                 self.teardown_since = min(heartbeat.at, now)
-        self.phase, self.step, self.timed, self.progress_at = (
-            heartbeat.phase,
-            heartbeat.step,
-            heartbeat.timed,
-            now,
-        )
+        self.phase, self.step, self.timed = heartbeat.phase, heartbeat.step, heartbeat.timed
+        self.progress_at = now
 
     def _note_step(self, heartbeat: Heartbeat, now: float) -> None:
-        """How long the step took that has ended; of several between two looks, how long they took
-        together.
-        """
+        """Note how long the last step took, or the last steps since the heartbeat before."""
         if heartbeat.phase is not Phase.STEADY:
             return
         if self.phase is Phase.FIRST_STEP:
@@ -124,39 +122,31 @@ class RankWatch:
             self.seen = replace(self.seen, slowest_seconds=slowest)
 
     def read_last_words(self, now: float) -> None:
-        """What it left in the run directory, once it has ended."""
+        """Read its last files in the run directory: heartbeat, result and failure note."""
         self.read_heartbeat(now)
-        with suppress(FileNotFoundError):
-            try:
-                self.result = decode_result(
-                    _read(self.run_dir / result_file(self.rank), MAX_RESULT_BYTES + 1)
-                )
-                self.bad_result = None
-            except (BadResult, OSError) as exc:
-                if isinstance(exc, FileNotFoundError):
-                    raise
-                self.bad_result = str(exc)
-                self.not_finite = str(exc) if isinstance(exc, NotFiniteResult) else None
+        try:
+            self.result = decode_result(self._read_result(result_file(self.rank)))
+            self.bad_result = None
+        except FileNotFoundError:
+            pass
+        except (BadResult, OSError) as exc:
+            self.bad_result = str(exc)
+            self.not_finite = str(exc) if isinstance(exc, NotFiniteResult) else None
         with suppress(OSError, BadResult):
-            self.note = decode_failure(
-                _read(self.run_dir / failure_file(self.rank), MAX_RESULT_BYTES + 1)
-            )
-        if (
-            self.code == 0
-            and self.result is None
-            and self.note is not None
-            and self.note.exception.endswith("BadResult")
-        ):
-            self.bad_result, self.note = (
-                self.note.message,
-                None,
-                # It ended well, and says why it has no result
-            )
-        if self.code == 0 and self.result is None and self.bad_result is None and not self.measured:
+            self.note = decode_failure(self._read_result(failure_file(self.rank)))
+        if self.code != 0 or self.result is not None:
+            return
+        if self.note is not None and self.note.exception.endswith("BadResult"):
+            # It ended well, and its note says why it has no result.
+            self.bad_result, self.note = self.note.message, None
+        if self.bad_result is None and not self.measured:
             self.bad_result = f"it ended well, but wrote no {result_file(self.rank)}"
 
+    def _read_result(self, name: str) -> bytes:
+        return _read(self.run_dir / name, MAX_RESULT_BYTES + 1)
+
     def overdue(self, order: LaunchOrder, now: float) -> str | None:
-        """The limit that it has passed, for a person."""
+        """A message about the limit that it has passed, if it has."""
         is_steady, name = self.phase is Phase.STEADY, LimitName(self.phase)
         since = self.progress_at if is_steady else self.phase_since
         if now - since <= limit_seconds(order.request, name, self.seen):
@@ -164,15 +154,11 @@ class RankWatch:
         return told_passed(order.request, name, self.seen, step=self.step if is_steady else None)
 
     def advance(self) -> tuple[int, int, bool, float]:
-        """How far it is, to compare with others: of those equally far, one that was stopped is
-        behind, then one that was silent longest.
+        """Its progress, to compare with others'. Ties: a stopped process is behind, then the one
+        without progress for the longest time.
         """
-        return (
-            phase_order(self.phase),
-            self.step,
-            not (self.pid is not None and is_stopped(self.pid)),
-            self.progress_at,
-        )
+        stopped = self.pid is not None and is_stopped(self.pid)
+        return phase_order(self.phase), self.step, not stopped, self.progress_at
 
     def evidence(
         self,
@@ -184,15 +170,16 @@ class RankWatch:
         device_memory_bytes: int | None = None,
         tail_bytes: int = TAIL_BYTES,
     ) -> Evidence:
-        """What speaks about its end; memory as the node's monitor saw it, unless the rank said
-        itself.
-        """
-        code, note = self.code, self.note
+        """The evidence of its end; memory as the rank noted it, else as the monitor saw it."""
+        note = self.note
+        if note is not None:
+            peak_memory_bytes = note.peak_memory_allocated_bytes or peak_memory_bytes
+            device_memory_bytes = note.device_memory_bytes or device_memory_bytes
         return Evidence(
             rank=self.rank,
             node=node,
-            exit_code=code if code is not None and code >= 0 else None,
-            signal=-code if code is not None and code < 0 else None,
+            exit_code=self.exit_code,
+            signal=self.signal,
             exception=note.exception if note else "",
             message=note.message if note else "",
             traceback=note.traceback if note else "",
@@ -204,23 +191,18 @@ class RankWatch:
             step=note.step if note else self.step,
             num_oom_kills=num_oom_kills,
             xids=xids,
-            peak_memory_bytes=note.peak_memory_allocated_bytes
-            if note and note.peak_memory_allocated_bytes
-            else peak_memory_bytes,
-            device_memory_bytes=note.device_memory_bytes
-            if note and note.device_memory_bytes
-            else device_memory_bytes,
+            peak_memory_bytes=peak_memory_bytes,
+            device_memory_bytes=device_memory_bytes,
             at_unix_seconds=note.at_unix_seconds if note else self.ended_at_unix_seconds or 0.0,
             log_tail=self.log.tail(tail_bytes),
             log_path=str(self.log.path),
         )
 
     def outcome(self) -> RankOutcome:
-        code = self.code
         return RankOutcome(
             rank=self.rank,
-            exit_code=code if code is not None and code >= 0 else None,
-            signal=-code if code is not None and code < 0 else None,
+            exit_code=self.exit_code,
+            signal=self.signal,
             result=self.result if self.measured else None,
             failure=self.note,
             bad_result=self.bad_result,
@@ -233,11 +215,10 @@ class RankWatch:
 
 
 def judge(evidence: Sequence[Evidence]) -> tuple[Failure, float] | None:
-    """The failure of a gang and when it happened, from the evidence about all ranks that have not
-    measured; None: nothing speaks.
+    """The failure of a gang, and its time, from the ranks that have not measured; None if unknown.
 
-    A rank that we killed is a witness only if it was hung or left a note: what it printed before,
-    it may have survived.
+    A rank that we killed counts only if it hung or left a note: it may have survived what it
+    printed before.
     """
     bad = [
         rank
@@ -252,6 +233,6 @@ def judge(evidence: Sequence[Evidence]) -> tuple[Failure, float] | None:
 
 
 def _read(path: Path, num_bytes: int) -> bytes:
-    """The start of a file that a rank wrote, however long it made it."""
+    """The first bytes of a file that a rank may have made of any length."""
     with path.open("rb") as file:
         return file.read(num_bytes)

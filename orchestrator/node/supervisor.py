@@ -1,8 +1,7 @@
-"""One node's share of one gang: its ranks from the fork to the last process gone, watched, and
-ended when one goes bad.
+"""One node's part of one gang, from the fork to the end of its last process.
 
-Reads what ranks write (heartbeats, results, failure notes, output) and what the rank server says;
-keeps nothing between attempts.
+Reads the files and the output of ranks, and the rank server's messages; ends the gang when one rank
+goes bad. Keeps nothing between attempts.
 """
 
 from __future__ import annotations
@@ -30,13 +29,15 @@ from orchestrator.node.rank_server_client import ProcessesStuck, RankServer, Ser
 from orchestrator.node.rank_watch import RankWatch
 
 # Importing torch from a cold network file system takes minutes
+# Importing torch from a cold network file system takes minutes.
 SERVER_START_SECONDS = 300.0
-# How long a rank that lost communication may wait for the one that caused it to show
+# A rank that lost communication waits so long for the rank that caused it to show.
 AFTERMATH_SECONDS = 0.1
-# Of its output, to tell the one from the other before the gang is killed
-FIRST_GLANCE_BYTES = 8192
-STACKS_SECONDS = 5.0  # for all ranks' stacks together
-# How often heartbeats are read and limits checked
+# Of its output, to tell the one from the other before the gang is killed.
+FIRST_TAIL_BYTES = 8192
+# For the stacks of all ranks together.
+STACKS_SECONDS = 5.0
+# Between two checks of heartbeats and limits.
 TICK_SECONDS = 0.1
 
 
@@ -55,19 +56,22 @@ class Gang:
         run_dir: Path,
         wake: int,
         is_cancelled: Callable[[], bool],
-        on_timed: Callable[[bool], None],
+        on_tick: Callable[[bool], None],
     ) -> None:
+        """`wake` is a descriptor to read from after a cancellation; `on_tick` gets, at each check,
+        whether all ranks are in timed steps.
+        """
         self._order = order
         self._secrets = Secrets(order.secrets)
         self._node = node
         self._run_dir = run_dir
         self._wake = wake
         self._is_cancelled = is_cancelled
-        self._on_timed = on_timed
+        self._on_tick = on_tick
         self._selector = selectors.DefaultSelector()
-        self._forked_at = 0.0  # monotonic
+        self._forked_at = 0.0  # monotonic, as the two below
         self._next_tick = 0.0
-        self._stop_at: float | None = None  # monotonic
+        self._stop_at: float | None = None
         self.tag = order.request.tag
         self.processes_killed = 0
         self.teardown_seconds: float | None = None
@@ -77,12 +81,10 @@ class Gang:
     def run(
         self, server: RankServer, *, environment: dict[str, str], ranks: Sequence[dict[str, Any]]
     ) -> None:
-        """Run the ranks to the end of the last process.
+        """Run the ranks until their last process has ended. Call `finish` afterwards in any case.
 
-        Call `finish` afterwards, whatever happened.
-
-        Raises ServerLost when the server ends or does not answer: then it has to be stopped, to be
-        sure that nothing is left; and ProcessesStuck when something does not die.
+        Raises ServerLost if the server ends or does not answer: stop it then, to be sure that
+        nothing is left. Raises ProcessesStuck if something does not die.
         """
         self._selector.register(server, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -95,9 +97,7 @@ class Gang:
         self._clear(server)
 
     def finish(self) -> None:
-        """Take the last output and the last words of ranks that are all gone, and how long that
-        took since the last result.
-        """
+        """Read the last output and files of the ended ranks, and the time since the last result."""
         now = time.monotonic()
         for watch in self.watches:
             if watch.pipe is not None:
@@ -112,7 +112,7 @@ class Gang:
 
     @property
     def total_limit_seconds(self) -> float:
-        """The limit of the whole attempt, by the steps that were seen here."""
+        """The limit of the whole attempt, from the steps that were seen here."""
         return limit_seconds(self._order.request, LimitName.TOTAL, self._seen)
 
     @property
@@ -122,11 +122,8 @@ class Gang:
         return max(seen, key=lambda each: each.step_seconds or 0.0, default=NOTHING_SEEN)
 
     @property
-    def _holds_the_total(self) -> bool:
-        """Whether this launcher watches the total limit.
-
-        Where that follows the steps, rank 0's does: no other sees steps of a foreign program.
-        """
+    def _checks_total_limit(self) -> bool:
+        """An automatic limit follows the steps, which only rank 0's node sees of other programs."""
         return self._order.node_rank == 0 or LimitName.TOTAL not in self._order.request.limits.auto
 
     def least_advanced(self) -> RankWatch | None:
@@ -135,12 +132,12 @@ class Gang:
         return min(alive, key=RankWatch.advance, default=None)
 
     def _await(self, server: RankServer, event: str, patience_seconds: float) -> dict[str, Any]:
-        """Take part in the loop until the server has answered so."""
+        """Handle events until this one arrives. Raises ServerLost, Cancelled."""
         deadline = time.monotonic() + patience_seconds
         if event == "ready" and server.pid is not None:
             return {}
         while time.monotonic() < deadline:
-            for message in self._turn(server, min(1.0, deadline - time.monotonic())):
+            for message in self._handle_events(server, min(1.0, deadline - time.monotonic())):
                 if message["event"] == event:
                     return message
                 if message["event"] == "fork_failed":
@@ -149,8 +146,8 @@ class Gang:
                 raise Cancelled
         raise ServerLost(f"the rank server was not {event} after {patience_seconds:g} s")
 
-    def _turn(self, server: RankServer, timeout_seconds: float) -> list[dict[str, Any]]:
-        """One round of the loop: output into logs, ends noted; returns what the server said."""
+    def _handle_events(self, server: RankServer, timeout_seconds: float) -> list[dict[str, Any]]:
+        """One pass of the loop: copy output into logs, note ends; returns the server's messages."""
         messages = []
         for key, _ in self._selector.select(max(0.0, timeout_seconds)):
             if key.fileobj is server:
@@ -162,10 +159,7 @@ class Gang:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
             else:
-                watch: RankWatch = key.data
-                # The rank's end, in this same batch, may have closed its pipe already.
-                if watch.pipe is not None and not watch.log.copy(watch.pipe):
-                    self._close_pipe(watch)
+                self._copy_output(key.data)
         return messages
 
     def _fork(
@@ -209,20 +203,17 @@ class Gang:
                 if self._stop_at is None and self._check_progress(now):
                     return
             wait = self._next_tick if self._stop_at is None else min(self._stop_at, self._next_tick)
-            self._turn(server, wait - now)
+            self._handle_events(server, wait - now)
 
     def _note_end(self, message: dict[str, Any]) -> None:
         now = time.monotonic()
         watch = next(watch for watch in self.watches if watch.rank == message["rank"])
         watch.code, watch.ended_at_unix_seconds = message["code"], message["at"]
-        if watch.pipe is not None and not watch.log.copy(watch.pipe):
-            self._close_pipe(watch)
+        self._copy_output(watch)
         watch.read_last_words(now)
         if not watch.measured:
-            aftermath = is_aftermath(
-                classify(watch.evidence(self._node, tail_bytes=FIRST_GLANCE_BYTES))
-            )
-            stop_at = now + (AFTERMATH_SECONDS if aftermath else 0.0)
+            failure = classify(watch.evidence(self._node, tail_bytes=FIRST_TAIL_BYTES))
+            stop_at = now + (AFTERMATH_SECONDS if is_aftermath(failure) else 0.0)
             self._stop_at = stop_at if self._stop_at is None else min(self._stop_at, stop_at)
 
     def _check_progress(self, now: float) -> bool:
@@ -230,20 +221,19 @@ class Gang:
         alive = [watch for watch in self.watches if not watch.ended]
         for watch in alive:
             watch.read_heartbeat(now)
-        self._on_timed(all(watch.timed for watch in alive))
+        self._on_tick(all(watch.timed for watch in alive))
         overdue = {watch.rank: text for watch in alive if (text := watch.overdue(self._order, now))}
-        if self._holds_the_total and now - self._forked_at > self.total_limit_seconds:
-            told = told_passed(self._order.request, LimitName.TOTAL, self._seen)
-            overdue = {watch.rank: told for watch in alive}
+        if self._checks_total_limit and now - self._forked_at > self.total_limit_seconds:
+            text = told_passed(self._order.request, LimitName.TOTAL, self._seen)
+            overdue = {watch.rank: text for watch in alive}
         if not overdue:
             return False
         for watch in alive:
             watch.read_last_words(now)
         if all(watch.measured for watch in alive):
-            # They hang in their teardown, with everything measured
-            return True
+            return True  # all is measured: they hang in teardown
         if all(watch.measured for watch in alive if watch.rank in overdue):
-            # Their teardown waits for the others, whose own limits will tell
+            # They wait in teardown for the others, which have limits themselves.
             return False
         suspect = self.least_advanced() or alive[0]
         suspect.limit_passed = overdue.get(suspect.rank) or next(iter(overdue.values()))
@@ -259,15 +249,11 @@ class Gang:
         dumps = []
         for watch in watches:
             if watch.pid is not None and py_spy is not None:
-                # Not blocking: a process that was stopped, or hangs in the kernel, would never
-                # answer a debugger.
+                # A process that is stopped, or hangs in the kernel, would block a debugger.
                 command = [py_spy, "dump", "--nonblocking", "--pid", str(watch.pid)]
-                dumps.append(
-                    (
-                        watch,
-                        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT),
-                    )
-                )
+                pipe = subprocess.PIPE
+                dump = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT)
+                dumps.append((watch, dump))
         unanswered = {watch.rank for watch in watches}
         for watch, dump in dumps:
             try:
@@ -280,28 +266,29 @@ class Gang:
                 dump.communicate()
         if unanswered:
             for watch in watches:
-                if (
-                    watch.pid is not None
-                    and watch.rank in unanswered
-                    and watch.phase is not Phase.START
-                ):
-                    # Faulthandler, which workloads.rank installs, writes stacks to the log
+                has_started = watch.phase is not Phase.START
+                if watch.pid is not None and has_started and watch.rank in unanswered:
+                    # faulthandler, which workloads.rank installs, writes the stacks to the log.
                     kill(watch.pid, signal.SIGUSR1)
             time.sleep(0.3)
 
     def _clear(self, server: RankServer) -> None:
-        """Kill what is left, ranks included.
-
-        When this returns it is gone: the server has no child, and adopts all orphans.
+        """Kill what is left, ranks included. Returns when it is gone: the server adopts all
+        orphans, and has no child left.
         """
         if server.pid is None:
-            # It would answer only when that is done
+            # It would answer only when its imports are done.
             raise ServerLost("the rank server was still importing")
         server.clear()
         message = self._await(server, "clear", KILL_PATIENCE_SECONDS + 5)
         self.processes_killed += message["killed"]
         if message["stuck"]:
             raise ProcessesStuck(message["stuck"])
+
+    def _copy_output(self, watch: RankWatch) -> None:
+        """The rank's end, in the same batch of events, may have closed its pipe already."""
+        if watch.pipe is not None and not watch.log.copy(watch.pipe):
+            self._close_pipe(watch)
 
     def _close_pipe(self, watch: RankWatch) -> None:
         if watch.pipe is not None:

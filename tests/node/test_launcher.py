@@ -21,12 +21,8 @@ import pytest
 
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, LaunchOrder, NodeReport, Phase
-from orchestrator.node.launcher import (
-    DEVICES_CLEAN_SECONDS,
-    NodeLauncher,
-    gang_environment,
-    hold_port,
-)
+from orchestrator.node.gang_environment import gang_environment
+from orchestrator.node.launcher import DEVICES_CLEAN_SECONDS, NodeLauncher, hold_port
 from tests.node.launching import LIMITS, faulty, order, survivors, tree_of, with_start_times
 
 K = FailureKind
