@@ -1,7 +1,4 @@
-"""The options of a request as its workload's own type.
-
-What they may be is said in `orchestrator.core.sweepfile`.
-"""
+"""The options of a request as its workload's own type, from `core.sweepfile`."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ _O = TypeVar("_O", bound=WorkloadOptions)
 
 
 def parse_options(kind: type[_O], options: Mapping[str, Any]) -> _O:
-    """Read them once more: a request may come from elsewhere than a sweep file.
-
-    Raises ConfigRejected with every mistake and what is allowed.
-    """
+    """Validate a request's options. Raises ConfigRejected, with every mistake and all names."""
     try:
         return kind.model_validate(dict(options))
     except ValidationError as exc:

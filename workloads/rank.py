@@ -1,9 +1,9 @@
-"""The rank's half of the protocol: read the request, say how far it is, leave a result or a failure
+"""The rank's half of the protocol: read the request, report progress, leave a result or a failure
 note. Needs no torch.
 
 A workload is a module with `main() -> int`. It is called in a fresh process with torchrun's
-environment and SWEEP_RUN_DIR set, the run directory as working directory, and stdout and stderr
-going to the rank's log. What it returns is the rank's exit code:
+environment and SWEEP_RUN_DIR set, in its run directory, with stdout and stderr going to the rank's
+log. It returns the rank's exit code:
 
     def main() -> int:
         return rank.run(train)                     # train(rank: Rank) -> RankResult
@@ -37,38 +37,34 @@ from orchestrator.core.trial.protocol import (
     result_file,
 )
 
-# Every heartbeat is padded to this, so that one write replaces the one before
+# Every heartbeat is padded to this length, so that one write replaces the last.
 _HEARTBEAT_BYTES = 96
 
 
 class ConfigRejected(Exception):
-    """The workload cannot run this layout, and never will.
-
-    Say which field, and what would be possible.
-    """
+    """The workload cannot run this layout. The message names the field and the possible values."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """What torch raises, by name, where no device is there to run out of memory."""
+    """torch's error, by name, for a workload without a device."""
 
 
 class NotFinite(Exception):
-    """The training has diverged: what it computes is NaN or infinite, so its speed is not measured.
-    Say what, and in which step.
-    """
+    """The training has diverged: it computes NaN or infinity, so its speed is not measured."""
 
     @classmethod
     def of(cls, what: str, value: object, *, step: int | None = None) -> NotFinite:
         """`what` is the loss or the gradient norm; a step counts from 1, warm-up included."""
         where = f" of step {step}" if step is not None else ""
         return cls(
-            f"the {what}{where} is {value}; a training that diverges is not measured: lower the learning rate, or widen the precision"
+            f"the {what}{where} is {value}; a training that diverges is not measured: "
+            "lower the learning rate, or widen the precision"
         )
 
 
 @dataclass(kw_only=True)
 class Rank:
-    """This process's place in its gang, and how it speaks to its launcher."""
+    """This process's place in its gang, and its reports to its launcher."""
 
     request: TrialRequest
     rank: int
@@ -77,25 +73,22 @@ class Rank:
     local_world_size: int
     run_dir: Path
     phase: Phase = field(default=Phase.START, init=False)
-    # Optimizer steps begun in this process, warm-up included
-    step: int = field(default=0, init=False)
+    step: int = field(default=0, init=False)  # begun, warm-up included
     finished: bool = field(default=False, init=False)
     _heartbeat_fd: int | None = field(default=None, init=False, repr=False)
-    _began: dict[Phase, float] = field(
-        default_factory=dict, init=False, repr=False
-    )  # monotonic, by phase
+    # By phase, monotonic.
+    _began: dict[Phase, float] = field(default_factory=dict, init=False, repr=False)
 
     def heartbeat(self, phase: Phase, step: int = 0, *, timed: bool = False) -> None:
-        """Say how far this rank is.
+        """Report progress. Costs microseconds: call it at the start of each phase and of each step.
 
-        Costs microseconds: call it at the start of each phase and of each step.
-
-        What the node's GPUs do counts as usage only while every rank's last heartbeat said `timed`.
+        The use of the node's GPUs counts only while every rank's last heartbeat is `timed`.
         """
         now = time.monotonic()
         self.phase, self.step = phase, step
         self._began.setdefault(phase, now)
-        text = f'{{"phase":"{phase}","step":{step},"timed":{"true" if timed else "false"},"at":{now:.6f}}}'
+        flag = "true" if timed else "false"
+        text = f'{{"phase":"{phase}","step":{step},"timed":{flag},"at":{now:.6f}}}'
         beat = text.ljust(_HEARTBEAT_BYTES).encode()
         if self._heartbeat_fd is None:
             path = self.run_dir / heartbeat_file(self.rank)
@@ -105,10 +98,9 @@ class Rank:
             os.pwrite(self._heartbeat_fd, beat, 0)
 
     def phase_seconds(self) -> dict[Phase, float]:
-        """Seconds in each phase so far, by this process's clock: the first since the process was
-        started.
+        """Seconds in each phase so far; the first since the process started, by its own clock.
 
-        A phase of which no heartbeat told is part of the one before it, and missing here.
+        A phase without a heartbeat is part of the one before it, and missing here.
         """
         now = time.monotonic()
         lived = seconds_since_process_start()
@@ -120,24 +112,20 @@ class Rank:
         }
 
     def with_teardown(self, phases: Mapping[Phase, float]) -> dict[Phase, float]:
-        """Phases that follow each other from the start of the process on, and as teardown what has
-        passed since the last of them.
-        """
+        """Add teardown: the time since these phases, which follow each other from the start on."""
         lived = seconds_since_process_start()
         if lived is None or Phase.START not in phases:
             return dict(phases)
         return {**phases, Phase.TEARDOWN: max(lived - sum(phases.values()), 0.0)}
 
     def finish(self, result: RankResult) -> None:
-        """Hand the result over, then enter teardown: from here on, how this process ends no longer
-        matters to the measurement.
-        """
+        """Write the result and enter teardown: the end of this process no longer matters to it."""
         _write_renamed(self.run_dir / result_file(self.rank), encode(result))
         self.finished = True
         self.heartbeat(Phase.TEARDOWN, self.step)
 
     def refuse(self, exc: Exception) -> None:
-        """Leave a note of why there is no result, where the process itself ended well."""
+        """Leave a note of why there is no result."""
         _write_renamed(self.run_dir / failure_file(self.rank), encode(failure_note(exc, self)))
 
 
@@ -155,14 +143,14 @@ def context() -> Rank:
 
 
 def run(main: Callable[[Rank], RankResult]) -> int:
-    """Run a rank to its exit code: its result is written, or its exception becomes a failure note
-    and exit code 1.
+    """Run a rank to its exit code: write its result, or turn its exception into a failure note and
+    1.
 
-    `main` may call `Rank.finish` itself before it takes its process group down, so that a hang
-    there costs nothing; otherwise the result that it returns is written here.
+    `main` may call `Rank.finish` before it destroys its process group, so that a hang there costs
+    nothing; otherwise its return value is written here.
     """
     faulthandler.enable()
-    # The launcher asks for stacks so before it kills a hung rank
+    # So the launcher asks for stacks before it kills a hung rank.
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     rank = context()
     try:
@@ -170,18 +158,17 @@ def run(main: Callable[[Rank], RankResult]) -> int:
         if not rank.finished:
             rank.finish(result)
     except Exception as exc:  # noqa: BLE001
-        # The last frame of a rank: whatever it was has to reach the launcher
         traceback.print_exc()
-        _write_renamed(rank.run_dir / failure_file(rank.rank), encode(failure_note(exc, rank)))
+        rank.refuse(exc)
         return 1
     return 0
 
 
 def seconds_since_process_start() -> float | None:
-    """How long this process has lived, by the kernel's account; None where there is no /proc."""
+    """The age of this process by the kernel's clock; None without /proc."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        # Field 22 of proc(5): clock ticks after boot
+        # Field 22 of proc(5), in clock ticks after boot.
         started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
@@ -189,7 +176,7 @@ def seconds_since_process_start() -> float | None:
 
 
 def failure_note(exc: BaseException, rank: Rank) -> RankFailure:
-    """What the launcher is told of an exception."""
+    """What the launcher needs to know of an exception."""
     allocated, capacity = _cuda_memory()
     name = _qualified_name(type(exc))
     message = str(exc)
@@ -210,23 +197,19 @@ def failure_note(exc: BaseException, rank: Rank) -> RankFailure:
 
 
 def _qualified_name(cls: type) -> str:
-    return (
-        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-    )
+    prefix = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    return prefix + cls.__qualname__
 
 
 def _cuda_memory() -> tuple[int | None, int | None]:
-    """Peak bytes allocated on this rank's GPU and its capacity, if the workload has imported torch
-    and touched CUDA.
-    """
-    # Never imported here: a workload without torch must not pay for it
+    """Peak bytes allocated on this rank's GPU, and its capacity, if it uses CUDA."""
+    # Not imported here: a workload without torch must not pay for it.
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None, None
     try:
-        return int(torch.cuda.max_memory_allocated()), int(
-            torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        )
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return int(torch.cuda.max_memory_allocated()), int(device.total_memory)
     except RuntimeError:  # the CUDA context itself is broken
         return None, None
 

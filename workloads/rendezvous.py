@@ -1,9 +1,8 @@
-"""Where the ranks of a gang meet: torch's store on rank 0's MASTER_PORT, which takes connections at
-MASTER_ADDR alone.
+"""Connects the ranks of a gang: torch's store on rank 0 listens at MASTER_ADDR:MASTER_PORT alone.
 
-torch's own `env://` has that store listen on every interface, and it asks nobody who they are: on
-one node this is loopback, between nodes the address at which the others reach rank 0's. Programs of
-workload command meet as they choose.
+With torch's own `env://` that store listens on every interface, without authentication. Ours
+listens on loopback for a gang on one node, else at the address by which the other nodes reach rank
+0's. Programs of workload command connect as they choose.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ import torch.distributed as dist
 
 from workloads.rank import Rank
 
-_EVERY_INTERFACE = {
-    socket.AF_INET: "0.0.0.0",
-    socket.AF_INET6: "::",
-}  # where there is nothing narrower
+_EVERY_INTERFACE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
 def join_gang(rank: Rank, device: torch.device) -> None:
@@ -32,10 +28,8 @@ def join_gang(rank: Rank, device: torch.device) -> None:
         port,
         rank.world_size,
         is_master=rank.rank == 0,
-        timeout=timedelta(
-            seconds=rank.request.limits.total
-            # The launcher's limit of this phase comes first
-        ),
+        # The launcher's limit of this phase is shorter.
+        timeout=timedelta(seconds=rank.request.limits.total),
         master_listen_fd=bound(host, port).detach() if rank.rank == 0 else None,
     )
     is_cuda = device.type == "cuda"
@@ -49,11 +43,11 @@ def join_gang(rank: Rank, device: torch.device) -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that will listen at one address, or on every interface where none holds it, as
+    """A socket that will listen at one address, or on every interface if none has that address, as
     behind a translation of addresses.
 
-    The launcher holds the port: SO_REUSEADDR lets this socket in beside its own. Raises OSError
-    where another program has it.
+    The launcher's socket reserves the port, and SO_REUSEADDR lets this one in. Raises OSError if
+    another program has it.
     """
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.socket(family, socket.SOCK_STREAM)

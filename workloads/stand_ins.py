@@ -1,5 +1,5 @@
-"""Stand-ins, in a trace on a CPU, for what a GPU does otherwise: fused norms, dropout's masks, and
-the device itself.
+"""Replacements, in a trace on a CPU, for what a GPU does in another way: norms, dropout, the
+device.
 
 Only sizes and lifetimes are right: nothing is computed.
 """
@@ -15,9 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class StandIns(TorchFunctionMode):
-    """While active, calls of torch's functions hold what they would hold on CUDA, with tensors that
-    stay on the CPU.
-    """
+    """While active, torch's functions keep what they would keep on CUDA, in tensors on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -35,22 +33,17 @@ class StandIns(TorchFunctionMode):
 
 
 def _on_cpu(value: Any) -> Any:
-    """FakeTensors on a `cuda` that is not there abort the process in their backward pass."""
+    """FakeTensors on a `cuda` that is missing abort the process in their backward pass."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
-    return (
-        "cpu"
-        if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
-        else value
-    )
+    is_name = isinstance(value, str) and value.partition(":")[0] == "cuda"
+    return "cpu" if is_name else value
 
 
 def _rms_norm(
     input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """CPUs decompose it, and autograd keeps 12 bytes more per element than the fused kernel's
-    backward pass needs.
-    """
+    """CPUs decompose it, and autograd keeps 12 bytes more per element than the fused kernel."""
     # Torch leaves Function.apply untyped
     return cast(Tensor, _FusedRMSNorm.apply(input, weight))  # type: ignore[no-untyped-call]
 
@@ -70,9 +63,7 @@ def _attention(
     dropout_p: float = 0.0,
     **kwargs: Any,
 ) -> Tensor:
-    """With dropout CPUs write the scores out; CUDA's fused kernels keep the state of the random
-    numbers.
-    """
+    """With dropout CPUs write the scores out; CUDA's fused kernels keep the random state."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **kwargs)
 
 

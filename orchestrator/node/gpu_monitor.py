@@ -305,9 +305,7 @@ def _load_nvml() -> Any:
 
 
 def _handles(nvml: Any, devices: Sequence[str]) -> list[Any]:
-    """Handles of all these devices; empty if NVML lacks one of them: it may number them in another
-    way, and to watch a wrong device is worse than to watch none.
-    """
+    """Handles of all these devices; none if one is missing: NVML may number them otherwise."""
     handles = [
         _ask(nvml, "nvmlDeviceGetHandleByIndex", int(device))
         if device.isdigit()

@@ -109,9 +109,7 @@ class NodeLauncher:
             self._running.release()
 
     def kill(self, tag: str) -> None:
-        """Cancel an attempt (`TrialRequest.tag`), running or still to come. Returns at once: `run`
-        returns when all is gone.
-        """
+        """Cancel an attempt by its tag, running or still to come, without waiting for its end."""
         with self._killing:
             if not self._wake_is_open or tag in self._ended:
                 return
@@ -169,8 +167,8 @@ class NodeLauncher:
         except OSError as exc:
             unusable = f"cannot write the run directory {run_dir}: {exc.strerror}"
         if unusable is not None:
-            failure = self._launch_failed(unusable), time.time()
-            return self._report(order, started, failure=failure)
+            ended = self._launch_failed(unusable), time.time()
+            return self._report(order, started, failure=ended)
         oom_kills_before, began = num_oom_kills(), time.clock_gettime(time.CLOCK_MONOTONIC)
         watch = CpuWatch(
             root=self.root, warden=self._warden, orchestrator=order.orchestrator, cpus=order.cpus

@@ -90,9 +90,7 @@ def kill_subtree(*, patience_seconds: float) -> tuple[set[int], set[int]]:
 
 
 def _stop_subtree() -> list[int]:
-    """Stop everything below this process until nothing new appears: a stopped process cannot fork,
-    a killed one makes room for forks.
-    """
+    """Stop everything below this process until nothing new appears: then nothing can fork."""
     stopped: set[int] = set()
     for _ in range(_MAX_STOPPING_PASSES):
         new = [pid for pid in descendants(os.getpid()) if pid not in stopped]
@@ -144,7 +142,7 @@ def process_identity(pid: int) -> str:
 
 
 def has_ended(pid: str, start: str, namespace: str) -> bool:
-    """True if the process with this `process_identity`, in parts, was in our namespace and ended."""
+    """True if the process of this `process_identity` (its parts) was in our namespace and ended."""
     return pid.isdigit() and namespace == _pid_namespace() and str(start_time(int(pid))) != start
 
 

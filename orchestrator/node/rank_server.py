@@ -39,9 +39,7 @@ _WATCHED_SIGNALS = (signal.SIGCHLD, signal.SIGCONT)
 
 
 def main() -> int:
-    """Arguments: the descriptors of the control and the life-line socket, a cgroup or an empty
-    text, then the modules to preload.
-    """
+    """Arguments: descriptors of the control and life-line sockets, a cgroup or '', modules."""
     control, life_line = (socket.socket(fileno=int(text)) for text in sys.argv[1:3])
     cgroup = Cgroup(Path(sys.argv[3])) if sys.argv[3] else None
     os.environ["PYTHONPATH"] = os.environ.pop(ORIGINAL_PATH_VARIABLE, "")

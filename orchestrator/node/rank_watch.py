@@ -154,9 +154,7 @@ class RankWatch:
         return told_passed(order.request, name, self.seen, step=self.step if is_steady else None)
 
     def advance(self) -> tuple[int, int, bool, float]:
-        """Its progress, to compare with others'. Ties: a stopped process is behind, then the one
-        without progress for the longest time.
-        """
+        """Its progress, to compare: ties go to a running process, then to the latest heartbeat."""
         stopped = self.pid is not None and is_stopped(self.pid)
         return phase_order(self.phase), self.step, not stopped, self.progress_at
 

@@ -58,9 +58,7 @@ class Gang:
         is_cancelled: Callable[[], bool],
         on_tick: Callable[[bool], None],
     ) -> None:
-        """`wake` is a descriptor to read from after a cancellation; `on_tick` gets, at each check,
-        whether all ranks are in timed steps.
-        """
+        """`wake` becomes readable to interrupt a wait; `on_tick` gets whether timed steps run."""
         self._order = order
         self._secrets = Secrets(order.secrets)
         self._node = node
@@ -273,9 +271,7 @@ class Gang:
             time.sleep(0.3)
 
     def _clear(self, server: RankServer) -> None:
-        """Kill what is left, ranks included. Returns when it is gone: the server adopts all
-        orphans, and has no child left.
-        """
+        """Kill what is left. The server adopts all orphans: without a child of it, all is gone."""
         if server.pid is None:
             # It would answer only when its imports are done.
             raise ServerLost("the rank server was still importing")

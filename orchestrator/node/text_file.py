@@ -1,6 +1,4 @@
-"""Reads the text of any file that a user names: also of a pipe without a writer, of a device
-without end, of a file of gigabytes.
-"""
+"""Reads the text of any file a user names: also an empty pipe, or a file without end."""
 
 from __future__ import annotations
 

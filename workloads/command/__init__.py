@@ -1,11 +1,11 @@
-"""Any program as a workload: started once per rank with torchrun's environment, told its layout by
-arguments or environment.
+"""Any program as a workload: one per rank, with torchrun's environment, and its layout as arguments
+or variables.
 
-Its numbers come from rank 0, either as one small JSON file (SWEEP_RESULT_FILE: the fields of a
-result, only step_seconds required) or as JSON lines while it runs (SWEEP_METRICS_FILE:
-{"step_seconds": 0.52, "loss": 9.1} per optimizer step, warm-up included; a loss that is not finite
-ends it at once). The rank that the launcher sees is this module, which waits for the program; it
-ends as the program ended, signal for signal, and the program dies with it.
+Its numbers come from rank 0: one small JSON file (SWEEP_RESULT_FILE: the fields of a result, only
+step_seconds required), or JSON lines while it runs (SWEEP_METRICS_FILE: {"step_seconds": 0.52,
+"loss": 9.1} per optimizer step, warm-up included; a loss that is not finite ends it at once). The
+rank itself is this module: it waits for the program, ends with the same exit code or signal, and
+the program dies with it.
 """
 
 from __future__ import annotations
@@ -40,33 +40,40 @@ from orchestrator.core.trial.redaction import Secrets, blotted
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, NotFinite, Rank, context
 
-RESULT_VARIABLE = "SWEEP_RESULT_FILE"
-METRICS_VARIABLE = "SWEEP_METRICS_FILE"
-
+_LAYOUT_NAMES = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "micro_batch_size",
+    "grad_accum_steps",
+    "recompute",
+    "zero_stage",
+    "precision",
+    "world_size",
+    "global_batch_size",
+)
 _POLL_SECONDS = 0.05
 _MAX_METRICS_BYTES = 64 * MAX_RESULT_BYTES
 
 
 class _Metric(BaseModel):
-    """One line of the metrics file; what else stands in it is the program's own."""
+    """One line of the metrics file. Other keys are the program's affair."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     step_seconds: Annotated[float, Field(gt=0, le=1e7)] | None = None
     loss: Any = None
     gradient_norm: Any = None
-    # As torchtitan, Hugging Face and Megatron-LM call it
-    grad_norm: Any = None
+    grad_norm: Any = None  # the name in torchtitan and others
 
 
 def main() -> int:
     rank = context()
     try:
         options = parse_options(CommandOptions, rank.request.options)
-        result_path, metrics_path = (
-            rank.run_dir / "program-result.json",
-            rank.run_dir / "program-metrics.jsonl",
-        )
+        result_path = rank.run_dir / "program-result.json"
+        metrics_path = rank.run_dir / "program-metrics.jsonl"
         names = template_names(
             rank.request, run_dir=rank.run_dir, result_file=result_path, metrics_file=metrics_path
         )
@@ -78,10 +85,9 @@ def main() -> int:
         )
         cwd = fill(options.cwd, names) if options.cwd is not None else str(rank.run_dir)
         if missing := [name for name in options.env_from if name not in os.environ]:
-            raise ConfigRejected(
-                f"workload.options.env_from names {', '.join(missing)}, which did not reach this rank"
-            )
-    except (ConfigRejected, ValueError) as exc:  # the latter of a template
+            text = f"workload.options.env_from names {', '.join(missing)}"
+            raise ConfigRejected(f"{text}, which did not reach this rank")
+    except (ConfigRejected, ValueError) as exc:  # ValueError: a template
         sys.stderr.write(f"workloads.rank.ConfigRejected: {exc}\n")
         return 2
     try:
@@ -89,19 +95,16 @@ def main() -> int:
             argv, env=environment, cwd=cwd, preexec_fn=partial(_die_with, os.getpid())
         )
     except (OSError, ValueError) as exc:
-        # The latter of a text that no argument can hold: a NUL, or letters unknown to the locale
-        sys.stderr.write(
-            f"cannot start {argv[0]!r} in {cwd}: {exc.strerror if isinstance(exc, OSError) else exc}\n"
-        )
+        # ValueError: no argument can contain a NUL, or letters unknown to the locale.
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        sys.stderr.write(f"cannot start {argv[0]!r} in {cwd}: {reason}\n")
         return 127
     metrics = _Metrics(metrics_path, rank)
     secrets = Secrets({name: os.environ[name] for name in options.env_from})
     code = _wait(program, rank, metrics)
-    # A program that ends itself may have noticed the same; of one that a signal ended, the signal
-    # is what counts.
-    if code is None or (
-        0 <= code < 128 and rank.rank == 0 and metrics.ends_diverged(well=code == 0)
-    ):
+    # A program that exits may have noticed the divergence itself; a signal counts more than that.
+    has_exited = code is not None and 0 <= code < 128
+    if code is None or (has_exited and rank.rank == 0 and metrics.ends_diverged(well=code == 0)):
         return _diverged(rank, metrics)
     if code < 0:
         _die_of(-code)
@@ -117,9 +120,7 @@ _libc = ctypes.CDLL(None)
 
 
 def _die_with(rank: int) -> None:
-    """Have the program killed when this rank dies: between fork and exec, in the fork of a process
-    with one thread.
-    """
+    """Have the program killed when this rank dies. For the fork of a process with one thread."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != rank:  # it died before the call above
         os._exit(1)
@@ -128,22 +129,10 @@ def _die_with(rank: int) -> None:
 def template_names(
     request: TrialRequest, *, run_dir: Path, result_file: Path, metrics_file: Path
 ) -> dict[str, str]:
-    """What an argument may name in braces; each is also in the environment, as
-    SWEEP_MICRO_BATCH_SIZE and so on.
-    """
+    """The names for braces in arguments; also in the environment, as SWEEP_MICRO_BATCH_SIZE etc."""
     layout, plan = request.layout, request.measurement
     return {
-        "data_parallel_size": str(layout.data_parallel_size),
-        "tensor_parallel_size": str(layout.tensor_parallel_size),
-        "pipeline_parallel_size": str(layout.pipeline_parallel_size),
-        "context_parallel_size": str(layout.context_parallel_size),
-        "micro_batch_size": str(layout.micro_batch_size),
-        "grad_accum_steps": str(layout.grad_accum_steps),
-        "recompute": str(layout.recompute),
-        "zero_stage": str(layout.zero_stage),
-        "precision": str(layout.precision),
-        "world_size": str(layout.world_size),
-        "global_batch_size": str(layout.global_batch_size),
+        **{name: str(getattr(layout, name)) for name in _LAYOUT_NAMES},
         "sequence_length": str(request.sequence_length),
         "num_steps": str(plan.warmup_steps + plan.max_steps),
         "seed": str(request.seed),
@@ -158,14 +147,14 @@ def template_names(
 
 
 def _wait(program: subprocess.Popen[bytes], rank: Rank, metrics: _Metrics) -> int | None:
-    """Wait for the program; each new line of metrics is a step, for the launcher's limits, of every
-    rank on rank 0's node.
+    """Wait for the program. Each new line of metrics is a step of every rank on rank 0's node.
 
-    None: its loss is not finite any more, as rank 0 sees, and nobody needs to wait for its end.
+    Returns None if rank 0's loss is not finite any more: nobody needs to wait for the program's
+    end.
 
-    A program that writes nothing until its end is held to the limit of its first step. On other
-    nodes nothing shows how far it is: there only the total limit holds, and rank 0's launcher tells
-    a hang.
+    The limit of the first step holds for a program that writes nothing until its end. On other
+    nodes nothing shows its progress: there only the total limit holds, and rank 0's launcher
+    detects a hang.
     """
     on_node_of_rank_0 = rank.rank == rank.local_rank
     rank.heartbeat(Phase.FIRST_STEP)
@@ -190,16 +179,14 @@ class _Metrics:
         self._offset = 0
         self._rest = b""
         self.step_seconds: list[float] = []
-        # Monotonic, of the last step that was reported
-        self._last_at: float | None = None
+        self._last_at: float | None = None  # the last report, monotonic
         self.num_unread, self.first_unread = 0, ""  # lines that are no metric
-        # By the first loss that is not finite
         self.diverged: NotFinite | None = None
-        # The last gradient norm: its name, its value and its step
+        # The last gradient norm: its name, its value and its step.
         self._norm: tuple[str, Any, int] | None = None
 
     def read(self) -> None:
-        """Take the new lines. What is no metric is left out: the program's own affair."""
+        """Read the new lines, and skip those that are no metric."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -219,11 +206,9 @@ class _Metrics:
         self._rest = b""
 
     def phase_seconds(self) -> dict[Phase, float]:
-        """Seconds in each phase, once the program has ended, as far as its lines tell: `first_step`
-        from its start to its first line.
+        """Seconds in each phase of a program that has ended.
 
-        What it does before that first line is all in there; what it does after its last one is
-        teardown.
+        `first_step` lasts from its start to its first line, teardown from its last line on.
         """
         phases = self._rank.phase_seconds()
         if self._last_at is None:
@@ -247,7 +232,7 @@ class _Metrics:
             elif line.strip():
                 self.num_unread += 1
                 self.first_unread = self.first_unread or line[:200].decode(errors="replace")
-            self._look(metric)
+            self._check_finite(metric)
         if len(self.step_seconds) > before:
             self._last_at = time.monotonic()
             done = len(self.step_seconds)
@@ -255,11 +240,8 @@ class _Metrics:
                 Phase.STEADY, done, timed=done >= self._rank.request.measurement.warmup_steps
             )
 
-    def _look(self, metric: _Metric) -> None:
-        """Note a loss that is not finite.
-
-        Of gradient norms the last counts: a scaler of fp16 losses skips single steps that overflow.
-        """
+    def _check_finite(self, metric: _Metric) -> None:
+        """Note the first loss that is not finite, and the last gradient norm: fp16 skips others."""
         step = max(1, len(self.step_seconds))
         if self.diverged is None and _is_not_finite(metric.loss):
             self.diverged = NotFinite.of("loss", metric.loss, step=step)
@@ -268,26 +250,17 @@ class _Metrics:
             self._norm = ("gradient norm", norm, step)
 
     def ends_diverged(self, *, well: bool) -> bool:
-        """Whether the program has diverged, now that all of its lines are there; by its gradient
-        norm only where it ended `well`.
-        """
+        """True if the program diverged; its gradient norm counts only if it ended `well`."""
         self.read_to_the_end()
-        if (
-            self.diverged is None
-            and well
-            and self._norm is not None
-            and _is_not_finite(self._norm[1])
-        ):
+        if self.diverged is None and well and self._norm is not None:
             name, value, step = self._norm
-            self.diverged = NotFinite.of(name, value, step=step)
+            if _is_not_finite(value):
+                self.diverged = NotFinite.of(name, value, step=step)
         return self.diverged is not None
 
 
 def _is_not_finite(value: Any) -> bool:
-    """Whether a value is NaN or infinite, also where it is written as a text.
-
-    Null, and what is no number at all, are not.
-    """
+    """True for NaN and infinity, also as texts; False for null and for what is no number."""
     try:
         return value is not None and not isinstance(value, bool) and not math.isfinite(float(value))
     except (TypeError, ValueError):
@@ -297,7 +270,7 @@ def _is_not_finite(value: Any) -> bool:
 
 
 def _diverged(rank: Rank, metrics: _Metrics) -> int:
-    """Say so, and end: what the program still does is ended with the gang."""
+    """Report the divergence and end: the launcher ends the program with the gang."""
     assert metrics.diverged is not None
     sys.stderr.write(f"workloads.rank.NotFinite: {metrics.diverged}\n")
     rank.refuse(metrics.diverged)
@@ -305,33 +278,29 @@ def _diverged(rank: Rank, metrics: _Metrics) -> int:
 
 
 def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics, secrets: Secrets) -> None:
-    """Make rank 0's result out of what the program left, its file first, without secrets.
-
-    If that is none, say why.
-    """
+    """Make rank 0's result of the program's file or lines, or report why there is none."""
     phases = metrics.phase_seconds()
     warmup_steps = rank.request.measurement.warmup_steps
     try:
         with result_path.open("rb") as file:
             result = decode_result(file.read(MAX_RESULT_BYTES + 1))
-        if (
-            result.loss_first is not None
-            and result.loss_last is None
-            and "loss_last" in result.model_fields_set
-        ):
-            raise NotFiniteResult("loss_last", "null")  # as orjson and JavaScript write NaN
+        has_null = "loss_last" in result.model_fields_set and result.loss_last is None
+        if result.loss_first is not None and has_null:
+            # So orjson and JavaScript write NaN.
+            raise NotFiniteResult("loss_last", "null")
         if not result.phase_seconds:
             result = result.model_copy(update={"phase_seconds": phases})
     except FileNotFoundError:
         steps = metrics.step_seconds[: warmup_steps + MAX_SAMPLES]
         if len(steps) <= warmup_steps:
-            unread = (
-                f"; {metrics.num_unread} lines were no steps, the first: {metrics.first_unread}"
-                if metrics.num_unread
-                else ""
+            text = (
+                f"the program wrote {len(steps)} steps, warm-up included; "
+                f"expected more than {warmup_steps}"
             )
-            said = f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}{unread}"
-            _refuse(rank, secrets.blot(said))
+            if metrics.num_unread:
+                text += f"; {metrics.num_unread} lines were no steps, the first: "
+                text += metrics.first_unread
+            _refuse(rank, secrets.blot(text))
             return
         result = RankResult(
             warmup_seconds=steps[:warmup_steps],
@@ -350,7 +319,7 @@ def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics, secrets: Secret
 
 
 def _refuse(rank: Rank, reason: str) -> None:
-    """Say why what the program left is no result, in its log and to the launcher."""
+    """Report why the program left no result, in the log and to the launcher."""
     sys.stderr.write(f"{reason}\n")
     rank.refuse(BadResult(reason))
 

@@ -1,7 +1,7 @@
-"""Trains a Llama of any size with the layout that it is asked for, and measures it.
+"""Trains a Llama of any size with the requested layout, and measures it.
 
-Importing this package imports everything that a trial needs and touches no device, so that ranks
-can be forked from an importer.
+Importing this package imports everything that a trial needs and touches no device: so ranks can be
+forked from a process that has imported it.
 """
 
 from workloads import rank

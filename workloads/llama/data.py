@@ -1,7 +1,4 @@
-"""The tokens of an optimizer step.
-
-They depend on the seed, the step and the sequence's place in the global batch, never on the layout.
-"""
+"""The tokens of an optimizer step: they depend on seed, step and sequence, never on the layout."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from torch import Tensor
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.workload_options import TokenDtype
 
-# Synthetic ids are floor(vocab * u^3): a skew like that of words, so that there is something to
-# learn and a falling loss shows it.
+# Synthetic ids are floor(vocab * u^3): a skew like that of words, which a model learns.
 _SKEW = 3.0
 
 
@@ -35,9 +31,11 @@ class Tokens:
         self._vocab_size, self._length, self._seed = vocab_size, sequence_length + 1, seed
         self._path, self._file = token_file, None
         if token_file is not None:
-            if token_file.stat().st_size < self._length * np.dtype(dtype.value).itemsize:
+            size = token_file.stat().st_size
+            if size < self._length * np.dtype(dtype.value).itemsize:
                 raise ValueError(
-                    f"token_file {token_file} has {token_file.stat().st_size} bytes; one sequence needs {self._length} ids of {dtype}"
+                    f"token_file {token_file} has {size} bytes; "
+                    f"one sequence needs {self._length} ids of {dtype}"
                 )
             self._file = np.memmap(token_file, dtype=dtype.value, mode="r")
 
@@ -48,24 +46,23 @@ class Tokens:
                 np.random.Philox(key=self._seed, counter=[0, 0, step, index])
             )
             return (self._vocab_size * random.random(self._length) ** _SKEW).astype(np.int64)
-        # Sequences follow one another through the file and share one id, the last target of one
-        # being the first input of the next.
+        # Sequences follow one another in the file: the last target of one is the first input of the
+        # next.
         num_sequences = (len(self._file) - 1) // (self._length - 1)
         start = (step * global_batch_size + index) % num_sequences * (self._length - 1)
         ids = self._file[start : start + self._length].astype(np.int64)
         if ids.max() >= self._vocab_size:
+            at = start + int(ids.argmax())
             raise ValueError(
-                f"token_file {self._path}: id {ids.max()} at {start + int(ids.argmax())} is not below vocab_size {self._vocab_size}; "
-                "check token_dtype, or the model that the file was made for"
+                f"token_file {self._path}: id {ids.max()} at {at} is not below vocab_size "
+                f"{self._vocab_size}; check token_dtype, or the model that the file was made for"
             )
         return ids
 
     def micro_batches(
         self, *, step: int, layout: Layout, data_parallel_rank: int, device: torch.device
     ) -> list[tuple[Tensor, Tensor]]:
-        """Inputs and targets (micro_batch_size, sequence_length) of each micro-batch of one rank's
-        part of a step, on its device.
-        """
+        """Inputs and targets (micro_batch_size, sequence_length) of each micro-batch of a rank."""
         per_rank = layout.micro_batch_size * layout.grad_accum_steps
         first = data_parallel_rank * per_rank
         ids = np.stack(

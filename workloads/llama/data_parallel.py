@@ -1,5 +1,4 @@
-"""One replica of the model, and the gradients that it shares with the others: DDP, synchronised
-once per optimizer step.
+"""One replica of the model and its gradients, which DDP averages once per optimizer step.
 
 Gradients keep their memory from step to step, so that the first micro-batch of a step needs as much
 as the last.
@@ -22,8 +21,8 @@ _PRIMING_TOKENS = 8
 class Replica:
     """A model with its gradients; a mean over all replicas after the last micro-batch of a step.
 
-    With `accumulate_in_fp32`, each micro-batch's bf16 gradients are added to fp32 ones, and it is
-    these that are averaged.
+    With `accumulate_in_fp32`, each micro-batch's bf16 gradients are added to fp32 sums, which are
+    then averaged.
     """
 
     def __init__(self, model: Llama, *, accumulate_in_fp32: bool) -> None:
@@ -60,15 +59,11 @@ class Replica:
         *,
         after_forward: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """Set the gradients to the mean over all micro-batches of all replicas.
-
-        Returns this replica's mean loss, detached.
-        """
+        """Set the gradients to the mean over all replicas; returns this one's mean loss, detached."""
         self._zero()
         losses = []
         for i, (tokens, targets) in enumerate(micro_batches):
             last = i == len(micro_batches) - 1
-            # DDP's
             with nullcontext() if last or self._module is self.model else self._module.no_sync():  # type: ignore[operator]
                 loss = self._module(tokens, targets) / len(micro_batches)
                 after_forward()
@@ -85,8 +80,8 @@ class Replica:
             torch._foreach_zero_(self._flat_sums)
 
     def _prime_buckets(self) -> None:
-        """Let DDP come to rest: it lays its buckets out anew after its first backward pass, in the
-        order in which gradients came.
+        """Run DDP until its buckets are final: after its first backward pass it orders them by the
+        arrival of gradients.
 
         From the second pass on, a weight's gradient is a view of its bucket for good, also between
         synchronisations.
@@ -123,26 +118,20 @@ class Replica:
         torch._foreach_add_([self._sums[w] for w in self._weights], gradients)
         torch._foreach_zero_(gradients)
 
-    # Bound at run time
     def _average_sums(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """DDP's hook for one bucket of the last micro-batch: add it to its sums, and average these
-        instead of it.
-        """
+        """DDP's hook for a bucket of the last micro-batch: add it to its sums, and average those."""
         buffer = bucket.buffer()
-        # Priming: learn which weights are in which bucket
-        if not self._flat_sums:
+        if not self._flat_sums:  # priming
             self._buckets[bucket.index()] = list(bucket.parameters())
             averaged = buffer
         else:
             averaged = self._flat_sums[bucket.index()].add_(buffer)
         work = dist.all_reduce(averaged.div_(dist.get_world_size()), async_op=True)
-        # Only None for ranks outside the group
-        assert work is not None
+        assert work is not None  # None: outside the group
         averaged_buffer: torch.futures.Future[Tensor] = work.get_future().then(lambda _: buffer)
         return averaged_buffer
 
 
 def _gradient(weight: Tensor) -> Tensor:
-    # Made in Replica.__init__ and zeroed in place ever after
-    assert weight.grad is not None
+    assert weight.grad is not None  # since Replica.__init__
     return weight.grad

@@ -1,4 +1,4 @@
-"""Exact bytes of live tensors, where no allocator can be asked. Slow, so never on while timing.
+"""Exact bytes of live tensors, without an allocator to ask. Slow, so never on while timing.
 
 A dispatch mode sees every tensor that an operation returns, and follows its storage until it is
 freed.
@@ -17,18 +17,19 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Follows the bytes of live tensors while active: those given, and all that operations make.
+    """Follows the bytes of live tensors while active: of those given, and of all that operations
+    make.
 
-    Raises torch.OutOfMemoryError in the operation that passes `limit_bytes`.
+    Raises torch.OutOfMemoryError in the operation that exceeds `limit_bytes`.
     """
 
-    def __init__(self, held: Iterable[Tensor] = (), *, limit_bytes: int | None = None) -> None:
+    def __init__(self, alive: Iterable[Tensor] = (), *, limit_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.live_bytes = 0
         self.peak_bytes = 0
         self._limit_bytes = limit_bytes
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        for tensor in held:
+        for tensor in alive:
             self._follow(tensor.untyped_storage())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,8 +51,9 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
         if self._limit_bytes is not None and self.live_bytes + num_bytes > self._limit_bytes:
             raise torch.OutOfMemoryError(
-                f"CPU out of memory. Tried to allocate {_mib(num_bytes)}. The limit is {_mib(self._limit_bytes)} "
-                f"(option memory_limit_bytes), of which {_mib(self.live_bytes)} is held by live tensors"
+                f"CPU out of memory. Tried to allocate {_mib(num_bytes)}. "
+                f"The limit is {_mib(self._limit_bytes)} (option memory_limit_bytes), "
+                f"of which {_mib(self.live_bytes)} is held by live tensors"
             )
         self._storages[key] = weakref.ref(storage, forget)
         self.live_bytes += num_bytes

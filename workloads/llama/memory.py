@@ -1,25 +1,22 @@
-"""What a rank's memory holds at its peak, and of which part: asked of CUDA's allocator, or summed
-over live tensors on a CPU.
+"""A rank's peak memory by part: from CUDA's allocator, or the sum of live tensors on a CPU.
 
-Both look at a whole optimizer step after all lazy allocations, and measure activations in a step
-that is not timed.
+Both measure a whole optimizer step after all lazy allocations, and activations in a step that is
+not timed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from workloads.llama.live_tensors import LiveTensors
 
-StepWithProbe = Callable[
-    [Callable[[], None]], None
-    # An optimizer step that calls what it is given at the end of its forward pass
-]
+# An optimizer step that calls its argument at the end of its forward pass.
+StepWithProbe = Callable[[Callable[[], None]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +32,7 @@ class States:
         return (*self.parameters, *self.gradients, *self.optimizer, *self.constants)
 
     def bytes_by_part(self) -> dict[str, int]:
-        return {
-            "parameters": storage_bytes(self.parameters),
-            "gradients": storage_bytes(self.gradients),
-            "optimizer": storage_bytes(self.optimizer),
-            "constants": storage_bytes(self.constants),
-        }
+        return {part.name: storage_bytes(getattr(self, part.name)) for part in fields(self)}
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -51,9 +43,7 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """Bytes by part add up to the peak: the states, activations (alive at the end of the forward
-    pass), and temporaries for the rest.
-    """
+    """The parts add up to the peak; temporaries are what is neither state nor activation."""
 
     peak_allocated_bytes: int
     bytes_by_part: dict[str, int]
@@ -63,10 +53,7 @@ class MemoryReport:
 
 
 class LiveMemory:
-    """The memory of a rank on a CPU.
-
-    With `limit_bytes` it runs out of memory as a device of that size would.
-    """
+    """The memory of a rank on a CPU, which may have the limit of a device."""
 
     def __init__(self, states: States, *, limit_bytes: int | None) -> None:
         self._states, self._limit_bytes = states, limit_bytes
@@ -83,10 +70,10 @@ class LiveMemory:
 
     def report(self, step: StepWithProbe) -> MemoryReport:
         tracker = LiveTensors(self._states.tensors())
-        held_bytes = tracker.live_bytes
+        bytes_before = tracker.live_bytes
         activations: list[int] = []
         with tracker:
-            step(lambda: activations.append(tracker.live_bytes - held_bytes))
+            step(lambda: activations.append(tracker.live_bytes - bytes_before))
         return MemoryReport(
             peak_allocated_bytes=tracker.peak_bytes,
             bytes_by_part=_by_part(self._states, max(activations), tracker.peak_bytes),
@@ -100,16 +87,14 @@ class DeviceMemory:
     def __init__(self, states: States, *, device: torch.device) -> None:
         self._states, self._device = states, device
         self._retries_before = 0
-        # What building the model has left behind would count as reserved, and lie in the first
-        # step's way
+        # Remains of building the model would count as reserved, and fragment the first step.
         torch.cuda.empty_cache()
 
     def first_step(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def after_first_step(self) -> None:
-        # Workspaces and communication buffers come to be in the first step; the peak of a steady
-        # step is what counts.
+        # The first step makes workspaces and communication buffers; the peak of later steps counts.
         torch.cuda.reset_peak_memory_stats(self._device)
         self._retries_before = self._num_retries()
 
@@ -117,9 +102,9 @@ class DeviceMemory:
         peak = torch.cuda.max_memory_allocated(self._device)
         reserved = torch.cuda.max_memory_reserved(self._device)
         retries = self._num_retries() - self._retries_before
-        held_bytes = torch.cuda.memory_allocated(self._device)
+        bytes_before = torch.cuda.memory_allocated(self._device)
         activations: list[int] = []
-        step(lambda: activations.append(torch.cuda.memory_allocated(self._device) - held_bytes))
+        step(lambda: activations.append(torch.cuda.memory_allocated(self._device) - bytes_before))
         return MemoryReport(
             peak_allocated_bytes=peak,
             bytes_by_part=_by_part(self._states, max(activations), peak),

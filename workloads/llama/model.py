@@ -1,8 +1,7 @@
-"""A Llama decoder in plain torch, in torchtitan's vocabulary: RMSNorm, rotary embeddings,
-grouped-query attention, SwiGLU.
+"""A Llama decoder in plain torch, in torchtitan's vocabulary: RMSNorm, RoPE, GQA, SwiGLU.
 
-It is written so that autograd keeps what a fused implementation keeps and no more:
-docs/measuring.md has the bytes per layer.
+Autograd keeps what it would keep of a fused implementation and no more: docs/measuring.md has the
+bytes per layer.
 """
 
 from __future__ import annotations
@@ -56,12 +55,10 @@ class Llama(nn.Module):
         self.to(dtype)
         # Constants, no buffers: they are the same on every rank, and DDP would send buffers around.
         self.freqs_cis = rotary_frequencies(shape.head_dim, sequence_length)
-        mask_needed = attention is AttentionKind.EAGER
-        self.causal_mask = (
-            torch.ones(sequence_length, sequence_length, dtype=torch.bool).triu(1)
-            if mask_needed
-            else None
-        )
+        self.causal_mask: Tensor | None = None
+        if attention is AttentionKind.EAGER:
+            every_pair = torch.ones(sequence_length, sequence_length, dtype=torch.bool)
+            self.causal_mask = every_pair.triu(1)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tok_embeddings(tokens)
@@ -69,8 +66,7 @@ class Llama(nn.Module):
         mask = None if self.causal_mask is None else self.causal_mask[:length, :length]
         for layer in self.layers:
             x = layer(x, self.freqs_cis[:length], mask)
-        # The logits are widened to fp32 for the loss, as every recipe of the field does; only their
-        # log-softmax outlives this line.
+        # Loss in fp32, as in every recipe; only the log-softmax of the logits outlives this line.
         return F.cross_entropy(self.logits(x).float().flatten(0, 1), targets.flatten())
 
     def logits(self, x: Tensor) -> Tensor:
@@ -83,9 +79,7 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Fill the weights; the same seed gives the same weights on every rank, and in bf16 those
-        of fp32, rounded.
-        """
+        """Fill the weights: a seed gives the same on every rank, in bf16 those of fp32, rounded."""
         depth_scale = INITIAL_STANDARD_DEVIATION / math.sqrt(2 * len(self.layers))
         generator = torch.Generator(device=self.norm.weight.device).manual_seed(seed)
         for name, weight in self.named_parameters():
@@ -93,21 +87,14 @@ class Llama(nn.Module):
                 weight.fill_(1.0)
             else:
                 into_residual = name.endswith(("wo.weight", "w2.weight"))
-                # Drawing in bf16 itself is another sequence in some versions of torch
+                # Some versions of torch draw another sequence in bf16.
                 drawn = torch.empty_like(weight, dtype=torch.float32)
-                weight.copy_(
-                    drawn.normal_(
-                        0.0,
-                        depth_scale if into_residual else INITIAL_STANDARD_DEVIATION,
-                        generator=generator,
-                    )
-                )
+                deviation = depth_scale if into_residual else INITIAL_STANDARD_DEVIATION
+                weight.copy_(drawn.normal_(0.0, deviation, generator=generator))
 
 
 class TransformerBlock(nn.Module):
-    """Attention and feed-forward, each on a normalised copy of the residual stream; recomputed in
-    the backward pass as told.
-    """
+    """Attention and feed-forward, each on a normalised copy of the residual stream."""
 
     def __init__(
         self, shape: ModelShape, *, attention: AttentionKind, recompute: Recompute
@@ -130,9 +117,8 @@ class TransformerBlock(nn.Module):
 
     def _forward(self, x: Tensor, freqs_cis: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), freqs_cis, mask)
-        return x + cast(
-            Tensor, self.feed_forward(self.ffn_norm(x))
-        )  # nn.Module.__call__ is untyped
+        added: Tensor = self.feed_forward(self.ffn_norm(x))
+        return x + added
 
 
 class Attention(nn.Module):
@@ -152,7 +138,8 @@ class Attention(nn.Module):
         v = self.wv(x).view(heads)
         core = eager_core if self.kind is AttentionKind.EAGER else sdpa_core
         out = checkpointed(core, q, k, v, mask) if self.recompute_core else core(q, k, v, mask)
-        return cast(Tensor, self.wo(out.flatten(2)))  # nn.Module.__call__ is untyped
+        projected: Tensor = self.wo(out.flatten(2))
+        return projected
 
 
 class FeedForward(nn.Module):
@@ -163,26 +150,21 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(hidden_size, ffn_hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(
-            Tensor, self.w2(F.silu(self.w1(x)) * self.w3(x))
-        )  # nn.Module.__call__ is untyped
+        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm that keeps its input and one fp32 number per token for the backward
-    pass, on every device.
-    """
+    """A root mean square norm for which autograd keeps its input and one fp32 number per token."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(hidden_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        # A fused kernel there; elsewhere torch decomposes it, and autograd keeps 12 bytes more per
-        # element
+        # Only CUDA has a fused kernel: else autograd would keep 12 bytes more per element.
         if x.is_cuda:
             return F.rms_norm(x, self.weight.shape, self.weight, NORM_EPSILON)
-        # Torch leaves Function.apply untyped
         return cast(Tensor, _RMSNormFunction.apply(x, self.weight))  # type: ignore[no-untyped-call]
 
 
@@ -190,13 +172,8 @@ class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         wide = x.float()
-        rstd = (
-            torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-            .square_()
-            .div_(x.shape[-1])
-            .add_(NORM_EPSILON)
-            .rsqrt_()
-        )
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        rstd = norm.square_().div_(x.shape[-1]).add_(NORM_EPSILON).rsqrt_()
         ctx.save_for_backward(x, weight, rstd)
         normalised: Tensor = wide * rstd
         return normalised.to(x.dtype) * weight
@@ -209,9 +186,8 @@ class _RMSNormFunction(torch.autograd.Function):
         d_weight = (dy * normalised).flatten(0, -2).sum(0)
         dy = dy * weight
         projection = (dy * normalised).mean(-1, keepdim=True)
-        return dy.sub_(normalised.mul_(projection)).mul_(rstd).to(x.dtype), d_weight.to(
-            weight.dtype
-        )
+        dx = dy.sub_(normalised.mul_(projection)).mul_(rstd)
+        return dx.to(x.dtype), d_weight.to(weight.dtype)
 
 
 def rotary_frequencies(head_dim: int, sequence_length: int) -> Tensor:
@@ -231,8 +207,8 @@ def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q k^T) v, all (b, s, heads, head_dim), by the device's fused kernel."""
     num_groups = q.shape[2] // k.shape[2]
     if num_groups > 1 and q.is_cuda and q.dtype == torch.float32:
-        # Flash has no fp32; without this torch would fall back to the score matrix, as its fp32
-        # kernel knows no groups.
+        # Flash has no fp32, and torch's fp32 kernel has no groups: torch would fall back to the
+        # score matrix.
         k, v = k.repeat_interleave(num_groups, dim=2), v.repeat_interleave(num_groups, dim=2)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -245,11 +221,8 @@ def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def eager_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """The same with the score matrix written out: softmax in fp32, products in the inputs'
-    precision.
-    """
-    # The model makes one for this kind of attention
-    assert mask is not None
+    """The same with the score matrix: softmax in fp32, products in the inputs' precision."""
+    assert mask is not None  # made for this attention
     num_groups = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(num_groups, dim=2), v.repeat_interleave(num_groups, dim=2)
     scores = (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)

@@ -1,8 +1,8 @@
-"""AdamW over the weights themselves, or over fp32 master copies of bf16 weights, all of them or
-this rank's share (ZeRO stage 1).
+"""AdamW over weights, or over fp32 copies of bf16 weights; all, or this rank's share (ZeRO stage
+1).
 
-The kernel is torch's fused one. Weights are stepped chunk by chunk, so that what a step needs for a
-moment stays small.
+The kernel is torch's fused one. It steps the weights in chunks, so that the temporary memory of a
+step stays small.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
-# Elements stepped at once: bf16 gradients are widened to fp32, and shares of weights gathered, only
-# for so many at a time, not for all.
+# Elements stepped at once: so many bf16 gradients become fp32, and so many shares are gathered.
 CHUNK_ELEMENTS = 1 << 26
 
 # torch 2.13 renamed it and nothing else.
@@ -26,7 +25,7 @@ _all_gather = (
     dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 )
 
-# Flat views of a weight, or of a part of it, and of its gradient
+# Flat views of a weight, or of a part of it, and of its gradient.
 _Pair = tuple[Tensor, Tensor]
 
 
@@ -34,21 +33,17 @@ _Pair = tuple[Tensor, Tensor]
 class _Chunk:
     adamw: torch.optim.AdamW
     pairs: list[_Pair]
-    # Those, or parts of those, that this rank steps
-    own_weights: list[Tensor]
-    # What AdamW steps: the own weights, or their fp32 copies
-    masters: list[Tensor]
+    own_weights: list[Tensor]  # this rank's, or parts
+    masters: list[Tensor]  # own weights, or their fp32 copies
     gradients: list[Tensor]  # of the own weights
 
 
 class AdamW:
-    """Fused AdamW over weights and the gradients that belong to them.
+    """Fused AdamW over weights and their gradients, which keep their memory from step to step.
 
-    Both stay where they are in memory from step to step.
-
-    With `num_shards` above 1 each rank of the default process group steps its equal share of each
-    chunk, with states for that share alone, and the ranks gather each other's new weights in the
-    weights' own dtype: one collective a chunk.
+    With `num_shards` above 1 each rank of the default process group steps an equal share of each
+    chunk, and has states for that share alone. Then the ranks gather the new weights in their own
+    dtype: one collective a chunk.
     """
 
     def __init__(
@@ -66,46 +61,37 @@ class AdamW:
             (w.detach().view(-1), g.detach().view(-1))
             for w, g in zip(weights, gradients, strict=True)
         ]
-        # Such a step needs nothing for a moment
+        # Such a step needs no temporary memory.
         at_once = weights[0].dtype == torch.float32 and num_shards == 1
         chunks = [pairs] if at_once else _cut(pairs, chunk_elements)
         self._chunks = [self._chunk(chunk, learning_rate=learning_rate) for chunk in chunks]
 
     @torch.no_grad()
     def step(self) -> None:
-        gathered = self._room_to_gather() if self._num_shards > 1 else None
+        buffer = self._gather_buffer() if self._num_shards > 1 else None
         for chunk in self._chunks:
             for master, gradient in zip(chunk.masters, chunk.gradients, strict=True):
-                # The gradient itself where it is fp32 already
-                master.grad = gradient.to(master.dtype)
+                master.grad = gradient.to(master.dtype)  # no copy in fp32
             chunk.adamw.step()
             for master in chunk.masters:
                 master.grad = None
-            if gathered is not None:
-                self._gather(chunk, gathered)
+            if buffer is not None:
+                self._gather(chunk, buffer)
             elif chunk.own_weights is not chunk.masters:
                 torch._foreach_copy_(chunk.own_weights, chunk.masters)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Master weights and AdamW's state: all that an optimizer holds from step to step."""
-        masters = [
-            m
-            for chunk in self._chunks
-            if chunk.own_weights is not chunk.masters
-            for m in chunk.masters
-        ]
-        states = [
-            t
-            for chunk in self._chunks
-            for state in chunk.adamw.state.values()
-            for t in state.values()
-            if isinstance(t, Tensor)
-        ]
-        return (*masters, *states)
+        """Master weights and AdamW's state: all that an optimizer keeps from step to step."""
+        found: list[Tensor] = []
+        for chunk in self._chunks:
+            found += chunk.masters if chunk.own_weights is not chunk.masters else ()
+            for state in chunk.adamw.state.values():
+                found += (value for value in state.values() if isinstance(value, Tensor))
+        return tuple(found)
 
     def _chunk(self, pairs: list[_Pair], *, learning_rate: float) -> _Chunk:
         shards = _cut(pairs, _shard_elements(pairs, self._num_shards))
-        # Of a chunk with fewer elements than there are shards nothing is left for the last ranks.
+        # A chunk with fewer elements than shards leaves nothing for the last ranks.
         own = (
             shards[self._shard]
             if self._shard < len(shards)
@@ -125,8 +111,7 @@ class AdamW:
             weight_decay=WEIGHT_DECAY,
             fused=True,
         )
-        # As AdamW does in its first step, but now: then the first step needs as much memory as
-        # every other
+        # AdamW would make these in its first step, which then would need more memory.
         for master in masters:
             adamw.state[master] = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
@@ -141,42 +126,37 @@ class AdamW:
             gradients=[g for _, g in own],
         )
 
-    def _room_to_gather(self) -> Tensor:
-        """Room for the largest chunk, one for all chunks of a step: a backend may hold on to what
-        it has gathered for a while.
-        """
+    def _gather_buffer(self) -> Tensor:
+        """Memory for the largest chunk, used for all: a backend may keep what it gathered."""
         largest = self._chunks[0].pairs
-        return largest[0][0].new_empty(
-            _shard_elements(largest, self._num_shards) * self._num_shards
-        )
+        share = _shard_elements(largest, self._num_shards)
+        return largest[0][0].new_empty(share * self._num_shards)
 
-    def _gather(self, chunk: _Chunk, room: Tensor) -> None:
+    def _gather(self, chunk: _Chunk, buffer: Tensor) -> None:
         """Bring every rank's share of a chunk's new weights to all."""
         weights = [w for w, _ in chunk.pairs]
         share = _shard_elements(chunk.pairs, self._num_shards)
-        own = room[share * self._shard :][:share]
+        own = buffer[share * self._shard :][:share]
         torch._foreach_copy_(_laid_out(own, chunk.masters), chunk.masters)
-        gathered = room[: share * self._num_shards]
-        # A share that lies where it belongs is not copied by NCCL
+        gathered = buffer[: share * self._num_shards]
+        # NCCL does not copy a share that lies at its place already.
         _all_gather(gathered, own)
         torch._foreach_copy_(weights, _laid_out(gathered, weights))
 
 
 def _cut(pairs: list[_Pair], num_elements: int) -> list[list[_Pair]]:
-    """Cut flat weights and their gradients into parts of so many elements, the last of what is
-    left.
-    """
+    """Cut flat weights and their gradients into parts of so many elements; the last is shorter."""
     parts: list[list[_Pair]] = [[]]
-    room = num_elements
+    free = num_elements
     for weight, gradient in pairs:
         start = 0
         while start < weight.numel():
-            if room == 0:
+            if free == 0:
                 parts.append([])
-                room = num_elements
-            size = min(room, weight.numel() - start)
+                free = num_elements
+            size = min(free, weight.numel() - start)
             parts[-1].append((weight[start : start + size], gradient[start : start + size]))
-            start, room = start + size, room - size
+            start, free = start + size, free - size
     return parts
 
 

@@ -1,8 +1,8 @@
-"""The most FLOP/s that one device can do at a precision: from the makers' table, or measured by
-matrix products where it has no entry.
+"""The peak FLOP/s of a device at a precision: from its data sheet, else measured by matrix
+products.
 
-One node's MFUs are to be compared, so a sweep measures a node's peak once: the trials after the
-first are told it.
+A sweep measures a node's peak once, and gives it to later trials: so MFUs of one node are
+comparable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.core.trial.protocol import MEASURED_PEAK, TrialRequest
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 _SIZES = {"cpu": (256, 512, 768), "cuda": (4096, 8192)}
-# All sizes together stay well under half a second
+# All sizes together take well under half a second.
 _SECONDS_PER_SIZE = 0.08
 
 
@@ -36,32 +36,29 @@ def trial_peak(
     device_name: str | None,
     achieved_flops: float,
 ) -> PeakFlops | None:
-    """What the MFU of a trial that achieved so much on a device is to rest on: the data sheet, else
-    what an earlier trial measured here.
+    """The peak for a trial's MFU: from the data sheet, else from an earlier trial on this node.
 
-    A trial that was faster than that shows that it was measured too low (the machine was busy
-    then), so it measures again and takes the larger. Ranks of one node are told the same and so do
-    the same.
+    If the trial was faster than that, the earlier measurement was too low (the machine was busy):
+    then measure again, and use the larger. All ranks of a node have the same data and do the same.
     """
     listed = _data_sheet_peak(device, request.layout.precision)
     if listed is not None:
         return listed
     known = next((p for p in request.peaks if (p.node, p.device_name) == (node, device_name)), None)
-    told = PeakFlops(flops=known.flops, source=known.source) if known is not None else None
-    if told is not None and achieved_flops <= told.flops:
-        return told
+    earlier = PeakFlops(flops=known.flops, source=known.source) if known is not None else None
+    if earlier is not None and achieved_flops <= earlier.flops:
+        return earlier
     own = measured_peak(device, request.layout.precision)
     if own is not None:
         own = PeakFlops(flops=own.flops, source=f"{own.source}, in trial {request.trial_id}")
-    return max((p for p in (told, own) if p is not None), key=lambda p: p.flops, default=None)
+    return max((p for p in (earlier, own) if p is not None), key=lambda p: p.flops, default=None)
 
 
 def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
     """Measure with the threads that training uses; ranks of one node measure at once, as they
     train.
 
-    None where the device has no room left for the matrices: that says nothing about the layout that
-    was measured before.
+    None if the device has no memory left for the matrices: that is no failure of the layout.
     """
     dtype = _DTYPES[precision]
     if device.type == "cuda":
@@ -93,17 +90,14 @@ def _data_sheet_peak(device: torch.device, precision: Precision) -> PeakFlops | 
 
 
 def _dtypes_to_try(dtype: torch.dtype, device: torch.device) -> tuple[torch.dtype, ...]:
-    # A CPU without bf16 instructions emulates them, and may mix in fp32 products that are faster:
-    # the bound is the better of the two.
-    return (
-        (dtype, torch.float32) if device.type == "cpu" and dtype is not torch.float32 else (dtype,)
-    )
+    # A CPU without bf16 instructions emulates them, and may mix in faster fp32 products: the higher
+    # of both counts.
+    is_emulated = device.type == "cpu" and dtype is not torch.float32
+    return (dtype, torch.float32) if is_emulated else (dtype,)
 
 
 def _best_matmul(size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """The best FLOP/s of repeated products of two square matrices, the first of which only warms
-    up.
-    """
+    """The best FLOP/s of repeated products of two square matrices, after a first one as warm-up."""
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(a)
     torch.mm(a, b, out=out)

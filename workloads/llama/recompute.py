@@ -1,7 +1,6 @@
-"""Activation recomputation over torch.utils.checkpoint: drop everything inside a function, or all
-but some operations' results.
+"""Activation recomputation over torch.utils.checkpoint: of a whole function, or of some operations.
 
-There is no dropout in the model, so no random state is stashed.
+The model has no dropout, so no random state is saved.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from torch.utils.checkpoint import (
 
 _aten = torch.ops.aten
 
-# The attention core is kept whole by `ops`: the fused kernels' outputs, or the two products of the
-# eager one.
+# `ops` keeps the whole attention core: the fused kernel's output, or the eager one's two products.
 _KEPT_OPS = frozenset(
     {
         _aten._scaled_dot_product_flash_attention.default,
@@ -39,10 +37,10 @@ def checkpointed(function: Callable[..., Tensor], *args: Tensor | None) -> Tenso
 
 
 def checkpointed_ops(function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
-    """Call a function and keep its inputs, attention results and every other matrix product
-    (torchtitan's per-op policy).
+    """Call a function; keep its inputs, attention results and every other matrix product.
 
-    In a layer's call order wq wk wv wo w1 w3 w2, the recomputed products are wk, wo and w3.
+    This is torchtitan's per-op policy. In a layer's call order wq wk wv wo w1 w3 w2, the recomputed
+    products are wk, wo and w3.
     """
     return cast(
         Tensor,
@@ -53,15 +51,11 @@ def checkpointed_ops(function: Callable[..., Tensor], *args: Tensor | None) -> T
 
 
 def _contexts() -> tuple[Any, Any]:
-    # Torch's
     return cast(tuple[Any, Any], create_selective_checkpoint_contexts(_EverySecondProduct()))  # type: ignore[no-untyped-call]
 
 
 class _EverySecondProduct:
-    """One layer's policy.
-
-    The forward pass and its recomputation each count their matrix products.
-    """
+    """One layer's policy, which counts the products of a pass and of its recomputation."""
 
     def __init__(self) -> None:
         self._num_products = {False: 0, True: 0}

@@ -27,7 +27,6 @@ def describe_stack(device: torch.device) -> Stack:
 
 def _nccl_version() -> str | None:
     """None for a torch that was built without NCCL, which one GPU does not need."""
-    # Torch's
     return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None  # type: ignore[no-untyped-call]
 
 

@@ -1,9 +1,7 @@
-"""Timed optimizer steps: warm-up dropped, then steps until their median is known well enough.
+"""Times optimizer steps: first a warm-up, then steps until their median is known well enough.
 
-What counts is in docs/measuring.md.
-
-Every rank times its own steps; all ranks stop after the same one, because all decide on the slowest
-rank's samples.
+Every rank times its own steps. All ranks stop after the same one: all decide by the slowest rank's
+samples. See docs/measuring.md.
 """
 
 from __future__ import annotations
@@ -29,10 +27,9 @@ from workloads.rank import NotFinite
 class TimedSteps:
     warmup_seconds: list[float]
     step_seconds: list[float]  # this rank's
-    # Median over the timed steps of the slowest rank's time: the same on every rank
+    # The median of the slowest rank's time in each timed step: the same on every rank.
     slowest_median_seconds: float
-    # Wall time until the first step had ended, what surrounds it included
-    first_step_seconds: float
+    first_step_seconds: float  # wall time until its end
     steady_seconds: float
     loss_first: float  # of the global batch
     loss_last: float
@@ -47,12 +44,12 @@ def time_steps(
     before_step: Callable[[int], None],
     after_first_step: Callable[[], None],
 ) -> TimedSteps:
-    """Run optimizer steps: `prepare` makes a step's micro-batches outside the clock, `step` trains
-    on them and returns the loss.
+    """Run optimizer steps, beginning with the warm-up. Raises NotFinite for a loss that is not
+    finite.
 
-    The first step is the first of the warm-up. `before_step` is told each step's number. Losses
-    stay on the device, and are read at the end of the warm-up and of the timing: raises NotFinite
-    where one of them is not finite.
+    `prepare` makes a step's micro-batches outside of the timing, `step` trains on them and returns
+    the loss, `before_step` gets each step's number. Losses stay on the device, and are read at the
+    end of the warm-up and of the timing.
     """
     begin = time.perf_counter()
     warmup: list[float] = []
@@ -107,8 +104,8 @@ def _check_finite(losses: Tensor, *, first_step: int) -> None:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Leave it to the caller to collect between steps, and then only what has come to be since."""
-    # The oldest generation is what imports made: looking through it takes longer than many steps
+    """Leave it to the caller to collect between steps, and only what is new since now."""
+    # Not the oldest generation, from imports: to search it takes longer than many steps.
     gc.collect(1)
     gc.freeze()
     gc.disable()

@@ -1,6 +1,4 @@
-"""One rank of one trial: build the model for its layout, train it for as long as it takes to know
-its speed, say what it took.
-"""
+"""One rank of one trial: build the model for its layout, train until its speed is known, report."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from pathlib import Path
 
 import torch
 
-# AdamW, DDP and checkpointing import it when first used: over a second, paid here before ranks are
-# forked
+# AdamW, DDP and checkpointing import it when first used: over a second, here before the fork.
 import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor
@@ -42,10 +39,7 @@ _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
 
 def train(rank: Rank) -> RankResult:
-    """Measure the layout of a rank's request.
-
-    Raises ConfigRejected for a layout or options that this workload cannot run.
-    """
+    """Measure the layout of a rank's request. Raises ConfigRejected if it cannot run here."""
     start_seconds = seconds_since_process_start()
     begin = time.perf_counter()
     rank.heartbeat(Phase.RENDEZVOUS)
@@ -54,10 +48,10 @@ def train(rank: Rank) -> RankResult:
     device = _open_device(rank, options)
     if rank.world_size > 1:
         join_gang(rank, device)
-    timed, report, rendezvous_seconds = _train_and_look(rank, options, device=device, begin=begin)
-    # What is left of the model: a measured peak needs room for its matrices, however tight the
-    # layout was
-    gc.collect()
+    timed, report, rendezvous_seconds = _train_and_measure(
+        rank, options, device=device, begin=begin
+    )
+    gc.collect()  # the model: a measured peak needs memory
     stack = describe_stack(device)
     tokens = request.layout.global_batch_size * request.sequence_length
     peak = trial_peak(
@@ -91,7 +85,7 @@ def train(rank: Rank) -> RankResult:
         loss_last=timed.loss_last,
         stack=stack,
     )
-    # Before the process group goes: a hang in there would change nothing
+    # First: a hang in the end of the process group then changes nothing.
     rank.finish(result)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -99,19 +93,17 @@ def train(rank: Rank) -> RankResult:
 
 
 def _achieved_flops(request: TrialRequest, *, tokens_per_second: float) -> float:
-    """FLOPs that each device did in a second, recomputed ones included."""
+    """FLOP/s of each device, recomputation included."""
     per_token = hardware_flops_per_token(
         request.model, sequence_length=request.sequence_length, layout=request.layout
     )
     return tokens_per_second / request.layout.world_size * per_token
 
 
-def _train_and_look(
+def _train_and_measure(
     rank: Rank, options: LlamaOptions, *, device: torch.device, begin: float
 ) -> tuple[TimedSteps, MemoryReport, float]:
-    """All that needs the model, which is gone afterwards: timed steps, memory, and how long it took
-    from `begin` to build.
-    """
+    """Timed steps, memory, and the seconds until the model was built; frees the model."""
     request = rank.request
     trainer = TrainingLoop(request, options, device=device, data_parallel_rank=rank.rank)
     memory = (
@@ -155,11 +147,8 @@ class TrainingLoop:
         device: torch.device,
         data_parallel_rank: int,
     ) -> None:
-        self._layout, self._device, self._data_parallel_rank = (
-            request.layout,
-            device,
-            data_parallel_rank,
-        )
+        self._layout, self._device = request.layout, device
+        self._data_parallel_rank = data_parallel_rank
         with device:
             model = Llama(
                 request.model,
@@ -202,16 +191,11 @@ class TrainingLoop:
 
     def gradient_norm(self) -> float:
         """The norm of the last step's gradients."""
-        return float(
-            torch.linalg.vector_norm(
-                torch.stack(torch._foreach_norm(self.replica.gradients())).float()
-            )
-        )
+        norms = torch.stack(torch._foreach_norm(self.replica.gradients())).float()
+        return float(torch.linalg.vector_norm(norms))
 
     def untimed_step(self, after_forward: Callable[[], None]) -> None:
-        """A step of one micro-batch, for looking at memory: gradients keep their memory, so every
-        micro-batch needs the same.
-        """
+        """A step of one micro-batch, to measure memory: every micro-batch needs the same."""
         self.replica.step_gradients(self.micro_batches(0)[:1], after_forward=after_forward)
         self.optimizer.step()
 
@@ -225,10 +209,7 @@ class TrainingLoop:
 
 
 def check(request: TrialRequest) -> LlamaOptions:
-    """Refuse what this workload cannot run.
-
-    Raises ConfigRejected with the field and what is possible.
-    """
+    """Return the options. Raises ConfigRejected, with the field and what is possible."""
     refusal = CAPABILITIES["llama"].refusal(request.layout)
     if refusal is not None:
         raise ConfigRejected(f"workload llama cannot run {request.layout.key}: {refusal}")
@@ -244,12 +225,13 @@ def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:
     if rank.request.device is Device.CPU:
         torch.set_num_threads(options.num_threads)
         return torch.device("cpu")
-    # Torch's; it says itself what is wrong with a driver
     torch.cuda.init()  # type: ignore[no-untyped-call]
     if rank.local_rank >= torch.cuda.device_count():
         raise RuntimeError(
-            f"LOCAL_RANK {rank.local_rank} has no device: torch {torch.__version__} sees {torch.cuda.device_count()} of "
-            f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}, which has to name one for each rank of this node"
+            f"LOCAL_RANK {rank.local_rank} has no device: torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} of CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES')!r}, which has to name one for each rank of "
+            "this node"
         )
     device = torch.device("cuda", rank.local_rank)
     torch.cuda.set_device(device)

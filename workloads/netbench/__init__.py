@@ -1,8 +1,7 @@
 """Measures collectives among the ranks of a gang by message size: gloo on CPUs, NCCL on GPUs.
 
-It trains nothing.
-
-Options: `collectives`, `sizes` (bytes, ascending), `seconds` for each collective and size.
+It trains nothing. Options: `collectives`, `sizes` (bytes, ascending), `seconds` for each collective
+and size.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from workloads.llama.stack import describe_stack
 from workloads.rank import Rank
 from workloads.rendezvous import join_gang
 
-# Of calls without a pause, of whose times the median counts
+# Of calls without a pause; the median of their times counts.
 BATCHES = 5
 MOST_CALLS = 200  # in a batch
 
@@ -33,10 +32,7 @@ def main() -> int:
 
 
 def measure(rank: Rank) -> RankResult:
-    """Time every collective at every size.
-
-    All ranks give the same numbers: those of the slowest.
-    """
+    """Time every collective at every size. All ranks report the slowest rank's numbers."""
     options = rank.request.options
     began = time.perf_counter()
     rank.heartbeat(Phase.RENDEZVOUS)
@@ -82,10 +78,8 @@ def _device(rank: Rank) -> torch.device:
 
 
 def _time(call: Callable[[], object], device: torch.device, *, seconds: float) -> tuple[float, int]:
-    """The median over batches of a call's time, the slowest rank's, and how many calls that rests
-    on.
-    """
-    for _ in range(2):  # connections are made by the first
+    """The median time of a call over batches, on the slowest rank, and the number of calls."""
+    for _ in range(2):  # the first makes connections
         call()
     _synchronize(device)
     began = time.perf_counter()
@@ -115,8 +109,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# Each gives what one call does and how many bytes its message has, of tensors of about the size
-# that is asked for.
+# Each returns a function that does one call, and the bytes of its message, from tensors of about
+# the requested size.
 _Prepared = tuple[Callable[[], object], int]
 
 
@@ -138,7 +132,7 @@ def _reduce_scatter(size: int, rank: int, world_size: int, device: torch.device)
 
 
 def _send_recv(size: int, rank: int, world_size: int, device: torch.device) -> _Prepared:
-    """Round the ring: everyone sends to the next and receives from the one before, both at once."""
+    """A ring: every rank sends to the next and receives from the one before, both at once."""
     sent, received = torch.zeros(size // 4, device=device), torch.zeros(size // 4, device=device)
 
     def call() -> None:

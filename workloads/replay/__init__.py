@@ -1,9 +1,8 @@
-"""A workload that measures nothing: it returns, or dies of, what a table says of the layout.
+"""A workload that measures nothing: it returns a layout's result, or dies of its failure, from a
+table.
 
-One process stands for the whole gang.
-
-It is what `through_ray: true` starts, so that a search is judged through the real launcher and its
-files, without a GPU.
+`through_ray: true` starts it, one process for the whole gang: so a search is tested with the real
+launcher and its files, without a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from workloads.rank import ConfigRejected, OutOfMemoryError, Rank
 
 
 class RunError(RuntimeError):
-    """The run did not end well when it was measured."""
+    """The run failed when it was measured."""
 
 
 def main() -> int:
@@ -36,10 +35,7 @@ def main() -> int:
 
 
 def replay(rank: Rank) -> RankResult:
-    """Find the layout's row.
-
-    Raises ConfigRejected for what the table lacks, and what the row says that went wrong.
-    """
+    """Find the layout's row. Raises ConfigRejected if there is none, else the row's failure."""
     request = rank.request
     asked = dict(request.options)
     layout = parse_key(str(asked.pop(LAYOUT_OPTION)))

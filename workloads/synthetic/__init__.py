@@ -1,7 +1,7 @@
-"""A workload that trains nothing: it obeys a model of memory and time, with seeded noise, and goes
-wrong on request. Needs no torch.
+"""A workload that trains nothing: it follows a model of memory and time, with seeded noise and
+faults on request. Needs no torch.
 
-By default it does not even wait: it reports the seconds that its model gives, and a trial takes
+By default it does not even sleep: it reports the seconds of its model, and a trial takes
 milliseconds.
 """
 
@@ -31,22 +31,23 @@ def pretend_to_train(rank: Rank) -> RankResult:
     options = parse_options(SyntheticOptions, request.options)
     hardware = DEVICES[options.device_name]
     if request.layout.precision not in hardware.peak_flops:
-        able = ", ".join(sorted(hardware.peak_flops))
+        known = ", ".join(sorted(hardware.peak_flops))
         raise ConfigRejected(
-            f"precision {request.layout.precision} is none that {hardware.name} (device_name) has; it has {able}"
+            f"precision {request.layout.precision} is none that {hardware.name} (device_name) has; "
+            f"it has {known}"
         )
     capacity = options.device_memory_bytes or hardware.memory_bytes
     faults = [fault for fault in options.faults if strikes(fault, request, rank.rank)]
     needs = memory(request.model, request.layout, request.sequence_length)
 
     rank.heartbeat(Phase.RENDEZVOUS)
-    _strike(faults, "init", rank)
+    _inject(faults, "init", rank)
     _allocate(rank, needs.init, capacity)
 
     rank.heartbeat(Phase.FIRST_STEP)
-    _strike(faults, "forward", rank)
+    _inject(faults, "forward", rank)
     _allocate(rank, needs.forward, capacity)
-    _strike(faults, "step_1", rank)
+    _inject(faults, "step_1", rank)
 
     warmup, timed = _run_steps(rank, options, hardware, faults, needs, capacity)
     result = RankResult(
@@ -62,7 +63,7 @@ def pretend_to_train(rank: Rank) -> RankResult:
         stack=Stack(python=platform.python_version(), device_name=f"synthetic {hardware.name}"),
     )
     rank.finish(result)
-    _strike(faults, "teardown", rank)
+    _inject(faults, "teardown", rank)
     return result
 
 
@@ -83,7 +84,7 @@ def _run_steps(
             rank.heartbeat(
                 Phase.STEADY, step, timed=len(warmup) >= request.measurement.warmup_steps
             )
-            _strike(faults, f"step_{step}", rank)
+            _inject(faults, f"step_{step}", rank)
             _allocate(rank, needs.step_2, capacity)
         if options.sleep:
             time.sleep(seconds)
@@ -93,7 +94,7 @@ def _run_steps(
     return warmup, timed
 
 
-def _strike(faults: list[SyntheticFault], at: str, rank: Rank) -> None:
+def _inject(faults: list[SyntheticFault], at: str, rank: Rank) -> None:
     for fault in faults:
         if fault.at == at:
             inject(fault, rank)

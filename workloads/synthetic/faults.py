@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a rank, done on purpose."""
+"""Every fault that a rank can have, on purpose."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from workloads.rank import ConfigRejected, NotFinite, OutOfMemoryError, Rank
 
 
 def inject(fault: SyntheticFault, rank: Rank) -> None:
-    """Let it happen."""
     _ACTIONS[fault.fault](rank)
 
 
 def out_of_memory(
     rank: Rank, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int
 ) -> OutOfMemoryError:
-    said = out_of_memory_text(
-        rank.local_rank,
-        wanted_bytes=wanted_bytes,
-        used_bytes=used_bytes,
-        capacity_bytes=capacity_bytes,
+    return OutOfMemoryError(
+        out_of_memory_text(
+            rank.local_rank,
+            wanted_bytes=wanted_bytes,
+            used_bytes=used_bytes,
+            capacity_bytes=capacity_bytes,
+        )
     )
-    return OutOfMemoryError(said)
 
 
 def _oom(rank: Rank) -> None:
@@ -43,9 +43,8 @@ def _host_oom(rank: Rank) -> None:
 
 
 def _config_rejected(rank: Rank) -> None:
-    raise ConfigRejected(
-        f"micro_batch_size {rank.request.layout.micro_batch_size} is refused on purpose; no other is refused"
-    )
+    size = rank.request.layout.micro_batch_size
+    raise ConfigRejected(f"micro_batch_size {size} is refused on purpose; no other is refused")
 
 
 def _nan_loss(rank: Rank) -> None:
@@ -53,9 +52,8 @@ def _nan_loss(rank: Rank) -> None:
 
 
 def _xid(rank: Rank) -> None:
-    sys.stderr.write(
-        f"NVRM: Xid (PCI:0000:1b:00): 79, pid={os.getpid()}, name=python, GPU has fallen off the bus.\n"
-    )
+    process = f"pid={os.getpid()}, name=python"
+    sys.stderr.write(f"NVRM: Xid (PCI:0000:1b:00): 79, {process}, GPU has fallen off the bus.\n")
     raise RuntimeError("CUDA error: unspecified launch failure")
 
 
@@ -69,10 +67,8 @@ def _exit(rank: Rank) -> None:
 
 def _die_of(number: signal.Signals) -> Callable[[Rank], None]:
     def die(rank: Rank) -> None:
-        signal.signal(number, signal.SIG_DFL) if number not in (
-            signal.SIGKILL,
-            signal.SIGSTOP,
-        ) else None
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     return die
@@ -108,13 +104,15 @@ def _nccl_noise(rank: Rank) -> None:
 
 def _nccl_error(rank: Rank) -> None:
     raise RuntimeError(
-        "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, ncclRemoteError: A call failed"
+        "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network "
+        "error, ncclRemoteError: A call failed"
     )
 
 
 def _port_clash(rank: Rank) -> None:
     raise RuntimeError(
-        "The server socket has failed to listen on any local network address. port: 29500, error: EADDRINUSE"
+        "The server socket has failed to listen on any local network address. "
+        "port: 29500, error: EADDRINUSE"
     )
 
 
@@ -131,9 +129,7 @@ def _no_result(rank: Rank) -> None:
 
 
 def _leak_children(rank: Rank) -> None:
-    """A child, a grandchild, a child in its own session, a daemon that was forked twice, two
-    workers as a data loader's.
-    """
+    """A child, a grandchild, a child in its own session, a daemon, and two data loader workers."""
     idle = ["sleep", "600"]
     subprocess.Popen(idle)
     subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
@@ -143,7 +139,7 @@ def _leak_children(rank: Rank) -> None:
         if os.fork() == 0:
             os.execvp("sleep", idle)
         os._exit(0)
-    # As a DataLoader's: forked, and waiting for work that never comes
+    # As a DataLoader's workers: forked, and waiting for work that never comes.
     for _ in range(2):
         multiprocessing.get_context("fork").Process(
             target=time.sleep, args=(600,), daemon=True

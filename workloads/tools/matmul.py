@@ -1,9 +1,9 @@
-"""How fast this machine multiplies matrices, as a process: `python -m workloads.tools.matmul
---seconds 2 --devices 0,1` writes one JSON document.
+"""How fast this machine multiplies matrices: `python -m workloads.tools.matmul --seconds 2
+--devices 0,1` writes one JSON document.
 
-On GPUs (as CUDA_VISIBLE_DEVICES counts them) by torch, all at once, as they train; on cores by
-numpy, all of them. What counts is what is kept up over the time, not the best moment: a GPU that
-gets hot or is capped shows only so.
+GPUs (as CUDA_VISIBLE_DEVICES counts them) run torch, all at once, as in training; cores run numpy,
+all of them. The sustained speed counts, not the best moment: it shows a GPU that gets hot or is
+capped.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-# Of square matrices: 1.1 TFLOP in bf16, and 2.1 GFLOP in fp32
+# Rows of square matrices: 1.1 TFLOP in bf16, and 2.1 GFLOP in fp32.
 GPU_SIZE, CPU_SIZE = 8192, 1024
-# Of a GPU between two looks at the clock: 15 ms on an H100
+# Products of a GPU between two readings of the clock: 15 ms on an H100.
 PRODUCTS_AT_ONCE = 10
 
 
@@ -49,8 +49,7 @@ def on_cores(seconds: float) -> float:
 
 def on_gpus(devices: Sequence[str], seconds: float) -> dict[str, Any]:
     """FLOP/s of each GPU in bf16 while all of them compute, and the versions that torch knows."""
-    # Seconds: only where there is a GPU
-    import torch
+    import torch  # takes seconds: only with a GPU
 
     if not torch.cuda.is_available():
         return {"flops": {}, "refused": f"torch {torch.__version__} sees no GPU"}
@@ -61,7 +60,7 @@ def on_gpus(devices: Sequence[str], seconds: float) -> dict[str, Any]:
         try:
             flops[devices[place]] = rate(place)
         except RuntimeError as exc:
-            # A GPU that cannot even do this is a finding, and the others go on
+            # A GPU that cannot even do this is a finding, and the others go on.
             errors[devices[place]] = f"{type(exc).__name__}: {str(exc).splitlines()[0][:300]}"
 
     def rate(place: int) -> float:
@@ -83,7 +82,6 @@ def on_gpus(devices: Sequence[str], seconds: float) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    # Torch's
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None  # type: ignore[no-untyped-call]
     return {
         "flops": flops,

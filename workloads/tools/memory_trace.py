@@ -1,8 +1,8 @@
-"""Traces the memory of a model of one's own as a process: `python -m workloads.tools.memory_trace
-MODULE:FUNCTION` writes one JSON document.
+"""Traces the memory of a user's own model: `python -m workloads.tools.memory_trace MODULE:FUNCTION`
+writes one JSON document.
 
-`sweep trace` starts it, and makes a table and a part of a sweep file of what it says. An `error` in
-the document is for people.
+`sweep trace` starts it, and makes a table and a part of a sweep file from it. An `error` in the
+document is for people.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 from orchestrator.core.problem.layout import Precision
-from workloads.tools.model_trace import TraceRefused, trace_model
+from workloads.tools.model_trace import trace_model
+from workloads.tools.traced_run import TraceRefused
 
 _DTYPES = {
     Precision.FP32: torch.float32,
@@ -45,7 +46,7 @@ _REAL_VALUES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trace, and write the document to stdout; whatever else is printed meanwhile goes to stderr."""
+    """Trace, and write the document to stdout; all other output goes to stderr."""
     asked = parser().parse_args(arguments)
     with os.fdopen(os.dup(1), "w") as stdout:
         os.dup2(2, 1)
@@ -55,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def document(asked: argparse.Namespace) -> dict[str, Any]:
-    """What a trace found, or `error`: why there can be none, and what to change."""
+    """The result of a trace, or `error`: why it failed, and what to change."""
     try:
         build = _imported(asked.target)
         gc.collect()
-        # What imports made holds none of the model's tensors, and takes long to look through
+        # Imported objects refer to none of the model's tensors, and are slow to search.
         gc.freeze()
         traced = trace_model(
             build,
@@ -71,13 +72,12 @@ def document(asked: argparse.Namespace) -> dict[str, Any]:
     except TraceRefused as exc:
         return {"error": str(exc)}
     except Exception as exc:  # noqa: BLE001
-        # The model's code may raise anything, and its author is told where
+        # The model's code may raise anything, and its author needs the place.
         return {"error": _explained(exc)}
     return asdict(traced)
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command takes."""
     parser = argparse.ArgumentParser(
         prog="python -m workloads.tools.memory_trace",
         description="Trace the memory of a model of one's own.",
@@ -94,12 +94,14 @@ def _imported(target: str) -> Callable[..., Any]:
     module_name, _, function_name = target.partition(":")
     if not module_name or not function_name:
         raise TraceRefused(
-            f"{target!r} is not MODULE:FUNCTION; write it as mine:build for the function `build` of mine.py"
+            f"{target!r} is not MODULE:FUNCTION; "
+            "write it as mine:build for the function `build` of mine.py"
         )
     sys.path.insert(0, str(Path.cwd()))
     if module_name.endswith(".py"):
+        module_name = module_name.removesuffix(".py").replace("/", ".")
         raise TraceRefused(
-            f"{target!r} names a file; write the module: {module_name.removesuffix('.py').replace('/', '.')}:{function_name}"
+            f"{target!r} names a file; write the module: {module_name}:{function_name}"
         )
     try:
         module = importlib.import_module(module_name)
@@ -109,10 +111,13 @@ def _imported(target: str) -> Callable[..., Any]:
                 f"{module_name} needs {exc.name}, which is not installed in {sys.executable}"
             ) from exc
         raise TraceRefused(
-            f"no module {module_name}: neither in {Path.cwd()} nor installed; start it in the folder of your code"
+            f"no module {module_name}: neither in {Path.cwd()} nor installed; "
+            "start it in the folder of your code"
         ) from exc
     except Exception as exc:
-        raise TraceRefused(f"{module_name} cannot be imported: {_said(exc)}{_place(exc)}") from exc
+        raise TraceRefused(
+            f"{module_name} cannot be imported: {_first_line(exc)}{_place(exc)}"
+        ) from exc
     function = getattr(module, function_name, None)
     if not callable(function):
         close = get_close_matches(
@@ -120,31 +125,32 @@ def _imported(target: str) -> Callable[..., Any]:
         )
         hint = f"; did you mean {close[0]}?" if close else ""
         raise TraceRefused(f"{module_name} has no function {function_name}{hint}")
-    return function  # type: ignore[no-any-return]  # asked just now
+    return function  # type: ignore[no-any-return]  # callable
 
 
 def _explained(exc: Exception) -> str:
-    if (
-        isinstance(exc, _REAL_VALUES)
-        or "numpy() is not supported" in str(exc)
-        or "tolist() is not supported" in str(exc)
-    ):
+    unsupported = ("numpy() is not supported", "tolist() is not supported")
+    if isinstance(exc, _REAL_VALUES) or any(text in str(exc) for text in unsupported):
         return (
-            f"the model asks for the value of a tensor{_place(exc)}, and in a trace tensors have none: leave out .item(), .tolist(), .numpy(), "
-            "`if` on a tensor and masks as indices, or build the model for the trace without that part"
+            f"the model asks for the value of a tensor{_place(exc)}, and in a trace tensors have "
+            "none: leave out .item(), .tolist(), .numpy(), `if` on a tensor and masks as indices, "
+            "or build the model for the trace without that part"
         )
     if isinstance(exc, TypeError) and "positional argument" in str(exc):
-        return f"{_said(exc)}{_place(exc)}; a model alone is called with token ids and targets, or return (model, loss): docs/workloads.md"
-    return f"the model cannot be run{_place(exc)}: {_said(exc)}"
+        return (
+            f"{_first_line(exc)}{_place(exc)}; a model alone is called with token ids and targets, "
+            "or return (model, loss): docs/workloads.md"
+        )
+    return f"the model cannot be run{_place(exc)}: {_first_line(exc)}"
 
 
-def _said(exc: Exception) -> str:
+def _first_line(exc: Exception) -> str:
     first = next((line.strip() for line in str(exc).splitlines() if line.strip()), "")
     return f"{type(exc).__name__}: {first[:300]}"
 
 
 def _place(exc: Exception) -> str:
-    """The last line of the model's own code, with what stands there."""
+    """The last line of the model's own code, with its text."""
     frames = [
         f
         for f in traceback.extract_tb(exc.__traceback__)
@@ -152,10 +158,11 @@ def _place(exc: Exception) -> str:
     ]
     if not frames:
         return ""
+    last = frames[-1]
     return (
-        f" at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)"
-        if frames[-1].line
-        else f" at {frames[-1].filename}"
+        f" at {last.filename}:{last.lineno} (`{last.line}`)"
+        if last.line
+        else f" at {last.filename}"
     )
 
 

@@ -31,7 +31,8 @@ from tests.workloads.llama.test_memory import trainer as real_trainer
 from workloads.llama.live_tensors import LiveTensors
 from workloads.llama.model import Llama
 from workloads.tools.memory_trace import document, parser
-from workloads.tools.model_trace import RECOMPUTES, TracedModel, TraceRefused, trace_model
+from workloads.tools.model_trace import RECOMPUTES, TracedModel, trace_model
+from workloads.tools.traced_run import TraceRefused
 
 SHAPE = ModelShape(
     name="grouped",
