@@ -89,7 +89,7 @@ def _await_end(pid: int, start: str) -> None:
 
 
 def _end_postgresql(mark: str) -> None:
-    """Ask servers for an immediate shutdown: one that is killed leaves a segment of shared memory."""
+    """Ask servers for an immediate shutdown: a killed one leaves a segment of shared memory."""
     servers = {pid: start_time(pid) for pid in of_run(mark) if _name(pid) == "postgres"}
     for pid in servers:
         kill(pid, signal.SIGQUIT)

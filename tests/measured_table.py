@@ -1,6 +1,4 @@
-"""A small table of measured runs for tests, written by a formula: every number in it can be worked
-out by hand.
-"""
+"""A small table of measured runs for tests, from a formula: each number can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +8,9 @@ from collections.abc import Mapping
 from itertools import product
 
 COLUMNS = (
-    "table_id", "hardware", "gpu_mem_gb", "n_gpus", "gpus_per_node", "model", "n_params", "layers", "hidden", "heads", "kv_heads", "ffn",
-    "vocab", "tied_embeddings", "seq_len", "gbs", "dp", "tp", "pp", "cp", "mbs", "grad_acc", "recompute", "zero_stage", "precision",
+    "table_id", "hardware", "gpu_mem_gb", "n_gpus", "gpus_per_node", "model", "n_params",
+    "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied_embeddings", "seq_len", "gbs",
+    "dp", "tp", "pp", "cp", "mbs", "grad_acc", "recompute", "zero_stage", "precision",
     "attention_kernel", "status", "step_time_s", "peak_mem_gb", "peak_mem_kind", "replay",
 )  # fmt: skip
 NUM_GPUS, GLOBAL_BATCH = 8, 32
@@ -80,9 +79,11 @@ def rows() -> list[dict[str, str]]:
 
 
 MODEL: Mapping[str, str] = {
-    "table_id": "formula-8gpu", "hardware": "H100-80GB", "gpu_mem_gb": str(LIMIT_GIB), "n_gpus": str(NUM_GPUS), "gpus_per_node": "8",
-    "model": "Formula-8B", "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "8", "ffn": "14336", "vocab": "128256",
-    "tied_embeddings": "False", "seq_len": "4096", "gbs": str(GLOBAL_BATCH), "precision": "bf16", "peak_mem_kind": "max_memory_reserved GiB",
+    "table_id": "formula-8gpu", "hardware": "H100-80GB", "gpu_mem_gb": str(LIMIT_GIB),
+    "n_gpus": str(NUM_GPUS), "gpus_per_node": "8", "model": "Formula-8B", "layers": "32",
+    "hidden": "4096", "heads": "32", "kv_heads": "8", "ffn": "14336", "vocab": "128256",
+    "tied_embeddings": "False", "seq_len": "4096", "gbs": str(GLOBAL_BATCH), "precision": "bf16",
+    "peak_mem_kind": "max_memory_reserved GiB",
 }  # fmt: skip
 
 

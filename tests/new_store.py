@@ -43,7 +43,7 @@ def _made_by_migrations() -> bytes:
 
 
 def emptied(connection: Any) -> bool:
-    """Whether the schema of a connection of psycopg has the tables of a store, which are empty now."""
+    """True if psycopg's connection sees the tables of a store, which are empty now."""
     if connection.execute("SELECT obj_description(to_regnamespace('public'))").fetchone() != (
         _OURS,
     ):

@@ -57,7 +57,10 @@ def test_a_test_and_its_children_work_in_a_folder_of_their_own(tmp_path: Path) -
 
 
 def test_the_children_of_a_test_hear_what_nohup_ignores() -> None:
-    ask = "import signal; print(signal.getsignal(signal.SIGHUP).name, signal.getsignal(signal.SIGINT).__name__)"
+    ask = (
+        "import signal; print(signal.getsignal(signal.SIGHUP).name, "
+        "signal.getsignal(signal.SIGINT).__name__)"
+    )
     done = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["SIG_DFL", "default_int_handler"]
 

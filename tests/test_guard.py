@@ -27,8 +27,10 @@ import pytest
 
 @pytest.mark.parametrize("number", range(8))  # xdist gives a worker at least two
 def test_endless(postgresql_server, number):
-    program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    pid = int((pathlib.Path(postgresql_server.partition("host=")[2]) / "postmaster.pid").read_text().split()[0])
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    program = subprocess.Popen(command, start_new_session=True)
+    file = pathlib.Path(postgresql_server.partition("host=")[2]) / "postmaster.pid"
+    pid = int(file.read_text().split()[0])
     folder = pathlib.Path(os.environ["HOME"]).parent
     said = pathlib.Path(os.environ["SAYS"], f"{os.getpid()}")
     said.with_suffix(".part").write_text(f"{program.pid} {pid} {os.getpid()} {folder}")

@@ -24,13 +24,20 @@ def leaving_a_child(folder: Path, then: str) -> list[str]:
     """A command whose grandchild, in a session of its own and without its parent, writes down who
     it is and stays; then it does something else.
     """
-    child = f"import os, pathlib, time; pathlib.Path({str(folder / 'pid')!r}).write_text(str(os.getpid())); time.sleep(600)"
-    orphan = f"import subprocess, sys; subprocess.Popen([sys.executable, '-IS', '-c', {child!r}], start_new_session=True)"
+    child = (
+        "import os, pathlib, time; "
+        f"pathlib.Path({str(folder / 'pid')!r}).write_text(str(os.getpid())); time.sleep(600)"
+    )
+    orphan = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-IS', '-c', "
+        f"{child!r}], start_new_session=True)"
+    )
     waited = f"while not pathlib.Path({str(folder / 'pid')!r}).exists(): time.sleep(0.01)"
     return [
         sys.executable,
         "-c",
-        f"import pathlib, subprocess, sys, time\nsubprocess.run([sys.executable, '-IS', '-c', {orphan!r}])\n{waited}\n{then}",
+        "import pathlib, subprocess, sys, time\nsubprocess.run([sys.executable, '-IS', '-c', "
+        f"{orphan!r}])\n{waited}\n{then}",
     ]
 
 
@@ -58,7 +65,10 @@ def test_of_a_program_that_ends_nothing_is_left_either(tmp_path: Path) -> None:
 
 
 def test_of_a_program_whose_caller_is_killed_nothing_is_left(tmp_path: Path) -> None:
-    call = f"from tests.programs import finished; finished({leaving_a_child(tmp_path, STAYS)!r}, seconds=600)"
+    call = (
+        "from tests.programs import finished; "
+        f"finished({leaving_a_child(tmp_path, STAYS)!r}, seconds=600)"
+    )
     caller = subprocess.Popen([sys.executable, "-c", call])
     await_child(tmp_path)
     caller.send_signal(signal.SIGKILL)

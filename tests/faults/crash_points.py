@@ -153,7 +153,7 @@ class _Stage:
         self.play.run(self.store.as_another(), self._runs)
 
     def clear(self) -> None:
-        """All is as before the play; where an earlier orchestrator belongs to it, as that left it."""
+        """Restore the state before the play: an earlier orchestrator's, if the play has one."""
         self._fresh()
         self.store.log.path.unlink(missing_ok=True)
         shutil.rmtree(self._runs, ignore_errors=True)
@@ -161,7 +161,7 @@ class _Stage:
             forks.outcome(partial(self._before, self.play.before))
 
     def die(self, point: int) -> int:
-        """Have an orchestrator die there, or end if it comes to its end before; what it ends with."""
+        """Run an orchestrator that dies at a point, if it gets there. Returns its exit code."""
         self.clear()
         return forks.outcome(partial(die_at, point, self.run, self.play.within))
 

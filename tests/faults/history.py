@@ -203,7 +203,8 @@ def _lost(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
                 )
             elif attempt.tokens_per_second_per_gpu != entry.value:
                 found.append(
-                    f"{name} was measured at {entry.value}, and says {attempt.tokens_per_second_per_gpu}"
+                    f"{name} was measured at {entry.value}, and says "
+                    f"{attempt.tokens_per_second_per_gpu}"
                 )
         elif trial.state in {INITIAL, *IN_FLIGHT}:
             found.append(f"{name} was at its end, and its trial is {trial.state}")
@@ -289,7 +290,10 @@ def _broken(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
     for trial in rows.trials.values():
         state, begun, trouble = _fold(rows.events[trial.id])
         if trouble is None and (state, begun) != (trial.state, trial.num_attempts):
-            trouble = f"its events lead to {state} after {begun} attempts, its row says {trial.state} after {trial.num_attempts}"
+            trouble = (
+                f"its events lead to {state} after {begun} attempts, its row says "
+                f"{trial.state} after {trial.num_attempts}"
+            )
         numbers = sorted(number for of, number in rows.attempts if of == trial.id)
         if trouble is None and numbers != list(range(1, trial.num_attempts + 1)):
             trouble = f"it has the attempts {numbers} of {trial.num_attempts}"
@@ -299,7 +303,8 @@ def _broken(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
         has_number = row.tokens_per_second_per_gpu is not None
         if has_number != (row.state == AttemptState.MEASURED) and not row.superseded:
             found.append(
-                f"trial {trial_id} attempt {number} is {row.state} {'with' if has_number else 'without'} a measurement"
+                f"trial {trial_id} attempt {number} is {row.state} "
+                f"{'with' if has_number else 'without'} a measurement"
             )
     found += _stale(rows)
     unwritten = {

@@ -83,7 +83,10 @@ class Server:
                         connection.execute("SELECT 1")
                         apart = max(most_seconds, CONNECTIONS_APART * (time.monotonic() - began))
                         while not over.wait(chance.uniform(0.0, apart)):
-                            statement = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}"
+                            statement = (
+                                "SELECT pg_terminate_backend(pid) FROM "
+                                f"pg_stat_activity WHERE {ours}"
+                            )
                             self.num_ended += connection.execute(statement).rowcount
                 except psycopg.OperationalError:
                     continue  # the server itself was killed

@@ -57,7 +57,9 @@ RPC_FAULTS = {
             "ray::rpc::ActorInfoGcsService.grpc_client.CreateActor": _LOST,
         }
     ),
-    "RAY_testing_asio_delay_us": "NodeManagerService.grpc_server.PrepareBundleResources=1000:300000",
+    "RAY_testing_asio_delay_us": (
+        "NodeManagerService.grpc_server.PrepareBundleResources=1000:300000"
+    ),
 }
 
 
@@ -131,7 +133,8 @@ class RayKills:
             code = self._through(began + RPC_SECONDS - time.monotonic())
             if code is None:
                 self._out.complaints.append(
-                    f"an orchestrator whose messages are lost hung for {MOST_CALL_SECONDS:.0f} s, or all of them took {RPC_SECONDS:.0f} s"
+                    f"an orchestrator whose messages are lost hung for {MOST_CALL_SECONDS:.0f} "
+                    f"s, or all of them took {RPC_SECONDS:.0f} s"
                 )
             if code in (None, 0):
                 break
@@ -280,7 +283,8 @@ class RayKills:
                 if code not in (0, ClusterUnavailable.exit_code):
                     said = f"ended with {code}" if code is not None else "went on"
                     self._out.complaints.append(
-                        f"an orchestrator without a head {said}, {time.monotonic() - began:.0f} s later"
+                        f"an orchestrator without a head {said}, "
+                        f"{time.monotonic() - began:.0f} s later"
                     )
         self._cluster.shutdown()
         self._begin_cluster()

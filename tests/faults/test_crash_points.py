@@ -48,7 +48,8 @@ def test_a_death_in_the_middle_of_what_is_written_of_nodes_or_taken_from_a_spool
 def _died(play: str, url: str, folder: Path) -> dict[str, Any]:
     deaths = programs.told("tests.faults.deaths", play, url, str(folder), seconds=MOST_SECONDS)
     print(
-        f"{deaths['num_points']} points, {deaths['num_acknowledged']} results acknowledged before a death; {deaths['within']}"
+        f"{deaths['num_points']} points, {deaths['num_acknowledged']} results acknowledged "
+        f"before a death; {deaths['within']}"
     )
     assert deaths["complaints"] == []
     return deaths

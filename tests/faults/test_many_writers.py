@@ -51,7 +51,8 @@ def test_eight_writers_and_a_reader_are_never_refused(sqlite_url: str, tmp_path:
         for s in json.loads((tmp_path / f"{number}.json").read_text())
     )
     print(
-        f"a trial's two commits: median {seconds[len(seconds) // 2] * 1e3:.0f} ms, slowest {seconds[-1] * 1e3:.0f} ms"
+        f"a trial's two commits: median {seconds[len(seconds) // 2] * 1e3:.0f} ms, slowest "
+        f"{seconds[-1] * 1e3:.0f} ms"
     )
     with Store.open(sqlite_url) as store:
         for sweep in store.sweeps():

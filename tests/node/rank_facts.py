@@ -1,4 +1,6 @@
-"""What a rank program finds itself to be; printed as one JSON line, for tests of the rank server."""
+"""A rank program that prints facts about its process as one JSON line, for tests of the rank
+server.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ import pytest
 
 from orchestrator.node.exposure import ray_facts
 
-LISTEN = "import socket, sys; s = socket.create_server((sys.argv[1], 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+LISTEN = (
+    "import socket, sys; s = socket.create_server((sys.argv[1], 0)); "
+    "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+)
 # A raylet starts its agents, which write their titles over the environment that the kernel shows.
 AGENT = "import ray._raylet; ray._raylet.setproctitle('ray::DashboardAgent'); " + LISTEN
 RAYLET = (

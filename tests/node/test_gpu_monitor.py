@@ -1,4 +1,4 @@
-"""The GPU monitor against an NVML of our own: the interface is NVIDIA's, and its functions are few."""
+"""The GPU monitor with an NVML of our own: few functions, with NVIDIA's interface."""
 
 from __future__ import annotations
 

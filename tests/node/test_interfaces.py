@@ -1,4 +1,4 @@
-"""Which interface holds an address, asked of this machine's kernel, and what ranks are told of it."""
+"""Which interface has an address, asked of this machine's kernel, and what ranks are told."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> Non
         assert report.failure is not None
     launcher.close()
     print(
-        f"{num_kills} kills, {num_servers_killed} of servers or wardens, {len(seen)} processes, {time.monotonic() - started:.1f} s"
+        f"{num_kills} kills, {num_servers_killed} of servers or wardens, {len(seen)} "
+        f"processes, {time.monotonic() - started:.1f} s"
     )
     assert num_kills >= 0.9 * NUM_RANDOM_KILLS
     assert survivors(seen.items(), root=tmp_path) == []

@@ -133,7 +133,7 @@ def test_errors_of_gpus_are_read_from_the_kernels_log(
 
 
 def test_the_quickest_answer_decides_about_a_clock(tmp_path: Path) -> None:
-    """A node that is 100 s ahead, asked over a network whose round trips take 8, 2, 4, 4 and 4 s."""
+    """A node that is 100 s ahead, over a network with round trips of 8, 2, 4, 4 and 4 s."""
     here = iter([0, 8, 10, 12, 20, 24, 30, 34, 40, 44])
     there = iter([100 + 1, 100 + 11, 100 + 23, 100 + 31, 100 + 43])
     facts = with_clock(

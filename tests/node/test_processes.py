@@ -98,9 +98,11 @@ def test_a_cgroup_ends_all_that_was_started_in_it_and_is_gone() -> None:
     group = make_cgroup(launcher_identity(HERE), 1)
     assert group is not None
     program = (
-        "import os, subprocess, sys; from pathlib import Path; from orchestrator.node.cgroups import Cgroup;"
+        "import os, subprocess, sys; from pathlib import Path; from orchestrator.node.cgroups "
+        "import Cgroup;"
         " assert Cgroup(Path(sys.argv[1])).join();"
-        " print(subprocess.Popen(['sleep', '600'], start_new_session=True, env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)"
+        " print(subprocess.Popen(['sleep', '600'], start_new_session=True, env={}, "
+        "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)"
     )
     told = subprocess.run(
         [sys.executable, "-c", program, str(group.path)], capture_output=True, text=True, check=True

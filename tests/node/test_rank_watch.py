@@ -53,7 +53,8 @@ def test_the_steady_limit_holds_from_step_to_step_however_long_all_of_them_take(
         beat(watch, Phase.STEADY, step, now=1.5 * step)
         assert watch.overdue(asked, 1.5 * step + 1.4) is None
     assert watch.overdue(asked, 17.1) == (
-        "steady limit of 2 s passed without a new step after step 10 (measurement.limits.steady of the sweep file; if this is no hang,"
+        "steady limit of 2 s passed without a new step after step 10 "
+        "(measurement.limits.steady of the sweep file; if this is no hang,"
         " raise it or write auto)"
     )
 
@@ -77,7 +78,8 @@ def test_an_auto_limit_follows_the_first_step_until_a_later_one_has_ended_and_th
     assert watch.overdue(asked, 100.0 + 5 * 100.0) is None
     told = watch.overdue(asked, 100.1 + 5 * 100.0)
     assert told == (
-        "steady limit of 500 s passed without a new step after step 1 (auto: 5 x a step, the first took 100 s; if this is no hang,"
+        "steady limit of 500 s passed without a new step after step 1 (auto: 5 x a step, the "
+        "first took 100 s; if this is no hang,"
         " set measurement.limits.steady)"
     )
     beat(watch, Phase.STEADY, 2, now=130.0)

@@ -241,12 +241,13 @@ class _Metrics:
             )
 
     def _check_finite(self, metric: _Metric) -> None:
-        """Note the first loss that is not finite, and the last gradient norm: fp16 skips others."""
+        """Note the first loss that is not finite, and the last gradient norm."""
         step = max(1, len(self.step_seconds))
         if self.diverged is None and _is_not_finite(metric.loss):
             self.diverged = NotFinite.of("loss", metric.loss, step=step)
         norm = metric.gradient_norm if metric.gradient_norm is not None else metric.grad_norm
         if norm is not None:
+            # Only the last one counts: a scaler of fp16 losses skips single steps that overflow.
             self._norm = ("gradient norm", norm, step)
 
     def ends_diverged(self, *, well: bool) -> bool:

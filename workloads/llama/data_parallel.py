@@ -59,7 +59,7 @@ class Replica:
         *,
         after_forward: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """Set the gradients to the mean over all replicas; returns this one's mean loss, detached."""
+        """Set the gradients to the mean over all replicas; returns the mean loss of this one."""
         self._zero()
         losses = []
         for i, (tokens, targets) in enumerate(micro_batches):
@@ -119,7 +119,7 @@ class Replica:
         torch._foreach_zero_(gradients)
 
     def _average_sums(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """DDP's hook for a bucket of the last micro-batch: add it to its sums, and average those."""
+        """DDP's hook for a bucket of the last micro-batch: add it to its sums, and average them."""
         buffer = bucket.buffer()
         if not self._flat_sums:  # priming
             self._buckets[bucket.index()] = list(bucket.parameters())

@@ -59,11 +59,9 @@ class LiveMemory:
         self._states, self._limit_bytes = states, limit_bytes
 
     def first_step(self) -> AbstractContextManager[object]:
-        return (
-            LiveTensors(self._states.tensors(), limit_bytes=self._limit_bytes)
-            if self._limit_bytes is not None
-            else nullcontext()
-        )
+        if self._limit_bytes is None:
+            return nullcontext()
+        return LiveTensors(self._states.tensors(), limit_bytes=self._limit_bytes)
 
     def after_first_step(self) -> None:
         pass

@@ -191,7 +191,7 @@ class _RMSNormFunction(torch.autograd.Function):
 
 
 def rotary_frequencies(head_dim: int, sequence_length: int) -> Tensor:
-    """Unit complex numbers (sequence_length, head_dim / 2): position times frequency as an angle."""
+    """Unit complex numbers (sequence_length, head_dim / 2) with angle position times frequency."""
     frequencies = ROPE_THETA ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(sequence_length, dtype=torch.float32), frequencies)
     return torch.polar(torch.ones_like(angles), angles)

@@ -79,9 +79,9 @@ def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | Non
 
 
 def _data_sheet_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
-    hardware = (
-        from_driver_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    )
+    if device.type != "cuda":
+        return None
+    hardware = from_driver_name(torch.cuda.get_device_name(device))
     if hardware is None or precision not in hardware.peak_flops:
         return None
     return PeakFlops(

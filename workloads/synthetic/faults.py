@@ -21,17 +21,8 @@ def inject(fault: SyntheticFault, rank: Rank) -> None:
     _ACTIONS[fault.fault](rank)
 
 
-def out_of_memory(
-    rank: Rank, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int
-) -> OutOfMemoryError:
-    return OutOfMemoryError(
-        out_of_memory_text(
-            rank.local_rank,
-            wanted_bytes=wanted_bytes,
-            used_bytes=used_bytes,
-            capacity_bytes=capacity_bytes,
-        )
-    )
+def out_of_memory(rank: Rank, **num_bytes: int) -> OutOfMemoryError:
+    return OutOfMemoryError(out_of_memory_text(rank.local_rank, **num_bytes))
 
 
 def _oom(rank: Rank) -> None:

@@ -29,11 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", default="", help="GPUs, with commas; none: the cores")
     asked = parser.parse_args(arguments)
     devices = [device for device in asked.devices.split(",") if device]
-    found = (
-        on_gpus(devices, asked.seconds)
-        if devices
-        else {"flops": {"cores": on_cores(asked.seconds)}}
-    )
+    if devices:
+        found = on_gpus(devices, asked.seconds)
+    else:
+        found = {"flops": {"cores": on_cores(asked.seconds)}}
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
 

@@ -169,7 +169,7 @@ class _Tracker(LiveTensors):  # type: ignore[no-untyped-call]  # torch leaves it
 
 
 def _backward(loss: Tensor) -> None:
-    """loss.backward(), but no function of torch: in one, nothing recomputed would be replaced."""
+    """loss.backward() without its wrapper, in which torch would call no replacement."""
     torch.autograd.graph._engine_run_backward(
         (loss,),
         (torch.ones_like(loss),),

@@ -1,4 +1,4 @@
-"""Any program as a workload: what it is told, how its numbers come back, and how its end is judged."""
+"""Any program as a workload: what it is told, how its numbers come back, how its end is judged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
         """
         import json, os
         if os.environ["RANK"] == "0":
-            json.dump({"step_seconds": [0.5, 0.6], "loss_last": 2.5}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+            result = {"step_seconds": [0.5, 0.6], "loss_last": 2.5}
+            json.dump(result, open(os.environ["SWEEP_RESULT_FILE"], "w"))
         """,
     )
     assert report.failure is None, report.failure
@@ -133,8 +134,10 @@ def test_the_layout_comes_as_arguments_and_as_environment(launcher: NodeLauncher
         launcher,
         """
         import json, os, sys
-        print(sys.argv[1:], os.environ["SWEEP_MICRO_BATCH_SIZE"], os.environ["SWEEP_RECOMPUTE"], os.environ["MINE"], os.getcwd())
-        print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")))
+        names = "SWEEP_MICRO_BATCH_SIZE SWEEP_RECOMPUTE MINE"
+        print(sys.argv[1:], *(os.environ[name] for name in names.split()), os.getcwd())
+        names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR"
+        print(*(os.environ[name] for name in names.split()))
         json.dump({"step_seconds": [1]}, open(sys.argv[3], "w"))
         """,
         "--mbs={micro_batch_size}",
@@ -198,7 +201,8 @@ def test_a_variable_named_by_env_from_reaches_the_program_and_one_that_did_not_i
 ) -> None:
     program = """
         import json, os
-        json.dump({"step_seconds": [float(os.environ["SECONDS_FROM_AFAR"])]}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        result = {"step_seconds": [float(os.environ["SECONDS_FROM_AFAR"])]}
+        json.dump(result, open(os.environ["SWEEP_RESULT_FILE"], "w"))
     """
     report = run(
         launcher,
@@ -231,12 +235,14 @@ def test_a_template_that_names_nothing_known_refuses_the_layout(launcher: NodeLa
         ("import os; os.kill(os.getpid(), 11)", FailureKind.SEGFAULT, 11),
         ("import os; os.kill(os.getpid(), 9)", FailureKind.KILLED, 9),
         (
-            "import sys; sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB')",
+            "import sys; sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to "
+            "allocate 2.00 GiB')",
             FailureKind.OOM_GPU,
             None,
         ),
         (
-            "import os; open(os.environ['SWEEP_RESULT_FILE'], 'w').write('{\"step_seconds\": [-1]}')",
+            "import os; open(os.environ['SWEEP_RESULT_FILE'], "
+            "'w').write('{\"step_seconds\": [-1]}')",
             FailureKind.BAD_RESULT,
             None,
         ),
@@ -261,7 +267,8 @@ def test_it_is_judged_as_the_program_ended(
             "2 lines were no steps, the first: fast",
         ),
         (
-            "import os; open(os.environ['SWEEP_RESULT_FILE'], 'w').write('{\"step_seconds\": [-1]}')",
+            "import os; open(os.environ['SWEEP_RESULT_FILE'], "
+            "'w').write('{\"step_seconds\": [-1]}')",
             "program-result.json: result is not valid",
         ),
     ],
@@ -322,16 +329,24 @@ def test_an_argument_that_no_program_can_be_given_is_told(launcher: NodeLauncher
 
 NAN = [
     # As Python's json writes them.
-    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": float("nan")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
+    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": float("nan")}, '
+    'open(os.environ["SWEEP_RESULT_FILE"], "w"))',
     # As orjson
-    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": None}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
-    'json.dump({"step_seconds": [0.5] * 6, "gradient_norm": float("inf")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
-    'open(os.environ["SWEEP_METRICS_FILE"], "w").write("".join(json.dumps({"step_seconds": 0.5, "loss": loss}) + chr(10) for loss in'
+    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": None}, '
+    'open(os.environ["SWEEP_RESULT_FILE"], "w"))',
+    'json.dump({"step_seconds": [0.5] * 6, "gradient_norm": float("inf")}, '
+    'open(os.environ["SWEEP_RESULT_FILE"], "w"))',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write("".join(json.dumps({"step_seconds": '
+    '0.5, "loss": loss}) + chr(10) for loss in'
     ' [9.0, 8.0, float("nan"), float("nan")]))',
-    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5}\\n\' * 5 + \'{"step_seconds": 0.5, "loss": "NaN"}\')',
-    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "loss": -Infinity}\\n\'); time.sleep(600)',
-    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "grad_norm": NaN}\\n\' * 5)',
-    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "loss": NaN}\\n\'); sys.exit(3)',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5}\\n\' * 5 + '
+    '\'{"step_seconds": 0.5, "loss": "NaN"}\')',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "loss": '
+    "-Infinity}\\n'); time.sleep(600)",
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "grad_norm": '
+    "NaN}\\n' * 5)",
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "loss": '
+    "NaN}\\n'); sys.exit(3)",
 ]
 
 
@@ -356,7 +371,8 @@ def test_a_loss_that_is_a_number_or_not_told_is_measured(launcher: NodeLauncher,
     program = f"""
         import os
         if os.environ["RANK"] == "0":
-            open(os.environ["SWEEP_METRICS_FILE"], "w").write({overflown!r} + chr(10) + ({line!r} + chr(10)) * 5)
+            text = {overflown!r} + chr(10) + ({line!r} + chr(10)) * 5
+            open(os.environ["SWEEP_METRICS_FILE"], "w").write(text)
         """
     report = run(launcher, program)
     assert report.failure is None, report.failure

@@ -32,16 +32,16 @@ PROGRAM = """
 LEAKING = """
     import base64, json, os, sys, time, urllib.parse
     token, mbs = os.environ["WANDB_API_KEY"], int(sys.argv[1])
-    forms = [token, base64.b64encode(f"user:{token}".encode()).decode(), token.encode().hex(), json.dumps({"key": token}), token[:7] + "\\n" + token[7:]]
+    forms = [token, base64.b64encode(f"user:{token}".encode()).decode(), token.encode().hex()]
+    forms += [json.dumps({"key": token}), token[:7] + "\\n" + token[7:]]
     print(*forms, sep="\\n")
     print("mine.py", dict(os.environ), end="")
     print()
     pid = os.getpid()
     while pid > 1:
-        with open(f"/proc/{pid}/environ", "rb") as environ, open(f"/proc/{pid}/cmdline", "rb") as cmdline, open(f"/proc/{pid}/stat") as stat:
-            if b"AWS_SECRET_ACCESS_KEY=" in environ.read():
-                print("seen by", cmdline.read())
-            pid = int(stat.read().rpartition(")")[2].split()[1])
+        if b"AWS_SECRET_ACCESS_KEY=" in open(f"/proc/{pid}/environ", "rb").read():
+            print("seen by", open(f"/proc/{pid}/cmdline", "rb").read())
+        pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
     sys.stdout.flush()
     os.write(2, token[:9].encode())  # two writes, of which the log gets one at a time
     time.sleep(0.3)
@@ -57,7 +57,8 @@ LEAKING = """
         json.dump({"step_seconds": [1.0] * 6, token: 1}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
         raise SystemExit(0)
     if os.environ["RANK"] == "0":
-        result = {"step_seconds": [1.0] * 6, "peak_flops": 1e12, "peak_flops_source": f"measured: {token}"}
+        result = {"step_seconds": [1.0] * 6, "peak_flops": 1e12}
+        result["peak_flops_source"] = f"measured: {token}"
         json.dump(result, open(os.environ["SWEEP_RESULT_FILE"], "w"))
 """
 
@@ -65,10 +66,13 @@ LEAKING = """
 def write(folder: Path, program: str = PROGRAM) -> Path:
     (folder / "mine.py").write_text(textwrap.dedent(program))
     content = {
-        "name": "secret", "model": "llama-tiny", "gpus": 1, "device": "cpu", "sequence_length": 64, "global_batch_size": 4, "precision": "bf16",
-        "axes": {"micro_batch_size": [1, 2], "recompute": "none"}, "measurement": {"warmup_steps": 2, "min_steps": 6, "max_steps": 6},
+        "name": "secret", "model": "llama-tiny", "gpus": 1, "device": "cpu",
+        "sequence_length": 64, "global_batch_size": 4, "precision": "bf16",
+        "axes": {"micro_batch_size": [1, 2], "recompute": "none"},
+        "measurement": {"warmup_steps": 2, "min_steps": 6, "max_steps": 6},
         "workload": {"name": "command", "options": {
-            "argv": [sys.executable, "mine.py", "{micro_batch_size}"], "cwd": str(folder), "env_from": ["WANDB_API_KEY"],
+            "argv": [sys.executable, "mine.py", "{micro_batch_size}"],
+            "cwd": str(folder), "env_from": ["WANDB_API_KEY"],
         }},
     }  # fmt: skip
     path = folder / "secret.yaml"
@@ -125,11 +129,16 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
     ran = sweep.run("-vv", "run", write(tmp_path, LEAKING), *wanted)
     assert ran.returncode == 0, ran.stderr
     rows = sweep.sql(
-        "select t.micro_batch_size, t.state, f.failure_kind, f.failure_message from v_trial t left join v_failure f using (trial_id) order by 1"
+        "select t.micro_batch_size, t.state, f.failure_kind, f.failure_message from v_trial t "
+        "left join v_failure f using (trial_id) order by 1"
     )
     assert [row[:3] for row in rows] == [
-        [1, "measured", None], [2, "failed", "user_error"], [4, "failed", "user_error"], [8, "failed", "bad_result"], [16, "failed", "bad_result"],
-    ]  # fmt: skip
+        [1, "measured", None],
+        [2, "failed", "user_error"],
+        [4, "failed", "user_error"],
+        [8, "failed", "bad_result"],
+        [16, "failed", "bad_result"],
+    ]
     assert (
         "401 for https://me:***@host/" in rows[1][3]
         and rows[1][3].count("***") == 6

@@ -1,4 +1,4 @@
-"""What a step holds is counted to the byte, and is what the closed forms of docs/measuring.md say."""
+"""What a step keeps, counted to the byte, equals the closed forms of docs/measuring.md."""
 
 from __future__ import annotations
 

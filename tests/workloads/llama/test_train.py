@@ -240,7 +240,8 @@ def test_importing_the_workload_asks_nothing_of_cuda_and_starts_no_thread() -> N
 import os, torch
 def asked(*_, **__):
     raise AssertionError("import asked CUDA something: ranks forked from here could not use it")
-for name in ("is_available", "device_count", "current_device", "get_device_properties", "get_device_capability", "_lazy_init"):
+names = "is_available device_count current_device get_device_properties get_device_capability"
+for name in (*names.split(), "_lazy_init"):
     setattr(torch.cuda, name, asked)
 import workloads.llama
 assert not torch.cuda.is_initialized()
@@ -401,9 +402,7 @@ def the_peak(*known: KnownPeak, achieved_flops: float) -> tuple[float, str]:
     return found.flops, found.source
 
 
-def test_a_peak_that_an_earlier_trial_measured_on_this_node_is_taken_and_another_node_s_or_device_s_is_not() -> (
-    None
-):
+def test_an_earlier_peak_of_this_node_is_taken_and_not_one_of_another_node_or_device() -> None:
     others = (peak_of(1e3, node="n2"), peak_of(1e4, device_name="another CPU"))
     assert the_peak(*others, peak_of(123e9), achieved_flops=1e9) == (123e9, peak_of(1).source)
     flops, source = the_peak(*others, achieved_flops=1.0)
