@@ -1,6 +1,4 @@
-"""The settings of whoever runs the tests, which no test may see: variables, home and working folder
-of a person's session.
-"""
+"""Hides the settings of whoever runs the tests: variables, home and working folder."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ def leave_behind(environment: MutableMapping[str, str], *, home: Path) -> None:
 
 
 def hear_signals() -> None:
-    """Hear what `nohup` and a shell's `&` have ignored: commands that tests start inherit that, and
-    tests send them these signals.
-    """
+    """Restore signals that `nohup` or a shell's `&` ignore: commands inherit that from tests."""
     for number, handler in (
         (signal.SIGHUP, signal.SIG_DFL),
         (signal.SIGINT, signal.default_int_handler),
@@ -53,7 +49,5 @@ def hear_signals() -> None:
 
 
 def enter(folder: Path) -> None:
-    """Work in a folder of the tests' own: a `.sweep` of the folder that pytest was started in is
-    nobody's.
-    """
+    """Work in a folder of the tests' own, without the `.sweep` of the caller's folder."""
     os.chdir(folder)

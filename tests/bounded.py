@@ -1,8 +1,6 @@
-"""Runs a command for so many seconds at most: `python -m tests.bounded SECONDS COMMAND
-[ARGUMENTS]`, and ends when nothing is left of it.
+"""Runs a command with a time limit: `python -m tests.bounded SECONDS COMMAND [ARGUMENTS]`.
 
-What the command started ends with it: in whatever session, whoever its parent was. It is ended as
-well where who asked for it has died.
+Ends everything that the command started, in any session, also if its caller dies.
 """
 
 from __future__ import annotations

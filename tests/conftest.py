@@ -1,7 +1,4 @@
-"""A store on each database, SQLite in a temporary folder and a real PostgreSQL that lives as long
-as the test session; how tests run side by side, apart from the settings of whoever runs them;
-and that nothing is left of them.
-"""
+"""Fixtures of stores on SQLite and on a real PostgreSQL, and the isolation of test runs."""
 
 from __future__ import annotations
 
@@ -70,10 +67,7 @@ def place_in_line(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def postgresql_server(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a PostgreSQL started for this session.
-
-    Skipped with the reason where none can start, which CI counts as a failure.
-    """
+    """The URL of a PostgreSQL for this session. Skips if none starts, which fails in CI."""
     folder = request.config.stash[FOLDER] / "pg"
     folder.mkdir()
     try:
@@ -99,10 +93,7 @@ def postgresql_server(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def postgresql_url(postgresql_server: str, request: pytest.FixtureRequest) -> str:
-    """An empty database, for a test that asks for a `store` with its tables.
-
-    It is one and the same, emptied: to create one takes ten times as long.
-    """
+    """An empty database for a `store`, emptied for each test: to create one takes far longer."""
     import psycopg
 
     with psycopg.connect(postgresql_server, autocommit=True) as connection:

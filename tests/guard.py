@@ -1,10 +1,8 @@
-"""Ends what a test run has left when pytest is gone, however that came: databases, Ray, ranks,
-programs under test.
+"""Ends what a test run left when pytest is gone: databases, Ray, ranks, programs under test.
 
-Every pytest process (with xdist: the controller and each worker) marks all that it starts by a
-variable of the environment, and has a guard, a process apart: `python -m tests.guard MARK FOLDER`.
-It waits for the end of the last process named in MARK, kills what carries the mark and what
-descends from that, and removes the folder.
+Every pytest process marks what it starts by a variable, and has a guard: `python -m tests.guard
+MARK FOLDER`. It waits for the end of the last process named in MARK, kills what has the mark and
+all below, and removes the folder.
 """
 
 from __future__ import annotations
@@ -46,10 +44,7 @@ def begin(environment: MutableMapping[str, str], folder: Path) -> None:
 
 
 def of_run(mark: str) -> list[int]:
-    """The living processes that carry a mark, or that of a pytest inside, and all below them.
-
-    Never this one.
-    """
+    """Living processes with a mark, or that of a pytest inside, and all below; never this one."""
     entry = f"{VARIABLE}={mark}".encode()
     marked = [pid for pid, found in _marks() if found == entry or found.startswith(entry + b"/")]
     # PostgreSQL writes over the environment of its processes, and a program may have emptied its
@@ -108,9 +103,7 @@ def _name(pid: int) -> str:
 
 
 def _apart() -> None:
-    """Go on as a process that nobody waits for, in a session of its own, with nothing of the
-    caller's open.
-    """
+    """Continue as a detached process in a session of its own, with no descriptor of the caller."""
     if os.fork():
         os._exit(0)
     os.setsid()

@@ -1,4 +1,4 @@
-"""A small table of measured runs for tests, from a formula: each number can be worked out by hand."""
+"""A small table of measured runs for tests, from a formula that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def peak_gib(tp: int, mbs: int, recompute: str, kernel: str) -> float:
 
 
 def rows() -> list[dict[str, str]]:
-    """24 layouts: 2 tp x 3 micro-batches x 2 recomputes x 2 kernels, without one combination; one
-    of them ended in an error.
-    """
+    """24 layouts: 2 tp x 3 micro-batches x 2 recomputes x 2 kernels, less one; one has an error."""
     found = []
     for tp, mbs, recompute, kernel in product(
         (1, 2), (1, 2, 8), ("none", "full"), ("flash", "eager")

@@ -1,6 +1,4 @@
-"""Empty stores for tests, without the migrations anew for each: a SQLite file is a copy of one that
-was made so, tables of PostgreSQL stay and are emptied.
-"""
+"""Empty stores for tests without new migrations: SQLite files are copied, PostgreSQL emptied."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Programs of the tests, run as processes of their own: a process joins one Ray cluster at a time,
-and can be killed.
+"""Runs programs of the tests as processes, since a process joins one Ray cluster at a time.
 
-Of none of them anything is left, however it ends, unless tests/bounded.py itself is killed.
+Nothing of them is left, however they end, unless tests/bounded.py itself is killed.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ from tests.bounded import PATIENCE_SECONDS, TOO_LONG
 
 
 def finished(command: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
-    """A command, once it and all that it started has ended.
-
-    Raises TimeoutExpired where that took longer than so many seconds.
-    """
+    """A command, after it and all that it started have ended. Raises TimeoutExpired."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.bounded", str(seconds), *command],
         capture_output=True,

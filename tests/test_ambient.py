@@ -1,6 +1,4 @@
-"""Tests see nothing of whoever runs them: a store, a home and variables that would break every one
-of them stand where a person's would.
-"""
+"""Tests see nothing of their caller: a store, a home and variables that would break them."""
 
 from __future__ import annotations
 

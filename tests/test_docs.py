@@ -1,6 +1,4 @@
-"""The documents say what the program does: generated parts are those of the code, examples run,
-links lead somewhere.
-"""
+"""The documents match the program: generated parts are current, examples run, links work."""
 
 from __future__ import annotations
 
@@ -242,10 +240,7 @@ def test_yaml_blocks_are_yaml() -> None:
 
 
 def test_a_hint_to_measure_again_can_be_copied_into_a_script_as_it_stands() -> None:
-    """Without --yes the command asks, and refuses where nobody is there.
-
-    Of its own examples some are for people.
-    """
+    """Without --yes the command asks, and refuses without a terminal. Some are for people."""
     sources = [
         *documents(),
         *(path for folder in ("orchestrator", "db") for path in (PROJECT / folder).rglob("*.py")),

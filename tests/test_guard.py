@@ -1,6 +1,4 @@
-"""A test run that is killed leaves nothing: no PostgreSQL, no program that a test started, no
-folder. Shown on a pytest inside this one.
-"""
+"""A test run that is killed leaves no PostgreSQL, program or folder: tried on a pytest inside."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Nothing of ours is unpickled or evaluated: what lies on disk, or comes over a wire of ours, is
-text that is checked.
-"""
+"""Nothing of ours is unpickled or evaluated: files and messages are text that is checked."""
 
 from __future__ import annotations
 

@@ -21,9 +21,7 @@ GOES = "sys.exit(3)"
 
 
 def leaving_a_child(folder: Path, then: str) -> list[str]:
-    """A command whose grandchild, in a session of its own and without its parent, writes down who
-    it is and stays; then it does something else.
-    """
+    """A command with an orphaned grandchild that writes its id and stays; then it does `then`."""
     child = (
         "import os, pathlib, time; "
         f"pathlib.Path({str(folder / 'pid')!r}).write_text(str(os.getpid())); time.sleep(600)"

@@ -1,8 +1,6 @@
-"""A scheduler of real launchers without Ray: one agent process per node, which runs its attempts
-and dies with its orchestrator.
+"""A scheduler of real launchers without Ray: one agent process per node.
 
-What Ray would do is done by forks and pipes, so that a process starts in milliseconds and hundreds
-of them can be killed.
+It uses forks and pipes: a process starts in milliseconds, so hundreds of them can be killed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Kills at random: an orchestrator with real launchers and ranks, one of whose processes,
-whichever, is killed again and again.
+"""Kills random processes of orchestrators with real launchers and ranks, and judges the end.
 
-An orchestrator that dies is followed by the next; what each of them saw is judged at the end, and
-after each death nobody may be left. `python -m tests.faults.campaign URL FOLDER SEED KILLS SECONDS`
-is one, in a process that holds no more than its forks need.
+`python -m tests.faults.campaign URL FOLDER SEED KILLS SECONDS`: a program, to keep forks small.
 """
 
 from __future__ import annotations
@@ -138,10 +135,7 @@ def spec(name: str, *, num_recomputations: int) -> SweepSpec:
 
 
 class Campaign:
-    """Kills until there were enough, or the time is over.
-
-    `scripted`: orchestrators alone, whose trials end by themselves.
-    """
+    """Kills until it has enough, or the time is over. `scripted`: orchestrators alone."""
 
     VICTIMS: Mapping[str, int] = VICTIMS
 
@@ -300,10 +294,7 @@ class Campaign:
         return alive
 
     def _note_end(self, code: int) -> None:
-        """It ended by itself.
-
-        Five attempts in a row may have failed by the machine's fault, which the kills are.
-        """
+        """It ended by itself, perhaps since the kills made five attempts in a row fail."""
         if code == 0:
             self._end_sweep()
             self._begin_sweep()

@@ -1,9 +1,7 @@
-"""Has an orchestrator die at its statements in turn, without a word: before each, and before and
-after each commit.
+"""Has an orchestrator die at its statements in turn: before each, and around each commit.
 
-Processes are forked, so that each finds everything imported; a point is counted by the process that
-dies there. On SQLite all that an orchestrator leaves is files: there one may go through all points,
-and each of its deaths be a copy of them.
+Processes are forked, with all imports done; the process that dies counts the points. With SQLite a
+death may be a copy of the files at a point: so one orchestrator goes through all points.
 """
 
 from __future__ import annotations
@@ -71,10 +69,9 @@ def small_play(of: SweepSpec, *, num_trials: int) -> Play:
 def die_everywhere(
     play: Play, *, fresh: Fresh, folder: Path, every: int = 1, copied: bool = False
 ) -> Deaths:
-    """Run a sweep once for each point, to its death there, and each time once more to its end.
+    """Run a sweep for each point to its death there, and once more to its end.
 
-    `every`: of so many points one. `copied`: only on SQLite, each death is a copy of what one
-    orchestrator has on disk there: half the work.
+    `every`: take one of so many points. `copied`: each death is a copy of SQLite's files.
     """
     workers = [
         forks.start(partial(_work_through, worker, play, fresh, folder, every, copied))
@@ -140,9 +137,7 @@ def _work_through(
 
 
 class _Stage:
-    """Where a play is run again and again: a store and a folder, with what a worker's orchestrators
-    leave there.
-    """
+    """A store and a folder in which a worker runs a play repeatedly."""
 
     def __init__(
         self, play: Play, store: WitnessedStore, *, home: Path, fresh: Callable[[], str]
@@ -174,11 +169,9 @@ class _Stage:
 
 
 class _Copies:
-    """What an orchestrator that went on to its end had on disk at each of its points: a kill there
-    would have left no more, and no less.
+    """The files of an orchestrator at each of its points, as a kill there would leave them.
 
-    But for the index of SQLite's log: whoever comes after a kill makes it anew, and who copied it
-    would drop the locks that it holds on it.
+    Without the index of SQLite's log: the next process makes it anew, and a copy would drop locks.
     """
 
     def __init__(self, stage: _Stage, points: Sequence[int], folder: Path) -> None:
@@ -229,11 +222,9 @@ def die_at(fatal: int, work: Callable[[], object], within: Sequence[str] = ()) -
 def at_points(
     at: Callable[[int, int], None], work: Callable[[], object], within: Sequence[str] = ()
 ) -> None:
-    """Do something, and call `at` before each of its statements, and before and after each commit,
-    with the number of that.
+    """Do something in a fork, and call `at` with a number around statements and commits.
 
-    Only in a fork: nobody takes the watch off again. `within`: only at statements that these
-    methods of the store make, and with the place of the method.
+    `within`: only for statements of these methods of the store, with the method's index.
     """
     numbers = itertools.count()
     # The methods that are being called, by their places

@@ -1,8 +1,7 @@
-"""Dies at every statement of a play, or of a migration: `python -m tests.faults.deaths PLAY URL
-FOLDER`, in one line of JSON what came of it.
+"""Dies at every statement of a play or a migration: `python -m tests.faults.deaths PLAY URL
+FOLDER`.
 
-A program of its own, for what is forked thousands of times should hold no more than it needs: a
-fork of a test session holds torch and Ray.
+A program that prints one line of JSON: forks of a test session would copy torch and Ray.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ from tests.faults.sick_nodes import AMONG_SICK_NODES
 
 
 def of_play(play: Play, url: str, folder: Path) -> dict[str, Any]:
-    """`url`: of a database server, or of SQLite, where deaths are copies; the databases are made
-    here.
-    """
+    """`url`: a database server, or SQLite, where deaths are copies."""
     is_sqlite = url.startswith("sqlite")
     deaths = die_everywhere(
         play,
@@ -51,9 +48,7 @@ def of_making(url: str, folder: Path) -> dict[str, Any]:
 
 
 def of_upgrade(url: str, folder: Path) -> dict[str, Any]:
-    """A program dies while it upgrades a store, the next one does; all of one store, which gains a
-    trial with each death.
-    """
+    """A program dies while it upgrades a store, which gains a trial with each death."""
     _open(url)
     # A process of its own: what holds a sweep has to be gone
     _in_a_fork(partial(_use, url, measured=0))
@@ -73,9 +68,7 @@ def _until_it_is_done(
     work: Callable[[], object],
     after: Callable[[int], Callable[[], None]],
 ) -> dict[str, Any]:
-    """Have a fork die at each statement of a piece of work in turn, and another go on after each;
-    until one has come to the end.
-    """
+    """Have a fork die at each statement in turn, and another continue, until one finishes."""
     for point in itertools.count():
         before()
         code = forks.outcome(partial(die_at, point, work))

@@ -1,6 +1,4 @@
-"""Forks of a process that has everything imported: each is an orchestrator of its own, and is
-waited for by its id.
-"""
+"""Forks of a process that has imported everything: each is an orchestrator."""
 
 from __future__ import annotations
 
@@ -16,10 +14,7 @@ from orchestrator.core.errors import SweepError
 
 
 def start(work: Callable[[], object]) -> int:
-    """Begin something in a fork, and give its id.
-
-    It ends with 0, with the exit code of a SweepError, or with 1 and what was raised.
-    """
+    """Begin something in a fork, and return its id. Exit code: 0, a SweepError's, or 1."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

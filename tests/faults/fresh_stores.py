@@ -1,6 +1,4 @@
-"""Empty stores, made once and had as often as wanted: each call empties that of one worker, and
-gives its URL, which is always the same.
-"""
+"""Empty stores, made once: each call empties that of one worker, and returns its URL."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What was seen from outside of a sweep, and whether its store agrees: nothing acknowledged is
-lost, nothing counts twice, nothing is stuck.
+"""Judges a store by a log: nothing acknowledged is lost, counted twice or stuck.
 
-The log is a file of its own, written at each launch and after each acknowledged end; whoever is
-killed, its lines stay. The checker reads tables, not the store's own answers.
+The log is a file, with a line for each launch and each acknowledged end; the judge reads tables,
+not the store's own answers.
 """
 
 from __future__ import annotations
@@ -101,10 +100,7 @@ class Verdict:
 def judge(
     store: Store, sweep: str, entries: Sequence[Entry], *, num_trials: int | None = None
 ) -> Verdict:
-    """Hold what was seen against the store.
-
-    `num_trials`: the sweep has ended, and so many trials have to be at their end.
-    """
+    """Compare the log with the store. `num_trials`: how many must be at their end."""
     rows = _read(store, sweep)
     return Verdict(
         acknowledged=sum(entry.seen is not Seen.LAUNCHED for entry in entries),
@@ -127,9 +123,7 @@ class _Rows:
     sick: frozenset[str]
 
     def is_taken_out(self, trial_id: int, number: int) -> bool:
-        """Whether an attempt counts no more since one of its nodes turned out to be sick: then its
-        trial is measured again.
-        """
+        """True if an attempt does not count since one of its nodes is sick."""
         row = self.attempts.get((trial_id, number))
         return row is not None and row.superseded and not self.sick.isdisjoint(row.nodes or ())
 
@@ -318,9 +312,7 @@ def _broken(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
 
 
 def _stale(rows: _Rows) -> list[str]:
-    """What an orchestrator wrote that had been replaced: after an epoch's first row there is none
-    of an older one, in any table.
-    """
+    """Rows of an older epoch after the first row of a newer one, in any table."""
     events = sorted((row for of in rows.events.values() for row in of), key=lambda row: row.id)
     found = _after_a_later_epoch(
         [(row.epoch, f"trial {row.trial_id}: {row.event}") for row in events]
@@ -346,9 +338,7 @@ def _after_a_later_epoch(written: Sequence[tuple[int, str]]) -> list[str]:
 
 
 def _fold(events: Sequence[Any]) -> tuple[str, int, str | None]:
-    """The state that a trial's events lead to, how many attempts they begin, and what is wrong with
-    them.
-    """
+    """The state that a trial's events lead to, the number of its attempts, and mistakes."""
     state, begun = INITIAL, 0
     if not events or events[0].event != event_log.ADDED:
         return state, begun, "its first event is not that it was added"

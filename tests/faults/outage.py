@@ -1,6 +1,4 @@
-"""A sweep of many quick trials on a PostgreSQL whose connections are ended again and again, whose
-server is killed, and which stays away.
-"""
+"""A sweep of many quick trials on a PostgreSQL that is disconnected, killed and gone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A PostgreSQL of a test's own that can be killed, as a machine that loses it would see it, and
-started again.
-"""
+"""A PostgreSQL of a test's own that can be killed and started again."""
 
 from __future__ import annotations
 
@@ -42,10 +40,7 @@ class Server:
         os.kill(pid, signal.SIGKILL)
 
     def start(self) -> None:
-        """Have it recover, as soon as the last backend of the dead one is gone.
-
-        Nothing happens where it runs.
-        """
+        """Let it recover, once the dead one's last backend is gone. Does nothing if it runs."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while any(
             started is not None and start_time(pid) == started for pid, started in self._dead
@@ -64,10 +59,9 @@ class Server:
 
     @contextmanager
     def ending_connections(self, *, most_seconds: float, seed: int) -> Iterator[None]:
-        """Meanwhile end all connections of ours again and again, up to so many seconds apart.
+        """Meanwhile end all our connections again and again, up to so many seconds apart.
 
-        On a busy machine up to a few times as far apart as a new connection takes, which would else
-        never get to its first statement.
+        On a busy machine, longer: else no new connection would get to its first statement.
         """
         import psycopg
 

@@ -1,9 +1,7 @@
-"""Kills of everything around a program of workload `command` that leaves daemons behind
-(stubborn.py): none of its processes may be left.
+"""Kills around a program of workload `command` that leaves daemons behind (stubborn.py).
 
 `python -m tests.faults.program_kills agents|ray URL FOLDER SEED KILLS SECONDS`: with launchers
-alone, which takes a fraction of a second a kill, or with real calls of `sweep run`, each on a local
-Ray of its own.
+alone, or with calls of `sweep run`, each on a local Ray. None of the processes may be left.
 """
 
 from __future__ import annotations
@@ -55,9 +53,7 @@ def options(then: str) -> dict[str, object]:
 
 
 def alive(evidence: Iterable[Path]) -> list[str]:
-    """Who is alive of those that have said in a file who they are, or have that file open: KIND ID,
-    or what the kernel calls them.
-    """
+    """The living processes that wrote their id into a file, or have it open: KIND ID."""
     files = set(evidence)
     found = {}
     for file in files:
@@ -129,9 +125,7 @@ class ProgramCampaign(Campaign):
 
 
 class RayProgramKills:
-    """Calls of `sweep run`, of each of which one process or several are killed while its programs
-    run.
-    """
+    """Calls of `sweep run`, some of whose processes are killed while programs run."""
 
     def __init__(self, folder: Path, *, seed: int) -> None:
         self._folder, self._chance = folder, random.Random(seed)

@@ -1,8 +1,7 @@
-"""Kills on a real Ray cluster of a head and two simulated nodes: of orchestrators, agents, ranks,
-raylets and at last the head; judged like any campaign.
+"""Kills on a real Ray cluster: of orchestrators, agents, ranks, raylets, and at last the head.
 
-Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL
-FOLDER SEED KILLS|poison|rpc SECONDS
+A program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER
+SEED KILLS|poison|rpc SECONDS
 """
 
 from __future__ import annotations
@@ -94,9 +93,7 @@ class RayKills:
         return self._out
 
     def run_poison(self) -> Outcome:
-        """One trial takes its node down whenever it runs: it is stopped after two, and all others
-        are measured.
-        """
+        """One trial kills its node whenever it runs: it stops after two, all others are measured."""
         began = time.monotonic()
         self._out.campaign, self._time_scale = (
             "ray-poison",
@@ -124,9 +121,7 @@ class RayKills:
         return self._out
 
     def run_rpc(self) -> Outcome:
-        """Ray's own messages are lost and late (`RPC_FAULTS`): the sweep gets through, if need be
-        in several calls.
-        """
+        """Ray's messages are lost and late (`RPC_FAULTS`): the sweep ends, maybe after many calls."""
         began = time.monotonic()
         self._out.campaign = "ray-rpc"
         for _ in range(MOST_CALLS):
@@ -144,10 +139,9 @@ class RayKills:
         return self._out
 
     def _through(self, seconds: float) -> int | None:
-        """What an orchestrator ends with; None where it hangs, or goes on.
+        """An orchestrator's exit code; None if it hangs or goes on.
 
-        Where no agent came, Ray has lost count of a node's slots for good, and an operator starts
-        it anew.
+        If no agent came, Ray has lost count of a node's slots for good: start that node again.
         """
         moved_at = time.monotonic()
         until = moved_at + seconds
@@ -269,9 +263,7 @@ class RayKills:
         self._workers.append(self._cluster.add_node(**NODE))
 
     def _lose_the_head(self) -> None:
-        """Kill the head under an orchestrator: it says so in time, and nothing that it knew is
-        lost.
-        """
+        """Kill the head: the orchestrator reports it in time, and loses nothing."""
         with self._orchestrator() as orchestrator:
             self._await_launch(orchestrator, START_SECONDS)
             if orchestrator.poll() is None:

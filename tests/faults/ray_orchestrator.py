@@ -1,6 +1,4 @@
-"""An orchestrator on a Ray cluster, as a program that can be killed: python -m
-tests.faults.ray_orchestrator ADDRESS URL FOLDER TIME_SCALE
-"""
+"""An orchestrator on Ray: python -m tests.faults.ray_orchestrator ADDRESS URL FOLDER TIME_SCALE"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Two orchestrators and one sweep: both come at once, or one is stopped, is replaced when its lease
-has ended, and wakes.
+"""Two orchestrators and one sweep: at once, or one is stopped, replaced, and wakes.
 
-Judged like any other run, and by exit codes: who does not hold the sweep ends with 5.
+Judged like any other run, and by exit codes: 5 without the lease.
 """
 
 from __future__ import annotations
@@ -62,9 +61,7 @@ def pauses(
     worker: int = 0,
     enough: float = math.inf,
 ) -> Rivalry:
-    """Stop an orchestrator past its lease, start another, and let the first go on while the other
-    works. `enough`: replaced ones.
-    """
+    """Stop an orchestrator past its lease and start another, until `enough` were replaced."""
     chance, found = random.Random(seed), Rivalry()
     log = Log(folder / f"rivals-{worker}.jsonl")
     with WitnessedStore.seen_by(log, fresh(worker)) as store:

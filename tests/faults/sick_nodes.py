@@ -1,6 +1,4 @@
-"""A sweep of sixteen trials in which everything is written that is written of nodes: looks, a
-bench, what is measured again; and a spool is taken up.
-"""
+"""A sweep of sixteen trials with every write about nodes, repeats and a spool."""
 
 from __future__ import annotations
 

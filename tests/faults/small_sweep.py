@@ -1,6 +1,4 @@
-"""A sweep of twelve trials in which every ending occurs, run against a real store by a scheduler
-that follows a script.
-"""
+"""A sweep of twelve trials with every kind of end, on a scheduler that follows a script."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""A program that leaves as much behind as a program can: `python stubborn.py EVIDENCE [KIND ...]`,
-as a command of a sweep.
+"""A program that leaves as much behind as it can: `python stubborn.py EVIDENCE [KIND ...]`.
 
-Everything that it starts writes its id and its start time into the file EVIDENCE, and holds that
-file open, before it does anything else: so it is found without its environment, its name or its
-parent. Standard library only.
+Each of its processes first writes its id and start time into EVIDENCE, and keeps that open: so it
+is found without environment, name or parent. Standard library only.
 """
 
 from __future__ import annotations
@@ -71,9 +69,7 @@ def _daemon(kind: str, environment: Mapping[str, str]) -> None:
 
 
 def _loader() -> None:
-    """Workers as those of a data loader: they wait for work at a pipe, whose other end their parent
-    and their siblings hold.
-    """
+    """Workers like a data loader's, waiting at a pipe that their parent and siblings have open."""
     reader, _ = os.pipe()
     for _ in range(2):
         _fork("loader", lambda: (os.read(reader, 1), None)[1])
@@ -99,9 +95,7 @@ def _deaf() -> None:
 
 
 def _restless() -> None:
-    """A daemon without an environment that starts itself anew all the time: each process lives for
-    milliseconds.
-    """
+    """A daemon without an environment that replaces itself every few milliseconds."""
 
     def then() -> None:
         os.setsid()

@@ -1,6 +1,4 @@
-"""Two hundred kills at random of orchestrators, agents, wardens, rank servers and ranks: nothing is
-lost, doubled, stuck or left over.
-"""
+"""Two hundred random kills of every kind of process: nothing is lost, doubled or left over."""
 
 from __future__ import annotations
 

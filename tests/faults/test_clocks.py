@@ -1,6 +1,4 @@
-"""A client's clock that jumps by hours, forwards and back: leases hold, and nothing has lasted less
-than no time.
-"""
+"""A client's clock jumps by hours: leases hold, and no duration is negative."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""An orchestrator that dies at any one of its statements: the same command goes on, and nothing is
-lost, doubled or stuck.
-"""
+"""An orchestrator dies at any of its statements: the same command continues without a loss."""
 
 from __future__ import annotations
 

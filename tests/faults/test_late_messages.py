@@ -1,8 +1,6 @@
-"""The store, told everything late, twice, in any order and by orchestrators that were replaced: the
-first end of an attempt stands.
+"""A store gets everything late, twice, in any order: the first end of an attempt counts.
 
-Hypothesis invents the history; a model in a few lines says what must have come of it, and the judge
-folds the log.
+Hypothesis invents the history; a small model predicts the result, and the judge checks the log.
 """
 
 from __future__ import annotations
@@ -51,9 +49,7 @@ ENDS = {
 
 
 class LateMessages(RuleBasedStateMachine):
-    """`state` and `running` are the model: what each trial is, and which attempt of it may still
-    end.
-    """
+    """The model: `state` of each trial, and `running`, its attempt that may still end."""
 
     attempts: Bundle[Attempt] = Bundle("attempts")  # begun once, told of for ever
     epochs: Bundle[int] = Bundle("epochs")  # of owners that were replaced

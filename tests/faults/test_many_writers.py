@@ -1,6 +1,4 @@
-"""One SQLite file, written by eight processes while a ninth reads an old snapshot: everybody waits,
-and nobody is refused.
-"""
+"""Eight processes write one SQLite file while a ninth reads a snapshot: all succeed."""
 
 from __future__ import annotations
 

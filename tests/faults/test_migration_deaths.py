@@ -1,6 +1,4 @@
-"""A program that dies at any statement while it makes or upgrades a store: the next one finds it
-usable, with all that was in it.
-"""
+"""A program dies at any statement of a migration: the next one finds a usable store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The harness itself: three mistakes that such programs are made with, each put into the product on
-purpose, and each seen.
-"""
+"""The harness itself: it detects three typical mistakes, each put into the product."""
 
 from __future__ import annotations
 
@@ -140,8 +138,8 @@ def die(folder: Path) -> list[str]:
 
 
 def race(folder: Path) -> list[str]:
-    """Until one of them shows something: whether two come between each other's statements is for
-    the scheduler of the cores to say.
+    """Repeat until one shows something: the kernel's scheduler decides whether statements
+    interleave.
     """
     complaints = (
         races(fresh_sqlite(folder), folder, count=5).complaints for _ in range(MOST_RACES // 5)

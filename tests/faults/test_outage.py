@@ -1,6 +1,4 @@
-"""A PostgreSQL that goes away under a sweep: what runs goes on, what ends waits on disk, and all of
-it arrives.
-"""
+"""A PostgreSQL disappears during a sweep: running trials go on, and ends wait on disk."""
 
 from __future__ import annotations
 
@@ -144,9 +142,7 @@ def test_what_ends_while_the_database_is_away_waits_on_disk_and_arrives(
 def whose_database_goes_away(
     postgresql: Server, url: str, log: Log, *, patience_seconds: float
 ) -> Iterator[int]:
-    """An orchestrator in a process of its own, that has heard of its first end when the server is
-    killed.
-    """
+    """An orchestrator process whose server is killed after the first end."""
     Store.open(url).close()
     ended, away = log.path.with_name("ended"), log.path.with_name("away")
 

@@ -1,7 +1,4 @@
-"""A few kills around programs that leave daemons behind: none of their processes is left.
-
-Hundreds in `make chaos`.
-"""
+"""A few kills around programs with daemons: no process is left. `make chaos` does hundreds."""
 
 from __future__ import annotations
 
@@ -53,9 +50,7 @@ def test_kills_around_programs_that_leave_daemons_behind_leave_nobody(
 
 
 def test_the_campaign_sees_what_shows_no_sign_of_whose_it_is(tmp_path: Path) -> None:
-    """Daemons without an environment, whose parents have ended: by what they wrote of themselves,
-    and by a file that they hold open.
-    """
+    """Daemons without environment or parent are found by what they wrote and have open."""
     evidence = tmp_path / "evidence"
     environment = os.environ | {
         stubborn.THEN_VARIABLE: "end",

@@ -1,6 +1,4 @@
-"""A few kills on a real Ray cluster, and at last of its head: the call ends in time, and the next
-one goes on. Hundreds in `make chaos`.
-"""
+"""A few kills on a real Ray cluster, and of its head. `make chaos` does hundreds."""
 
 from __future__ import annotations
 

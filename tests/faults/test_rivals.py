@@ -1,6 +1,4 @@
-"""Two orchestrators want one sweep: one works, the other ends with 5; one that was replaced while
-it slept writes nothing.
-"""
+"""Two orchestrators want one sweep: one works, the other ends with 5 and writes nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A store and a scheduler that write down, outside of both, what was launched and what was
-acknowledged.
-"""
+"""A store and a scheduler that log launches and acknowledged ends, outside of both."""
 
 from __future__ import annotations
 

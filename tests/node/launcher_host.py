@@ -1,6 +1,6 @@
-"""A process that does nothing but run attempts whose ranks leave children behind, until somebody
-kills it. Arguments: the root, and then nothing, or what a program that does the same in all ways
-does itself (tests/faults/stubborn.py); that is run once.
+"""A process that runs attempts whose ranks leave children behind, until it is killed.
+
+Arguments: the root, and then nothing, or a KIND of tests/faults/stubborn.py to run once.
 """
 
 from __future__ import annotations

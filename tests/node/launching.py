@@ -72,8 +72,8 @@ def faulty(
 
 
 def tree_of(root: object) -> list[int]:
-    """What a launcher in this process, one with this root, has running: two wardens, server, ranks,
-    and what those started. Nobody else's.
+    """The processes of a launcher in this process, with this root: wardens, server, ranks and
+    below.
     """
     warden = next((pid for pid in descendants(os.getpid()) if _carries_tag(pid, root)), None)
     return [warden, *descendants(warden)] if warden is not None else []
@@ -87,9 +87,7 @@ def with_start_times(pids: Iterable[int]) -> dict[int, int | None]:
 def survivors(
     seen: Iterable[tuple[int, int | None]], *, root: object, patience_seconds: float = 5.0
 ) -> list[int]:
-    """Of processes once seen, and of all that carry the tag of a launcher with this root, those
-    alive after some time.
-    """
+    """The living of these processes, and of all with the tag of this root, after some time."""
     deadline = time.monotonic() + patience_seconds
     seen = list(seen)
     while True:

@@ -1,6 +1,4 @@
-"""A rank program that prints facts about its process as one JSON line, for tests of the rank
-server.
-"""
+"""A rank program that prints facts about its process as one JSON line."""
 
 from __future__ import annotations
 

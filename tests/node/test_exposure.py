@@ -1,6 +1,4 @@
-"""What is seen of Ray's programs on this machine: real processes with real sockets, under the names
-that Ray's have.
-"""
+"""What is visible of Ray's programs: real processes with real sockets, under Ray's names."""
 
 from __future__ import annotations
 

@@ -34,9 +34,7 @@ def nvml(
     reasons: Sequence[int] = (0, 0),
     xids: list[int] | None = None,
 ) -> Any:
-    """Two GPUs: the first 60 % busy at 300 W, the second 80 % at 500 W; at three quarters and at
-    all of their clock.
-    """
+    """Two GPUs: 60 % busy at 300 W and 3/4 of the clock, 80 % busy at 500 W and all of it."""
     used = used_gib or [0, 0]
     events = list(xids or [])
 

@@ -1,6 +1,4 @@
-"""A node's launcher with real processes: ranks run, go wrong in every way, and are judged and
-ended.
-"""
+"""A node's launcher with real processes: ranks run, fail in every way, and are ended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Nothing outlives an attempt, whoever is killed, whenever: ranks and what they started, the rank
-server, its wardens, the launcher.
-"""
+"""Nothing outlives an attempt, whatever is killed: rank, rank server, warden or launcher."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ def _kill(pid: int) -> None:
 
 
 def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> None:
-    """Each attempt leaves children of every sort; one process of its tree, whichever, is killed
-    after some milliseconds.
-    """
+    """Each attempt leaves children of every kind; then a random process of its tree is killed."""
     chance = random.Random(20)
     launcher = NodeLauncher(tmp_path, node="node-a")
     launcher.run(order(trial_id=1))  # the server is up
@@ -173,11 +169,7 @@ AT_ONCE = [
 def test_nothing_of_a_program_outlives_the_death_of_any_process_above_it(
     tmp_path: Path, victims: tuple[str, ...]
 ) -> None:
-    """The program stops itself.
-
-    It has children in sessions of their own, daemons without an environment, workers, stopped and
-    deaf ones.
-    """
+    """The program stops itself, and leaves children in sessions, daemons, workers, deaf ones."""
     evidence = _program(tmp_path, "stop", victims)
     assert alive_within(5.0, [evidence]) == []
 
@@ -198,9 +190,7 @@ def test_with_a_cgroup_nothing_of_a_program_is_left_when_all_three_above_it_are_
 
 
 def _program(folder: Path, then: str, victims: Sequence[str], *, stopped: bool = False) -> Path:
-    """Have a launcher run a program that leaves all kinds of processes behind, and kill some at
-    once. Returns what they say of themselves.
-    """
+    """Run a program that leaves all kinds of processes, and kill some. Returns its evidence."""
     host = subprocess.Popen([sys.executable, "-m", "tests.node.launcher_host", str(folder), then])
     evidence = folder / "trial-0" / "attempt-1" / "node-0" / EVIDENCE
     try:

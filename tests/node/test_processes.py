@@ -1,6 +1,4 @@
-"""What Linux lets us do about processes: a subtree is killed to the last, whatever it starts
-meanwhile; one cgroup is one kill.
-"""
+"""A subtree is killed to the last process, whatever it starts; a cgroup takes one kill."""
 
 from __future__ import annotations
 

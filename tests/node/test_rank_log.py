@@ -1,6 +1,4 @@
-"""A rank's log: its file and its memory are bounded, whatever it writes, and nothing within the
-bounds is lost.
-"""
+"""A rank's log: bounded in file and memory, and complete within these bounds."""
 
 from __future__ import annotations
 

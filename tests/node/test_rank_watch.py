@@ -1,6 +1,4 @@
-"""What the launcher knows of a rank, without processes: limits from its heartbeats, and who may be
-blamed.
-"""
+"""The launcher's knowledge of a rank, without processes: limits, and the first bad rank."""
 
 from __future__ import annotations
 

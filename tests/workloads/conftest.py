@@ -1,6 +1,4 @@
-"""One thread for torch: of the small tensors here several threads make nothing faster, and other
-tests run beside.
-"""
+"""One thread for torch: more make small tensors no faster, and other tests run meanwhile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Where the time of a real attempt went: no phase of any workload is left out that could be known,
-and together they are the attempt.
-"""
+"""The phases of a real attempt: none that can be known is missing, and their sum is right."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]
 def phases_of(
     launcher: NodeLauncher, program: str, options: dict[str, Any]
 ) -> tuple[Mapping[Phase, float], float]:
-    """As the store is told them, of an attempt whose rank server has imported its program already;
-    and how long it took in all.
-    """
+    """An attempt's phases, with a rank server that has imported its program; and its seconds."""
     launcher.run(order(program, trial_id=next(_trial_ids), world_size=1, options=options))
     report = launcher.run(order(program, trial_id=next(_trial_ids), world_size=1, options=options))
     assert report.failure is None, report.failure

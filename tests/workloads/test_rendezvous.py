@@ -29,9 +29,7 @@ NOBODYS = "192.0.2.1"
 def listened_on(
     root: Path, asked: LaunchOrder, launcher: NodeLauncher
 ) -> tuple[NodeReport, set[Place]]:
-    """Run a gang that does not end by itself until every rank takes steps, and say where its
-    processes listen by then.
-    """
+    """Run a gang until every rank takes steps, and return where its processes listen by then."""
     reports: list[NodeReport] = []
     running = threading.Thread(target=lambda: reports.append(launcher.run(asked)))
     running.start()
@@ -48,9 +46,7 @@ def listened_on(
 
 
 def endless(asked: LaunchOrder) -> LaunchOrder:
-    """The same, of steps without number: a gang whose run is short may be over before anybody has
-    looked.
-    """
+    """The same with endless steps: a short run may end before anybody has read the sockets."""
     plan = asked.request.measurement.model_copy(update={"min_steps": ENDLESS, "max_steps": ENDLESS})
     limits = asked.request.limits.model_copy(update={"steady": 110.0, "total": 110.0})
     return replace(
@@ -95,9 +91,7 @@ def test_a_gang_listens_at_its_own_address_alone(
 
 
 def test_where_no_interface_holds_the_address_every_one_is_listened_on() -> None:
-    """As in a container whose address is translated: the others reach it at one that it does not
-    have.
-    """
+    """As in a container with a translated address, which no interface has."""
     with bound(NOBODYS, 0) as listening:
         assert listening.getsockname()[0] == "0.0.0.0"
 

@@ -1,6 +1,4 @@
-"""A secret named by `env_from` reaches the program on each rank, and is found nowhere that this
-program writes, whatever the program prints.
-"""
+"""A secret named by `env_from` reaches each rank's program, and nothing that we write."""
 
 from __future__ import annotations
 

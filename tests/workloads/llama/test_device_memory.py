@@ -1,8 +1,6 @@
-"""What counts as the memory of a trial on a GPU, with the counters of torch's CUDA allocator played
-by a few lines: needs no GPU.
+"""A trial's memory on a GPU, with simulated counters of torch's allocator: needs no GPU.
 
-That torch's counters behave so is its promise; tests marked `gpu` run the whole program on a real
-one.
+Tests marked `gpu` run the whole program on a real one.
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ NOTHING = States(parameters=(), gradients=(), optimizer=(), constants=())
 
 
 class Counters:
-    """Bytes allocated and reserved, and the most of each since the last reset, as torch.cuda tells
-    them.
-    """
+    """Bytes allocated and reserved, and their peaks since the last reset, as in torch.cuda."""
 
     def __init__(self) -> None:
         self.allocated = self.peak = self.reserved = self.peak_reserved = self.retries = 0

@@ -1,8 +1,6 @@
-"""Every layout trains the same: for one seed and one global batch, loss, gradients and weights
-agree within rounding.
+"""Every layout trains the same: loss, gradients and weights agree within rounding.
 
-Two ranks train all layouts of data-parallel size 2, ZeRO stage 1 included, in one process group and
-once for all tests.
+Two ranks train all layouts of data-parallel size 2 in one process group, once for all tests.
 """
 
 from __future__ import annotations
@@ -154,9 +152,7 @@ class Stepped:
 
 
 def step_in_chunks(*, num_shards: int, dtype: torch.dtype) -> Stepped:
-    """Step weights of awkward sizes three times in chunks of 40: the last chunk, of one element,
-    leaves rank 1 without any.
-    """
+    """Step weights three times in chunks of 40: the last, of one element, has none for rank 1."""
     generator = torch.Generator().manual_seed(2)
     weights = [
         torch.randn(shape, generator=generator).to(dtype) for shape in ((7, 5), (64,), (3, 34))
@@ -225,9 +221,7 @@ def run_rank(rank: int, port: int, out: Path) -> None:
 
 
 def every_layout(precision: Precision) -> list[Layout]:
-    """All of data-parallel size 2; those of ZeRO stage 1 recompute nothing, since all that is
-    recomputed is over when weights are stepped.
-    """
+    """All of data-parallel size 2; no recomputation with ZeRO stage 1: it ends before the step."""
     plain = layouts(2, precision)
     return [*plain, *(sharded(layout) for layout in plain if str(layout.recompute) == "none")]
 

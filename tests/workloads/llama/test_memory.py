@@ -165,9 +165,7 @@ def peak_bytes_per_token(
     shape: ModelShape,
     length: int,
 ) -> float:
-    """The closed form of the peak above the states, one sequence a micro-batch: the highest of four
-    moments of the backward pass.
-    """
+    """The peak above the states for one sequence: the highest of four moments of backward."""
     element = 2 if precision is Precision.BF16 else 4
     h, kv, ffn, vocab = shape.hidden_size, shape.kv_size, shape.ffn_hidden_size, shape.vocab_size
     scores = shape.num_attention_heads * length

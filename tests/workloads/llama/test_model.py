@@ -1,6 +1,4 @@
-"""The decoder computes what a Llama computes, with as many parameters and FLOPs as the core says it
-has.
-"""
+"""The decoder computes a Llama, with the core's number of parameters and FLOPs."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ def batch(shape: ModelShape = SHAPE) -> tuple[Tensor, Tensor]:
 def naive_loss(
     weights: dict[str, Tensor], shape: ModelShape, tokens: Tensor, targets: Tensor
 ) -> Tensor:
-    """A Llama written a second time, as plainly as possible: real rotations, one head at a time, no
-    fused function.
-    """
+    """A second, plain Llama: real rotations, one head at a time, no fused function."""
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + NORM_EPSILON) * weight
@@ -173,9 +169,7 @@ def test_parameters_are_as_many_as_the_core_says(shape: ModelShape) -> None:
 
 
 def _cpu_attention_flops() -> dict[object, object]:
-    """torch counts FLOPs of every fused attention but the CPU's; key and value heads are as many as
-    query heads for the count.
-    """
+    """torch does not count the CPU's fused attention; here all heads count as query heads."""
 
     def forward(q: list[int], k: list[int], v: list[int], *_: object, **__: object) -> int:
         return sdpa_flop_count(q, [*q[:2], *k[2:]], [*q[:2], *v[2:]])

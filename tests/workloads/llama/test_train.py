@@ -1,6 +1,4 @@
-"""A whole trial as a launcher runs it: forked ranks, a request in a run directory, results or
-failure notes out.
-"""
+"""A whole trial as a launcher runs it: forked ranks, a request in, results or notes out."""
 
 from __future__ import annotations
 
@@ -440,9 +438,7 @@ def test_a_whole_trial_rests_on_the_peak_that_it_is_told(
 def told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[tuple[Phase, int, bool]]]:
-    """Sets this process up as the only rank of a trial in fp32, and holds what it tells its
-    launcher.
-    """
+    """Makes this process the only rank of a trial in fp32, and keeps its reports."""
     trial = request(Layout(micro_batch_size=1, precision=Precision.FP32))
     (tmp_path / REQUEST_FILE).write_bytes(encode(trial))
     names = {

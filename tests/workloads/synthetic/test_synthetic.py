@@ -1,6 +1,4 @@
-"""The workload that trains nothing: its physics has the right shape, its noise is seeded, and it
-needs no torch.
-"""
+"""The synthetic workload: its physics has the right shape, its noise a seed, and no torch."""
 
 from __future__ import annotations
 

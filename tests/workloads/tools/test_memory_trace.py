@@ -1,6 +1,4 @@
-"""A trace on tensors without memory says what closed forms say where there are some, and what a
-real step holds where there are none.
-"""
+"""A trace without memory agrees with closed forms, and with the memory of real steps."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
 @pytest.fixture(autouse=True, scope="module")
 def little_to_collect() -> Iterator[None]:
-    """As the command does: a trace looks through all objects, and those of other tests are none of
-    its own.
-    """
+    """Freeze the objects of other tests, as the command does: a trace searches all objects."""
     # Two threads that wait for each other crawl on a busy machine
     torch.set_num_threads(1)
     gc.collect()
