@@ -93,7 +93,7 @@ class RayKills:
         return self._out
 
     def run_poison(self) -> Outcome:
-        """One trial kills its node whenever it runs: it stops after two, all others are measured."""
+        """One trial kills its node in each run: it stops after two, all others are measured."""
         began = time.monotonic()
         self._out.campaign, self._time_scale = (
             "ray-poison",
@@ -121,7 +121,7 @@ class RayKills:
         return self._out
 
     def run_rpc(self) -> Outcome:
-        """Ray's messages are lost and late (`RPC_FAULTS`): the sweep ends, maybe after many calls."""
+        """Messages of Ray are lost and late (`RPC_FAULTS`): the sweep ends, after some calls."""
         began = time.monotonic()
         self._out.campaign = "ray-rpc"
         for _ in range(MOST_CALLS):

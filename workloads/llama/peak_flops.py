@@ -15,6 +15,7 @@ import torch
 from orchestrator.core.problem.hardware import from_driver_name
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.trial.protocol import MEASURED_PEAK, TrialRequest
+from workloads.llama.timing import synchronize
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 _SIZES = {"cpu": (256, 512, 768), "cuda": (4096, 8192)}
@@ -103,14 +104,9 @@ def _best_matmul(size: int, dtype: torch.dtype, device: torch.device) -> float:
     torch.mm(a, b, out=out)
     best, start = 0.0, time.perf_counter()
     while time.perf_counter() - start < _SECONDS_PER_SIZE:
-        _synchronize(device)
+        synchronize(device)
         before = time.perf_counter()
         torch.mm(a, b, out=out)
-        _synchronize(device)
+        synchronize(device)
         best = max(best, 2.0 * size**3 / (time.perf_counter() - before))
     return best
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -60,10 +60,10 @@ def time_steps(
     def run_step(number: int) -> float:
         before_step(number)
         micro_batches = prepare(number)
-        _synchronize(device)
+        synchronize(device)
         start = time.perf_counter()
         loss = step(micro_batches)
-        _synchronize(device)
+        synchronize(device)
         seconds = time.perf_counter() - start
         losses[number] = loss
         return seconds
@@ -126,6 +126,6 @@ def _over_ranks(
     return [float(value) for value in tensor.tolist()]
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from orchestrator.core.trial.protocol import CollectiveTime, Device, Phase, RankResult
 from workloads import rank as ranks
 from workloads.llama.stack import describe_stack
+from workloads.llama.timing import synchronize
 from workloads.rank import Rank
 from workloads.rendezvous import join_gang
 
@@ -81,10 +82,10 @@ def _time(call: Callable[[], object], device: torch.device, *, seconds: float) -
     """The median time of a call over batches, on the slowest rank, and the number of calls."""
     for _ in range(2):  # the first makes connections
         call()
-    _synchronize(device)
+    synchronize(device)
     began = time.perf_counter()
     call()
-    _synchronize(device)
+    synchronize(device)
     once = _slowest(time.perf_counter() - began, device)
     calls = max(1, min(MOST_CALLS, int(seconds / BATCHES / max(once, 1e-7))))
     batches = []
@@ -93,7 +94,7 @@ def _time(call: Callable[[], object], device: torch.device, *, seconds: float) -
         began = time.perf_counter()
         for _ in range(calls):
             call()
-        _synchronize(device)
+        synchronize(device)
         batches.append(_slowest((time.perf_counter() - began) / calls, device))
     return median(batches), calls * BATCHES
 
@@ -102,11 +103,6 @@ def _slowest(seconds: float, device: torch.device) -> float:
     value = torch.tensor([seconds], dtype=torch.float64, device=device)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value.item())
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # Each returns a function that does one call, and the bytes of its message, from tensors of about
