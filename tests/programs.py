@@ -20,8 +20,7 @@ def finished(command: Sequence[str], *, seconds: float) -> subprocess.CompletedP
         [sys.executable, "-m", "tests.bounded", str(seconds), *command],
         capture_output=True,
         text=True,
-        # Which says that even the end of it hangs
-        timeout=seconds + 2 * PATIENCE_SECONDS,
+        timeout=seconds + 2 * PATIENCE_SECONDS,  # so even its end hangs
         check=False,
     )
     if done.returncode == TOO_LONG:

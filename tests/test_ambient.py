@@ -50,8 +50,7 @@ def test_a_test_and_its_children_work_in_a_folder_of_their_own(tmp_path: Path) -
         "SWEEP_HOME",
         "RAY_ADDRESS",
         "PGHOST",
-        # Ray sets others when it is imported
-    }
+    }  # Ray sets others when imported
 
 
 def test_the_children_of_a_test_hear_what_nohup_ignores() -> None:

@@ -16,7 +16,7 @@ from orchestrator.node.processes import start_time
 from tests import guard
 
 PROJECT = Path(__file__).parents[1]
-# For PostgreSQL to start, or all to end, however busy the machine
+# For PostgreSQL to start, or everything to end, on a busy machine.
 PATIENCE_SECONDS = 90.0
 # A test that has a database and a program in a session of its own, says so, and does not end.
 ENDLESS = """

@@ -14,8 +14,7 @@ from benchmarks import chaos
 from orchestrator.node.processes import start_time
 from tests.programs import finished
 
-# For three interpreters to start, on a machine that others use
-LONG_ENOUGH_SECONDS = 8.0
+LONG_ENOUGH_SECONDS = 8.0  # three interpreters start, when busy
 STAYS = "time.sleep(600)"
 GOES = "sys.exit(3)"
 

@@ -44,7 +44,6 @@ def _rms_norm(
     input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """CPUs decompose it, and autograd keeps 12 bytes more per element than the fused kernel."""
-    # Torch leaves Function.apply untyped
     return cast(Tensor, _FusedRMSNorm.apply(input, weight))  # type: ignore[no-untyped-call]
 
 

@@ -33,7 +33,7 @@ sweep() { "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(
 import importlib.util, sys
 if sys.version_info < (3, 11):
     sys.exit(f"run.sh: Python {sys.version.split()[0]} is too old: 3.11 or newer is needed. Set PYTHON")
-needed = "alembic numpy optuna pydantic yaml ray rich sqlalchemy tenacity typer torch".split()
+needed = "alembic numpy optuna psutil pydantic yaml ray rich sqlalchemy tenacity typer torch".split()
 missing = [name for name in needed if importlib.util.find_spec(name) is None]
 if missing:
     sys.exit(f"run.sh: {sys.executable} lacks {', '.join(missing)}: pip install '.[train,gpu]', or put unpacked wheels on PYTHONPATH")

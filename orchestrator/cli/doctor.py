@@ -49,6 +49,7 @@ REQUIRED = (
     "rich",
     "pyyaml",
     "tenacity",
+    "psutil",
 )
 OPTIONAL = {
     "torch": "train",

@@ -31,7 +31,6 @@ from orchestrator.core.trial.protocol import (
 from orchestrator.node.processes import is_stopped
 from orchestrator.node.rank_log import RankLog
 
-# Of a rank's output, that a failure is judged by
 # Of a rank's output, to judge a failure by.
 TAIL_BYTES = 1 << 16
 # Of that, in a report.

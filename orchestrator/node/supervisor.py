@@ -28,7 +28,6 @@ from orchestrator.node.rank_server import KILL_PATIENCE_SECONDS
 from orchestrator.node.rank_server_client import ProcessesStuck, RankServer, ServerLost
 from orchestrator.node.rank_watch import RankWatch
 
-# Importing torch from a cold network file system takes minutes
 # Importing torch from a cold network file system takes minutes.
 SERVER_START_SECONDS = 300.0
 # A rank that lost communication waits so long for the rank that caused it to show.

@@ -124,7 +124,7 @@ class AgentScheduler:
         if pid == 0:
             ours.close()
             for other in self._agents.values():
-                # Else the end of the orchestrator would not be the end of that pipe
+                # Else that pipe would stay open after the orchestrator's end.
                 other.pipe.close()
             _serve(theirs, self._root, node)
         theirs.close()

@@ -29,16 +29,15 @@ from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedStore
 from tests.sweep.fake_scheduler import FakeScheduler
 
-# Promised: after it nobody is left of what was killed
+# Promised: by then nothing is left of a killed orchestrator.
 SURVIVOR_SECONDS = 5.0
-# From a launch to a kill: a trial takes 0.05 s and more
+# From a launch to a kill: a trial takes 0.05 s and more.
 LONGEST_WAIT_SECONDS = 0.1
-# For something new to be launched between two kills, without which nobody would ever get far
+# For a launch between two kills, without which there would be no progress.
 PATIENCE_SECONDS = 3.0
-# From the fork of an orchestrator without processes to its death
+# From the fork of an orchestrator without processes to its death.
 LONGEST_SCRIPTED_SECONDS = 0.4
-# For an orchestrator to launch its first trial, however busy the machine
-START_SECONDS = 180.0
+START_SECONDS = 180.0  # for a first launch, when busy
 # How often each is the victim; by how far it is below the orchestrator.
 VICTIMS = {
     "orchestrator": 3,
@@ -53,8 +52,7 @@ KILLED = (
     *LEVELS,
     "raylet",
     "head",
-    # The kinds of victims that are processes, killed: others sleep, race, or are connections
-)
+)  # victims that are killed processes
 LEAKS = {"fault": "leak_children", "at": "init", "probability": 0.2}
 
 
@@ -71,14 +69,12 @@ class Outcome:
     stuck: int = 0
     broken: int = 0
     leaked_processes: int = 0
-    # How often somebody looked for processes that had been left over
-    looks: int = 0
-    # Orchestrators that had begun, slept past their lease, and woke when another had the sweep
+    looks: int = 0  # searches for leftover processes
+    # Orchestrators that slept past their lease, and woke after their successor's start.
     replaced: int = 0
-    # Its seconds were over before it had done what it was asked for
-    cut_short: bool = False
+    cut_short: bool = False  # its time was too short
     max_attempts: int = 0
-    # From the death of an orchestrator to the next one's first launch
+    # From an orchestrator's death to the first launch of the next.
     slowest_takeover_seconds: float = 0.0
     seconds: float = 0.0
     complaints: list[str] = field(default_factory=list)
@@ -144,13 +140,12 @@ class Campaign:
     ) -> None:
         self._chance, self._folder, self._url, self._name = random.Random(seed), folder, url, name
         self._scripted = scripted
-        # The fewer, the sooner an orchestrator has begun, and the sooner a sweep is over
-        self._num_recomputations = 2 if scripted else 40
+        self._num_recomputations = 2 if scripted else 40  # few, to begin and end soon
         self._num_sweeps = 0
         self._over = folder / "over"
         self._seen: dict[
             int, int
-            # Every process ever seen below an orchestrator -> its start time
+            # Process below an orchestrator -> start time.
         ] = {}
         self._out = Outcome(campaign=name, seed=seed)
 
@@ -164,7 +159,7 @@ class Campaign:
                 and time.monotonic() - began < seconds
                 and not self._out.complaints
             ):
-                self._under_fire(kills, until=began + seconds)
+                self._kill_repeatedly(kills, until=began + seconds)
             self._out.cut_short = self._out.kills < kills and not self._out.complaints
             self._over.touch()
             self._end_sweep()
@@ -212,7 +207,7 @@ class Campaign:
     def _spec(self) -> SweepSpec:
         return spec(self._sweep, num_recomputations=self._num_recomputations)
 
-    def _under_fire(self, kills: int, *, until: float) -> None:
+    def _kill_repeatedly(self, kills: int, *, until: float) -> None:
         """One orchestrator, from its start to its death."""
         with forks.running(self._orchestrate) as orchestrator:
             if self._scripted:
@@ -222,8 +217,7 @@ class Campaign:
                 else:
                     self._strike(orchestrator, "orchestrator")
                 return
-            # The others may die before they have begun
-            if self._chance.random() < 0.7:
+            if self._chance.random() < 0.7:  # others may die before that
                 began = time.monotonic()
                 if not self._await_launch(orchestrator, START_SECONDS):
                     self._out.complaints.append(

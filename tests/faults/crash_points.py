@@ -40,10 +40,7 @@ class Deaths:
 
     num_points: int
     num_acknowledged: int  # by the orchestrators that died
-    within: Mapping[
-        str, int
-        # How many of them died in each of the store's methods, where only those were asked for
-    ]
+    within: Mapping[str, int]  # deaths by method of the store
     complaints: Sequence[str]
 
 
@@ -56,9 +53,8 @@ class Play:
     before: Callable[[WitnessedStore, Path], None] | None = (
         None  # what an earlier orchestrator had done
     )
-    # With a folder for its run folders
-    run: Callable[[WitnessedStore, Path], object]
-    # Methods of the store, where only their statements are to die at
+    run: Callable[[WitnessedStore, Path], object]  # with a folder for run folders
+    # Methods of the store to die in.
     within: Sequence[str] = ()
 
 
@@ -227,8 +223,7 @@ def at_points(
     `within`: only for statements of these methods of the store, with the method's index.
     """
     numbers = itertools.count()
-    # The methods that are being called, by their places
-    inside = list[int]() if within else [0]
+    inside = list[int]() if within else [0]  # the running methods, by place
 
     def point(*_: object) -> None:
         if inside:
@@ -266,8 +261,7 @@ def _finish(stage: _Stage, into: Path) -> None:
     try:
         stage.run()
     except Exception as exc:  # noqa: BLE001
-        # What it stumbled over is what the judge is to name
-        raised = [f"the next one raised {type(exc).__name__}: {exc}"]
+        raised = [f"the next one raised {type(exc).__name__}: {exc}"]  # the judge names the mistake
     verdict = judge(
         stage.store, stage.play.of.name, stage.store.log.entries(), num_trials=stage.play.num_trials
     )

@@ -50,7 +50,7 @@ def of_making(url: str, folder: Path) -> dict[str, Any]:
 def of_upgrade(url: str, folder: Path) -> dict[str, Any]:
     """A program dies while it upgrades a store, which gains a trial with each death."""
     _open(url)
-    # A process of its own: what holds a sweep has to be gone
+    # It must end with all that it has open.
     _in_a_fork(partial(_use, url, measured=0))
 
     def go_on(point: int) -> Callable[[], None]:

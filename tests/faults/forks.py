@@ -69,8 +69,7 @@ def _end_with(work: Callable[[], object]) -> None:
     except SweepError as exc:
         code = exc.exit_code
     except BaseException:  # noqa: BLE001
-        # The fork ends here, whatever it was
-        traceback.print_exc()
+        traceback.print_exc()  # the fork ends here
     finally:
         sys.stderr.flush()
         os._exit(code)

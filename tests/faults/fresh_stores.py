@@ -13,8 +13,7 @@ from db.connection import url as urls
 from db.store import Store
 from tests import new_store
 
-# Processes that use them at once, each its own
-WORKERS = 2
+WORKERS = 2  # processes with a store each
 
 Fresh = Callable[[int], str]
 
@@ -54,7 +53,7 @@ def fresh_postgresql(server_url: str) -> Fresh:
 
     connections: dict[
         int, psycopg.Connection
-        # Kept: a new one has all of the catalogue to read
+        # A new one would read the whole catalogue again.
     ] = {}
 
     def emptied(worker: int) -> str:

@@ -39,8 +39,7 @@ STANDING_STILL = (event_log.SUPERSEDED, event_log.REPEAT_FAILED)  # entries that
 class Seen(StrEnum):
     LAUNCHED = "launched"
     MEASURED = "measured"  # acknowledged, and it counts
-    # Acknowledged: the trial is at its end without a number
-    ENDED = "ended"
+    ENDED = "ended"  # at its end, without a number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,8 +85,7 @@ class Verdict:
     lost: Sequence[str]
     duplicated: Sequence[str]
     stuck: Sequence[str]
-    # The log of events does not lead to the rows
-    broken: Sequence[str]
+    broken: Sequence[str]  # events that contradict the rows
 
     @property
     def complaints(self) -> list[str]:
@@ -119,8 +117,7 @@ class _Rows:
     events: Mapping[int, list[Any]]
     sessions: Sequence[Any]  # the oldest first
     checks: Sequence[Any]  # of nodes, by the sweep's orchestrators
-    # Nodes of which no measurement counts any more
-    sick: frozenset[str]
+    sick: frozenset[str]  # whose measurements no longer count
 
     def is_taken_out(self, trial_id: int, number: int) -> bool:
         """True if an attempt does not count since one of its nodes is sick."""

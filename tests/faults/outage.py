@@ -19,7 +19,7 @@ from tests.sweep.fake_scheduler import FakeScheduler
 
 NAME = "many"
 MOST_SECONDS_APART = 0.15  # of two ends of all connections
-# With fewer, little could be lost; on a busy machine they take longer than the ends
+# With fewer, little could be lost; on a busy machine they outlast the ends.
 FEWEST_RESULTS = 101
 RESULTS_SECONDS = 120.0
 
@@ -47,8 +47,7 @@ def terminations(
 
     before = postgresql.num_ended
     with forks.running(orchestrate) as orchestrator:
-        # On a busy machine a sweep would else never be begun
-        _await_results(log, orchestrator, fewest=1)
+        _await_results(log, orchestrator, fewest=1)  # else a sweep would never begin
         with postgresql.ending_connections(most_seconds=MOST_SECONDS_APART, seed=seed):
             _wait_for(postgresql, before + count // 2, orchestrator)
             postgresql.kill()

@@ -47,7 +47,7 @@ class Server:
         ):
             assert time.monotonic() < deadline, "backends of the dead server are left"
             time.sleep(0.02)
-        # Nobody may have waited for it, and a zombie looks alive
+        # A zombie, for which nobody has waited, looks alive.
         if self._dead:
             for lock in (
                 self._server.pgdata / "postmaster.pid",
@@ -100,15 +100,13 @@ class Server:
 @contextmanager
 def server() -> Iterator[Server]:
     """One that is gone afterwards, with its files."""
-    # Short: a socket's path may have 107 characters
-    folder = Path(tempfile.mkdtemp(prefix="sweep-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="sweep-pg-"))  # a socket's path: 107 characters
     try:
         opened = Server(folder)
         try:
             yield opened
         finally:
-            # It can only be stopped where it runs
-            opened.start()
+            opened.start()  # only a running one can stop
             opened.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -21,8 +21,7 @@ from orchestrator.node.processes import _children, descendants, kill, start_time
 from tests.faults import stubborn
 from tests.faults.campaign import SURVIVOR_SECONDS, VICTIMS, Campaign, Outcome
 
-# The name of the files that programs write: in each attempt's folder
-EVIDENCE = "evidence"
+EVIDENCE = "evidence"  # a file in each attempt's folder
 _PROGRAM = [sys.executable, "-I", "-S", stubborn.__file__]
 START_SECONDS = 180.0
 MOST_LATE_SECONDS = 1.0
@@ -108,8 +107,7 @@ class ProgramCampaign(Campaign):
         if len(levels) < 2:
             return False
         agent = self._chance.choice(levels[1])
-        # As Ray does with a worker whose driver is gone
-        for pid in (*_children(agent), agent):
+        for pid in (*_children(agent), agent):  # as Ray without its driver
             kill(pid)
         self._out.strike(victim)
         return True

@@ -29,20 +29,19 @@ from tests.faults.witness import WitnessedStore
 NAME = "on-ray"
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80_000_000}
 VICTIMS = {"orchestrator": 3, "agent": 4, "rank": 5, "raylet": 2}
-# Promised: an orchestrator whose cluster is gone has said so by then
+# Promised: by then an orchestrator reports that its cluster is gone.
 HEAD_SECONDS = 60.0
 START_SECONDS = 90.0
 NUM_TRIALS = 40
 LONGEST_WAIT_SECONDS = 1.5
 POISONED = 5  # a trial among others
 MOST_CALLS = 10
-# In which nothing ends and no node is started anew: the call hangs
+# Without an end or a restarted node for so long, the call hangs.
 MOST_CALL_SECONDS = START_SECONDS + 120
-# For all calls together: an agent that does not come is given up after two minutes
+# For all calls together: an orchestrator waits two minutes for an agent.
 RPC_SECONDS = 600.0
 POISON_SECONDS = 300.0  # for all other trials
-# For an orchestrator that nobody disturbs to measure all that is left
-LAST_SECONDS = 600.0
+LAST_SECONDS = 600.0  # for an undisturbed last orchestrator
 # Read by Ray's processes when they start: of so many calls in a hundred the request, or the answer,
 # is lost; and one kind is late.
 _LOST = {"num_failures": -1, "req_failure_prob": 3, "resp_failure_prob": 3}
@@ -70,8 +69,7 @@ class RayKills:
         self._log = Log(folder / "seen.jsonl")
         self._out = Outcome(campaign="ray", seed=seed)
         self._time_scale = 30.0
-        # An orchestrator has ended well: nothing is left to kill
-        self._is_over = False
+        self._is_over = False  # ended well: nothing to kill
         self._seen: dict[int, int] = {}
         self._begin_cluster()
 
@@ -83,7 +81,7 @@ class RayKills:
             and time.monotonic() - began < seconds
             and not self._out.complaints
         ):
-            self._under_fire(kills, until=began + seconds)
+            self._kill_repeatedly(kills, until=began + seconds)
         self._out.cut_short = (
             self._out.kills < kills and not self._is_over and not self._out.complaints
         )
@@ -98,8 +96,7 @@ class RayKills:
         self._out.campaign, self._time_scale = (
             "ray-poison",
             300.0,
-            # So that a trial is still there when its node is
-        )
+        )  # the trial outlives its node
         with self._orchestrator() as orchestrator:
             for attempt in (1, 2, 3):
                 if not self._await_attempt(orchestrator, POISONED, attempt):
@@ -213,7 +210,7 @@ class RayKills:
             self._folder / "orchestrator.txt",
         )
 
-    def _under_fire(self, kills: int, *, until: float) -> None:
+    def _kill_repeatedly(self, kills: int, *, until: float) -> None:
         began = time.monotonic()
         with self._orchestrator() as orchestrator:
             if not self._await_launch(orchestrator, START_SECONDS):

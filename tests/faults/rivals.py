@@ -29,11 +29,9 @@ from tests.faults.witness import WitnessedStore
 from tests.sweep.fake_scheduler import FakeScheduler
 
 HELD = SweepHeld.exit_code
-# Of 30 s: nobody waits long for it to end
-LEASE_SECONDS = 0.15
+LEASE_SECONDS = 0.15  # instead of 30 s
 TRIAL_SECONDS = 0.005
-# For a first launch, however busy the machine
-START_SECONDS = 180.0
+START_SECONDS = 180.0  # for a first launch, when busy
 OF = small_sweep.spec(gpus=[1])
 NUM_TRIALS = 6
 
@@ -43,7 +41,7 @@ class Rivalry:
     """What came of it."""
 
     rounds: int = 0
-    # Orchestrators that had launched something, slept past their lease, and ended with 5
+    # Orchestrators that launched something, slept past their lease, and ended with 5.
     replaced: int = 0
     acknowledged: int = 0
     complaints: list[str] = field(default_factory=list)
@@ -73,13 +71,11 @@ def pauses(
             fresh(worker)
             log.path.unlink(missing_ok=True)
             with forks.running(partial(_orchestrate, store)) as first:
-                # The others may be stopped before they have begun
-                if chance.random() < 0.8:
+                if chance.random() < 0.8:  # others may stop before that
                     _await_launch(log, first)
                 time.sleep(chance.uniform(0.0, run_seconds / 2))
                 os.kill(first, signal.SIGSTOP)
-                # Of nobody else: what it launched, and perhaps was acknowledged
-                had_begun = bool(log.entries())
+                had_begun = bool(log.entries())  # its own launches and ends
                 time.sleep(LEASE_SECONDS * 1.2)
                 with forks.running(partial(_orchestrate, store)) as second:
                     time.sleep(chance.uniform(0.0, run_seconds))

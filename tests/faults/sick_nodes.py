@@ -72,6 +72,5 @@ AMONG_SICK_NODES = Play(
         "bench",
         "remeasure",
         "record_ends",
-        # The last is what a spool is taken up by
-    ),
+    ),  # the last one reads a spool
 )

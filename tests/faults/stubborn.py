@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-# End: leave the others behind; stop: stop itself; nothing: go on for ever
+# end: leave the others behind; stop: stop itself; nothing: run for ever.
 THEN_VARIABLE = "STUBBORN_THEN"
 
 _evidence = -1
@@ -126,7 +126,7 @@ def main() -> None:
     _record("program")
     for kind in sys.argv[2:] or KINDS:
         KINDS[kind]()
-    # A program of somebody else
+    # A program unlike ours.
     with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:  # noqa: PTH123
         file.write((json.dumps({"step_seconds": 0.1}) + "\n") * int(os.environ["SWEEP_NUM_STEPS"]))
     match os.environ.get(THEN_VARIABLE):

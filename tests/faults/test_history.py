@@ -31,7 +31,7 @@ def swept(tmp_path: Path) -> WitnessedStore:
 def test_a_sweep_that_nothing_happened_to_is_blameless(swept: WitnessedStore) -> None:
     verdict = judge(swept, "small", swept.log.entries(), num_trials=small_sweep.NUM_TRIALS)
     assert verdict.complaints == []
-    # Up to two were pruned, never launched
+    # Up to two were pruned, never launched.
     assert verdict.acknowledged >= small_sweep.NUM_TRIALS - 2
 
 

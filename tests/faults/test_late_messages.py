@@ -37,8 +37,7 @@ from tests.db.builders import (
 )
 from tests.faults.history import judge
 
-# A quarter of a minute where nobody else uses the cores
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(900)  # 15 s on idle cores
 
 Attempt = tuple[int, int]
 ENDS = {

@@ -118,8 +118,7 @@ def test_what_ends_while_the_database_is_away_waits_on_disk_and_arrives(
 
     def come_back() -> None:
         until(lambda: len(spooled(log)) == AT_ONCE)
-        # In which something could be started, or acknowledged
-        time.sleep(0.5)
+        time.sleep(0.5)  # time for a launch or acknowledgement
         seen.append((len(spooled(log)), len(log.entries())))
         postgresql.start()
 
@@ -207,7 +206,7 @@ def test_a_cancel_is_obeyed_while_the_database_is_away(
             run_root=lambda folder: log.path.parent / folder,
             stop=lambda: asked[0] if asked else Stop.GO_ON,
         )
-    # Promised of a cancel; patience would be 60 s
+    # Promised: cancel does not wait 60 s.
     assert time.monotonic() - began < 15
     assert spooled(log)
     postgresql.start()

@@ -18,8 +18,7 @@ from tests.faults.program_kills import alive
 
 pytestmark = pytest.mark.timeout(600)
 
-# On Ray: of the orchestrator, and of the raylet
-KILLS, RAY_KILLS = 15, 2
+KILLS, RAY_KILLS = 15, 2  # on Ray: orchestrator, raylet
 MOST_SECONDS = 200.0
 ENDING_SECONDS = 300.0
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(900)
 
 NUM_RACES = 5
 NUM_REPLACED = 5
-# Some are stopped before they begin, or when they have ended; 1,000 pauses in `make chaos`
+# Some stop before their start or after their end; `make chaos` has 1,000 pauses.
 MOST_PAUSES = 40
 
 

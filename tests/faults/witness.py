@@ -48,7 +48,7 @@ class WitnessedStore(Store):
                         end.outcome.measurement.tokens_per_second_per_gpu,
                     )
             elif came_to.state in WITHOUT_A_NUMBER:
-                # Else it waits for another attempt, or a repeat failed
+                # Else it waits for another attempt, or a repeat failed.
                 self.log.note(Seen.ENDED, end.trial_id, end.attempt)
         return recorded
 

@@ -31,7 +31,7 @@ def _all_reduce(rank: Rank) -> RankResult:
     if options.get("dies_on") == rank.rank:
         os.kill(os.getpid(), int(options["signal"]))
     if options:
-        # With a rank gone, the others hang here or lose their connection
+        # Without one rank, the others hang here or lose their connection.
         dist.all_reduce(total)
     result = RankResult(
         step_seconds=[0.1] * 6, tokens_per_step=torch.get_num_threads(), loss_first=total.item()

@@ -18,8 +18,7 @@ from orchestrator.node.launcher import NodeLauncher
 from orchestrator.node.processes import global_identity, living_pid
 from tests.node.launching import order
 
-# Of CPU time in each process of the program
-SPIN_SECONDS = 0.9
+SPIN_SECONDS = 0.9  # CPU time of each process
 
 # Three processes that compute: the program, a child, and a daemon in a session of its own that
 # loses its parent.
@@ -116,8 +115,7 @@ def test_another_launcher_s_ranks_are_the_sweep_s_where_they_share_its_folder_on
     stranger = NodeLauncher(tmp_path / "b", node="n")
     try:
         for launcher in (mine, other, stranger):
-            # Its server is there from now on
-            assert launcher.run(order(trial_id=id(launcher))).failure is None
+            assert launcher.run(order(trial_id=id(launcher))).failure is None  # starts its server
         watch = CpuWatch(root=mine.root, warden=mine._warden, orchestrator="")
         from orchestrator.node.cpu_watch import _processes
 
@@ -201,8 +199,7 @@ def test_a_process_is_known_again_by_its_name_alone() -> None:
     [
         ("50000 100000", "usage_usec 7250000\nuser_usec 1", 0.5),
         ("max 100000", "usage_usec 7250000", None),
-        # Its use is not told: the machine's cores stand
-        ("50000 100000", "user_usec 1", None),
+        ("50000 100000", "user_usec 1", None),  # not reported: the machine's cores count
         ("100000000 100000", "usage_usec 7250000", None),  # more than there are
     ],
 )

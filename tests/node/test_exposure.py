@@ -105,7 +105,7 @@ def test_an_agent_asks_for_a_token_where_the_raylet_that_started_it_does(
     tmp_path: Path, beside: dict[str, str]
 ) -> None:
     pytest.importorskip("ray")
-    # As much of it is written over as the title is long
+    # The title overwrites as much as it is long.
     environment = dict(sorted((beside | {"RAY_AUTH_MODE": "token"}).items()))
     with pretending(tmp_path, "raylet", "127.0.0.1", code=RAYLET, **environment) as port:
         (found,) = [one for one in ray_facts({}).listeners if one.port == port]

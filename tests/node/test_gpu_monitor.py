@@ -157,7 +157,7 @@ def test_errors_are_told_by_the_driver_whether_steps_are_timed_or_not() -> None:
         raise NvmlError("GPU is lost")
 
     with GpuMonitor(["0"], nvml=fallen) as monitor:
-        # As after Xid 79: then the kernel's log is searched by what was told before
+        # As after Xid 79: the kernel's log is then searched by the earlier address.
         fallen.nvmlDeviceGetPciInfo = lost
     assert monitor.xids == (45, 79)
     assert monitor.addresses == {"0000:3b:00"}

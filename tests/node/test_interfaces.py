@@ -13,8 +13,7 @@ from orchestrator.node.interfaces import interface_of, rank_interfaces
     ("address", "name"),
     [
         ("127.0.0.1", "lo"),
-        # RFC 5737: of documents, held by nobody
-        ("192.0.2.77", None),
+        ("192.0.2.77", None),  # RFC 5737: documentation addresses
         ("2001:db8::77", None),  # RFC 3849: likewise
         ("localhost", None),  # no address
     ],

@@ -24,8 +24,7 @@ from orchestrator.node.launcher import DEVICES_CLEAN_SECONDS, NodeLauncher, hold
 from tests.node.launching import LIMITS, faulty, order, survivors, tree_of, with_start_times
 
 K = FailureKind
-# Without a step: more than a busy machine takes between two
-HUNG_SECONDS = 2.0
+HUNG_SECONDS = 2.0  # longer than a step, when busy
 
 
 @pytest.fixture
@@ -83,8 +82,7 @@ def test_two_gloo_ranks_meet_on_the_port_that_was_held_for_them(
 
 
 def test_two_launchers_share_a_gang_across_nodes(torch_launcher: NodeLauncher) -> None:
-    # The same root: a shared file system
-    other = NodeLauncher(torch_launcher.root, node="node-b")
+    other = NodeLauncher(torch_launcher.root, node="node-b")  # a shared file system
     port = torch_launcher.rendezvous()
     share = gloo(local_world_size=1, master_port=port)
     shares = [replace(share, first_rank=rank, node_rank=rank) for rank in (0, 1)]
@@ -141,8 +139,7 @@ def test_the_first_bad_rank_is_named_and_the_gang_is_gone_at_once(launcher: Node
         slowest = max(slowest, gone_at - report.failed_at_unix_seconds)
         assert outcome_of(report, others).exit_code is None  # type: ignore[attr-defined]
     print(f"gang gone {slowest:.3f} s after the first death, at the slowest")
-    # Promised: 0.2 s, on a quiet machine
-    assert slowest < 2.0
+    assert slowest < 2.0  # promised: 0.2 s, if idle
 
 
 @pytest.mark.parametrize("fault", ["hang", "hang_in_c", "hang_ignoring_signals", "stop"])
@@ -339,8 +336,7 @@ def test_an_attempt_cancelled_after_its_end_leaves_nothing_behind(launcher: Node
         assert launcher.run(ended).failure is None
         launcher.kill(ended.request.tag)
         tags.append(ended.request.tag)
-    # A launcher lives for thousands of attempts
-    assert launcher._cancelled.isdisjoint(tags)
+    assert launcher._cancelled.isdisjoint(tags)  # it lives for thousands of attempts
 
 
 def test_a_closed_launcher_holds_no_descriptor(tmp_path: Path) -> None:
@@ -434,7 +430,7 @@ def test_an_error_in_the_kernel_s_log_tells_what_a_rank_on_a_gpu_died_of(
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     records = [
         f"4,1,{now - 10**9},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, name=python",  # before
-        # Of another device
+        # Of another device.
         f"4,2,{now + 10**9},-;NVRM: Xid (PCI:0000:99:00): 95, pid=1, name=python",
         f"4,3,{now + 10**9},-;NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus.",
     ]
@@ -484,8 +480,7 @@ def test_a_rank_is_a_session_of_its_own_that_dies_with_its_server_and_inherits_n
         "core_limit": 0,
         "cpus": [core],
         "cwd": str(tmp_path / "trial-1" / "attempt-1" / "node-0"),
-        # A trial on CPUs must not touch a GPU
-        "cuda": "",
+        "cuda": "",  # for CPUs: without a GPU
         "omp": "1",
     }
     assert (
@@ -496,8 +491,7 @@ def test_a_rank_is_a_session_of_its_own_that_dies_with_its_server_and_inherits_n
 @pytest.mark.parametrize(
     ("num_cores", "known", "threads"),
     [
-        # Seven other gangs may need the rest
-        (64, {"node_slots": 8}, 8),
+        (64, {"node_slots": 8}, 8),  # for seven other gangs
         (64, {}, 64),
         (64, {"node_slots": 8, "cpus": [0, 1, 2, 3]}, 4),  # pinned: these are its own
         (4, {"node_slots": 8}, 1),
@@ -565,7 +559,7 @@ def test_programs_see_neither_the_way_into_the_database_nor_our_python_path(
         monkeypatch.setenv(name, "secret")
     report = launcher.run(order("workloads.command", options={"argv": ["env"]}, world_size=1))
     assert "MASTER_PORT=" in report.ranks[0].log_tail
-    # A foreign Python must not see our packages
+    # Another Python must not see ours.
     assert f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n" in report.ranks[0].log_tail
     assert "secret" not in report.ranks[0].log_tail
 

@@ -23,8 +23,7 @@ from tests.faults.stubborn import KINDS
 from tests.node.launching import faulty, order, survivors, tree_of, with_start_times
 
 NUM_RANDOM_KILLS = 200
-# Two wardens, the rank server and two ranks
-GANG_PROCESSES = 5
+GANG_PROCESSES = 5  # two wardens, server, two ranks
 
 
 def _kill(pid: int) -> None:
@@ -48,7 +47,7 @@ def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> Non
             time.sleep(0.001)  # until the server has forked
         time.sleep(delay_seconds)
         seen.update(with_start_times(tree_of(tmp_path)))
-        # Two wardens, server, then ranks and what they started
+        # Two wardens, the server, then ranks and their children.
         below = tree_of(tmp_path)
         if below:
             # The server or a warden in one of ten: a new one costs a quarter of a second.
@@ -61,8 +60,7 @@ def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> Non
             num_kills += 1
             _kill(choice)
         time.sleep(0.01)
-        # What was hit may not have mattered
-        launcher.kill(tag)
+        launcher.kill(tag)  # the victim may not have mattered
 
     options = {
         "faults": [
@@ -108,7 +106,7 @@ def test_nothing_outlives_a_launcher_that_was_killed(tmp_path: Path, also_its_se
         root = tmp_path / str(number)
         host = _host(root)
         time.sleep(chance.uniform(0.0, 0.3))
-        # So that it cannot react to the other's death before its own
+        # So that it cannot react to the other's death before its own.
         host.send_signal(signal.SIGSTOP)
         below = descendants(host.pid)
         seen = [(pid, start_time(pid)) for pid in below]
@@ -202,8 +200,7 @@ def _program(folder: Path, then: str, victims: Sequence[str], *, stopped: bool =
             time.sleep(0.02)
         outer, inner, server, rank, program = descendants(host.pid)[:5]
         who = dict(zip(VICTIMS, (host.pid, outer, inner, server, rank, program), strict=True))
-        # Else it reacts to the first death before the last
-        host.send_signal(signal.SIGSTOP)
+        host.send_signal(signal.SIGSTOP)  # else it reacts too early
         for pid in (outer, inner, server, rank) if stopped else ():
             os.kill(pid, signal.SIGSTOP)
         for victim in victims:
@@ -212,7 +209,7 @@ def _program(folder: Path, then: str, victims: Sequence[str], *, stopped: bool =
         if "launcher" in victims:
             assert alive_within(5.0, [evidence]) == []  # before the test itself clears up
         else:
-            # For it to see what happened to its attempt
+            # The end of its attempt is visible to it.
             time.sleep(0.1)
     finally:
         alive_within(5.0, [evidence])

@@ -42,7 +42,7 @@ def test_matrix_products_run_on_the_cores_where_there_is_no_gpu(tmp_path: Path) 
     facts = NodeProbe().gather(plan(tmp_path, matmul_seconds=0.1))
     assert facts.unread == ()
     assert facts.cpu_matmul_flops is not None
-    # A slow core in an emulator, and more than any machine of today
+    # A slow core in an emulator, and more than any machine of today.
     assert 1e8 < facts.cpu_matmul_flops < 1e14
 
 
@@ -60,8 +60,7 @@ NodeProbe().gather(ProbePlan(node="here", home={str(tmp_path)!r}, matmul_seconds
             entry.startswith(b"SWEEP_LAUNCHER=") and entry.endswith(f":{tmp_path}".encode())
             for entry in environment
         )
-        # Whether it has begun to multiply or not
-        time.sleep(0.5)
+        time.sleep(0.5)  # multiplying or not yet
     finally:
         prober.kill()
         prober.wait()
@@ -86,7 +85,7 @@ def test_gpus_that_somebody_holds_are_not_computed_on(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
-    # GPUs that only this test has: torch finds none
+    # Torch finds none of these GPUs.
     facts = NodeProbe().gather(plan(tmp_path, matmul_seconds=0.1), nvml=nvml())
     assert any(
         said.startswith("matmul: torch") and said.endswith("sees no GPU") for said in facts.unread

@@ -74,8 +74,7 @@ def command(source: str) -> dict[str, Any]:
             "workloads.command",
             command(STEPS),
             ALL - {Phase.RENDEZVOUS},
-            # What comes before its first step is one to us
-        ),
+        ),  # one phase, to us
     ],
     ids=["llama", "synthetic", "command"],
 )

@@ -34,8 +34,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "LOCAL_WORLD_SIZE": "2",
     }.items():
         monkeypatch.setenv(name, value)
-    # Pytest has its own, and its stderr is no file
-    monkeypatch.setattr("faulthandler.enable", lambda: None)
+    monkeypatch.setattr("faulthandler.enable", lambda: None)  # pytest's stderr is no file
     monkeypatch.setattr("faulthandler.register", lambda *_, **__: None)
     return tmp_path
 

@@ -20,10 +20,8 @@ from workloads.rendezvous import bound
 
 pytestmark = pytest.mark.timeout(600)
 
-# Steps of a gang that goes on until it is ended
-ENDLESS = 10_000
-# Of RFC 5737: for documents, held by no interface
-NOBODYS = "192.0.2.1"
+ENDLESS = 10_000  # steps without end
+NOBODYS = "192.0.2.1"  # RFC 5737: on no interface
 
 
 def listened_on(
@@ -37,8 +35,7 @@ def listened_on(
     while running.is_alive():
         is_stepping = (reached := launcher.progress()) is not None and reached.phase is Phase.STEADY
         seen |= listeners(tree_of(root))
-        # The gang had met before that look
-        if is_stepping:
+        if is_stepping:  # the gang had met before
             launcher.kill(asked.request.tag)
         running.join(0.01)
     (report,) = reports
@@ -70,7 +67,7 @@ def test_a_gang_listens_at_its_own_address_alone(
 ) -> None:
     launcher = NodeLauncher(tmp_path, node="here")
     try:
-        # Of one node, and one as a gang over several is told
+        # One node; told of several.
         for attempt, address in enumerate(("127.0.0.1", "127.0.0.2"), start=1):
             port = launcher.rendezvous()
             asked = endless(

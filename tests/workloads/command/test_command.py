@@ -124,8 +124,7 @@ def test_metrics_may_come_line_by_line_and_the_warm_up_is_dropped(launcher: Node
     assert (result.warmup_seconds, result.step_seconds) == (
         [0.5],
         [1.5, 2.5, 3.5, 9.5],
-        # The order's plan has one step of warm-up
-    )
+    )  # one step of warm-up
     assert report.ranks[0].step == 5
 
 
@@ -331,7 +330,7 @@ NAN = [
     # As Python's json writes them.
     'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": float("nan")}, '
     'open(os.environ["SWEEP_RESULT_FILE"], "w"))',
-    # As orjson
+    # As orjson writes it.
     'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": None}, '
     'open(os.environ["SWEEP_RESULT_FILE"], "w"))',
     'json.dump({"step_seconds": [0.5] * 6, "gradient_norm": float("inf")}, '
@@ -366,8 +365,7 @@ def test_the_step_of_a_loss_that_is_no_number_is_named(launcher: NodeLauncher) -
 @pytest.mark.parametrize("loss", ["9.5", "null", '"unknown"', "1e30"])
 def test_a_loss_that_is_a_number_or_not_told_is_measured(launcher: NodeLauncher, loss: str) -> None:
     line = f'{{"step_seconds": 0.5, "loss": {loss}, "grad_norm": 2.0}}'
-    # A step that a loss scaler skipped
-    overflown = '{"step_seconds": 0.5, "grad_norm": Infinity}'
+    overflown = '{"step_seconds": 0.5, "grad_norm": Infinity}'  # skipped by a loss scaler
     program = f"""
         import os
         if os.environ["RANK"] == "0":

@@ -13,8 +13,7 @@ import pytest
 from tests.acceptance.command import Command
 
 CANARY = "canary-7f3a9e51c2"  # what is looked for
-# In the environment, and nobody asked for it
-OTHER = "other-5e1f0c77"
+OTHER = "other-5e1f0c77"  # present, but not requested
 PROGRAM = """
     import json, os, sys
     token, mbs = os.environ["WANDB_API_KEY"], int(sys.argv[1])
@@ -101,7 +100,7 @@ def test_a_secret_reaches_every_rank_and_no_file_table_or_message(tmp_path: Path
     ]
     said = [ran, sweep.ok("show", "2"), sweep.ok("logs", "2"), sweep.ok("export", "json", "secret")]
     assert [one for one in said if CANARY in one.stdout + one.stderr] == []
-    # The search finds requests, logs and the store
+    # The search covers requests, logs and the store.
     assert len(files_with("mine.py", tmp_path)) >= 4
     assert files_with(CANARY, tmp_path) == []
 
@@ -147,7 +146,7 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
         ran,
         sweep.ok("show", trials[1]),
         sweep.ok("logs", trials[1]),
-        # All of what they show lies in files, which are searched below
+        # Their output is in files, which are searched below.
     ]
     said += [sweep.ok("export", kind, "secret") for kind in ("json", "csv")]
     said += [
@@ -165,8 +164,7 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
             for name in files_with(form, tmp_path)
             if not name.endswith(("program-result.json", "program-metrics.jsonl"))
         ]
-        # What the program writes itself is its own
-        assert left == []
+        assert left == []  # the program's own files
     assert "cannot log in with /***" in sweep.ok("logs", trials[2]).stdout
     log = sweep.ok("logs", trials[0]).stdout
     assert log.count("***") >= 7

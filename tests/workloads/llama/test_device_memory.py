@@ -63,8 +63,7 @@ def test_the_peak_is_that_of_steady_steps_not_of_building_the_first_step_or_look
     cuda: Counters,
 ) -> None:
     with cuda.holding(5000):
-        # What building the model needed for a moment
-        pass
+        pass  # temporary memory of building
     with cuda.holding(1000):  # the states
         memory = DeviceMemory(NOTHING, device=torch.device("cuda", 0))
         with memory.first_step(), cuda.holding(4000):

@@ -54,8 +54,7 @@ LOSS_TOLERANCE = {Precision.FP32: 5e-7, Precision.BF16: 1e-4}  # 8.6e-8, 2.1e-5
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    # As ranks on a CPU have; two threads that wait for each other crawl on a busy machine
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as ranks on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +231,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # This process has run torch operations: a fork of it would inherit dead threads
+    # A fork would inherit dead threads of torch.
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["workloads.llama"])
     ranks = [server.Process(target=run_rank, args=(rank, port, out)) for rank in range(2)]
@@ -331,7 +330,7 @@ def test_a_step_needs_a_chunk_of_fp32_gradients_and_of_gathered_weights_for_a_mo
             (1, torch.bfloat16): 4 * 40,
             (2, torch.float32): 4 * 40,  # the gathered weights
             (2, torch.bfloat16): 4 * 20
-            # Fp32 gradients of half the chunk, and gathered weights of 2 bytes
+            # Fp32 gradients of half the chunk, and gathered weights of 2 bytes.
             + 2 * 40,
         }
 
@@ -340,13 +339,13 @@ def test_a_step_needs_a_chunk_of_fp32_gradients_and_of_gathered_weights_for_a_mo
 def test_optimizer_states_are_shared_out_equally_and_nothing_else_is(
     case: tuple[Precision, str], two_ranks: list[dict]
 ) -> None:
-    # Bytes a parameter: m, v and, in bf16, the fp32 master
+    # Bytes a parameter: m, v and, in bf16, the fp32 master.
     states = 8 if case[0] is Precision.FP32 else 12
     num_tensors = 3 + SHAPE.num_layers * 9
     shares = []
     for rank in two_ranks:
         whole, share = (rank["memory"][case, zero_stage].bytes_by_part for zero_stage in (0, 1))
-        # 4: AdamW's step counter of each piece
+        # 4: AdamW's step counter of each piece.
         assert whole["optimizer"] == states * SHAPE.num_parameters + 4 * num_tensors
         assert share["optimizer"] == pytest.approx(
             states * SHAPE.num_parameters / 2, abs=4 * num_tensors
@@ -355,7 +354,7 @@ def test_optimizer_states_are_shared_out_equally_and_nothing_else_is(
         assert {part: share[part] for part in ("parameters", "gradients", "activations")} == {
             part: whole[part] for part in ("parameters", "gradients", "activations")
         }
-    # One weight is stepped in two pieces, one by each rank
+    # Each rank steps a piece of one weight.
     num_cuts = 1
     assert sum(shares) == states * SHAPE.num_parameters + 4 * (num_tensors + num_cuts)
 
@@ -376,7 +375,7 @@ def test_gradients_are_synchronised_once_after_four_micro_batches_and_sharded_we
     for rank in two_ranks:
         for layout, collectives in rank["collectives"].items():
             gathers = {"gloo:all_gather": 1} if layout.zero_stage else {}
-            # So few weights are one bucket of DDP's and one chunk of the optimizer's
+            # So few weights are one bucket of DDP and one chunk of the optimizer.
             assert collectives == {"gloo:all_reduce": 1} | gathers
 
 

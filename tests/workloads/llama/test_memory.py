@@ -31,17 +31,16 @@ SHAPE = ModelShape(
     vocab_size=512,
 )
 LENGTH = 32
-# Of every token of a step, not only of a micro-batch: its id and its target, int64
+# Every token of a step, not only of a micro-batch, has an id and a target, both int64.
 TOKEN_BYTES = 16
-# The loss, and the number of targets that cross entropy keeps: 4 bytes each
+# The loss, and cross entropy's number of targets: 4 bytes each.
 LOSS_SCALARS = 8
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:2", "selective_ops:1")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    # As ranks on a CPU have; two threads that wait for each other crawl on a busy machine
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as ranks on a CPU
 
 
 def trainer(
@@ -97,14 +96,14 @@ def layer_bytes_per_token(
         case "full":
             return element * h  # its input
         case "selective_ops":
-            # Its input, wq, wv, w1 and w2's results, and the attention's
-            # Scores, or one fp32 log-sum per head
+            # Its input, the results of wq, wv, w1 and w2, and the attention's.
+            # Scores, or one fp32 log-sum per head.
             core = element * heads * length if eager else 4 * heads
             return element * (4 * h + kv + ffn) + core
         case "selective_attention":  # all but the core's insides
             return element * (6 * h + 2 * kv + 4 * ffn) + 8
         case _ if eager:
-            # Keys and values widened to all heads; fp32 weights and, in bf16, their rounded copy
+            # Keys and values of all heads; fp32 weights and, in bf16, their rounded copy.
             return element * (8 * h + 4 * ffn) + (6 if element == 2 else 4) * heads * length + 8
         case _:
             return (
@@ -132,7 +131,7 @@ def test_activations_are_the_closed_form_to_the_byte(
         Recompute(), precision, attention
     )
     element = 2 if precision is Precision.BF16 else 4
-    # The last norm's input, result and scale; fp32 log-softmax
+    # The last norm's input, result and scale; fp32 log-softmax.
     head = 2 * element * SHAPE.hidden_size + 4 + 4 * SHAPE.vocab_size
     assert (
         measured.bytes_by_part["activations"]
@@ -145,8 +144,7 @@ def test_activations_are_the_closed_form_to_the_byte(
 def test_the_loss_needs_eight_bytes_a_logit_for_a_moment(
     recompute: str, precision: Precision
 ) -> None:
-    # Enough words for the loss to be the peak
-    shape = dataclasses.replace(SHAPE, vocab_size=4096)
+    shape = dataclasses.replace(SHAPE, vocab_size=4096)  # the loss is the peak
     measured = report(
         trainer(
             Layout(micro_batch_size=2, recompute=Recompute.parse(recompute), precision=precision),
@@ -200,7 +198,7 @@ def test_the_peak_is_the_closed_form(
     recompute_text: str, attention: AttentionKind, precision: Precision
 ) -> None:
     recompute = Recompute.parse(recompute_text)
-    # The head's weight gradient, the loss and a layer have their turn
+    # The head's weight gradient, the loss and a layer in turn.
     for vocab_size, length in ((2048, 64), (512, 128), (32, 256)):
         shape = dataclasses.replace(SHAPE, vocab_size=vocab_size)
         parts = report(
@@ -243,7 +241,7 @@ def test_tied_embeddings_hold_the_head_s_weight_gradient_until_the_end(recompute
             Precision.FP32,
             "full",
             AttentionKind.SDPA,
-            # The head's gradient is the peak, or three of them
+            # The head's gradient is the peak, or three of them.
         ),
         (16000, 64, Precision.BF16, "none", AttentionKind.SDPA),
         (64, 256, Precision.FP32, "selective_ops", AttentionKind.SDPA),  # a layer
@@ -282,7 +280,7 @@ def test_states_are_so_many_bytes_a_parameter(
         trainer(Layout(precision=precision), gradient_dtype=gradient_dtype)
     ).bytes_by_part
     num_tensors = 3 + SHAPE.num_layers * 9
-    # AdamW counts its steps in one fp32 number per tensor
+    # AdamW counts its steps in one fp32 number per tensor.
     step_counters = 4 * num_tensors
     element = 4 if precision is Precision.FP32 else 2
     assert parts["parameters"] == element * SHAPE.num_parameters
@@ -348,8 +346,7 @@ def test_what_the_allocator_of_a_gpu_did_before_the_second_step_does_not_count(
         "peak": 900,
         "allocated": 500,
         "cached": True,
-        # As building the model has left them
-    }
+    }  # as after building the model
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: counters.update(cached=False))
     monkeypatch.setattr(
         torch.cuda, "reset_peak_memory_stats", lambda _: counters.update(peak=counters["allocated"])
@@ -370,8 +367,7 @@ def test_what_the_allocator_of_a_gpu_did_before_the_second_step_does_not_count(
         counters["allocated"] += 70
         after_forward()
         counters["allocated"] -= 70
-        # By a step that was not timed
-        counters["retries"] += 100
+        counters["retries"] += 100  # by an untimed step
 
     weights = torch.zeros(100)
     memory = DeviceMemory(

@@ -39,8 +39,7 @@ RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:2", 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    # As ranks on a CPU have; two threads that wait for each other crawl on a busy machine
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as ranks on a CPU
 
 
 def build(
@@ -219,5 +218,5 @@ def test_bf16_is_fp32_within_its_rounding() -> None:
     rounded(tokens, targets).backward()
     for (name, a), (_, b) in zip(exact.named_parameters(), rounded.named_parameters(), strict=True):
         error = (a.grad - b.grad.float()).norm() / a.grad.norm()
-        # Bf16 keeps 8 bits: 0.4 % a rounding, and some ten roundings in a row
+        # Bf16 keeps 8 bits: 0.4 % a rounding, and some ten roundings in a row.
         assert error < 0.03, name

@@ -224,7 +224,7 @@ def test_what_does_not_fit_two_replicas_fits_when_they_share_the_optimizer_state
         folder = tmp_path / str(zero_stage)
         folder.mkdir()
         layout = Layout(data_parallel_size=2, micro_batch_size=1, zero_stage=zero_stage)
-        # States alone: 16, or 4 + 12/2
+        # States alone: 16, or 4 + 12/2.
         return run_trial(
             request(layout, memory_limit_bytes=15 * TINY.num_parameters), folder, server
         )
@@ -247,7 +247,7 @@ assert len(os.listdir("/proc/self/task")) == 1
 """
     one_thread = {
         "OPENBLAS_NUM_THREADS": "1"
-        # Numpy's BLAS starts threads when imported, and sees to forks by itself
+        # Numpy's BLAS starts threads when imported, and handles forks itself.
     }
     subprocess.run(
         [sys.executable, "-c", program], check=True, timeout=60, env=os.environ | one_thread
@@ -370,8 +370,7 @@ def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Pr
     assert again is not None
     assert peak.source.startswith("measured: matmul")
     assert peak.source.endswith("1 threads")
-    # The machine may be busy with other things meanwhile
-    assert 1 / 3 < peak.flops / again.flops < 3
+    assert 1 / 3 < peak.flops / again.flops < 3  # the machine may be busy
 
 
 def peak_of(flops: float, **changes: object) -> KnownPeak:
@@ -404,8 +403,7 @@ def test_an_earlier_peak_of_this_node_is_taken_and_not_one_of_another_node_or_de
     others = (peak_of(1e3, node="n2"), peak_of(1e4, device_name="another CPU"))
     assert the_peak(*others, peak_of(123e9), achieved_flops=1e9) == (123e9, peak_of(1).source)
     flops, source = the_peak(*others, achieved_flops=1.0)
-    # Its own: any machine multiplies more than these
-    assert flops > 1e6
+    assert flops > 1e6  # its own, which is higher
     assert source.endswith("in trial 2")
 
 
@@ -416,8 +414,7 @@ def test_a_trial_faster_than_the_peak_it_is_told_measures_again_and_takes_the_la
     assert the_peak(peak_of(1e17), achieved_flops=1.5e17) == (
         1e17,
         peak_of(1).source,
-        # The fault lies elsewhere: refused by `measure`
-    )
+    )  # refused by `measure`
 
 
 def test_a_whole_trial_rests_on_the_peak_that_it_is_told(

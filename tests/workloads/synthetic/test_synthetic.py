@@ -87,7 +87,7 @@ def test_a_fault_strikes_only_the_layouts_it_names_and_as_often_as_it_says() -> 
         strikes(sometimes, request.model_copy(update={"attempt": attempt}), 0)
         for attempt in range(1, 1001)
     )
-    # 300 expected; four standard deviations are 58
+    # 300 expected; four standard deviations are 58.
     assert 240 < num_struck < 360
 
 
@@ -163,8 +163,7 @@ def test_time_has_the_shape_of_training() -> None:
 @pytest.mark.parametrize("heavy", ["torch", "numpy"])
 def test_rank_programs_that_compute_nothing_import_nothing_to_compute_with(heavy: str) -> None:
     """A rank server starts anew with each agent: numpy alone was a quarter of that."""
-    # None: to import it raises
-    code = (
+    code = (  # to import it raises
         f"import sys; sys.modules[{heavy!r}] = None; import workloads.synthetic, workloads.command"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

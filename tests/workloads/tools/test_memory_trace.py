@@ -48,8 +48,7 @@ DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 @pytest.fixture(autouse=True, scope="module")
 def little_to_collect() -> Iterator[None]:
     """Freeze the objects of other tests, as the command does: a trace searches all objects."""
-    # Two threads that wait for each other crawl on a busy machine
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # waiting threads crawl when busy
     gc.collect()
     gc.freeze()
     yield
@@ -268,7 +267,7 @@ def test_a_fused_norm_keeps_its_input_and_one_number_per_token() -> None:
         return layers, loss
 
     traced = trace_model(build, sequence_length=LENGTH)
-    # The norm's input, its scale, the product's input
+    # The norm's input, its scale, the product's input.
     assert traced.modes["none"].kept.per_token == 4 * 128 + 4 + 4 * 128
     assert traced.modes["full"].kept.per_token == 4 * 128
     assert {note.partition(":")[0] for note in traced.notes} == {
@@ -306,9 +305,9 @@ def test_layers_of_70b_are_traced_without_their_memory() -> None:
         recomputes=["none"],
         dtype=torch.bfloat16,
     )
-    # Traced by another tool, in units of the width
+    # By another tool, in widths.
     assert traced.modes["none"].kept.per_token == pytest.approx(40.53 * 8192, rel=1e-3)
-    # KiB; the three layers' weights alone are 9 GiB
+    # KiB; three layers' weights: 9 GiB.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 19
 
 
@@ -396,5 +395,4 @@ def test_what_is_wrong_with_a_program_is_one_line_with_its_place(
     assert said in error
     assert "\n" not in error
     if said.endswith(" at "):
-        # The place is in the program itself
-        assert str(tmp_path) in error
+        assert str(tmp_path) in error  # a place in the program itself
