@@ -1,4 +1,4 @@
-"""Quantities as short texts for people: one place, so that a number reads the same in every table. Unknown is a dash."""
+"""Short texts of quantities, the same in every table. An unknown quantity is a dash."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 UNKNOWN = "-"
-_GIB = 1 << 30
-_MIB = 1 << 20
+MAX_NUMBERED = 8  # ids that are listed; of more, only the number
+_GIB, _MIB = 1 << 30, 1 << 20
+_PART_NAMES = {"warmup": "warm-up", "startup": "start-up"}
 
 
 def counted(number: int, noun: str) -> str:
@@ -15,27 +16,25 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-MOST_NUMBERED = 8  # of which each is named
-
-
 def numbered(noun: str, ids: Sequence[int]) -> str:
     """`trial 7`, `trials 7, 8 and 9`, `trials 1, 2, 3, 4, 5, 6, 7, 8 and 12 more`."""
     if len(ids) == 1:
         return f"{noun} {ids[0]}"
-    if len(ids) > MOST_NUMBERED:
-        return f"{noun}s {', '.join(map(str, ids[:MOST_NUMBERED]))} and {len(ids) - MOST_NUMBERED:,} more"
+    if len(ids) > MAX_NUMBERED:
+        listed = ", ".join(map(str, ids[:MAX_NUMBERED]))
+        return f"{noun}s {listed} and {len(ids) - MAX_NUMBERED:,} more"
     return f"{noun}s {', '.join(map(str, ids[:-1]))} and {ids[-1]}"
 
 
 def tokens_rate(value: float | None) -> str:
-    """Tokens per second, with as many digits as a measurement carries."""
+    """Tokens per second, with the digits that a measurement has."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def confidence(relative: float | None) -> str:
-    """The half-width of the 95 % interval, relative: `±1.3%`."""
+    """The relative half-width of the 95 % interval: `±1.3%`."""
     return UNKNOWN if relative is None else f"±{relative:.1%}"
 
 
@@ -57,15 +56,13 @@ def memory(num_bytes: float | None) -> str:
         return UNKNOWN
     if num_bytes >= _GIB:
         return f"{num_bytes / _GIB:.1f} GiB"
-    return (
-        f"{num_bytes / _MIB:.1f} MiB"
-        if num_bytes >= _MIB or num_bytes == 0
-        else f"{num_bytes / 1024:.1f} KiB"
-    )
+    if 0 < num_bytes < _MIB:
+        return f"{num_bytes / 1024:.1f} KiB"
+    return f"{num_bytes / _MIB:.1f} MiB"
 
 
 def memory_of(num_bytes: float | None, limit_bytes: float | None) -> str:
-    """Memory used of what there is: `61.2 of 79.1 GiB`."""
+    """Used memory and its limit: `61.2 of 79.1 GiB`."""
     if num_bytes is None or limit_bytes is None:
         return memory(num_bytes)
     unit, name = (_GIB, "GiB") if limit_bytes >= _GIB else (_MIB, "MiB")
@@ -76,21 +73,15 @@ def memory_of(num_bytes: float | None, limit_bytes: float | None) -> str:
 def gpu_hours(gpu_seconds: float | None) -> str:
     if gpu_seconds is None:
         return UNKNOWN
-    return (
-        f"{gpu_seconds / 3600:.2f}"
-        if gpu_seconds >= 360 or gpu_seconds == 0
-        else f"{gpu_seconds / 3600:.4f}"
-    )
-
-
-_PARTS = {"warmup": "warm-up", "startup": "start-up"}  # as people write them
+    digits = 4 if 0 < gpu_seconds < 360 else 2
+    return f"{gpu_seconds / 3600:.{digits}f}"
 
 
 def shares(parts: Mapping[str, float]) -> str:
-    """`useful 61.0%, start-up 39.0%`: what is there, by name, of the sum of all."""
+    """`useful 61.0%, start-up 39.0%`: the share of each part that is not zero."""
     total = sum(parts.values())
     return ", ".join(
-        f"{_PARTS.get(name, name.replace('_', ' '))} {percent(value / total)}"
+        f"{_PART_NAMES.get(name, name.replace('_', ' '))} {percent(value / total)}"
         for name, value in parts.items()
         if value
     )
@@ -113,7 +104,7 @@ def duration(seconds: float | None) -> str:
 
 
 def at(moment: datetime | None) -> str:
-    """A time of the store, which is UTC."""
+    """A time of the store, in UTC."""
     return UNKNOWN if moment is None else f"{_utc(moment):%Y-%m-%d %H:%M:%S}"
 
 

@@ -1,4 +1,4 @@
-"""Rows of the store as flat records with the names of the SQL columns: what --json, CSV and Markdown give."""
+"""Rows of the store as flat records for JSON and CSV, named as the SQL columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 
-if TYPE_CHECKING:  # the rows need SQLAlchemy, and who only formats them does not
+if TYPE_CHECKING:  # the rows need SQLAlchemy, and formatting them does not
     from db.read.rows import (
         AttemptRow,
         CellRow,
@@ -125,26 +125,27 @@ def cell_record(row: CellRow) -> Record:
     }
 
 
-def cell_status_record(status: CellStatus, sweep: str, held: HeldGpuSeconds) -> Record:
+def cell_status_record(status: CellStatus, sweep: str, reserved: HeldGpuSeconds) -> Record:
     return {
         **cell_record(status.cell),
-        "num_trials": {state: status.num_trials.get(state, 0) for state in TrialState},
-        "gpu_seconds": held.held,
-        "gpu_seconds_by_part": held.parts,
+        "num_trials": {state: status.num_trials[state] for state in TrialState},
+        "gpu_seconds": reserved.held,
+        "gpu_seconds_by_part": reserved.parts,
         "best": trial_record(status.best, status.cell, sweep) if status.best is not None else None,
     }
 
 
-def held_record(held: ReservedBySweep, price_per_gpu_hour: float | None) -> Record:
-    """What a sweep has held; in dollars by the price that its last call knew."""
+def reserved_record(reserved: ReservedBySweep, price_per_gpu_hour: float | None) -> Record:
+    """The GPU time that a sweep has reserved; in dollars at the price of its last call."""
+    dollars = None
+    if price_per_gpu_hour is not None:
+        dollars = reserved.total.held / 3600 * price_per_gpu_hour
     return {
-        "gpu_seconds": held.total.held,
-        "gpu_seconds_by_part": held.total.parts,
-        "capacity_gpu_seconds": held.capacity,
+        "gpu_seconds": reserved.total.held,
+        "gpu_seconds_by_part": reserved.total.parts,
+        "capacity_gpu_seconds": reserved.capacity,
         "price_per_gpu_hour": price_per_gpu_hour,
-        "dollars": held.total.held / 3600 * price_per_gpu_hour
-        if price_per_gpu_hour is not None
-        else None,
+        "dollars": dollars,
     }
 
 
@@ -154,35 +155,26 @@ def sweep_record(row: SweepRow) -> Record:
         "sweep": row.name,
         "state": row.state,
         "created_at": row.created_at,
-        "held_by": holder_record(row.holder),
+        "held_by": row.holder and _holder_record(row.holder),
         "stop_requested": row.stop_requested,
     }
 
 
-def holder_record(holder: Holder | None) -> Record | None:
-    if holder is None:
-        return None
-    return {
-        "host": holder.host,
-        "pid": holder.pid,
-        "since": holder.since,
-        "lease_until": holder.lease_until,
-    }
+def _holder_record(holder: Holder) -> Record:
+    return {name: getattr(holder, name) for name in ("host", "pid", "since", "lease_until")}
 
 
 def detail_record(detail: TrialDetail) -> Record:
-    """All that is known of a trial."""
+    """A trial with its attempts and events."""
     return {
         "trial": trial_record(detail.trial, detail.cell, detail.sweep_name),
-        "attempts": [
-            attempt_record(attempt, detail.cell.cell.num_gpus) for attempt in detail.attempts
-        ],
-        "events": [event_record(event) for event in detail.events],
+        "attempts": [_attempt_record(row, detail.cell.cell.num_gpus) for row in detail.attempts],
+        "events": [_event_record(event) for event in detail.events],
     }
 
 
-def attempt_record(row: AttemptRow, num_gpus: int) -> Record:
-    held = row.held(num_gpus)
+def _attempt_record(row: AttemptRow, num_gpus: int) -> Record:
+    reserved, fingerprint = row.held(num_gpus), row.fingerprint
     return {
         "attempt": row.number,
         "state": row.state,
@@ -196,13 +188,11 @@ def attempt_record(row: AttemptRow, num_gpus: int) -> Record:
         "shared_nodes": row.shared_nodes,
         "phase_seconds": row.phase_seconds,
         "gpu_seconds": row.gpu_seconds,
-        "gpu_seconds_by_part": held.parts if held is not None else None,
+        "gpu_seconds_by_part": reserved.parts if reserved is not None else None,
         "processes_killed": row.processes_killed,
         "environment": row.environment,
         "load": asdict(row.load) if row.load.is_known else None,
-        "fingerprint": _fingerprint_record(row.fingerprint)
-        if row.fingerprint is not None
-        else None,
+        "fingerprint": fingerprint and _fingerprint_record(fingerprint),
         "failure": asdict(row.failure) if row.failure is not None else None,
         "measurement": asdict(row.measurement) if row.measurement is not None else None,
         "gpu": asdict(row.gpu) if row.gpu is not None else None,
@@ -218,7 +208,7 @@ def _fingerprint_record(fingerprint: Fingerprint) -> Record:
     }
 
 
-def event_record(row: EventRow) -> Record:
+def _event_record(row: EventRow) -> Record:
     return {
         "event_id": row.id,
         "at": row.at,

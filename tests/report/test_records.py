@@ -69,8 +69,8 @@ def test_money_is_reserved_time_by_the_price_and_unknown_without_one(sqlite_stor
     bench.measure()
     reserved = sqlite_store.held(bench.sweep_id)
     hours = reserved.total.held / 3600
-    assert records.held_record(reserved, 36.0)["dollars"] == 36.0 * hours
-    assert records.held_record(reserved, None)["dollars"] is None
+    assert records.reserved_record(reserved, 36.0)["dollars"] == 36.0 * hours
+    assert records.reserved_record(reserved, None)["dollars"] is None
 
 
 def test_a_sweep_names_who_works_on_it_and_nobody_afterwards(sqlite_store: Store) -> None:
