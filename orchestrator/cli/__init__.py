@@ -1,20 +1,21 @@
-"""The `sweep` command: puts the commands together, turns what went wrong into one line and an exit code, and configures logging.
+"""The `sweep` command: its list of commands, exit codes, errors as one line, and logging.
 
-Nothing heavy is imported here or at the top of the commands' modules (`sweep --help` promises 0.5 s): SQLAlchemy, Optuna, Ray, numpy,
-torch and rich are imported inside the functions that use them.
+`sweep --help` promises 0.5 s. So neither this module nor the commands' modules import SQLAlchemy,
+Optuna, Ray, numpy, torch or rich at the top: the functions that need them do.
 """
 
 from __future__ import annotations
 
 import errno
 import gc
+import inspect
 import itertools
 import os
 import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -25,26 +26,31 @@ import typer
 from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import admin as manage
 from orchestrator.cli import (
+    admin,
+    best,
     calibration,
     doctor,
     explain,
     export,
+    logs,
     netbench,
     nodes,
     plan,
+    reader,
     replay,
     run,
+    show,
+    sql,
     status,
     surroundings,
     trace,
-    trial,
+    trials,
+    validate,
 )
-from orchestrator.cli import results as look
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.home import sweep_home
-from orchestrator.cli.output import examples, note, plain, write_error
+from orchestrator.cli.output import note, plain, write_error
 from orchestrator.cli.signals import Terminated, terminable
 from orchestrator.cli.streams import OutputLost, give_up_stdout, take_over
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
@@ -52,24 +58,81 @@ from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 INTERNAL_ERROR = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
-# New objects before Python looks for garbage, in place of 700 or 2,000: imports make 200,000, and all of them stay.
-OBJECTS_TO_COLLECT = 50_000
 BROKEN_PIPE = 141  # what a shell reports of a program that died of SIGPIPE
+# New objects between garbage collections, in place of Python's 700 or 2,000: the imports alone
+# create 200,000 that stay.
+OBJECTS_TO_COLLECT = 50_000
+# The logging options that may follow the command's name, and how many values each takes. -q is
+# missing, because `run` has one.
+_LOGGING_OPTIONS = {"-v": 0, "-vv": 0, "--verbose": 0, "--log-format": 1}
 
-_FLAGS_OF_ALL = {
-    "-v": 0,
-    "-vv": 0,
-    "--verbose": 0,
-    "--log-format": 1,
-}  # number of values; -q means more to `run`, which has its own
+# In the order of `sweep --help`.
+COMMANDS: tuple[Callable[..., None], ...] = (
+    plan.plan,
+    explain.explain,
+    validate.validate,
+    run.run,
+    validate.schema,
+    replay.replay,
+    status.status,
+    best.best,
+    trials.trials,
+    show.show,
+    logs.logs,
+    nodes.nodes,
+    nodes.bench,
+    nodes.unbench,
+    netbench.netbench,
+    calibration.calibration,
+    trace.trace,
+    sql.sql,
+    export.export,
+    admin.cancel,
+    admin.invalidate,
+    doctor.doctor,
+)
+DB_COMMANDS: tuple[Callable[..., None], ...] = (admin.upgrade, reader.grant_reader)
+EPILOG = """\b
+Examples:
+  sweep plan sweeps/quickstart.yaml     show what would be measured, and what it costs
+  sweep run sweeps/quickstart.yaml      measure; repeat the command to continue where it stopped
+  sweep best                            show the fastest layout of each cell
+  sweep sql 'select * from v_best'      ask any question
+
+\b
+Words:
+  layout  one way to train: parallel sizes, micro-batch, recomputation, ZeRO stage and more
+  cell    one problem: a model, a number of GPUs, a sequence length and a global batch size
+  trial   one layout of one cell, to be measured; an attempt is one launch of it
+  sweep   a sweep file, and all trials of its cells
+
+\b
+Environment (an option on the command line overrides it):
+  SWEEP_DB         the database; unlike in --db, a password is not visible in `ps` here
+  SWEEP_DB_READER  for PostgreSQL: the login that `sweep sql` uses, see `sweep db grant-reader`
+  SWEEP_HOME       the folder of run folders and logs, by default .sweep
+  RAY_ADDRESS      the Ray cluster, by default a local one
+  NO_COLOR         if set, no colours
+
+\b
+Exit codes:
+  0              done
+  1              a bug in this program, or a check of `sweep doctor` failed
+  2              a mistake in the command line or the sweep file
+  3              trials failed (only with run --strict)
+  4              nothing could be measured in a cell
+  5              another `sweep run` works on the sweep
+  75             the database, the cluster or the machine is not ready: try again
+  130, 143, 129  ended by Ctrl-C, SIGTERM or a closed terminal; all results are saved
+"""
 
 
 class _Interrupted(Exception):
-    """Ctrl-C. Typer would end with 130 in silence."""
+    """Ctrl-C. Typer alone would end with 130 and print nothing."""
 
 
 class _Commands(TyperGroup):
-    """Takes the logging options after the command's name too: `sweep run FILE -v` is what people type."""
+    """Accepts the logging options after the command's name too: `sweep run FILE -v`."""
 
     def invoke(self, ctx):  # type: ignore[no-untyped-def]  # its types are private to typer
         try:
@@ -77,46 +140,48 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             raise _Interrupted from None
 
-    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # its types are private to typer
-        return super().parse_args(ctx, _to_the_front(args))
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # as above
+        return super().parse_args(ctx, _logging_options_first(args))
 
 
 app = typer.Typer(
     cls=_Commands,
     name="sweep",
     help="Find, by measuring, the fastest layout to train a language model on the GPUs at hand.",
-    epilog=examples(
-        "sweep plan sweeps/quickstart.yaml     what would be measured, and what it costs",
-        "sweep run sweeps/quickstart.yaml      measure; the same command goes on where it stopped",
-        "sweep best                            the fastest layout of each cell",
-        "sweep sql 'select * from v_best'      ask anything",
-        "",
-        "Environment (an option on the command line wins over it):",
-        "SWEEP_DB       the database; here a password is not visible in ps",
-        "SWEEP_DB_READER  of a PostgreSQL: the login as which `sweep sql` asks, made by `sweep db grant-reader`",
-        "SWEEP_HOME     run folders and logs, default .sweep",
-        "RAY_ADDRESS    the Ray cluster, default a local one",
-        "NO_COLOR       no colours",
-        "",
-        "Exit codes: 0 done, 1 bug in this program or a failed check, 2 your input, 3 trials failed (run --strict),",
-        "4 nothing feasible, 5 another orchestrator holds the sweep, 75 database, cluster or machine not ready (try again),",
-        "130, 143 and 129 interrupted (Ctrl-C, SIGTERM, a closed terminal), with everything saved",
-    ),
+    epilog=EPILOG,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # rich's help costs 0.1 s and reads [brackets] as markup
-    pretty_exceptions_enable=False,  # `main` says what went wrong
+    pretty_exceptions_enable=False,  # `main` reports errors
+)
+database = typer.Typer(
+    help="Upgrade the database, or let others read it.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _add(to: typer.Typer, command: Callable[..., None]) -> None:
+    """Add a command. Its docstring is its help; the examples at its end go below the options."""
+    text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
+    # \b keeps the lines of a paragraph as they are.
+    epilog = "\b\nExamples:\n" + examples.replace("\n\n", "\n\n\b\n")
+    to.command(help=text, epilog=epilog if examples else None)(command)
+
+
+for _command in COMMANDS:
+    _add(app, _command)
+for _command in DB_COMMANDS:
+    _add(database, _command)
+app.add_typer(database, name="db")
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
         typer.echo(f"sweep {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _options_of_all(
+def _common_options(
     context: typer.Context,
     verbose: Annotated[
         int,
@@ -125,21 +190,17 @@ def _options_of_all(
             "--verbose",
             count=True,
             show_default=False,
-            help="Say on stderr what changes state; -vv: how.",
+            help="Log changes of state to stderr; with -vv all details.",
         ),
     ] = 0,
     quiet: Annotated[
         int,
         typer.Option(
-            "-q",
-            "--quiet",
-            count=True,
-            show_default=False,
-            help="Say on stderr only what went wrong.",
+            "-q", "--quiet", count=True, show_default=False, help="Log to stderr only errors."
         ),
     ] = 0,
     log_format: Annotated[
-        LogFormat, typer.Option("--log-format", help="How log lines on stderr are written.")
+        LogFormat, typer.Option("--log-format", help="The format of log lines.")
     ] = LogFormat.TEXT,
     version: Annotated[
         bool,
@@ -147,42 +208,23 @@ def _options_of_all(
     ] = False,
 ) -> None:
     surroundings.check()
-    redact = (
-        context.obj if isinstance(context.obj, Redactor) else Redactor.of_this_process(sys.argv)
-    )
+    given = context.obj
+    redact = given if isinstance(given, Redactor) else Redactor.of_this_process(sys.argv)
     configure_logging(verbosity=verbose - quiet, log_format=log_format, redact=redact)
 
 
-for _module in (
-    plan,
-    explain,
-    run,
-    replay,
-    status,
-    look,
-    trial,
-    nodes,
-    netbench,
-    calibration,
-    trace,
-    export,
-    manage,
-    doctor,
-):
-    _module.register(app)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code. Nothing that goes wrong shows as a traceback."""
+    """Run a command line and return its exit code. No error shows as a traceback."""
     gc.set_threshold(OBJECTS_TO_COLLECT, 10, 10)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     redact = Redactor.of_this_process(arguments)
     take_over()
-    _drop_unreadable_size()
+    _drop_invalid_terminal_size()
     try:
         with terminable():
-            code = _outcome(arguments, redact)
-        sys.stdout.flush()  # here, where a reader that has gone away can still be passed over in silence
+            code = _exit_code(arguments, redact)
+        # Flush here, where a reader that went away can be ignored.
+        sys.stdout.flush()
     except BrokenPipeError:
         give_up_stdout()
         return BROKEN_PIPE
@@ -195,23 +237,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _drop_unreadable_size() -> None:
-    """Rich reads COLUMNS and LINES, and fails over digits of other scripts."""
+def _drop_invalid_terminal_size() -> None:
+    """Remove COLUMNS and LINES that rich fails over, such as digits of other scripts."""
     for name in ("COLUMNS", "LINES"):
         if not re.fullmatch("[0-9]{0,9}", os.environ.get(name, "")):
             del os.environ[name]
 
 
-def _outcome(arguments: list[str], redact: Redactor) -> int:
-    """Run a command line; what goes wrong is told in one line on stderr, and to who asked for JSON also on stdout."""
+def _exit_code(arguments: list[str], redact: Redactor) -> int:
+    """Run a command line. Report an error in one line on stderr; with --json also on stdout."""
     try:
         code = app(args=arguments, prog_name="sweep", standalone_mode=False, obj=redact)
     except SweepError as exc:
         kind, message, code = _kind_of(type(exc)), redact(str(exc)), exc.exit_code
     except typer.TyperException as exc:
-        if (
-            type(exc).__name__ == "NoArgsIsHelpError"
-        ):  # its message is the help; typer keeps the class private
+        # The message of this class, which typer keeps private, is the help.
+        if type(exc).__name__ == "NoArgsIsHelpError":
             note(exc.format_message())
             return USAGE_ERROR
         kind, message, code = _kind_of(UsageInvalid), _usage_mistake(exc, redact), exc.exit_code
@@ -226,11 +267,11 @@ def _outcome(arguments: list[str], redact: Redactor) -> int:
         if _wants_json(arguments):
             write_error("interrupted", "interrupted", INTERRUPTED)
         return INTERRUPTED
-    except SystemExit as exc:  # typer's answer to a broken pipe, else a command's own
+    except SystemExit as exc:  # typer's answer to a broken pipe, or a command's own
         return _code_of(exc)
     except (BrokenPipeError, OutputLost):
         raise
-    except Exception as exc:  # noqa: BLE001  # the last door: what nobody foresaw becomes one line, and its place is kept
+    except Exception as exc:  # noqa: BLE001  # an unforeseen error becomes one line and a file
         known = surroundings.explain(exc)
         if known is not None:
             kind, message, code = _kind_of(type(known)), redact(str(known)), known.exit_code
@@ -243,102 +284,87 @@ def _outcome(arguments: list[str], redact: Redactor) -> int:
         try:
             write_error(kind, message, code)
             sys.stdout.flush()
-        except (BrokenPipeError, OutputLost):  # stderr has it
+        except (BrokenPipeError, OutputLost):  # the message is on stderr
             give_up_stdout()
     return code
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether stdout was to hold one JSON document; asked of the command line itself, which may be too wrong to be parsed."""
+    """True if stdout is to hold JSON. Reads the raw arguments: they may not be parseable."""
     options = list(itertools.takewhile(lambda argument: argument != "--", arguments))
-    return (
-        "--json" in options
-        or "--format=json" in options
-        or ("--format", "json") in itertools.pairwise(options)
-    )
+    pairs = itertools.pairwise(options)
+    return "--json" in options or "--format=json" in options or ("--format", "json") in pairs
 
 
 def _kind_of(error: type[SweepError]) -> str:
-    """The class of an error as JSON says it: usage_invalid, sweep_held, ..."""
+    """The name of an error class in JSON: usage_invalid, sweep_held, ..."""
     return re.sub(r"(?<=.)([A-Z])", r"_\1", error.__name__).lower()
 
 
-def _to_the_front(arguments: list[str]) -> list[str]:
+def _logging_options_first(arguments: list[str]) -> list[str]:
     """Move the logging options before the command's name, where they are declared."""
     front: list[str] = []
     rest: list[str] = []
-    waiting = iter(arguments)
-    for argument in waiting:
+    remaining = iter(arguments)
+    for argument in remaining:
         if argument == "--":
-            return [*front, *rest, argument, *waiting]
+            return [*front, *rest, argument, *remaining]
         name = argument.partition("=")[0]
-        if name not in _FLAGS_OF_ALL:
+        if name not in _LOGGING_OPTIONS:
             rest.append(argument)
             continue
         front.append(argument)
-        if _FLAGS_OF_ALL[name] and "=" not in argument:
-            front += [value for value in (next(waiting, None),) if value is not None]
+        if _LOGGING_OPTIONS[name] and "=" not in argument:
+            front += itertools.islice(remaining, 1)
     return [*front, *rest]
 
 
 def _usage_mistake(exc: typer.TyperException, redact: Redactor) -> str:
+    """The message of typer or pydantic, without words that only their authors understand."""
     context = getattr(exc, "ctx", None)
-    where = f"; see {context.command_path} --help" if context is not None else ""
-    # The words of typer and pydantic, less what only their authors can make sense of.
-    said = (
-        plain(exc.format_message())
-        .replace("Value error, ", "")
-        .replace("Input should be", "should be")
-        .rstrip(".")
-    )
-    return f"{redact(said)}{_meant_choice(said)}{where}"
+    see = f"; see {context.command_path} --help" if context is not None else ""
+    message = " ".join(plain(exc.format_message()).split()).replace("Value error, ", "")
+    errors = getattr(exc.__cause__, "errors", None)  # of pydantic's ValidationError
+    value = f"{errors()[0]['input']!r} " if errors is not None else ""
+    message = message.replace("Input should be ", f"{value}should be ").rstrip(".")
+    message = message.replace(", unable to parse string as an integer", "")
+    return f"{redact(message)}{_similar_choice(message)}{see}"
 
 
-def _meant_choice(said: str) -> str:
-    """What was probably meant by a word that is none of those to choose from."""
-    match = re.search(r"'([^']+)' is not one of ('.+')", said)
-    close = (
-        get_close_matches(match[1].lower(), re.findall(r"'([^']+)'", match[2]), n=1)
-        if match is not None
-        else []
-    )
+def _similar_choice(message: str) -> str:
+    """The choice that a mistyped word resembles."""
+    match = re.search(r"'([^']+)' is not one of ('.+')", message)
+    choices = re.findall(r"'([^']+)'", match[2]) if match else []
+    close = get_close_matches(match[1].lower(), choices, n=1) if match else []
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _explain_bug(exc: Exception, redact: Redactor) -> str:
-    """One line, and a file with what a developer needs."""
-    said = next((line for line in str(exc).splitlines() if line.strip()), "")[:300]
-    text = redact("".join(traceback.format_exception(exc)))
-    place = _save(
-        f"sweep {__version__}, Python {sys.version.split()[0]}\n{redact(' '.join(sys.argv))}\n\n{text}"
-    )
-    kept = (
-        f"the traceback is in {place}"
-        if place is not None
-        else f"and its traceback could not be saved; it ends at {_last_place(exc)}"
-    )
-    return f"unexpected {redact(f'{type(exc).__name__}: {said}')} ; this is a bug: {kept}"
+    """One line for the user, and a file with the traceback for a developer."""
+    first = next((line for line in str(exc).splitlines() if line.strip()), "")[:300]
+    trace = redact("".join(traceback.format_exception(exc)))
+    versions = f"sweep {__version__}, Python {sys.version.split()[0]}"
+    path = _save(f"{versions}\n{redact(' '.join(sys.argv))}\n\n{trace}")
+    saved = f"the traceback is in {path}"
+    if path is None:
+        frame = traceback.extract_tb(exc.__traceback__)[-1]
+        saved = f"its traceback could not be saved; it ends at {frame.filename}:{frame.lineno}"
+    return f"unexpected {redact(f'{type(exc).__name__}: {first}')} ; this is a bug: {saved}"
 
 
 def _save(text: str) -> Path | None:
     name = f"traceback-{datetime.now(tz=UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
-    for find in (sweep_home, tempfile.gettempdir):
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    for folder in (sweep_home, tempfile.gettempdir):
         try:
-            path = Path(find()) / name
+            path = Path(folder()) / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(
-                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb"
-            ) as file:
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
                 file.write(text.encode(errors="backslashreplace"))
         except (OSError, SweepError):
             continue
         return path
     return None
-
-
-def _last_place(exc: Exception) -> str:
-    frame = traceback.extract_tb(exc.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"
 
 
 def _code_of(exc: SystemExit) -> int:

@@ -1,94 +1,59 @@
-"""The commands that change what the store says, or who may read it: cancel, invalidate, db upgrade, db grant-reader."""
+"""The commands that change what the store holds: cancel, invalidate, db upgrade."""
 
 from __future__ import annotations
 
-import os
-import re
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.defaults import SweepArgument, chosen_sweep, existing_store
-from orchestrator.cli.home import sweep_home
-from orchestrator.cli.output import DbOption, JsonOption, examples, note, write_json, write_line
+from orchestrator.cli.defaults import existing_store, select_sweep
+from orchestrator.cli.options import Db, Json, SweepArgument
+from orchestrator.cli.output import note, write_json, write_line
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import counted
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the app."""
-    app.command(
-        epilog=examples(
-            "sweep cancel                 end what runs, at once",
-            "sweep cancel 8b --drain      start nothing new, let what runs finish",
-        )
-    )(cancel)
-    app.command(
-        epilog=examples(
-            "sweep invalidate --where 'not is_current_fingerprint' --sweep 8b",
-            "sweep invalidate --where \"torch like '2.9.%'\"",
-            "sweep invalidate --where \"failure_kind = 'nccl'\" --yes",
-            "sweep invalidate --where 'trial_id = 17'",
-        )
-    )(invalidate)
-    database = typer.Typer(
-        help="Look after the database.", no_args_is_help=True, rich_markup_mode=None
-    )
-    database.command(
-        epilog=examples("sweep db upgrade", "SWEEP_DB=postgresql://me@host/sweeps sweep db upgrade")
-    )(upgrade)
-    database.command(
-        epilog=examples(
-            "sweep db grant-reader",
-            "sweep db grant-reader --role team_reader",
-            "",
-            "Environment:",
-            "SWEEP_DB          the store, as a role that owns its tables and has CREATEROLE",
-            "SWEEP_DB_READER   afterwards, for `sweep sql`: the URL that this command prints",
-        )
-    )(grant_reader)
-    app.add_typer(database, name="db")
 
 
 def cancel(
     sweep: SweepArgument = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Let trials under way finish; only start nothing new.")
+        bool,
+        typer.Option("--drain", help="Let running trials finish; only start no new ones."),
     ] = False,
-    db: DbOption = None,
-    as_json: JsonOption = False,
+    db: Db = None,
+    as_json: Json = False,
 ) -> None:
     """Ask a running sweep to stop.
 
-    Wherever its orchestrator runs. What is measured stays, and `sweep run` goes on later.
+    It works from any machine that reaches the store. Results are kept; `sweep run` continues later.
+
+    Examples:
+      sweep cancel                 end the running trials at once
+      sweep cancel 8b --drain      let the running trials finish
     """
     from db.types import StopRequest
 
     request = StopRequest.DRAIN if drain else StopRequest.CANCEL
     with existing_store(db, to_read=False) as store:
-        row = chosen_sweep(store, sweep)
-        accepted = store.request_stop(row.id, request)
+        row = select_sweep(store, sweep)
+        is_accepted = store.request_stop(row.id, request)
     holder = row.holder
     if as_json:
-        host, pid = (holder.host, holder.pid) if accepted and holder is not None else (None, None)
-        write_json(
-            "cancel",
-            {"sweep": row.name, "request": request, "accepted": accepted, "host": host, "pid": pid},
-        )
+        reached = holder if is_accepted else None
+        fields = {"sweep": row.name, "request": request, "accepted": is_accepted}
+        host, pid = (reached.host, reached.pid) if reached is not None else (None, None)
+        write_json("cancel", fields | {"host": host, "pid": pid})
         return
-    if not accepted:
+    if not is_accepted:
         write_line(f"Nobody works on sweep {row.name}: there is nothing to stop.")
         return
     who = f"host {holder.host}, pid {holder.pid}" if holder is not None else "its orchestrator"
-    what = (
-        "trials under way may finish, nothing new is started"
-        if drain
-        else "trials under way are ended, and wait to be measured again"
-    )
+    what = "running trials are ended, and will be measured by the next `sweep run`"
+    if drain:
+        what = "running trials may finish, no new ones are started"
     write_line(
-        f"Asked {who} to stop sweep {row.name}: {what}. It looks every 5 s; follow it with `sweep status {row.name} --watch`."
+        f"Asked {who} to stop sweep {row.name}: {what}. It reads this request within 5 s; follow it"
+        f" with `sweep status {row.name} --watch`."
     )
 
 
@@ -98,42 +63,42 @@ def invalidate(
         typer.Option(
             "--where",
             metavar="CONDITION",
-            help="A condition over v_trial's columns; `sweep sql --schema` shows them.",
+            help="An SQL condition over the columns of v_trial (see `sweep sql --schema`).",
         ),
     ],
     sweep: Annotated[
-        str | None, typer.Option("--sweep", help="Only trials of this sweep.", show_default=False)
+        str | None, typer.Option("--sweep", metavar="SWEEP", help="Only trials of this sweep.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    db: DbOption = None,
-    as_json: JsonOption = False,
+    db: Db = None,
+    as_json: Json = False,
 ) -> None:
-    """Have trials that match a condition measured again.
+    """Have the trials that match a condition measured again.
 
-    Their old numbers are kept, but no longer count. An out-of-memory takes along the layouts that it condemned.
+    Their old numbers stay in the store but no longer count. If a trial that ran out of memory is
+    invalidated, so are the layouts that were skipped because of it.
+
+    Examples:
+      sweep invalidate --where 'not is_current_fingerprint' --sweep 8b
+      sweep invalidate --where "torch like '2.9.%'"
+      sweep invalidate --where "failure_kind = 'nccl'" --yes
+      sweep invalidate --where 'trial_id = 17'
     """
     with existing_store(db, to_read=False) as store:
         counts = store.count_repeatable(where, sweep=sweep)
         total = sum(counts.values())
         if total and not as_json:
-            note(
-                f"{counted(total, 'matching trial')}: "
-                + ", ".join(
-                    f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items())
-                )
-            )
+            states = [f"{n} {state.replace('_', ' ')}" for state, n in sorted(counts.items())]
+            note(f"{counted(total, 'matching trial')}: {', '.join(states)}")
         if total and not yes:
             _confirm(total, as_json=as_json)
-        invalidated = store.invalidate(where, sweep=sweep) if total else 0
+        num_invalidated = store.invalidate(where, sweep=sweep) if total else 0
     if as_json:
-        write_json(
-            "invalidate",
-            {"where": where, "sweep": sweep, "matched": counts, "num_invalidated": invalidated},
-        )
-    elif invalidated:
-        write_line(
-            f"{counted(invalidated, 'trial')} will be measured again by `sweep run` on their file."
-        )
+        fields = {"where": where, "sweep": sweep, "matched": counts}
+        write_json("invalidate", fields | {"num_invalidated": num_invalidated})
+    elif num_invalidated:
+        trials = counted(num_invalidated, "trial")
+        write_line(f"{trials} will be measured again by the next `sweep run` with their file.")
     else:
         write_line(
             "No measured, out-of-memory, failed or pruned trial matches: nothing was changed."
@@ -141,142 +106,32 @@ def invalidate(
 
 
 def _confirm(total: int, *, as_json: bool) -> None:
-    # Without a terminal nobody can answer, and who wants JSON is a program; a script has to say so.
+    # A script has no terminal, and a program that reads JSON answers no question.
     if as_json or not sys.stdin.isatty():
         raise UsageInvalid(
-            f"{counted(total, 'trial')} would be measured again; nobody is here to ask: say --yes"
+            f"{counted(total, 'trial')} would be measured again, and nobody can be asked to confirm"
+            " that: say --yes"
         )
     if not typer.confirm("Measure them again?", err=True):
         raise typer.Exit(1)
 
 
-def upgrade(db: DbOption = None, as_json: JsonOption = False) -> None:
-    """Bring the database to this program's schema.
+def upgrade(db: Db = None, as_json: Json = False) -> None:
+    """Upgrade the database to this program's schema.
 
-    A SQLite file is copied first. Stop all orchestrators before.
+    A SQLite file is copied before. Stop all orchestrators first.
+
+    Examples:
+      sweep db upgrade
+      SWEEP_DB=postgresql://me@host/sweeps sweep db upgrade
     """
     from db import migrate  # needs SQLAlchemy
 
     before, after, copy = migrate.upgrade(db)
     if as_json:
         write_json("db upgrade", {"version_before": before, "version_after": after, "copy": copy})
-        return
-    change = (
-        f"is at schema {after} already"
-        if before == after
-        else f"was brought from schema {before or 'none'} to {after}"
-    )
-    write_line(
-        f"The database {change}."
-        + (f" A copy of it as it was: {copy}" if copy is not None and before != after else "")
-    )
-
-
-def grant_reader(
-    role: Annotated[
-        str,
-        typer.Option(
-            "--role", metavar="NAME", help="The role to make, or to give its rights anew."
-        ),
-    ] = "sweep_reader",
-    new_password: Annotated[
-        bool, typer.Option("--new-password", help="Give a role that is there a new password too.")
-    ] = False,
-    db: DbOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a PostgreSQL role that may only read the store.
-
-    It may connect and select the tables and views, also those that `sweep db upgrade` makes later. With its URL in SWEEP_DB_READER
-    `sweep sql` asks as that role, so the server itself refuses all else. At a terminal it asks for a password; where none is given it
-    makes one, and keeps it in a file that only you can read.
-    """
-    from db.connection import url  # needs SQLAlchemy
-    from db.sql import reader_role
-
-    store = url.resolve(db)
-    if store.drivername == "sqlite":
-        raise UsageInvalid(
-            "a SQLite file needs no reader: `sweep sql` opens it read-only. grant-reader is for PostgreSQL: name it with SWEEP_DB"
-        )
-    if not role.strip() or "\0" in role or len(role.encode()) > _MAX_ROLE_BYTES:
-        raise UsageInvalid(f"a role's name has 1 to {_MAX_ROLE_BYTES} bytes; give another --role")
-    is_new = not reader_role.exists(store, role)
-    asked = _asked_password(role, as_json=as_json) if is_new or new_password else None
-    made = reader_role.new_password() if asked is None and (is_new or new_password) else None
-    granted = reader_role.grant(store, role, asked or made)
-    file = _password_file(role)
-    if made is not None:
-        _keep_password(file, url.pgpass_line(store, role, made))
-    reader = url.display_login(
-        store, role, passfile=str(file) if asked is None and file.exists() else None
-    )
-    if as_json:
-        fields = {
-            "role": role,
-            "is_new": granted.is_new,
-            "schema": granted.schema,
-            "num_relations": granted.num_relations,
-        }
-        write_json(
-            "db grant-reader",
-            {
-                **fields,
-                "url": reader,
-                "password_file": file if made is not None else None,
-                "remarks": granted.remarks,
-            },
-        )
-        return
-    done = "was made" if granted.is_new else "was there, and its rights were set anew"
-    write_line(
-        f"Role {role} {done}: it may connect, and select {granted.num_relations} tables and views of schema {granted.schema}."
-    )
-    if made is not None:
-        write_line(f"Its password is in {file}.")
-    elif asked is not None:
-        write_line("Put its password into ~/.pgpass (of mode 600).")
+    elif before == after:
+        write_line(f"The database is at schema {after} already.")
     else:
-        write_line("Its password is as it was; --new-password gives it another.")
-    write_line("For `sweep sql`:")
-    write_line(f"  export {url.READER_VARIABLE}='{reader}'")
-    for remark in granted.remarks:
-        write_line(f"Not changed: {remark[0].lower()}{remark[1:]}")
-
-
-_MAX_ROLE_BYTES = 63
-
-
-def _asked_password(role: str, *, as_json: bool) -> str | None:
-    """A password that a person typed; None: one is to be made."""
-    if as_json or not sys.stdin.isatty():
-        return None
-    text: str = typer.prompt(
-        f"Password for {role} (empty: one is made)",
-        default="",
-        show_default=False,
-        hide_input=True,
-        confirmation_prompt=True,
-        err=True,
-    )
-    return text or None
-
-
-def _password_file(role: str) -> Path:
-    return sweep_home().absolute() / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', role)}.pgpass"
-
-
-def _keep_password(file: Path, line: str) -> None:
-    """Write a line of libpq's password file, where only this user can read it."""
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(
-            os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w"
-        ) as out:
-            out.write(line + "\n")
-        unfinished.replace(file)
-    except OSError as exc:
-        raise UsageInvalid(
-            f"cannot write {file}: {exc.strerror}. The role was made; choose another place with SWEEP_HOME, and run the command with --new-password"
-        ) from exc
+        kept = f" A copy from before: {copy}" if copy is not None else ""
+        write_line(f"The database was upgraded from schema {before or 'none'} to {after}.{kept}")

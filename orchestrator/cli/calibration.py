@@ -1,23 +1,17 @@
-"""The command `calibration`: the constants that predictions rest on, the trials that those rest on, and predicted against measured."""
+"""The command `calibration`: the constants of the predictions, their trials, and their errors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.defaults import SweepArgument, chosen_sweep, existing_store
-from orchestrator.cli.output import (
-    Column,
-    DbOption,
-    JsonOption,
-    StyledText,
-    examples,
-    write_json,
-    write_line,
-    write_table,
-)
+from orchestrator.cli.defaults import existing_store, select_sweep
+from orchestrator.cli.options import Db, Json, SweepArgument
+from orchestrator.cli.output import Column, numbers, write_json, write_line, write_table
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show_as
 
@@ -27,39 +21,33 @@ if TYPE_CHECKING:
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.sweep.prior_knowledge import PriorKnowledge
 
-WORTH_SHOWING = 0.01  # relative: what is predicted as closely as this is no bad prediction
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command(
-        epilog=examples(
-            "sweep calibration", "sweep calibration 8b --worst 10", "sweep calibration --json"
-        )
-    )(calibration)
+WORTH_SHOWING = 0.01  # relative error below which a prediction is not shown among the worst
 
 
 def calibration(
     sweep: SweepArgument = None,
     worst: Annotated[
-        int,
-        typer.Option(
-            "--worst", min=0, help="How many of the trials to show that are predicted worst."
-        ),
+        int, typer.Option(min=0, help="How many of the worst predictions to show.")
     ] = 5,
-    db: DbOption = None,
-    as_json: JsonOption = False,
+    db: Db = None,
+    as_json: Json = False,
 ) -> None:
-    """Show the constants that a sweep's predictions rest on.
+    """Show the constants that a sweep's predictions use.
 
-    With their uncertainty, before and after fitting, the trials of all sweeps that taught them, and predicted against measured.
+    Each constant with its uncertainty, before and after it was fitted; the trials of all sweeps
+    that it was fitted to; and predicted against measured numbers.
+
+    Examples:
+      sweep calibration
+      sweep calibration 8b --worst 10
+      sweep calibration --json
     """
     from orchestrator.cli.sweep_file import planning
 
     with existing_store(db) as store:
-        row = chosen_sweep(store, sweep)
+        row = select_sweep(store, sweep)
         known = planning(_spec_of(row), store)
-    record = _record(row.name, known.learned, gpus_per_node=known.gpus_per_node, worst=worst)
+    record = _record(row.name, known.knowledge, worst=worst)
     if as_json:
         write_json("calibration", record)
     else:
@@ -75,47 +63,43 @@ def _spec_of(row: SweepRow) -> SweepSpec:
         return SweepSpec.model_validate_json(row.spec_json)
     except ValidationError as exc:
         raise UsageInvalid(
-            f"sweep {row.name} was begun by a version of this program whose sweep files are no longer read ({exc.error_count()} mistakes);"
-            " `sweep run` its file again, and ask then"
+            f"sweep {row.name} was begun by a version of this program whose sweep files cannot be"
+            f" read any more ({exc.error_count()} mistakes); `sweep run` its file again, and ask"
+            " then"
         ) from None
 
 
-def _record(
-    name: str, learned: PriorKnowledge, *, gpus_per_node: int, worst: int
-) -> dict[str, Any]:
+def _record(name: str, knowledge: PriorKnowledge, *, worst: int) -> dict[str, Any]:
     from orchestrator.core.physics.fit_quality import agreement, fitted_memory, fitted_times
     from orchestrator.sweep.prior_knowledge import sweeps_of
 
-    prior, fitted = learned.prior, learned.calibration()
-    observations = [taught.observation for taught in learned.rows]
-    ids = [(taught.row.trial_id, taught.row.sweep.name) for taught in learned.rows]
+    prior, fitted, rows = knowledge.prior, knowledge.calibration(), knowledge.rows
+    observations = [taught.observation for taught in rows]
+    ids = [(taught.row.trial_id, taught.row.sweep.name) for taught in rows]
     before, after = agreement(observations, prior), agreement(observations, fitted)
-    newest = next(
-        (taught.row for taught in reversed(learned.rows) if not taught.row.out_of_memory), None
-    )
+    newest = next((taught.row for taught in reversed(rows) if not taught.row.out_of_memory), None)
+    stack = None
+    if newest is not None:
+        stack = {part: getattr(newest, part) for part in ("torch", "cuda", "driver")}
+    offsets = fitted.cell_offsets.items()
     return {
         "sweep": name,
-        "device": learned.hardware.name if learned.hardware is not None else None,
-        "workload": learned.spec.workload.name,
-        "stack": {part: getattr(newest, part) for part in ("torch", "cuda", "driver")}
-        if newest is not None
-        else None,
-        "num_trials": len(learned.rows),
-        "num_current": sum(taught.is_current for taught in learned.rows),
+        "device": knowledge.hardware.name if knowledge.hardware is not None else None,
+        "workload": knowledge.spec.workload.name,
+        "stack": stack,
+        "num_trials": len(rows),
+        "num_current": sum(taught.is_current for taught in rows),
         "num_times": fitted.num_times,
         "num_peaks": fitted.num_peaks,
         "num_out_of_memory": fitted.num_out_of_memory,
-        "sweeps": sweeps_of(learned.rows),
-        "links": _links(learned),
-        "launch_seconds": learned.launch_seconds,
+        "sweeps": sweeps_of(rows),
+        "links": _links(knowledge),
+        "launch_seconds": knowledge.launch_seconds,
         "step_residual_sd": fitted.step_residual_sd,
         "memory_residual_sd": fitted.memory_residual_sd,
         "step_constants": [_constant(one) for one in fitted_times(prior, fitted)],
         "memory_constants": [_constant(one) for one in fitted_memory(prior, fitted)],
-        "cell_offsets": {
-            f"{cell.key} on {device}": offset
-            for (cell, device), offset in fitted.cell_offsets.items()
-        },
+        "cell_offsets": {f"{cell.key} on {device}": x for (cell, device), x in offsets},
         "step_time": _agreement(before.step_time, after.step_time, ids, worst),
         "memory": _agreement(before.memory, after.memory, ids, worst),
         "out_of_memory": {
@@ -126,12 +110,16 @@ def _record(
     }
 
 
-def _links(learned: PriorKnowledge) -> dict[str, Any] | None:
-    """What was measured of links, where anything was."""
-    network = learned.network
+def _constant(fitted: Fitted) -> dict[str, Any]:
+    return asdict(fitted) | {"learned": fitted.learned}
+
+
+def _links(knowledge: PriorKnowledge) -> dict[str, Any] | None:
+    """What `sweep netbench` measured of links; None if it measured nothing."""
+    network = knowledge.network
     if network is None:
         return None
-    newest = learned.links[-1]
+    newest = knowledge.links[-1]
     return {
         "run_token": newest.run_token,
         "at": newest.at,
@@ -139,18 +127,6 @@ def _links(learned: PriorKnowledge) -> dict[str, Any] | None:
         "num": network.num_samples,
         "residual_sd": network.residual_sd,
         "constants": {name: network.value(name) for name in network.names},
-    }
-
-
-def _constant(one: Fitted) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "is_factor": one.is_factor,
-        "prior": one.prior,
-        "prior_sd": one.prior_sd,
-        "fitted": one.fitted,
-        "fitted_sd": one.fitted_sd,
-        "learned": one.learned,
     }
 
 
@@ -177,62 +153,50 @@ def _agreement(
 
 
 def _print(record: Mapping[str, Any], based_on: str) -> None:
-    stack = ", ".join(
-        f"{name} {value}" for name, value in (record["stack"] or {}).items() if value is not None
-    )
+    stack = [f"{name} {value}" for name, value in (record["stack"] or {}).items() if value]
     device = record["device"] or "unknown device"
-    write_line(
-        f"Predictions for sweep {record['sweep']}: workload {record['workload']} on {device}{f' ({stack})' if stack else ''}",
-        style="bold",
-    )
+    title = f"Predictions for sweep {record['sweep']}: workload {record['workload']} on {device}"
+    write_line(f"{title} ({', '.join(stack)})" if stack else title, style="bold")
     write_line(f"  {based_on}")
     if (links := record["links"]) is not None:
-        constants = ", ".join(
-            f"{name.replace('_', ' ')} {value:.3g}" for name, value in links["constants"].items()
-        )
+        constants = [f"{k.replace('_', ' ')} {v:.3g}" for k, v in links["constants"].items()]
         write_line(
-            f"  links: {links['num']} collectives of sweep netbench, {links['backend']}, {links['at']:%Y-%m-%d}, met within"
-            f" {links['residual_sd']:.0%}: {constants}"
+            f"  links: {links['num']} collectives of sweep netbench, {links['backend']},"
+            f" {links['at']:%Y-%m-%d}, met within {links['residual_sd']:.0%}:"
+            f" {', '.join(constants)}"
         )
     if not record["num_trials"]:
         return
-    older = record["num_trials"] - record["num_current"]
-    counted = f"{record['num_times']:,} times, {record['num_peaks']:,} peaks, {record['num_out_of_memory']:,} out-of-memories"
-    write_line(
-        f"  {counted}{f'; {older:,} with older software, as a prior of the others' if older else ''}"
+    counts = (
+        f"  {record['num_times']:,} times, {record['num_peaks']:,} peaks,"
+        f" {record['num_out_of_memory']:,} out-of-memories"
     )
+    if older := record["num_trials"] - record["num_current"]:
+        counts += f"; {older:,} with older software, as a prior of the others"
+    write_line(counts)
     _print_constants("Step time: factors", record["step_constants"])
     _print_constants("Memory: factors, then amounts (reserve in GiB)", record["memory_constants"])
     write_line("")
     write_line("Predicted / measured", style="bold")
-    columns = [
-        Column(title=title, right=title != "")
-        for title in ("", "trials", "median", "p10", "p90", "median error", "within 15 %")
-    ]
-    write_table(
-        columns, [line for name in ("step_time", "memory") for line in _quality(name, record[name])]
-    )
+    titles = ("trials", "median", "p10", "p90", "median error", "within 15 %")
+    lines = [*_quality("step_time", record["step_time"]), *_quality("memory", record["memory"])]
+    write_table([Column(), *numbers(*titles)], lines)
     out = record["out_of_memory"]
     if out["num"]:
         write_line(
-            f"  of {out['num']:,} out-of-memories {out['num_predicted']:,} are predicted, uncalibrated {out['num_predicted_before']:,}"
+            f"  of {out['num']:,} out-of-memories {out['num_predicted']:,} are predicted,"
+            f" uncalibrated {out['num_predicted_before']:,}"
         )
-    for name, text in (("step_time", show_as.step_time), ("memory", show_as.memory)):
-        _print_worst(name, record[name]["worst"], text)
+    _print_worst("step time", record["step_time"]["worst"], show_as.step_time)
+    _print_worst("memory", record["memory"]["worst"], show_as.memory)
 
 
 def _print_constants(title: str, constants: Sequence[Mapping[str, Any]]) -> None:
     write_line("")
     write_line(title, style="bold")
-    columns = [
-        Column(title="constant"),
-        Column(title="prior", right=True),
-        Column(title="", style="dim"),
-        Column(title="fitted", right=True),
-        Column(title="", style="dim"),
-        Column(title="learned", right=True),
-    ]
-    rows: list[list[str | StyledText]] = [
+    spread = Column(style="dim")
+    columns = [Column("constant"), *numbers("prior"), spread, *numbers("fitted"), spread]
+    rows = [
         [
             f"  {one['name'].replace('_', ' ')}",
             f"{one['prior']:.3g}",
@@ -243,45 +207,30 @@ def _print_constants(title: str, constants: Sequence[Mapping[str, Any]]) -> None
         ]
         for one in constants
     ]
-    write_table(columns, rows)
+    write_table([*columns, *numbers("learned")], rows)
 
 
 def _spread(sd: float, *, is_factor: bool) -> str:
-    """One standard deviation: of a factor, how many times more or less."""
-    return f"x/ {2.718281828459045**sd:.2f}" if is_factor else f"± {sd:.2f}"
+    """One standard deviation; for a factor as a ratio."""
+    return f"x/ {math.exp(sd):.2f}" if is_factor else f"± {sd:.2f}"
 
 
-def _quality(name: str, found: Mapping[str, Any]) -> list[list[str | StyledText]]:
-    lines: list[list[str | StyledText]] = []
+def _quality(name: str, found: Mapping[str, Any]) -> list[list[str]]:
+    lines = []
     for kind in ("uncalibrated", "calibrated"):
-        quantiles = found[kind]
-        if quantiles is not None:
-            numbers = [f"{quantiles[key]:.2f}" for key in ("median", "p10", "p90")]
-            shares = [
-                show_as.percent(quantiles["median_error"]),
-                show_as.percent(quantiles["within_15_percent"]),
-            ]
+        if (quantiles := found[kind]) is not None:
+            ratios = [f"{quantiles[key]:.2f}" for key in ("median", "p10", "p90")]
+            shares = [show_as.percent(quantiles[k]) for k in ("median_error", "within_15_percent")]
             lines.append(
-                [f"  {name.replace('_', ' ')}, {kind}", f"{found['num']:,}", *numbers, *shares]
+                [f"  {name.replace('_', ' ')}, {kind}", f"{found['num']:,}", *ratios, *shares]
             )
     return lines
 
 
-def _print_worst(name: str, worst: Sequence[Mapping[str, Any]], text: Any) -> None:
-    worst = [one for one in worst if abs(one["ratio"] - 1) > WORTH_SHOWING]
-    if not worst:
-        return
-    write_line("")
-    write_line(f"Predicted worst, {name.replace('_', ' ')}", style="bold")
-    columns = [
-        Column(title="trial", right=True),
-        Column(title="sweep"),
-        Column(title="predicted", right=True),
-        Column(title="measured", right=True),
-        Column(title="ratio", right=True),
-        Column(title="layout", wrap=True),
-    ]
-    rows: list[list[str | StyledText]] = [
+def _print_worst(
+    name: str, worst: Sequence[Mapping[str, Any]], text: Callable[[float], str]
+) -> None:
+    rows = [
         [
             str(one["trial_id"]),
             one["sweep"],
@@ -291,5 +240,11 @@ def _print_worst(name: str, worst: Sequence[Mapping[str, Any]], text: Any) -> No
             one["short"],
         ]
         for one in worst
+        if abs(one["ratio"] - 1) > WORTH_SHOWING
     ]
-    write_table(columns, rows)
+    if not rows:
+        return
+    write_line("")
+    write_line(f"Predicted worst, {name}", style="bold")
+    columns = [*numbers("trial"), Column("sweep"), *numbers("predicted", "measured", "ratio")]
+    write_table([*columns, Column("layout", wrap=True)], rows)

@@ -1,8 +1,7 @@
-"""What `sweep doctor --cluster` shows: every node of a cluster looked at, one row each, and what is to be mended or differs."""
+"""`sweep doctor --cluster`: checks every node of a cluster, and shows a row for each."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,17 @@ import typer
 
 from orchestrator.cli.defaults import existing_store
 from orchestrator.cli.home import sweep_home
-from orchestrator.cli.output import Column, StyledText, note, write_json, write_line, write_table
+from orchestrator.cli.output import (
+    Column,
+    StyledText,
+    TableRow,
+    note,
+    numbers,
+    write_json,
+    write_line,
+    write_table,
+)
+from orchestrator.cli.ray_start import prepare_ray
 from orchestrator.core.errors import SweepError, UsageInvalid
 from orchestrator.core.machines.check import Check, Status
 from orchestrator.core.machines.node_health import NodeFacts, judge_nodes, unfit
@@ -22,57 +31,43 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 STYLES = {Status.OK: "", Status.WARN: "yellow", Status.FAIL: "red"}
-_ORDER = (Status.OK, Status.WARN, Status.FAIL)
+_VERDICTS = {Status.OK: "fit", Status.WARN: "fit, with a warning", Status.FAIL: "not fit"}
 
 
-def look_at_cluster(ray_address: str | None, db: str | None, *, as_json: bool) -> None:
-    """Show every node; ends with exit code 1 where one is not fit. What is found is kept in the store, where there is one."""
+def check_cluster(ray_address: str | None, db: str | None, *, as_json: bool) -> None:
+    """Show every node, and keep the checks in the store if there is one.
+
+    Ends with exit code 1 if a node is not fit.
+    """
     from orchestrator.node.probe import versions_here
 
     scheduler = _join(ray_address)
     try:
-        said = _ask(scheduler)
+        answers = _ask_nodes(scheduler)
     finally:
         scheduler.close()
-    facts = {name: found for name, found in said.items() if isinstance(found, NodeFacts)}
+    facts = {node: found for node, found in answers.items() if isinstance(found, NodeFacts)}
     checks = judge_nodes(list(facts.values()), own=versions_here())
-    for name, text in said.items():
-        if isinstance(text, str):
-            checks[name] = (
-                Check(
-                    name="answers",
-                    status=Status.FAIL,
-                    found=text,
-                    advice="is the node up, and its disk well?",
-                ),
-            )
+    advice = "is the node up, and is its disk healthy?"
+    for node, error in answers.items():
+        if isinstance(error, str):
+            failed = Check(name="answers", status=Status.FAIL, found=error, advice=advice)
+            checks[node] = (failed,)
     _keep(db, facts, checks)
+    all_fit = not any(map(unfit, checks.values()))
     if as_json:
-        write_json(
-            "doctor",
-            {
-                "ok": not any(map(unfit, checks.values())),
-                "nodes": [_record(n, facts.get(n), checks[n]) for n in checks],
-            },
-        )
+        nodes = [_record(node, facts.get(node), checks[node]) for node in checks]
+        write_json("doctor", {"ok": all_fit, "nodes": nodes})
     else:
         _print(facts, checks)
-    if any(map(unfit, checks.values())):
+    if not all_fit:
         raise typer.Exit(1)
 
 
 def _join(ray_address: str | None) -> RayScheduler:
-    if ray_address is None:
-        os.environ.setdefault(
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
-        )  # as `sweep run` does: a local Ray binds loopback
+    prepare_ray(ray_address)
     from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
 
-    note(
-        f"Joining the Ray cluster at {ray_address} ..."
-        if ray_address is not None
-        else "Starting a local Ray ..."
-    )
     scheduler = RayScheduler(address=ray_address, device=None, root=sweep_home())
     if not scheduler.slots.nodes:
         scheduler.close()
@@ -80,15 +75,15 @@ def _join(ray_address: str | None) -> RayScheduler:
     return scheduler
 
 
-def _ask(scheduler: RayScheduler) -> dict[str, NodeFacts | str]:
-    """What each node says of itself, in the order of their names, or that it says nothing."""
+def _ask_nodes(scheduler: RayScheduler) -> dict[str, NodeFacts | str]:
+    """The facts of each node, sorted by name; an error text for a node that does not answer."""
     nodes = sorted(scheduler.slots.nodes)
     scheduler.begin_looks(nodes, reserve=False)
-    said: dict[str, NodeFacts | str] = {}
-    while len(said) < len(nodes):
+    answers: dict[str, NodeFacts | str] = {}
+    while len(answers) < len(nodes):
         scheduler.poll(POLL_SECONDS)
-        said |= scheduler.looks()
-    return {node: said[node] for node in nodes}
+        answers |= scheduler.looks()
+    return {node: answers[node] for node in nodes}
 
 
 def _keep(
@@ -98,9 +93,9 @@ def _keep(
         with existing_store(db, to_read=False) as store:
             store.record_node_checks(None, None, facts, checks)
     except UsageInvalid:
-        pass  # there is no store yet, and looking makes none
+        pass  # there is no store yet, and a check creates none
     except SweepError as exc:
-        note(f"not kept: {exc}")
+        note(f"the checks were not stored: {exc}")
 
 
 def _record(node: str, facts: NodeFacts | None, checks: Sequence[Check]) -> dict[str, Any]:
@@ -113,46 +108,40 @@ def _record(node: str, facts: NodeFacts | None, checks: Sequence[Check]) -> dict
 
 
 def _print(facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]) -> None:
-    titles = ("node", "has", "matmul", "disk", "clock", "python", "torch", "driver", "")
-    columns = [Column(title=title, right=title in ("matmul", "disk", "clock")) for title in titles]
+    columns = [Column("node"), Column("has"), *numbers("matmul", "disk", "clock")]
+    columns += [Column("python"), Column("torch"), Column("driver"), Column()]
     write_table(columns, [_row(node, facts.get(node), some) for node, some in checks.items()])
     for node, some in checks.items():
         for check in some:
             if check.status is not Status.OK:
-                write_line(
-                    f"{check.status:<4}  {node}, {check.name}: {check.found}",
-                    style=STYLES[check.status],
-                )
+                text = f"{check.status:<4}  {node}, {check.name}: {check.found}"
+                write_line(text, style=STYLES[check.status])
                 write_line(f"      {check.advice}")
     num_unfit = sum(unfit(some) is not None for some in checks.values())
-    write_line(
-        f"{show.counted(len(checks), 'node')}, {num_unfit} that no trial is placed on", style="bold"
-    )
+    nodes = show.counted(len(checks), "node")
+    write_line(f"{nodes}; no trial is placed on {num_unfit} of them", style="bold")
     for node, found in facts.items():
         if found.unread:
-            write_line(f"not known of {node}: {'; '.join(found.unread)}", style="dim")
+            write_line(f"unknown of {node}: {'; '.join(found.unread)}", style="dim")
 
 
-def _row(node: str, facts: NodeFacts | None, checks: Sequence[Check]) -> list[str | StyledText]:
-    worst = max((check.status for check in checks), key=_ORDER.index)
-    verdict = StyledText(
-        text={Status.OK: "fit", Status.WARN: "fit; look at it", Status.FAIL: "not fit"}[worst],
-        style=STYLES[worst],
-    )
+def _row(node: str, facts: NodeFacts | None, checks: Sequence[Check]) -> TableRow:
+    worst = max((check.status for check in checks), key=list(_VERDICTS).index)
+    verdict = StyledText(_VERDICTS[worst], STYLES[worst])
     if facts is None:
         return [node, *[show.UNKNOWN] * 7, verdict]
     rates = [gpu.matmul_flops for gpu in facts.gpus] if facts.gpus else [facts.cpu_matmul_flops]
     slowest = min((rate for rate in rates if rate is not None), default=None)
+    offset = facts.clock_offset_seconds
+    has = f"{facts.num_cores or '?'} cores"
+    if facts.gpus:
+        has = f"{len(facts.gpus)} x {facts.gpus[0].name or 'GPU'}"
     return [
         node,
-        f"{len(facts.gpus)} x {facts.gpus[0].name or 'GPU'}"
-        if facts.gpus
-        else f"{facts.num_cores or '?'} cores",
+        has,
         show.UNKNOWN if slowest is None else f"{slowest / 1e12:.3g} TFLOP/s",
         show.memory(facts.free_disk_bytes),
-        show.UNKNOWN
-        if facts.clock_offset_seconds is None
-        else f"{facts.clock_offset_seconds:+.3f} s",
+        show.UNKNOWN if offset is None else f"{offset:+.3f} s",
         facts.python or show.UNKNOWN,
         facts.packages.get("torch") or show.UNKNOWN,
         facts.driver or show.UNKNOWN,

@@ -1,4 +1,4 @@
-"""What goes to stderr while a command runs: log lines for people or machines, and no secret in any of them."""
+"""The log lines that a command writes to stderr, for people or as JSON, without secrets."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from orchestrator.cli.output import plain, shortened
 from orchestrator.core.trial.rank_environment import secret_values
 from orchestrator.core.trial.redaction import Secrets
 
-# Each repetition is bounded: an argument of 100 kB takes milliseconds, not minutes.
+# Each repetition is bounded, so that an argument of 100 kB takes milliseconds, not minutes.
 _URL_PASSWORD = re.compile(
-    r"(?P<before>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://[^\s:/@'\"]{0,255}):(?P<password>[^\s'\"]{1,1024})@",
+    r"(?P<before>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://[^\s:/@'\"]{0,255})"
+    r":(?P<password>[^\s'\"]{1,1024})@",
     re.IGNORECASE,
 )
 _QUERY_PASSWORD = re.compile(
-    r"(?P<before>(?:^|[?&;\s])\w{0,32}(?:pass\w{0,32}|pwd)=['\"]?)(?P<password>[^&;\s'\"]{1,1024})",
+    r"(?P<before>(?:^|[?&;\s])\w{0,32}(?:pass\w{0,32}|pwd)=['\"]?)"
+    r"(?P<password>[^&;\s'\"]{1,1024})",
     re.IGNORECASE,
 )
 PROJECT_LOGGERS = ("orchestrator", "db")
-# A connection that breaks is told by the store, in a line; these would show a traceback each time.
-SILENT_LOGGERS = ("sqlalchemy", "psycopg")
+# The store reports a broken connection in one line; these would show a traceback each time.
+SILENCED_LOGGERS = ("sqlalchemy", "psycopg")
 
 
 class LogFormat(StrEnum):
@@ -37,12 +39,12 @@ class LogFormat(StrEnum):
 
 
 class Redactor:
-    """Takes secrets out of text: the password of any URL, and values known to be secret wherever they turn up."""
+    """Replaces secrets in text: the password of any URL, and all values known to be secret."""
 
     def __init__(
         self, sources: Sequence[str], *, values: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """`sources`: what may hold a database's URL: arguments of the command, values of the environment. `values`: by their names."""
+        """`sources` are texts that may hold a database's URL; `values` are secrets by name."""
         found = [
             match["password"]
             for text in sources
@@ -60,7 +62,7 @@ class Redactor:
         return cls([*arguments, *os.environ.values()], values=secret_values(os.environ))
 
     def learn(self, values: Mapping[str, str]) -> None:
-        """Take these out as well from now on."""
+        """Also replace these values from now on."""
         self._values |= values
         self._secrets = Secrets(self._values)
 
@@ -70,30 +72,31 @@ class Redactor:
 
 
 def configure_logging(*, verbosity: int, log_format: LogFormat, redact: Redactor) -> None:
-    """Send the project's log to stderr: errors (-1 and less), warnings (0), what changed (1), how (2 and more)."""
+    """Send the project's log to stderr.
+
+    Verbosity -1 and less shows errors, 0 warnings, 1 changes of state, 2 and more all details.
+    """
     handler = _Stderr()
-    handler.setFormatter(
-        _JsonLines(redact) if log_format is LogFormat.JSON else _PlainLines(redact)
-    )
-    level = {0: logging.WARNING, 1: logging.INFO}.get(
-        verbosity, logging.DEBUG if verbosity > 0 else logging.ERROR
-    )
-    for name in PROJECT_LOGGERS:  # other packages' chatter is not ours to show
+    formatter = _JsonLines if log_format is LogFormat.JSON else _PlainLines
+    handler.setFormatter(formatter(redact))
+    levels = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+    level = levels[min(max(verbosity, -1), 2) + 1]
+    for name in PROJECT_LOGGERS:  # log lines of other packages are not shown
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(level)
-    for name in SILENT_LOGGERS:
+    for name in SILENCED_LOGGERS:
         logging.getLogger(name).handlers[:] = [logging.NullHandler()]
 
 
 class _Stderr(logging.Handler):
-    """Writes to whatever sys.stderr is by then: a progress display may have put itself in between."""
+    """Writes to the current sys.stderr, which a progress display may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
-        except (OSError, ValueError):  # stderr is gone; nobody can be told
+        except (OSError, ValueError):  # stderr is gone
             self.handleError(record)
 
 
@@ -105,19 +108,15 @@ class _PlainLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
         at = datetime.fromtimestamp(record.created)
-        return f"{at:%H:%M:%S} {record.levelname.lower():<7} {shortened(plain(self._redact(record.getMessage() + trace), lines=True))}"
+        text = shortened(plain(self._redact(record.getMessage() + trace), lines=True))
+        return f"{at:%H:%M:%S} {record.levelname.lower():<7} {text}"
 
 
-class _JsonLines(logging.Formatter):
-    def __init__(self, redact: Redactor) -> None:
-        super().__init__()
-        self._redact = redact
-
+class _JsonLines(_PlainLines):
     def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, tz=UTC)
         line = {
-            "time": datetime.fromtimestamp(record.created, tz=UTC).isoformat(
-                timespec="milliseconds"
-            ),
+            "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

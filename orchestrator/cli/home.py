@@ -1,4 +1,4 @@
-"""Where a sweep's files lie: run folders of the trials, the default database, saved tracebacks."""
+"""Where a sweep's files are: run folders of the trials, the default database, tracebacks."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from pathlib import Path
 
 from orchestrator.core.errors import UsageInvalid
 
-HOME_VARIABLE = "SWEEP_HOME"
-
 
 def sweep_home() -> Path:
-    """SWEEP_HOME, or `.sweep` under the current folder; absolute, and not made here."""
-    folder = Path(os.environ.get(HOME_VARIABLE) or ".sweep")
+    """The absolute path of SWEEP_HOME, by default `.sweep` in the current folder."""
+    folder = Path(os.environ.get("SWEEP_HOME") or ".sweep")
     try:
         return folder.expanduser().absolute()
-    except RuntimeError:  # ~NAME of nobody
+    except RuntimeError:  # ~NAME for a name that no user has
         raise UsageInvalid(
-            f"SWEEP_HOME={folder}: there is no user {folder.parts[0][1:]!r} with a home folder; write the whole path"
+            f"SWEEP_HOME={folder}: there is no user {folder.parts[0][1:]!r} with a home folder;"
+            " write the whole path"
         ) from None
 
 
 def run_root(run_folder: str) -> Path:
-    """Where a sweep's run folders lie (`SweepRow.run_folder`): each node's launcher makes its own in it, on that node."""
+    """The folder of a sweep's run folders (`SweepRow.run_folder`), the same path on each node."""
     return sweep_home() / "runs" / run_folder
 
 
 def attempt_folders(run_folder: str, trial_id: int, attempt: int) -> list[Path]:
-    """The run folders of an attempt that lie on this machine, one per node of its gang (see `launcher.run_directory`)."""
-    return sorted(
-        (run_root(run_folder) / f"trial-{trial_id}" / f"attempt-{attempt}").glob("node-*")
-    )
+    """The run folders of an attempt on this machine, one per node (`launcher.run_directory`)."""
+    folder = run_root(run_folder) / f"trial-{trial_id}" / f"attempt-{attempt}"
+    return sorted(folder.glob("node-*"))

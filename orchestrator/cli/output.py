@@ -1,6 +1,6 @@
-"""How commands write: data to stdout as a table, JSON, CSV or Markdown, remarks to stderr, and nothing in data that a terminal would obey.
+"""How commands write: data to stdout as a table, JSON, CSV or Markdown; remarks to stderr.
 
-Knows no sweep and no store; what is shown comes as plain values.
+Text that others wrote reaches no terminal with its control characters. Knows no sweep and no store.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, date, datetime
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import UsageInvalid
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = 1  # of every JSON document: raised when a field changes its name or meaning, not when one is added
-
-
+# The version of every JSON document: raised when a field is renamed or changes its meaning.
+SCHEMA = 1
 LONGEST_LINE = 1_000  # characters of a message; what it quotes may have millions
 MIN_WRAPPED_WIDTH = 24  # characters: most layouts fit on one line, or break once
 
@@ -41,99 +38,77 @@ class Format(StrEnum):
     MD = "md"
 
 
-DbOption = Annotated[
-    str | None,
-    typer.Option(
-        "--db",
-        metavar="URL",
-        help="The database: sqlite:///FILE or postgresql://USER@HOST/NAME. Default: the environment variable SWEEP_DB, else"
-        " .sweep/sweep.sqlite. A password given here is visible to others in `ps`: put it into SWEEP_DB or ~/.pgpass.",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Write one JSON document to stdout; an error too.")
-]
-FormatOption = Annotated[
-    Format | None, typer.Option("--format", help="How to write rows.", show_default="table")
-]
-
-
-def chosen_format(format: Format | None, *, as_json: bool) -> Format:
-    """What --format and --json mean together. Raises UsageInvalid when they contradict."""
+def output_format(format: Format | None, *, as_json: bool) -> Format:
+    """Combine --format and --json. Raises UsageInvalid if they contradict each other."""
     if as_json and format not in (None, Format.JSON):
         raise UsageInvalid(f"--json and --format {format} contradict each other; give one of them")
     return Format.JSON if as_json else format or Format.TABLE
 
 
-def examples(*lines: str) -> str:
-    """The end of a command's help, kept line by line."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" if line else " " for line in lines)])
-
-
 def write(text: str = "") -> None:
-    """One or more lines to stdout. What stands in it is data: pass what others wrote through `plain` first."""
+    """Write lines of data to stdout. Pass text that others wrote through `plain` first."""
     sys.stdout.write(text + "\n")
 
 
 def note(text: str) -> None:
-    """A remark or a line of progress, to stderr."""
+    """Write a remark or a line of progress to stderr."""
     sys.stderr.write(shortened(plain(text, lines=True)) + "\n")
     sys.stderr.flush()
 
 
 def write_json(command: str, fields: Mapping[str, Any]) -> None:
-    """The one JSON document of a command. Control characters come out escaped; numbers that JSON lacks come out as null."""
+    """Write the one JSON document of a command."""
     write(json_text({"schema": SCHEMA, "command": command, **fields}, indent=2))
 
 
 def write_error(kind: str, message: str, exit_code: int) -> None:
-    """What a command writes to stdout in place of its JSON document when it ends with an error: a machine need not read stderr."""
+    """Write an error as JSON to stdout, in place of the command's document."""
     error = {"kind": kind, "message": shortened(plain(message, lines=True)), "exit_code": exit_code}
     write(json_text({"schema": SCHEMA, "error": error}, indent=2))
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    return json.dumps(
-        _jsonable(value), indent=indent, allow_nan=False
-    )  # ensure_ascii is on: no raw escape character gets through
+    """A value as JSON: control characters are escaped, infinity and NaN become null."""
+    return json.dumps(_jsonable(value), indent=indent, allow_nan=False)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table meant for people."""
+    """A column of a table for people."""
 
-    title: str
-    right: bool = False  # numbers line up at the right
-    wrap: bool = False  # may be broken over lines where the terminal is narrow; others are not
+    title: str = ""
+    _: KW_ONLY
+    right: bool = False  # numbers are aligned at the right
+    wrap: bool = False  # may be broken over lines on a narrow terminal
     style: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def numbers(*titles: str) -> list[Column]:
+    """Columns of numbers."""
+    return [Column(title, right=True) for title in titles]
+
+
+@dataclass(frozen=True, slots=True)
 class StyledText:
-    """Text of one cell with a style of ours; the text may be anything."""
+    """The text of one table cell with its style."""
 
     text: str
     style: str = ""
 
 
+TableRow = Sequence[str | StyledText]
+
+
 def write_table(
-    columns: Sequence[Column], rows: Iterable[Sequence[str | StyledText]], *, header: bool = True
+    columns: Sequence[Column], rows: Iterable[TableRow], *, header: bool = True
 ) -> None:
-    """A table as wide as the terminal, or as wide as it is where stdout is no terminal. Only columns that wrap give way; none is cut."""
+    """Write a table, at most as wide as the terminal if the columns that wrap allow it."""
     # rich takes 0.1 s to import, and `sweep --help` shows no table.
     from rich.table import Table
     from rich.text import Text
 
-    cells = [
-        [
-            StyledText(text=plain(c.text, lines=True), style=c.style)
-            if isinstance(c, StyledText)
-            else StyledText(text=plain(c, lines=True))
-            for c in row
-        ]
-        for row in rows
-    ]
+    cells = [[c if isinstance(c, StyledText) else StyledText(c) for c in row] for row in rows]
+    cells = [[StyledText(plain(c.text, lines=True), c.style) for c in row] for row in cells]
     table = Table(
         box=None,
         padding=(0, 2, 0, 0),
@@ -151,41 +126,52 @@ def write_table(
             style=column.style,
         )
     for row in cells:
-        # Text, never a string: a string is read as markup, and `[/bold]` in somebody's data would raise MarkupError.
+        # Text, not str: rich reads a str as markup, and `[/bold]` in data would raise MarkupError.
         table.add_row(*(Text(cell.text, style=cell.style) for cell in row))
     console = terminal()
-    # Where even the narrowest form is wider than the terminal, rich would drop columns: let the terminal break the lines instead.
+    # On a terminal narrower than this, rich would drop columns. The terminal breaks the lines.
     console.width = max(console.width, narrowest(columns, cells))
     with console.capture() as capture:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
 
+def write_facts(facts: Iterable[tuple[str, str | None]], *, indent: str = "  ") -> None:
+    """Write names with their values, one a line; unknown and empty values are left out."""
+    columns = [Column(style="dim"), Column(wrap=True)]
+    rows = [[f"{indent}{name:<17}", value] for name, value in facts if value]
+    write_table(columns, rows, header=False)
+
+
 def narrowest(columns: Sequence[Column], rows: Sequence[Sequence[StyledText]]) -> int:
-    """How wide a table is when its columns that wrap are as narrow as can still be read."""
+    """The width of a table whose wrapping columns are as narrow as can still be read."""
     widths = []
     for i, column in enumerate(columns):
         content = max((len(line) for row in rows for line in row[i].text.split("\n")), default=0)
-        widths.append(
-            max(len(column.title), min(content, MIN_WRAPPED_WIDTH) if column.wrap else content)
-        )
+        width = min(content, MIN_WRAPPED_WIDTH) if column.wrap else content
+        widths.append(max(len(column.title), width))
     return sum(widths) + 2 * len(columns)
 
 
 def write_line(text: str, *, style: str = "") -> None:
-    """One line to stdout, styled where stdout is a terminal; never broken."""
+    """Write one line to stdout, styled on a terminal and never broken."""
     from rich.text import Text  # as above
 
     terminal().print(Text(plain(text), style=style), soft_wrap=True)
 
 
-def write_csv(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Rows as CSV to stdout."""
-    sys.stdout.write(csv_text(names, rows))
+def write_rows(format: Format, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows as CSV or as a Markdown table."""
+    if format is Format.CSV:
+        sys.stdout.write(csv_text(names, rows))
+        return
+    lines = [map(_markdown_cell, names), ("---" for _ in names)]
+    for line in [*lines, *(map(_markdown_cell, row) for row in rows)]:
+        write(f"| {' | '.join(line)} |")
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV that no spreadsheet computes: a text that would start a formula gets an apostrophe."""
+    """Rows as CSV. A text that a spreadsheet would run as a formula gets an apostrophe."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_csv_cell(name) for name in names])
@@ -193,42 +179,29 @@ def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def write_markdown(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Rows as a Markdown table to stdout."""
-    write("| " + " | ".join(_markdown_cell(name) for name in names) + " |")
-    write("|" + "|".join(" --- " for _ in names) + "|")
-    for row in rows:
-        write("| " + " | ".join(_markdown_cell(value) for value in row) + " |")
-
-
 def terminal() -> Console:
-    """A console on stdout that guesses nothing from data: no markup, no emoji, no highlighting. It obeys NO_COLOR."""
+    """A console on stdout that obeys NO_COLOR and interprets nothing in the data."""
     from rich.console import Console  # as above
 
-    is_terminal = sys.stdout.isatty()
-    # Into a pipe or a file nothing is cut or broken, unless COLUMNS says how wide the reader's page is.
-    width = (
-        shutil.get_terminal_size().columns
-        if is_terminal or os.environ.get("COLUMNS", "").isdigit()
-        else 10_000
-    )
-    colors: Literal["auto"] | None = (
-        None if os.environ.get("NO_COLOR") else "auto"
-    )  # rich alone would still send bold
+    # Into a pipe or a file nothing is broken, unless COLUMNS gives the width of the page.
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Console(
         file=sys.stdout,
-        width=width,
+        width=shutil.get_terminal_size().columns if has_width else 10_000,
         markup=False,
         emoji=False,
         highlight=False,
-        color_system=colors,
+        # With NO_COLOR alone rich would still send bold.
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
     )
 
 
-# Escape sequences with their arguments (CSI, OSC, DCS and the like, also with 8-bit introducers), then whatever control character
-# is left, and the marks that turn the direction of text round.
+# Escape sequences with their arguments: CSI; OSC, DCS and the like; both also with their 8-bit
+# introducers. Then the control characters that are left, and marks that turn the text direction.
 _TERMINAL_CODES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]"
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]"
 )
 _CONTROL_CHARACTERS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -236,16 +209,14 @@ _CONTROL_CHARACTERS = re.compile(
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """Text that others wrote, without what would play tricks on a terminal. With `lines` it may have several."""
-    clean = _CONTROL_CHARACTERS.sub(
-        "", _TERMINAL_CODES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
-    )
-    clean = clean.replace("\t", "    ")
+    """Text without terminal codes. With `lines` its line breaks stay."""
+    unix = text.replace("\r\n", "\n").replace("\r", "\n")
+    clean = _CONTROL_CHARACTERS.sub("", _TERMINAL_CODES.sub("", unix)).replace("\t", "    ")
     return clean if lines else " ".join(clean.rstrip("\n").split("\n"))
 
 
 def shortened(text: str) -> str:
-    """A message that can be read: of a line that is longer its beginning and its end, since it may quote whatever it was given."""
+    """A message of which each long line is cut in its middle."""
     return "\n".join(map(_shortened_line, text.split("\n")))
 
 
@@ -257,7 +228,7 @@ def _shortened_line(line: str) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """JSON's own types: times as ISO 8601 in UTC, enums as their values, what is not a number as null."""
+    """A value in JSON's types: times as ISO 8601 in UTC, enums as their values, NaN as null."""
     match value:
         case Enum():
             return value.value
@@ -266,12 +237,8 @@ def _jsonable(value: Any) -> Any:
         case None | bool() | int() | float() | str():
             return value
         case datetime():
-            return (
-                (value if value.tzinfo else value.replace(tzinfo=UTC))
-                .astimezone(UTC)
-                .isoformat()
-                .replace("+00:00", "Z")
-            )
+            moment = (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC)
+            return moment.isoformat().replace("+00:00", "Z")
         case date() | Path():
             return str(value)
         case Mapping():
@@ -293,12 +260,9 @@ def _csv_cell(value: Any) -> Any:
     if not isinstance(simple, str):
         return simple
     text = plain(simple, lines=True)
-    # What stripping left may begin with a formula's sign, also after blanks.
-    return (
-        f"'{text}"
-        if text.lstrip()[:1] in ("=", "+", "-", "@") and text.strip() and not _is_number(text)
-        else text
-    )
+    # After the removal of control characters the text may begin with the sign of a formula.
+    is_formula = text.lstrip().startswith(("=", "+", "-", "@")) and not _is_number(text)
+    return f"'{text}" if is_formula else text
 
 
 def _markdown_cell(value: Any) -> str:
@@ -306,13 +270,9 @@ def _markdown_cell(value: Any) -> str:
     if simple is None:
         return ""
     text = plain(simple if isinstance(simple, str) else json_text(simple))
-    return (
-        text.replace("\\", "\\\\")
-        .replace("|", "\\|")
-        .replace("<", "&lt;")
-        .replace(">", "&gt;")
-        .replace("`", "\\`")
-    )
+    for character, escaped in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, escaped)
+    return text.replace("`", "\\`")
 
 
 def _is_number(text: str) -> bool:

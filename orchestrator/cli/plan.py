@@ -1,31 +1,27 @@
-"""The command `plan`: what a sweep file means, ranked by prediction, and what measuring it would hold. Starts and writes nothing."""
+"""The command `plan`: ranks the layouts of a sweep file by prediction, and estimates the cost.
+
+Starts and writes nothing.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.options import Db, File, Json, Overrides
 from orchestrator.cli.output import (
     Column,
-    DbOption,
-    JsonOption,
     StyledText,
-    examples,
+    TableRow,
+    numbers,
     write_json,
     write_line,
     write_table,
 )
-from orchestrator.cli.sweep_file import (
-    File,
-    Overrides,
-    Planning,
-    limit_warnings_of,
-    load,
-    planning,
-    store_if_any,
-)
+from orchestrator.cli.sweep_file import Planning, cell_limit_warnings, load, planning, store_if_any
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
@@ -45,64 +41,78 @@ MEMORY_PARTS = (
     "workspace",
     "reserve",
 )
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command(
-        epilog=examples(
-            "sweep plan sweeps/8b.yaml --top 10",
-            "sweep plan sweeps/8b.yaml gpus=64 search.max_trials=10",
-        )
-    )(plan)
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """The layouts of a cell that earlier calls have finished: they are not run again."""
+
+    layouts: frozenset[Layout] = frozenset()
+    num_launched: int = 0  # of these layouts: `max_trials` counts them
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Earlier:
+    """What earlier calls of the sweep have done."""
+
+    reserved_gpu_hours: float = 0.0
+    done: dict[Cell, _Done]
+    # The share of the layouts that fit which should fail for another reason than memory.
+    failing_share: float
 
 
 def plan(
     file: File,
     overrides: Overrides = None,
     top: Annotated[int, typer.Option("--top", "-n", min=0, help="Layouts to show per cell.")] = 5,
-    db: DbOption = None,
-    as_json: JsonOption = False,
+    db: Db = None,
+    as_json: Json = False,
 ) -> None:
-    """Count and rank the layouts that a sweep file means.
+    """Count the layouts of a sweep file, and rank them.
 
-    By prediction, calibrated by what the store has of the same device and workload, with what measuring them would cost. Starts and writes nothing.
+    Ranks them by their predicted speed, and estimates what it costs to measure them. Results in the
+    store for the same device and workload make the predictions better. Starts and writes nothing.
+
+    Examples:
+      sweep plan sweeps/8b.yaml --top 10
+      sweep plan sweeps/8b.yaml gpus=64 search.max_trials=10
     """
     from orchestrator.core.search import trial_cost
 
     spec = load(file, overrides)
     with store_if_any(db) as store:
         known = planning(spec, store)
-        held_hours = held_gpu_hours(spec, store)
-        known_before = done_before(spec, store)
-        fails = failing_share(spec, store)
-    trial = known.learned.trial_cost()
+        earlier = _earlier(spec, store)
+    trial = known.knowledge.trial_cost()
     rows, costs = [], []
     for cell in spec.cells():
         planned = known.plan(cell)
-        done = known_before.get(cell, Done())
+        done = earlier.done.get(cell, _Done())
         left = _left(planned.candidates, done)
-        to_run = _num_to_run(spec, left, done)
-        has_own = any(taught.row.cell == cell for taught in known.learned.rows)
+        to_run = len(left.order)
+        if spec.search.max_trials is not None:
+            to_run = min(to_run, max(spec.search.max_trials - done.num_launched, 0))
+        has_own = any(taught.row.cell == cell for taught in known.knowledge.rows)
         cost = trial_cost.cost_of(left, cell, num_trials=to_run, trial=trial, knows_cell=has_own)
         if to_run:
             costs.append(cost)
+        fails = earlier.failing_share
         row = _cell(known, planned, left, top=top, to_run=to_run, cost=cost, fails=fails)
         rows.append({**row, "num_done": len(planned.candidates) - len(left.order)})
     document = {
         "name": spec.name,
         "strategy": spec.search.strategy,
-        "device": known.learned.hardware.name if known.learned.hardware is not None else "cpu",
+        "device": known.knowledge.hardware.name if known.knowledge.hardware is not None else "cpu",
         "remarks": list(spec.remarks()),
-        "dominance": {"rule": spec.dominance, "says": dominance_in_words(spec)},
+        "dominance": {"rule": spec.dominance, "says": _dominance_text(spec)},
         "calibration": _calibration(known),
         "cost": _cost(
             known,
             trial_cost.total(costs),
             trial,
             num_trials=sum(row["num_to_run"] for row in rows),
-            held_hours=held_hours,
+            reserved_hours=earlier.reserved_gpu_hours,
         ),
         "cells": rows,
     }
@@ -112,42 +122,58 @@ def plan(
         _print(document, known)
 
 
-def dominance_in_words(spec: SweepSpec) -> str:
+def _earlier(spec: SweepSpec, store: Store | None) -> _Earlier:
+    from orchestrator.core.search.expectation import share_that_fails
+    from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
+
+    sweeps = store.sweeps() if store is not None else []
+    found = next((row for row in sweeps if row.name == spec.name), None)
+    if store is None or found is None:
+        return _Earlier(done={}, failing_share=share_that_fails(num_failed=0, num_measured=0))
+    done = {}
+    for row in store.cells(found.id):
+        trials = store.trials(found.id, cell_id=row.id)
+        ended = [trial for trial in trials if trial.state in TERMINAL]
+        done[row.cell] = _Done(
+            layouts=frozenset(trial.layout for trial in ended),
+            num_launched=sum(trial.num_attempts > 0 for trial in ended),
+        )
+    cells = store.status(found.id)
+    share = share_that_fails(
+        num_failed=sum(cell.num_trials[TrialState.FAILED] for cell in cells),
+        num_measured=sum(cell.num_trials[TrialState.MEASURED] for cell in cells),
+    )
+    hours = store.held(found.id).total.held / 3600
+    return _Earlier(reserved_gpu_hours=hours, done=done, failing_share=share)
+
+
+def _dominance_text(spec: SweepSpec) -> str:
     """What a sweep concludes from a layout that runs out of memory, and why."""
     from orchestrator.core.problem.proofs import Dominance
 
-    asked = "" if spec.search.dominance == "auto" else ", as the file asks"
+    why = ", as the file asks"
     match spec.dominance:
         case Dominance.TRUSTED:
-            why = asked or f", since {spec.knows_memory}"
-            return f"one layout rules out all that need at least as much (search.dominance is trusted{why})"
+            if spec.search.dominance == "auto":
+                why = f", since {spec.knows_memory}"
+            rule = "one layout rules out all that need at least as much"
         case Dominance.CONFIRMED:
-            why = (
-                asked
-                or f", since the memory of workload {spec.workload.name} is not declared: see trainer"
+            if spec.search.dominance == "auto":
+                name = spec.workload.name
+                why = f", since the memory of workload {name} is not declared: see trainer"
+            rule = (
+                "two that agree, or one whose message shows that it needs more than the device has,"
+                " rule out all that need at least as much"
             )
-            proof = (
-                "two that agree, or one whose message shows that it needs more than the device has"
-            )
-            return f"{proof}, rule out all that need at least as much (search.dominance is confirmed{why})"
         case Dominance.OFF:
             return "rules out nothing (search.dominance is off)"
-
-
-def _num_to_run(spec: SweepSpec, left: Candidates, done: Done) -> int:
-    """How many of the layouts that are left may still be launched, within max_trials of all calls."""
-    budget = spec.search.max_trials
-    return (
-        min(len(left.order), max(budget - done.num_launched, 0))
-        if budget is not None
-        else len(left.order)
-    )
+    return f"{rule} (search.dominance is {spec.dominance}{why})"
 
 
 def _calibration(known: Planning) -> dict[str, Any]:
     from orchestrator.sweep.prior_knowledge import sweeps_of
 
-    rows = known.learned.rows
+    rows = known.knowledge.rows
     return {
         "is_calibrated": bool(rows),
         "num_trials": len(rows),
@@ -157,79 +183,15 @@ def _calibration(known: Planning) -> dict[str, Any]:
     }
 
 
-def held_gpu_hours(spec: SweepSpec, store: Store | None) -> float:
-    """What earlier calls of the sweep have held, which its budgets count."""
-    found = (
-        next((row for row in store.sweeps() if row.name == spec.name), None)
-        if store is not None
-        else None
-    )
-    return (
-        store.held(found.id).total.held / 3600 if store is not None and found is not None else 0.0
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """The layouts of a cell that earlier calls have done: they are not run again."""
-
-    layouts: frozenset[Layout] = frozenset()
-    num_launched: int = 0  # of them: what max_trials counts
-
-
-def done_before(spec: SweepSpec, store: Store | None) -> dict[Cell, Done]:
-    """What earlier calls of a sweep have done, by cell, without layouts that wait to be launched again."""
-    from orchestrator.core.trial.lifecycle import TERMINAL
-
-    found = (
-        next((row for row in store.sweeps() if row.name == spec.name), None)
-        if store is not None
-        else None
-    )
-    if store is None or found is None:
-        return {}
-    done = {}
-    for row in store.cells(found.id):
-        trials = [
-            trial for trial in store.trials(found.id, cell_id=row.id) if trial.state in TERMINAL
-        ]
-        launched = sum(trial.num_attempts > 0 for trial in trials)
-        done[row.cell] = Done(
-            layouts=frozenset(trial.layout for trial in trials), num_launched=launched
-        )
-    return done
-
-
-def _left(candidates: Candidates, done: Done) -> Candidates:
-    """The candidates with those that are left in the order."""
+def _left(candidates: Candidates, done: _Done) -> Candidates:
+    """The candidates, with only those in the order that are not done."""
     if not done.layouts:
         return candidates
     import numpy as np
 
-    untried = (
-        int(row)
-        for row in candidates.order
-        if candidates.table.layout(int(row)) not in done.layouts
-    )
-    return replace(candidates, order=np.fromiter(untried, dtype=candidates.order.dtype))
-
-
-def failing_share(spec: SweepSpec, store: Store | None) -> float:
-    """The share of the layouts that fit which should fail by their own or the code's fault, by what the sweep's own trials tell."""
-    from orchestrator.core.search.expectation import share_that_fails
-    from orchestrator.core.trial.lifecycle import TrialState
-
-    found = (
-        next((row for row in store.sweeps() if row.name == spec.name), None)
-        if store is not None
-        else None
-    )
-    cells = store.status(found.id) if store is not None and found is not None else []
-    failed, measured = (
-        sum(cell.num_trials[state] for cell in cells)
-        for state in (TrialState.FAILED, TrialState.MEASURED)
-    )
-    return share_that_fails(num_failed=failed, num_measured=measured)
+    layout = candidates.table.layout
+    rows = (int(row) for row in candidates.order if layout(int(row)) not in done.layouts)
+    return replace(candidates, order=np.fromiter(rows, dtype=candidates.order.dtype))
 
 
 def _cost(
@@ -238,19 +200,19 @@ def _cost(
     trial: TrialCost,
     *,
     num_trials: int,
-    held_hours: float,
+    reserved_hours: float,
 ) -> dict[str, Any]:
     from orchestrator.core.sweepfile.budget import budget_of, price_of
 
     search, price = known.spec.search, price_of(known.spec, known.hardware)
     budget = budget_of(known.spec, price)
-    left = max(budget.gpu_seconds / 3600 - held_hours, 0.0) if budget is not None else None
-
-    def held(hours: float) -> float:
-        return hours if left is None else min(hours, left)
-
-    p50 = held(planned.gpu_hours) if planned is not None else None
-    p90 = held(planned.gpu_hours_p90) if planned is not None else None
+    left = max(budget.gpu_seconds / 3600 - reserved_hours, 0.0) if budget is not None else None
+    most = math.inf if left is None else left
+    p50 = min(planned.gpu_hours, most) if planned is not None else None
+    p90 = min(planned.gpu_hours_p90, most) if planned is not None else None
+    within = None
+    if planned is not None and p50 is not None:
+        within = int(num_trials * p50 / planned.gpu_hours)
     per_hour = price.per_gpu_hour if price is not None else None
     return {
         "gpu_hours": p50,
@@ -258,19 +220,17 @@ def _cost(
         "max_gpu_hours": search.max_gpu_hours,
         "max_cost": search.max_cost,
         "max_wall_time": search.max_wall_time,
-        "held_gpu_hours": held_hours,
+        "held_gpu_hours": reserved_hours,
         "budget_limit": budget.limit if budget is not None else None,
         "budget_gpu_hours_left": left,
         "num_trials": num_trials,
-        "num_trials_within_budget": int(num_trials * p50 / planned.gpu_hours)
-        if planned is not None and p50 is not None
-        else None,
+        "num_trials_within_budget": within,
         "price_per_gpu_hour": per_hour,
         "price_source": price.source if price is not None else None,
         "dollars": p50 * per_hour if p50 is not None and per_hour is not None else None,
         "dollars_p90": p90 * per_hour if p90 is not None and per_hour is not None else None,
         "launch_seconds": trial.launch_seconds,
-        "is_launch_measured": known.learned.launch_seconds is not None,
+        "is_launch_measured": known.knowledge.launch_seconds is not None,
         "steps_per_trial": trial.num_steps,
     }
 
@@ -304,7 +264,7 @@ def _cell(
         "gpu_hours": cost.gpu_hours if cost is not None else None,
         "gpu_hours_p90": cost.gpu_hours_p90 if cost is not None else None,
         "rejected": dict(space.rejected),
-        "limit_warnings": limit_warnings_of(known, planned),
+        "limit_warnings": cell_limit_warnings(known, planned),
         "best": _best(known, planned, top, fails=fails),
     }
 
@@ -321,51 +281,38 @@ def _best(known: Planning, planned: CellPlan, top: int, *, fails: float) -> list
         return []
     table = candidates.table.take(rows)
     predicted = candidates.predict(table) if candidates.predict is not None else None
-    fitting = probability_of_fitting(candidates, rows, predicted)
-    time_band, memory_band = (
-        (predicted.step_band(), predicted.memory_band()) if predicted is not None else (None, None)
-    )
+    time_band = predicted.step_band() if predicted is not None else None
+    memory_band = predicted.memory_band() if predicted is not None else None
+    probabilities = probability_of_fitting(candidates, rows, predicted)
     best = []
     for place, row in enumerate(rows):
         layout = table.layout(place)
-        memory = predict_memory(
-            table.take(np.array([place])), cell, known.calibration(cell, layout.options).trainer
-        )
-        tokens, seconds = (
-            float(candidates.tokens_per_second_per_gpu[row]),
-            float(candidates.step_seconds[row]),
-        )
-        best.append(
-            {
-                "layout": layout.key,
-                "short": layout.short,
-                "predicted_tokens_per_second_per_gpu": None
-                if tokens != tokens
-                else tokens,  # nan: unknown
-                "predicted_step_seconds": None if seconds != seconds else seconds,
-                "step_seconds_band": _within(seconds, time_band, place),
-                "predicted_memory_bytes": float(candidates.memory_bytes[row]),
-                "memory_bytes_band": _within(
-                    float(candidates.memory_bytes[row]), memory_band, place
-                ),
-                "memory_bytes_by_part": {
-                    part: float(getattr(memory, part)[0]) for part in MEMORY_PARTS
-                },
-                "probability_of_fitting": float(fitting[place]) if fitting is not None else None,
-                "probability_of_out_of_memory": 1.0 - float(fitting[place])
-                if fitting is not None
-                else None,
-                "probability_of_another_failure": fails
-                * (float(fitting[place]) if fitting is not None else 1.0),
-                "fits": bool(candidates.fits[row]),
-            }
-        )
+        trainer = known.calibration(cell, layout.options).trainer
+        parts = predict_memory(table.take(np.array([place])), cell, trainer)
+        tokens = float(candidates.tokens_per_second_per_gpu[row])
+        seconds, size = float(candidates.step_seconds[row]), float(candidates.memory_bytes[row])
+        fits = float(probabilities[place]) if probabilities is not None else None
+        record = {
+            "layout": layout.key,
+            "short": layout.short,
+            "predicted_tokens_per_second_per_gpu": None if math.isnan(tokens) else tokens,
+            "predicted_step_seconds": None if math.isnan(seconds) else seconds,
+            "step_seconds_band": _band(seconds, time_band, place),
+            "predicted_memory_bytes": size,
+            "memory_bytes_band": _band(size, memory_band, place),
+            "memory_bytes_by_part": {name: float(getattr(parts, name)[0]) for name in MEMORY_PARTS},
+            "probability_of_fitting": fits,
+            "probability_of_out_of_memory": 1.0 - fits if fits is not None else None,
+            "probability_of_another_failure": fails * (fits if fits is not None else 1.0),
+            "fits": bool(candidates.fits[row]),
+        }
+        best.append(record)
     return best
 
 
-def _within(value: float, band: tuple[Floats, Floats] | None, place: int) -> list[float] | None:
-    """Between which four of five measurements should lie, where `value` is predicted."""
-    if band is None or value != value:  # nan: unknown
+def _band(value: float, band: tuple[Floats, Floats] | None, place: int) -> list[float] | None:
+    """Bounds between which four of five measurements should lie; None for an unknown value."""
+    if band is None or math.isnan(value):
         return None
     low, high = band
     return [value * float(low[place]), value * float(high[place])]
@@ -373,9 +320,9 @@ def _within(value: float, band: tuple[Floats, Floats] | None, place: int) -> lis
 
 def _print(document: dict[str, Any], known: Planning) -> None:
     cost, cells = document["cost"], document["cells"]
-    write_line(
-        f"sweep {document['name']}: {show_as.counted(len(cells), 'cell')}, strategy {document['strategy']}, device {document['device']}"
-    )
+    name, device = document["name"], document["device"]
+    num_cells, strategy = show_as.counted(len(cells), "cell"), document["strategy"]
+    write_line(f"sweep {name}: {num_cells}, strategy {strategy}, device {device}")
     write_line(f"predictions: {known.based_on}")
     write_line(f"out of memory: {document['dominance']['says']}")
     for remark in document["remarks"]:
@@ -384,52 +331,53 @@ def _print(document: dict[str, Any], known: Planning) -> None:
         _print_cell(row)
     if cost["gpu_hours"] is None:
         return
-    money = (
-        f", ${cost['dollars']:,.0f} to ${cost['dollars_p90']:,.0f} (${cost['price_per_gpu_hour']:.2f} a GPU-hour: {cost['price_source']})"
-        if cost["dollars"] is not None
-        else ""
-    )
-    launch = f"{'measured' if cost['is_launch_measured'] else 'assumed'} {cost['launch_seconds']:.3g} s around {cost['steps_per_trial']:.0f} steps"
+    money = ""
+    if cost["dollars"] is not None:
+        price = f"${cost['price_per_gpu_hour']:.2f} a GPU-hour: {cost['price_source']}"
+        money = f", ${cost['dollars']:,.0f} to ${cost['dollars_p90']:,.0f} ({price})"
+    source = "measured" if cost["is_launch_measured"] else "assumed"
+    launch = f"{source} {cost['launch_seconds']:.3g} s around {cost['steps_per_trial']:.0f} steps"
+    p50, p90 = _hours(cost["gpu_hours"]), _hours(cost["gpu_hours_p90"])
     write_line("")
     write_line(
-        f"All cells: P50 {_hours(cost['gpu_hours'])}, P90 {_hours(cost['gpu_hours_p90'])} GPU-hours held{money}"
-        f" if every layout to run is run ({launch} a trial){_capped(cost)}."
+        f"All cells: P50 {p50}, P90 {p90} GPU-hours held{money} if every layout to run is run"
+        f" ({launch} a trial){_budget_text(cost)}."
     )
 
 
-def _capped(cost: dict[str, Any]) -> str:
-    """What the budgets allow of it."""
-    said = ""
+def _budget_text(cost: dict[str, Any]) -> str:
+    """What the budgets allow."""
+    text = ""
     if cost["budget_limit"] is not None:
-        held = (
-            f" beside {_hours(cost['held_gpu_hours'])} held already"
-            if cost["held_gpu_hours"]
-            else ""
-        )
-        said = f"; search.{cost['budget_limit']} leaves {_hours(cost['budget_gpu_hours_left'])} GPU-hours{held}"
-        said += f", about {cost['num_trials_within_budget']:,} of {show_as.counted(cost['num_trials'], 'trial')}"
+        hours = _hours(cost["budget_gpu_hours_left"])
+        text = f"; search.{cost['budget_limit']} leaves {hours} GPU-hours"
+        if cost["held_gpu_hours"]:
+            text += f" beside {_hours(cost['held_gpu_hours'])} held already"
+        trials = show_as.counted(cost["num_trials"], "trial")
+        text += f", about {cost['num_trials_within_budget']:,} of {trials}"
     if cost["max_wall_time"] is not None:
-        said += (
-            f"; search.max_wall_time ends each call after {show_as.duration(cost['max_wall_time'])}"
-        )
-    return said
+        duration = show_as.duration(cost["max_wall_time"])
+        text += f"; search.max_wall_time ends each call after {duration}"
+    return text
 
 
 def _print_cell(row: dict[str, Any]) -> None:
-    hours = (
-        f", P50 {_hours(row['gpu_hours'])} and P90 {_hours(row['gpu_hours_p90'])} GPU-hours"
-        if row["gpu_hours"] is not None
-        else ""
-    )
+    hours = ""
+    if row["gpu_hours"] is not None:
+        hours = f", P50 {_hours(row['gpu_hours'])} and P90 {_hours(row['gpu_hours_p90'])} GPU-hours"
     limit = row["memory_limit_bytes"]
-    fitting = (
-        "memory limit unknown (name a device: device=h100-sxm)" if limit is None else _fitting(row)
-    )
+    fitting = "memory limit unknown (name a device: device=h100-sxm)"
+    if limit is not None:
+        low, high = row["num_that_fit"] or (0, 0)
+        fitting = f"predicted to fit {low:,}"
+        if low != high:
+            fitting += f" to {high:,} (expected {row['num_expected_to_fit']:,.1f})"
+    to_run = f"to run {row['num_to_run']:,}"
+    if row["num_done"]:
+        to_run = f"known {row['num_done']:,}, left {to_run}"
+    counts = f"lattice {row['num_lattice']:,}, legal {row['num_legal']:,}"
     write_line("")
-    write_line(
-        f"{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, {fitting}, {_to_run(row)}{hours}",
-        style="bold",
-    )
+    write_line(f"{row['cell']}: {counts}, {fitting}, {to_run}{hours}", style="bold")
     failing = f"{row['num_expected_to_fail_otherwise']:,.1f} for another reason"
     if row["num_expected_out_of_memory"] is not None:
         failing = f"{row['num_expected_out_of_memory']:,.1f} out of memory, {failing}"
@@ -442,71 +390,42 @@ def _print_cell(row: dict[str, Any]) -> None:
         write_line(f"  {warning}", style="yellow")
     if not row["best"]:
         return
-    unit, name = (
-        (GIB, "GiB")
-        if max(best["predicted_memory_bytes"] for best in row["best"]) >= GIB
-        else (1 << 20, "MiB")
-    )
+    largest = max(best["predicted_memory_bytes"] for best in row["best"])
+    unit, name = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
+    memory = f"{name} of {limit / unit:,.1f}" if limit is not None else name
     columns = [
-        Column(title="", right=True),
-        Column(title="layout", wrap=True),
-        Column(title="tokens/s/GPU", right=True),
-        Column(title="4 of 5 within", right=True),
-        Column(title=f"{name} of {limit / unit:,.1f}" if limit is not None else name, right=True),
-        Column(title="4 of 5 within", right=True),
-        Column(title="OOM", right=True),
-        Column(title="fails", right=True),
-        *(Column(title=part[:11], right=True, style="dim") for part in MEMORY_PARTS),
+        *numbers(""),
+        Column("layout", wrap=True),
+        *numbers("tokens/s/GPU", "4 of 5 within", memory, "4 of 5 within", "OOM", "fails"),
+        *(Column(part[:11], right=True, style="dim") for part in MEMORY_PARTS),
     ]
     write_table(columns, [_line(place, best, unit) for place, best in enumerate(row["best"], 1)])
 
 
-def _to_run(row: dict[str, Any]) -> str:
-    if not row["num_done"]:
-        return f"to run {row['num_to_run']:,}"
-    return f"known {row['num_done']:,}, left to run {row['num_to_run']:,}"
-
-
-def _line(place: int, best: dict[str, Any], unit: int) -> list[str | StyledText]:
-    out, rate, seconds = (
-        best["probability_of_out_of_memory"],
-        best["predicted_tokens_per_second_per_gpu"],
-        best["predicted_step_seconds"],
-    )
+def _line(place: int, best: dict[str, Any], unit: int) -> TableRow:
+    rate, seconds = best["predicted_tokens_per_second_per_gpu"], best["predicted_step_seconds"]
     times, sizes = best["step_seconds_band"], best["memory_bytes_band"]
-    rates = (
-        [rate * seconds / time for time in reversed(times)]
-        if times is not None and rate is not None
-        else None
-    )
+    rates = sizes_text = show_as.UNKNOWN
+    if times is not None and rate is not None:
+        low, high = (show_as.tokens_rate(rate * seconds / time) for time in reversed(times))
+        rates = f"{low} - {high}"
+    if sizes is not None:
+        sizes_text = f"{sizes[0] / unit:,.1f} - {sizes[1] / unit:,.1f}"
+    oom = best["probability_of_out_of_memory"]
+    oom_text = StyledText(show_as.UNKNOWN)
+    if oom is not None:
+        oom_text = StyledText(f"{oom:.0%}", "" if oom < 0.5 else "yellow")
     return [
         f"{place}.",
         best["short"],
         show_as.tokens_rate(rate),
-        f"{show_as.tokens_rate(rates[0])} - {show_as.tokens_rate(rates[1])}"
-        if rates is not None
-        else show_as.UNKNOWN,
+        rates,
         f"{best['predicted_memory_bytes'] / unit:,.1f}",
-        f"{sizes[0] / unit:,.1f} - {sizes[1] / unit:,.1f}"
-        if sizes is not None
-        else show_as.UNKNOWN,
-        StyledText(
-            text=f"{out:.0%}" if out is not None else show_as.UNKNOWN,
-            style="" if out is None or out < 0.5 else "yellow",
-        ),
+        sizes_text,
+        oom_text,
         f"{best['probability_of_another_failure']:.0%}",
         *(f"{size / unit:,.1f}" for size in best["memory_bytes_by_part"].values()),
     ]
-
-
-def _fitting(row: dict[str, Any]) -> str:
-    """How many layouts should fit, for people."""
-    low, high = row["num_that_fit"] or (0, 0)
-    return (
-        f"predicted to fit {low:,}"
-        if low == high
-        else f"predicted to fit {low:,} to {high:,} (expected {row['num_expected_to_fit']:,.1f})"
-    )
 
 
 def _hours(hours: float) -> str:

@@ -1,11 +1,10 @@
-"""Live progress of a sweep on stderr: a small panel on a terminal, plain lines elsewhere. Draws snapshots; decides nothing."""
+"""Live progress of a sweep on stderr: a panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
@@ -20,7 +19,8 @@ from orchestrator.report.quantities import counted
 from orchestrator.sweep.progress import Running, Snapshot, TimeLeft
 
 REDRAW_SECONDS = 0.2
-QUIET_SECONDS = 30.0  # elsewhere than on a terminal: a line at least so often while a trial runs
+# Longest time without a line while a trial runs and stderr is no terminal.
+MAX_SILENT_SECONDS = 30.0
 NUM_RUNNING_SHOWN = 6
 _LABELS = {
     TrialState.MEASURED: "measured",
@@ -31,15 +31,13 @@ _LABELS = {
 
 
 class Progress:
-    """Use as a context manager; call `show` with every snapshot, as often as it comes."""
+    """Shows snapshots. Use it as a context manager, and call `show` with every snapshot."""
 
     def __init__(self, *, objective: Objective, quiet: bool = False) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._live = (
-            Live(console=self._console, auto_refresh=False, transient=True)
-            if self._console.is_terminal and not quiet
-            else None
-        )
+        self._live: Live | None = None
+        if self._console.is_terminal and not quiet:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._quiet = quiet
         self._objective = objective
         self._drawn = 0.0
@@ -50,22 +48,17 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Say something now, unless quiet."""
+        """Print a text now, unless quiet."""
         if not self._quiet:
             self._console.print(Text(text, style="dim"), soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Say something once, above the panel. Safe in a signal handler: it is printed with the next snapshot."""
+        """Print a text with the next snapshot, above the panel. Safe in a signal handler."""
         self._notes.append(text)
 
     def show(self, snapshot: Snapshot) -> None:
@@ -76,15 +69,15 @@ class Progress:
         if self._quiet:
             return
         if self._live is not None:
-            for _, text in _news(snapshot, with_counts=False):
+            for _, text in _events(snapshot, with_counts=False):
                 self._live.console.print(Text(text, style="dim"), soft_wrap=True)
             if snapshot.ended or snapshot.searched or now - self._drawn > REDRAW_SECONDS:
                 self._live.update(_panel(snapshot, self._objective), refresh=True)
                 self._drawn = now
             return
-        for seconds, text in _news(snapshot, with_counts=True):
+        for seconds, text in _events(snapshot, with_counts=True):
             _print(seconds, text)
-        if not snapshot.ended and now - self._drawn > QUIET_SECONDS:
+        if not snapshot.ended and now - self._drawn > MAX_SILENT_SECONDS:
             counts = _counts(snapshot, snapshot.num_launched, snapshot.counts)
             _print(snapshot.seconds, f"{counts}{_left(snapshot.left)} | {_what_runs(snapshot)}")
             self._drawn = now
@@ -92,54 +85,45 @@ class Progress:
             self._drawn = now
 
 
-def _news(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]:
-    """What happened since the last snapshot, in order: seconds since the call began, and a line."""
-    news = []
+def _events(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]:
+    """What happened since the last snapshot: seconds since the call began, and a line each."""
+    events = []
     for place, one in enumerate(snapshot.ended, 1):
         text = plain(one.text)  # it may quote what a rank said
         if with_counts:
+            counts = _counts(snapshot, one.num_launched, one.counts)
+            running = f", {one.num_running} running" if one.num_running else ""
             left = _left(snapshot.left) if place == len(snapshot.ended) else ""
-            text = f"{_counts(snapshot, one.num_launched, one.counts)}{_at_once(one.num_running)}{left} | {text}"
-        news.append((one.seconds, text))
+            text = f"{counts}{running}{left} | {text}"
+        events.append((one.seconds, text))
     for search in snapshot.searched:
         untried = f"; {counted(search.untried, 'layout')} never tried" if search.untried else ""
-        news.append(
-            (
-                search.seconds,
-                f"{search.cell.key}: no new layout is started: {search.reason}{untried}",
-            )
-        )
-    return sorted(news, key=lambda item: item[0])
+        text = f"{search.cell.key}: no new layout is started: {search.reason}{untried}"
+        events.append((search.seconds, text))
+    return sorted(events, key=lambda item: item[0])
 
 
 def _panel(snapshot: Snapshot, objective: Objective) -> Group:
     table = Table.grid(padding=(0, 2))
     for running in snapshot.running[:NUM_RUNNING_SHOWN]:
-        where = _where(running)
-        table.add_row(
-            Text(f"  trial {running.trial_id}"),
-            Text(f"{running.cell.num_gpus} GPU"),
-            Text(running.layout.short),
-            Text(where, style="cyan"),
-        )
+        texts = [
+            f"  trial {running.trial_id}",
+            f"{running.cell.num_gpus} GPU",
+            running.layout.short,
+        ]
+        table.add_row(*map(Text, texts), Text(_where(running), style="cyan"))
     if len(snapshot.running) > NUM_RUNNING_SHOWN:
         table.add_row(Text(f"  and {len(snapshot.running) - NUM_RUNNING_SHOWN} more"))
     for cell, (layout, value) in list(snapshot.best.items())[:NUM_RUNNING_SHOWN]:
-        shown = (
-            f"{value:.4g} s a step"
-            if objective is Objective.STEP_SECONDS
-            else f"{value:,.0f} tokens/s/GPU"
-        )
-        table.add_row(
-            Text("  best", style="green"),
-            Text(cell.key),
-            Text(layout.short),
-            Text(shown, style="bold green"),
-        )
-    head = Text(
-        f"{snapshot.sweep}  {_clock(snapshot.seconds)}  {_counts(snapshot, snapshot.num_launched, snapshot.counts)}{_left(snapshot.left)}  {snapshot.gpu_seconds / 3600:.3g} GPU-hours"
-    )
-    return Group(head, table)
+        speed = f"{value:,.0f} tokens/s/GPU"
+        if objective is Objective.STEP_SECONDS:
+            speed = f"{value:.4g} s a step"
+        best, place = Text("  best", style="green"), (Text(cell.key), Text(layout.short))
+        table.add_row(best, *place, Text(speed, style="bold green"))
+    counts = f"{_counts(snapshot, snapshot.num_launched, snapshot.counts)}{_left(snapshot.left)}"
+    hours = f"{snapshot.gpu_seconds / 3600:.3g} GPU-hours"
+    head = f"{snapshot.sweep}  {_clock(snapshot.seconds)}  {counts}  {hours}"
+    return Group(Text(head), table)
 
 
 def _counts(snapshot: Snapshot, num_launched: int, counts: Mapping[TrialState, int]) -> str:
@@ -151,17 +135,14 @@ def _counts(snapshot: Snapshot, num_launched: int, counts: Mapping[TrialState, i
     return f"{num_launched:,} of at most {snapshot.at_most:,} launched{of_them}"
 
 
-def _at_once(number: int) -> str:
-    return f", {number} running" if number else ""
-
-
 def _what_runs(snapshot: Snapshot) -> str:
     """`trial 4, 1 GPU, dp1 mbs8 ga1 none fp32: first step`, and how many more."""
     if not snapshot.running:
         return "nothing runs now"
     first, more = snapshot.running[0], len(snapshot.running) - 1
     gpus = counted(first.cell.num_gpus, "GPU")
-    return f"trial {first.trial_id}, {gpus}, {first.layout.short}: {_where(first)}{f'; and {more} more' if more else ''}"
+    also = f"; and {more} more" if more else ""
+    return f"trial {first.trial_id}, {gpus}, {first.layout.short}: {_where(first)}{also}"
 
 
 def _where(running: Running) -> str:
@@ -171,7 +152,7 @@ def _where(running: Running) -> str:
 
 
 def _left(left: TimeLeft | None) -> str:
-    """`, about 4 min left`, `, 1 min to 4 min left`, `, at most 4 min left`; nothing where nothing tells."""
+    """`, about 4 min left`, `, 1 min to 4 min left`, `, at most 4 min left`; empty if unknown."""
     if left is None or left.most < 1:
         return ""
     most, least = _roughly(left.most), _roughly(left.least)
@@ -181,7 +162,7 @@ def _left(left: TimeLeft | None) -> str:
 
 
 def _roughly(seconds: float) -> str:
-    """No more digits than an estimate has: `20 s`, `4 min`, `2 h 10 min`, `3 d`."""
+    """A duration with few digits: `20 s`, `4 min`, `2 h 10 min`, `3 d`."""
     if seconds < 55:
         return f"{max(10 * round(seconds / 10), 10)} s"
     minutes = round(seconds / 60)

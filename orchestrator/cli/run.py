@@ -1,18 +1,17 @@
-"""The commands that begin with a sweep file: validate, run, schema. `plan` and `explain` have modules of their own.
+"""The command `run`: connects spec, store, search, scheduler, progress and signals.
 
-Here the parts are wired together. Imports are inside the commands, so that `sweep --help` loads none of them.
+The functions import what they need, so that `sweep --help` loads none of it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -20,27 +19,16 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import home
+from orchestrator.cli import best, home, run_checks
 from orchestrator.cli.console_log import Redactor
-from orchestrator.cli.output import DbOption, JsonOption, examples, note, write_error, write_json
-from orchestrator.cli.run_checks import (
-    check_home,
-    check_some_layout_is_legal,
-    check_that_ray_keeps_it,
-    check_this_machine,
-    rank_environment,
-    rank_secrets,
-)
+from orchestrator.cli.options import Db, File, Json, Overrides, Quiet, RayAddress, Takeover
+from orchestrator.cli.output import note, write_error
+from orchestrator.cli.ray_start import prepare_ray
+from orchestrator.cli.run_ending import exit_code, print_ending
 from orchestrator.cli.signals import Signals
-from orchestrator.cli.sweep_file import (
-    File,
-    Overrides,
-    limit_warnings,
-    load,
-    planned_hardware,
-    planning,
-    replayed_table,
-)
+from orchestrator.cli.sweep_file import load, planned_hardware, replayed_table
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -53,402 +41,297 @@ if TYPE_CHECKING:
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.sweep.progress import SweepResult
 
-EXIT_SOME_FAILED = 3
-EXIT_NOTHING_FEASIBLE = 4
-PATIENCE_SECONDS = 300.0  # that a database may stay away from a sweep under way: its trials go on meanwhile, and nothing is lost
+# How long the database may not answer during a sweep: running trials continue meanwhile.
+STORE_PATIENCE_SECONDS = 300.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the app."""
-    app.command(epilog=examples("sweep validate sweeps/8b.yaml search.max_trials=10"))(validate)
-    app.command(
-        epilog=examples(
-            "sweep run sweeps/quickstart.yaml",
-            "sweep run sweeps/quickstart.yaml search.max_trials=10",
-            "sweep run sweeps/8b.yaml --ray-address auto",
-        )
-    )(run)
-    app.command(epilog=examples("sweep schema > sweep.schema.json"))(schema)
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How to run a sweep, as `run` and `replay` take it from the command line."""
 
-
-def validate(file: File, overrides: Overrides = None, as_json: JsonOption = False) -> None:
-    """Say every mistake of a sweep file, with its line."""
-    spec = load(file, overrides)
-    cells = spec.cells()
-    has_numbers = bool(spec.measurement.limits.numbers) and spec.workload.name != "replay"
-    warnings = limit_warnings(planning(spec, None)) if has_numbers else []
-    if as_json:
-        record = {
-            "name": spec.name,
-            "valid": True,
-            "num_cells": len(cells),
-            "warnings": warnings,
-            "remarks": list(spec.remarks()),
-            "spec": spec.model_dump(mode="json"),
-        }
-        write_json("validate", record)
-    else:
-        _print(f"{file}: valid; sweep {spec.name}, {len(cells)} cell(s)")
-        for warning in warnings:
-            note(f"warning: {warning}")
-        for remark in spec.remarks():
-            note(remark)
-
-
-def schema() -> None:
-    """Print the JSON schema of a sweep file, for editors."""
-    from orchestrator.core.sweepfile.spec_yaml import to_json_schema
-
-    _print(json.dumps(to_json_schema(), indent=2))
+    db: str | None
+    takeover: bool
+    quiet: bool
+    as_json: bool
+    strict: bool = False
+    ray_address: str | None = None
+    wait_seconds: float | None = None  # for a cluster that is still too small
+    simulator: SimulatedScheduler | None = None
 
 
 def run(
     context: typer.Context,
     file: File,
     overrides: Overrides = None,
-    db: DbOption = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray-address",
-            metavar="ADDRESS",
-            help="auto or HOST:PORT of a Ray cluster. Default: a local Ray.",
-            envvar="RAY_ADDRESS",
-        ),
-    ] = None,
+    db: Db = None,
+    ray_address: RayAddress = None,
     wait_for_nodes: Annotated[
         str | None,
         typer.Option(
-            "--wait-for-nodes",
             metavar="DURATION",
-            help="How long a cluster may take to become large enough for the largest gang: 15min. Default: refused at once.",
+            help="How long to wait, for example 15min, for a cluster that is too small for the"
+            " largest gang. Default: do not wait, end with an error.",
         ),
     ] = None,
-    takeover: Annotated[
-        bool,
-        typer.Option("--takeover", help="Take the sweep from an orchestrator that still holds it."),
-    ] = False,
+    takeover: Takeover = False,
     simulate: Annotated[
         bool,
         typer.Option(
             "--simulate",
-            help="On a cluster that is not there and a clock that is not real; as sweep NAME-simulated.",
+            help="Pretend to run, on a simulated cluster and clock, as sweep NAME-simulated.",
         ),
     ] = False,
     nodes: Annotated[
         int | None,
         typer.Option(
-            "--nodes", min=1, help="Of the simulated cluster. Default: for one gang of the largest."
+            min=1, help="Nodes of the simulated cluster. Default: enough for the largest gang."
         ),
     ] = None,
     node_loss_hours: Annotated[
         float | None,
-        typer.Option(
-            "--node-loss-hours",
-            min=0.01,
-            help="How long a simulated node runs, in the mean, until it is lost.",
-        ),
+        typer.Option(min=0.01, help="Mean time until a simulated node is lost. Default: never."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End with exit code 3 when trials failed.")
+        bool, typer.Option("--strict", help="End with exit code 3 if trials failed.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: JsonOption = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
-    """Measure layouts, or go on measuring.
+    """Measure layouts, or continue to measure.
 
-    Until the budget is spent or all are known. The same command goes on where it was stopped.
+    Runs until every layout is known or the budget is spent. After an interruption, give the same
+    command to continue.
+
+    Examples:
+      sweep run sweeps/quickstart.yaml
+      sweep run sweeps/quickstart.yaml search.max_trials=10
+      sweep run sweeps/8b.yaml --ray-address auto
     """
     spec = load(file, overrides)
     if isinstance(context.obj, Redactor):
-        context.obj.learn(rank_secrets(spec))
+        context.obj.learn(run_checks.rank_secrets(spec))
     simulator = None
     if simulate:
         from orchestrator.cluster.simulated import SimulatedScheduler, simulated
 
-        acted = simulated(spec)
-        if spec.device != acted.device:
+        asked_device, spec = spec.device, simulated(spec)
+        if spec.device != asked_device:
             note(
-                f"A simulation needs a device with a data sheet: it acts on {acted.device}, and its speeds say nothing of the file's device ({spec.device})"
+                f"A simulation needs a device with a data sheet: it uses {spec.device}, and its"
+                f" speeds say nothing about the file's device ({asked_device})"
             )
-        spec = acted
         simulator = SimulatedScheduler(spec, num_nodes=nodes, node_loss_hours=node_loss_hours)
     elif nodes is not None or node_loss_hours is not None:
-        from orchestrator.core.errors import UsageInvalid
-
-        raise UsageInvalid(
-            "--nodes and --node-loss-hours are of a simulated cluster: add --simulate"
-        )
-    run_spec(
-        spec,
+        raise UsageInvalid("--nodes and --node-loss-hours need a simulated cluster: add --simulate")
+    wait_seconds = None
+    if wait_for_nodes is not None:
+        wait_seconds = _wait_seconds(wait_for_nodes, spec, ray_address)
+    options = RunOptions(
         db=db,
-        ray_address=ray_address,
-        patience_seconds=_patience_seconds(wait_for_nodes, spec, ray_address)
-        if wait_for_nodes is not None
-        else None,
         takeover=takeover,
-        strict=strict,
         quiet=quiet,
         as_json=as_json,
+        strict=strict,
+        ray_address=ray_address,
+        wait_seconds=wait_seconds,
         simulator=simulator,
     )
+    run_spec(spec, options)
 
 
-def run_spec(
-    spec: SweepSpec,
-    *,
-    db: str | None,
-    ray_address: str | None,
-    takeover: bool,
-    strict: bool,
-    quiet: bool,
-    as_json: bool,
-    patience_seconds: float | None = None,
-    simulator: SimulatedScheduler | None = None,
-) -> NoReturn:
-    """Work on a sweep, show its best, and end with the exit code that tells how it went."""
+def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
+    """Run a sweep, print its best layouts, and end with the exit code for how it went."""
     from orchestrator.core.sweepfile.budget import budget_of, price_of
 
     for remark in spec.remarks():
         note(remark)
     table = replayed_table(spec)
-    environment, secrets = rank_environment(spec), rank_secrets(spec)
-    check_some_layout_is_legal(spec, table)
-    check_that_ray_keeps_it(db)
-    check_home()
-    if ray_address is None and table is None and simulator is None:
-        budget_of(
-            spec, price_of(spec, planned_hardware(spec))
-        )  # of a cluster, its devices tell the price
-        check_this_machine(spec)
+    environment, secrets = run_checks.rank_environment(spec), run_checks.rank_secrets(spec)
+    run_checks.check_some_layout_is_legal(spec, table)
+    run_checks.check_that_ray_keeps_it(options.db)
+    run_checks.check_home()
+    if options.ray_address is None and table is None and options.simulator is None:
+        # On a cluster, the price follows from its devices.
+        budget_of(spec, price_of(spec, planned_hardware(spec)))
+        run_checks.check_this_machine(spec)
     from db.store import Store
-    from orchestrator.cli import results as look
     from orchestrator.cli.progress import Progress
-    from orchestrator.report.quantities import counted
-    from orchestrator.sweep.finished import finished_before
 
-    this_host = socket.gethostname() if ray_address is None else None
     with (
-        Store.open(db, patience_seconds=PATIENCE_SECONDS) as store,
-        Progress(objective=spec.objective, quiet=quiet) as progress,
+        Store.open(options.db, patience_seconds=STORE_PATIENCE_SECONDS) as store,
+        Progress(objective=spec.objective, quiet=options.quiet) as progress,
         Signals(progress.note) as signals,
     ):
-        num_sweeps = len(store.sweeps())
-        at = (
-            f"store at {store.url}: {counted(num_sweeps, 'sweep')}"
-            if num_sweeps
-            else f"new store at {store.url}"
-        )
-        # A table answers at once, and may have changed.
-        code = partial(_code_of, spec, table)
-        result = (
-            finished_before(
-                spec, store, code=code, program_version=__version__, this_host=this_host
-            )
-            if table is None
-            else None
-        )
-        if result is None:
-            open_scheduler: Callable[[], Scheduler] = partial(
-                _open_scheduler,
-                spec,
-                store,
-                progress,
-                signals,
-                ray_address,
-                environment,
-                secrets,
-                table,
-            )
-            if simulator is not None:
-                open_scheduler = partial(_open_simulator, simulator, spec, progress)
-
-            def begin() -> Scheduler:
-                # Only now: a call that does not get the sweep says that, and nothing else.
-                progress.say(at)
-                return open_scheduler()
-
-            if patience_seconds is not None and ray_address is not None:
-                _await_nodes(spec, ray_address, patience_seconds, progress, signals)
-            clock = simulator.clock if simulator is not None else time.monotonic
-            result = _measure(
-                spec,
-                store,
-                progress,
-                signals,
-                begin,
-                table,
-                clock=clock,
-                takeover=takeover,
-                as_json=as_json,
-            )
-        else:
-            progress.say(at)
+        call = _Run(spec, options, table, environment, secrets, store, progress, signals)
+        result = call.result()
         where = store.url
-    if as_json:
-        look.best(spec.name, db=db, as_json=True)
+    if options.as_json:
+        best.best(spec.name, db=options.db, as_json=True)
     else:
-        _say_how_it_ended(spec, result, where)
-        look.best(spec.name, db=db, top=3)
-    raise typer.Exit(_exit_code(result, signals, strict=strict))
+        print_ending(spec, result, where)
+        best.best(spec.name, db=options.db, top=3)
+    raise typer.Exit(exit_code(result, signals.received, strict=options.strict))
 
 
-def _patience_seconds(text: str, spec: SweepSpec, ray_address: str | None) -> float:
-    """Check at once what can only wait in vain."""
+@dataclass(frozen=True)
+class _Run:
+    """One call of `sweep run` whose store is open."""
+
+    spec: SweepSpec
+    options: RunOptions
+    table: ReplayTable | None
+    environment: dict[str, str]  # of ranks, without secrets
+    secrets: dict[str, str]
+    store: Store
+    progress: Progress
+    signals: Signals
+
+    def result(self) -> SweepResult:
+        """Run the sweep, unless an earlier call has finished it."""
+        from orchestrator.sweep.finished import finished_before
+
+        num_sweeps = len(self.store.sweeps())
+        at = f"new store at {self.store.url}"
+        if num_sweeps:
+            at = f"store at {self.store.url}: {counted(num_sweeps, 'sweep')}"
+        ray_address = self.options.ray_address
+        # A replayed table answers at once, and may have changed.
+        if self.table is None:
+            finished = finished_before(
+                self.spec,
+                self.store,
+                code=partial(_code_of, self.spec, None),
+                program_version=__version__,
+                this_host=socket.gethostname() if ray_address is None else None,
+            )
+            if finished is not None:
+                self.progress.say(at)
+                return finished
+        if self.options.wait_seconds is not None and ray_address is not None:
+            self._wait_for_nodes(ray_address, self.options.wait_seconds)
+
+        def open_scheduler() -> Scheduler:
+            # Only now: a call that does not get the sweep prints that error and nothing else.
+            self.progress.say(at)
+            scheduler = self._open_scheduler()
+            self.signals.defer()
+            return scheduler
+
+        return self._measure(open_scheduler)
+
+    def _wait_for_nodes(self, ray_address: str, seconds: float) -> None:
+        from orchestrator.cluster.ray.cluster import await_nodes  # ray takes seconds to import
+        from orchestrator.core.machines.packing import Shape
+        from orchestrator.core.trial.protocol import Device
+
+        def gave_up() -> bool:
+            self.signals.install()  # Ray has put a handler of its own in place
+            return self.signals.received is not None
+
+        spec = self.spec
+        assert isinstance(spec.gpus_per_node, int)
+        largest = Shape.of(max(spec.gpus), gpus_per_node=spec.gpus_per_node)
+        nodes = counted(largest.num_nodes, "node")
+        slots = counted(largest.slots_per_node, "slot")
+        self.progress.say(f"Waiting up to {seconds:.0f} s for {nodes} with {slots} each ...")
+        device = Device.CPU if spec.device == "cpu" else Device.CUDA
+        if not await_nodes(ray_address, largest, device, patience_seconds=seconds, give_up=gave_up):
+            raise typer.Exit(128 + (self.signals.received or signal.SIGINT))
+
+    def _measure(self, open_scheduler: Callable[[], Scheduler]) -> SweepResult:
+        from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
+        from orchestrator.sweep.loop import run_sweep  # optuna takes 0.5 s to import
+
+        spec, table, simulator = self.spec, self.table, self.options.simulator
+        try:
+            # Ray prints to stdout that a node is dead; stdout is for the answer.
+            with redirect_stdout(sys.stderr):
+                return run_sweep(
+                    spec,
+                    store=self.store,
+                    open_scheduler=open_scheduler,
+                    code=_code_of(spec, table),
+                    hardware=lambda slots: _hardware(spec, slots),
+                    clock=simulator.clock if simulator is not None else time.monotonic,
+                    stop=self.signals.asked,
+                    observe=self.progress.show,
+                    takeover=self.options.takeover,
+                    among=lambda cell: table.layouts(cell) if table is not None else None,
+                    run_root=home.run_root,
+                )
+        except (ClusterUnavailable, StoreUnavailable) as exc:
+            number = self.signals.received
+            if number is None:
+                raise
+            # The signal reached the whole process group, and so ended Ray with us: a stop, no
+            # failure.
+            note(f"Stopped by signal {number}: {exc}")
+            if self.options.as_json:
+                write_error("interrupted", str(exc), 128 + number)
+            raise typer.Exit(128 + number) from None
+
+    def _open_scheduler(self) -> Scheduler:
+        from orchestrator.core.trial.protocol import Device
+
+        spec, table, simulator = self.spec, self.table, self.options.simulator
+        if simulator is not None:
+            sizes = simulator.slots.by_size
+            nodes = f"{counted(len(sizes), 'node')} of {sizes[0]} {spec.device}"
+            self.progress.say(f"Simulated, on a clock of its own: {nodes}. Nothing is measured")
+            return simulator
+        if table is not None:
+            from orchestrator.cluster.replayed import (
+                RayReplayScheduler,
+                ReplayScheduler,
+                goes_through_ray,
+            )
+
+            if not goes_through_ray(spec):
+                return ReplayScheduler(spec, table)
+        ray_address = self.options.ray_address
+        prepare_ray(ray_address, self.progress.say)
+        # ray takes seconds to import: only once the sweep is ours
+        from orchestrator.cluster.ray.scheduler import RayScheduler
+
+        device: Device | None = None if spec.device == "auto" else Device.CUDA
+        if table is not None or spec.device == "cpu":
+            device = Device.CPU
+        per_node = spec.gpus_per_node
+        scheduler = RayScheduler(
+            address=ray_address,
+            device=device,
+            root=home.run_root(self.store.sweep_named(spec.name).run_folder),
+            gpus_per_node=per_node if isinstance(per_node, int) and table is None else None,
+            rank_environment=self.environment,
+            rank_secrets=self.secrets,
+        )
+        self.signals.install()  # after Ray, which installs a handler of its own
+        return scheduler if table is None else RayReplayScheduler(spec, table, scheduler)
+
+
+def _wait_seconds(text: str, spec: SweepSpec, ray_address: str | None) -> float:
+    """The seconds of --wait-for-nodes. Raises UsageInvalid if waiting could only be in vain."""
     from pydantic import TypeAdapter, ValidationError
 
-    from orchestrator.core.errors import UsageInvalid
     from orchestrator.core.sweepfile.spec_values import Duration
 
     if ray_address is None:
         raise UsageInvalid("--wait-for-nodes is for a cluster: add --ray-address")
     if not isinstance(spec.gpus_per_node, int):
         raise UsageInvalid(
-            "--wait-for-nodes needs gpus_per_node in the sweep file: nodes that are not there yet do not tell their size"
+            "--wait-for-nodes needs gpus_per_node in the sweep file: the size of nodes that are not"
+            " there yet is unknown"
         )
     try:
         return float(TypeAdapter(Duration).validate_python(text))
     except ValidationError as exc:
-        raise UsageInvalid(
-            f"--wait-for-nodes: {exc.errors()[0]['msg'].removeprefix('Value error, ')}"
-        ) from None
-
-
-def _await_nodes(
-    spec: SweepSpec, ray_address: str, patience_seconds: float, progress: Progress, signals: Signals
-) -> None:
-    from orchestrator.cluster.ray.cluster import await_nodes  # ray takes seconds to import
-    from orchestrator.core.machines.packing import Shape
-    from orchestrator.core.trial.protocol import Device
-
-    def gave_up() -> bool:
-        signals.install()  # Ray has put a handler of its own in place
-        return signals.received is not None
-
-    assert isinstance(spec.gpus_per_node, int)
-    largest = Shape.of(max(spec.gpus), gpus_per_node=spec.gpus_per_node)
-    progress.say(
-        f"Waiting for {largest.num_nodes} node(s) with {largest.slots_per_node} slots each, {patience_seconds:.0f} s at most ..."
-    )
-    device = Device.CPU if spec.device == "cpu" else Device.CUDA
-    if not await_nodes(
-        ray_address, largest, device, patience_seconds=patience_seconds, give_up=gave_up
-    ):
-        raise typer.Exit(128 + (signals.received or signal.SIGINT))
-
-
-def _measure(
-    spec: SweepSpec,
-    store: Store,
-    progress: Progress,
-    signals: Signals,
-    open_scheduler: Callable[[], Scheduler],
-    table: ReplayTable | None,
-    *,
-    clock: Callable[[], float],
-    takeover: bool,
-    as_json: bool,
-) -> SweepResult:
-    from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
-
-    # Optuna takes 0.5 s to import: only if there is something to do.
-    from orchestrator.sweep.run import run_sweep
-
-    def opened() -> Scheduler:
-        scheduler = open_scheduler()
-        signals.defer()
-        return scheduler
-
-    try:
-        # Ray prints to stdout that a node is dead, whatever it is asked; only the answer belongs there.
-        with redirect_stdout(sys.stderr):
-            return run_sweep(
-                spec,
-                store=store,
-                open_scheduler=opened,
-                code=_code_of(spec, table),
-                hardware=lambda slots: _hardware(spec, slots),
-                clock=clock,
-                stop=signals.asked,
-                observe=progress.show,
-                takeover=takeover,
-                among=lambda cell: table.layouts(cell) if table is not None else None,
-                run_root=home.run_root,
-            )
-    except (ClusterUnavailable, StoreUnavailable) as exc:
-        if signals.received is None:
-            raise
-        # The signal went to the whole process group or job, so Ray ended with us: that is a stop, not a failure.
-        note(f"Stopped by signal {signals.received}: {exc}")
-        if as_json:
-            write_error("interrupted", str(exc), 128 + signals.received)
-        raise typer.Exit(128 + signals.received) from None
-
-
-def _open_simulator(
-    simulator: SimulatedScheduler, spec: SweepSpec, progress: Progress
-) -> Scheduler:
-    sizes = simulator.slots.by_size
-    progress.say(
-        f"Simulated, on a clock of its own: {len(sizes)} node(s) of {sizes[0]} {spec.device}. Nothing is measured"
-    )
-    return simulator
-
-
-def _open_scheduler(
-    spec: SweepSpec,
-    store: Store,
-    progress: Progress,
-    signals: Signals,
-    ray_address: str | None,
-    environment: Mapping[str, str],
-    secrets: Mapping[str, str],
-    table: ReplayTable | None,
-) -> Scheduler:
-    from orchestrator.core.trial.protocol import Device
-
-    if table is not None:
-        from orchestrator.cluster.replayed import (
-            RayReplayScheduler,
-            ReplayScheduler,
-            goes_through_ray,
-        )
-
-        if not goes_through_ray(spec):
-            return ReplayScheduler(spec, table)
-    if ray_address is None:
-        # Ray's own switch for "this machine only", read when it is imported: its servers bind loopback instead of every interface.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from orchestrator.cluster.ray.scheduler import (
-        RayScheduler,
-    )  # ray takes seconds to import: only once the sweep is ours
-
-    progress.say(
-        f"Joining the Ray cluster at {ray_address} ..."
-        if ray_address is not None
-        else "Starting a local Ray ..."
-    )
-    scheduler = RayScheduler(
-        address=ray_address,
-        device=Device.CPU
-        if table is not None or spec.device == "cpu"
-        else None
-        if spec.device == "auto"
-        else Device.CUDA,
-        root=home.run_root(store.sweep_named(spec.name).run_folder),
-        gpus_per_node=spec.gpus_per_node
-        if isinstance(spec.gpus_per_node, int) and table is None
-        else None,
-        rank_environment=environment,
-        rank_secrets=secrets,
-    )
-    signals.install()  # after Ray, which installs a handler of its own
-    return scheduler if table is None else RayReplayScheduler(spec, table, scheduler)
+        message = exc.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UsageInvalid(f"--wait-for-nodes: {message}") from None
 
 
 def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
-    """Which code is measured: somebody's program, a table's runs, or this package's."""
-    from orchestrator.core.sweepfile.command_options import CommandOptions
+    """Which code is measured: the user's program, a table's runs, or this package's workloads."""
+    from orchestrator.core.sweepfile.workload_options import CommandOptions
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.sweep.provenance import code_fingerprint, program_fingerprint
 
@@ -458,9 +341,8 @@ def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
     if not isinstance(options, CommandOptions):
         return code_fingerprint(Path(__file__).parent)
     cwd = Path(options.cwd) if options.cwd is not None else None
-    return program_fingerprint(
-        [*options.argv, *options.env.values()], cwd=cwd, skip=[home.sweep_home()]
-    )
+    words = [*options.argv, *options.env.values()]
+    return program_fingerprint(words, cwd=cwd, skip=[home.sweep_home()])
 
 
 def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
@@ -471,91 +353,6 @@ def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
         return None
     if spec.device in DEVICES:
         return DEVICES[spec.device]
-    # Ray's name of a device is often short of what tells its kinds apart; this machine's driver knows its own.
+    # Ray's name of a device often does not tell its variants apart; this machine's driver does.
     known = from_driver_name(slots.device_name) if slots.device_name else None
     return known or planned_hardware(spec)
-
-
-def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
-    from orchestrator.core.sweepfile.sections import Strategy
-    from orchestrator.core.trial.lifecycle import TrialState
-    from orchestrator.report.quantities import counted
-    from orchestrator.sweep.progress import BUDGETS, StopReason
-
-    count = result.counts.get
-    parts = [
-        f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)
-    ]
-    parts += [f"{result.untried} never tried"] if result.untried else []
-    if result.interrupted:
-        note(f"Stopped on request. The same command goes on: {', '.join(parts)}.")
-    else:
-        reasons = sorted({str(reason) for reason in result.stopped.values()})
-        note(
-            f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}"
-        )
-    if spec.search.strategy is Strategy.EXHAUSTIVE and (num := count(TrialState.PRUNED, 0)):
-        note(
-            f"{num} of the layouts were not launched: others ran out of memory, and these need at least as much"
-            f" (search.dominance is {spec.dominance}; search.dominance=off launches them too)"
-        )
-    if result.code_has_changed:
-        note(
-            "The code has changed since these numbers were taken, and nothing was measured again. To have them measured again:"
-            f" sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
-        )
-    if result.num_fingerprints > 1:
-        note(
-            "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart. To have the older ones measured again:"
-            f" sweep invalidate --sweep {spec.name} --where 'not is_current_fingerprint' --yes"
-        )
-    for cell, evidence in result.nothing_fits.items():
-        note(
-            f"Nothing fits in {cell.key}: {evidence}. More GPUs, a higher ZeRO stage, or full recomputation may; `sweep plan` shows what would."
-        )
-    stuck = [cell for cell, reason in result.stopped.items() if reason is StopReason.FAULTS]
-    for cell in stuck:
-        note(
-            f"{cell.key} was stopped: its attempts failed again and again. `sweep trials {spec.name}` says how; the same"
-            " command tries it again."
-        )
-    for cell in (
-        cell
-        for cell in result.nothing_feasible
-        if cell not in result.nothing_fits and cell not in stuck
-    ):
-        if result.stopped[cell] in BUDGETS and not result.launched.get(cell, 0):
-            note(
-                f"Nothing was measured for {cell.key}: {result.stopped[cell]} before its first trial. A larger budget goes on with it."
-            )
-        elif result.stopped[cell] in BUDGETS:
-            tried = counted(result.launched[cell], "trial")
-            note(
-                f"Nothing was measured for {cell.key}: {result.stopped[cell]} after {tried}; see `sweep trials {spec.name}`."
-            )
-        else:
-            note(
-                f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why."
-            )
-    for cell in result.unconfirmed:
-        note(
-            f"The best of {cell.key} was measured once: {result.stopped[cell]}, and nothing was left to confirm it."
-        )
-
-
-def _exit_code(result: SweepResult, signals: Signals, *, strict: bool) -> int:
-    from orchestrator.core.errors import ClusterUnavailable
-    from orchestrator.core.trial.lifecycle import TrialState
-    from orchestrator.sweep.progress import StopReason
-
-    if result.interrupted:
-        return 128 + (signals.received or signal.SIGINT)
-    if StopReason.NODES in result.stopped.values():
-        return ClusterUnavailable.exit_code  # the same command goes on when there are enough again
-    if result.nothing_feasible:
-        return EXIT_NOTHING_FEASIBLE
-    return EXIT_SOME_FAILED if strict and result.counts.get(TrialState.FAILED, 0) else 0
-
-
-def _print(text: str) -> None:
-    print(text)  # noqa: T201

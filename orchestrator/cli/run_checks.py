@@ -1,6 +1,6 @@
-"""What a run needs and can be told at once, before anything is started: a legal layout, devices, a store that stays, room for its folders, variables.
+"""What `sweep run` checks before it starts anything: layouts, devices, store, folders, variables.
 
-Imports are within functions, so that `sweep --help` loads none of them.
+The functions import what they need, so that `sweep --help` loads none of it.
 """
 
 from __future__ import annotations
@@ -12,80 +12,70 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli import home, surroundings
 from orchestrator.cli.output import note
-from orchestrator.cluster.ray import session_folder as ray_folder
+from orchestrator.cluster.ray import session_folder
+from orchestrator.core.errors import StoreUnavailable, UsageInvalid
+from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
     from orchestrator.core.pretend.replay import ReplayTable
     from orchestrator.core.sweepfile.spec import SweepSpec
 
-_MAKE_ROOM = "Make room, or set SWEEP_HOME to a folder that has it"
-_HOME_ADVICE = {errno.ENOSPC: _MAKE_ROOM, errno.EDQUOT: _MAKE_ROOM}
+_CELLS_NAMED = 3
 
 
 def check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> None:
-    """Say why nothing can be measured; a cell without a legal layout among others is told with the results. Raises UsageInvalid."""
-    from orchestrator.core.errors import UsageInvalid
+    """Raise UsageInvalid if no cell has a legal layout."""
     from orchestrator.core.search.space import enumerate_cell
-    from orchestrator.report.quantities import counted
 
-    told = []
+    problems = []
     for cell in spec.cells():
-        # Nodes as large as may be: what is not legal on those is on none.
+        # With nodes as large as possible: a layout that is not legal on those is legal nowhere.
         per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cell.num_gpus
-        space = enumerate_cell(
-            spec,
-            cell,
-            gpus_per_node=per_node,
-            among=table.layouts(cell) if table is not None else None,
-        )
+        among = table.layouts(cell) if table is not None else None
+        space = enumerate_cell(spec, cell, gpus_per_node=per_node, among=among)
         if len(space.legal):
             return
         reasons = sorted(space.rejected.items(), key=lambda item: -item[1])[:2]
-        told.append(
-            f"{cell.key}: "
-            + "; ".join(f"of {counted(count, 'layout')}, {reason}" for reason, count in reasons)
-        )
-    more = f" and {len(told) - 3} more cells" if len(told) > 3 else ""
+        texts = [f"of {counted(count, 'layout')}, {reason}" for reason, count in reasons]
+        problems.append(f"{cell.key}: {'; '.join(texts)}")
+    num_more = len(problems) - _CELLS_NAMED
+    more = f" and {counted(num_more, 'more cell')}" if num_more > 0 else ""
     raise UsageInvalid(
-        f"no layout is legal in any cell. {'. '.join(told[:3])}{more}. `sweep plan` lists all reasons"
+        f"no layout is legal in any cell. {'. '.join(problems[:_CELLS_NAMED])}{more}. `sweep plan`"
+        " lists all reasons"
     )
 
 
 def check_this_machine(spec: SweepSpec) -> None:
-    """Say what a local Ray would take seconds to find out. Raises UsageInvalid, ResourcesInsufficient, MachineUnready."""
+    """Find at once what a local Ray would find only after seconds.
+
+    Raises UsageInvalid, ResourcesInsufficient or MachineUnready.
+    """
     from importlib.util import find_spec
 
     from orchestrator.cluster.contract import Slots, shapes_of
-    from orchestrator.core.errors import UsageInvalid
     from orchestrator.core.trial.protocol import Device
     from orchestrator.node.gpu_monitor import device_name
 
     if spec.workload.name == "llama" and find_spec("torch") is None:
         raise UsageInvalid(
-            "workload llama needs torch, which is not installed here: pip install 'layout-sweep[train]'"
+            "workload llama needs torch, which is not installed here: pip install"
+            " 'layout-sweep[train]'"
         )
-    ray_folder.check(os.environ)
+    session_folder.check(os.environ)
     surroundings.check_for_ray()
-    has_gpu = Path("/dev/nvidiactl").exists() or device_name() is not None
+    if Path("/dev/nvidiactl").exists() or device_name() is not None:
+        return
     cores = os.cpu_count() or 1
-    if not has_gpu:
-        wants_gpu = spec.device not in ("auto", "cpu")
-        slots = Slots(
-            device=Device.CUDA if wants_gpu else Device.CPU,
-            device_name=None,
-            nodes={} if wants_gpu else {"here": cores},
-        )
-        shapes_of(
-            spec.cells(),
-            slots,
-            gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores,
-        )
+    slots = Slots(device=Device.CPU, device_name=None, nodes={"here": cores})
+    if spec.device not in ("auto", "cpu"):
+        slots = Slots(device=Device.CUDA, device_name=None, nodes={})
+    per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores
+    shapes_of(spec.cells(), slots, gpus_per_node=per_node)
 
 
 def check_home() -> None:
-    """Try to write where run folders go. Raises StoreUnavailable."""
-    from orchestrator.core.errors import StoreUnavailable
-
+    """Raise StoreUnavailable if run folders cannot be written."""
     runs = home.sweep_home() / "runs"
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -93,32 +83,36 @@ def check_home() -> None:
         probe.write_bytes(b"x" * 4096)
         probe.unlink()
     except OSError as exc:
+        advice = "Set SWEEP_HOME to a folder that can be written to"
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "Free some space, or set SWEEP_HOME to a folder that has some"
         raise StoreUnavailable(
-            f"run folders cannot be written to {runs}: {exc.strerror}. {_HOME_ADVICE.get(exc.errno or 0, 'Set SWEEP_HOME to a folder that can')}"
+            f"run folders cannot be written to {runs}: {exc.strerror}. {advice}"
         ) from None
 
 
 def check_that_ray_keeps_it(db: str | None) -> None:
-    """What was uploaded with a Ray job is deleted after it: no place for a store. Raises UsageInvalid."""
+    """Raise UsageInvalid if the store is in a folder that Ray deletes after its job."""
     from db.connection import url
     from orchestrator.cluster.ray.job import is_unpacked
-    from orchestrator.core.errors import UsageInvalid
 
     store = url.resolve(db)
     if store.drivername == "sqlite" and is_unpacked(Path(str(store.database))):
         raise UsageInvalid(
-            f"the store would be {store.database}, in the folder that Ray has unpacked for this job and will delete."
-            ' Name another: --runtime-env-json \'{"env_vars": {"SWEEP_DB": "sqlite:////home/me/sweep.sqlite", "SWEEP_HOME": "/home/me/.sweep"}}\''
+            f"the store would be {store.database}, in the folder that Ray has unpacked for this job"
+            ' and will delete. Name another: --runtime-env-json \'{"env_vars": {"SWEEP_DB":'
+            ' "sqlite:////home/me/sweep.sqlite", "SWEEP_HOME": "/home/me/.sweep"}}\''
         )
     if is_unpacked(home.sweep_home()):
         note(
-            f"Logs go to {home.sweep_home()}, which Ray will delete: SWEEP_HOME names another folder"
+            f"Logs go to {home.sweep_home()}, which Ray will delete. To keep them, set SWEEP_HOME"
+            " to another folder"
         )
 
 
 def rank_environment(spec: SweepSpec) -> dict[str, str]:
-    """The variables that a sweep file wants ranks to get from this environment, but for secrets."""
-    from orchestrator.core.sweepfile.command_options import CommandOptions
+    """The variables that the sweep file passes from this environment to ranks, without secrets."""
+    from orchestrator.core.sweepfile.workload_options import CommandOptions
     from orchestrator.core.trial.rank_environment import named
 
     options = spec.workload.options
@@ -126,18 +120,18 @@ def rank_environment(spec: SweepSpec) -> dict[str, str]:
 
 
 def rank_secrets(spec: SweepSpec) -> dict[str, str]:
-    """The variables whose values are secrets: they are handed on to ranks, and never written or shown.
+    """The variables whose values are secret: ranks get them, nothing writes or shows them.
 
-    Raises UsageInvalid for one that is not set.
+    Raises UsageInvalid if one is not set.
     """
-    from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.sweepfile.command_options import CommandOptions
+    from orchestrator.core.sweepfile.workload_options import CommandOptions
 
     options = spec.workload.options
     names = options.env_from if isinstance(options, CommandOptions) else ()
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise UsageInvalid(
-            f"workload.options.env_from names {', '.join(missing)}, not set in this environment: export {' '.join(missing)}, and run again"
+            f"workload.options.env_from names {', '.join(missing)}, not set in this environment:"
+            f" export {' '.join(missing)}, and run again"
         )
     return {name: os.environ[name] for name in names}

@@ -1,68 +1,46 @@
-"""The commands about one trial: show, logs.
-
-A trial's log files lie on the node that ran it; what the store keeps of them is the failed rank's last lines.
-"""
+"""The command `show`: all that is known of one trial."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.defaults import existing_store
-from orchestrator.cli.home import attempt_folders
+from orchestrator.cli.options import Db, Json, TrialArgument
 from orchestrator.cli.output import (
     Column,
-    DbOption,
-    JsonOption,
-    StyledText,
-    examples,
     json_text,
-    note,
+    numbers,
     plain,
     write,
+    write_facts,
     write_json,
     write_line,
     write_table,
 )
-from orchestrator.cli.results import state_cell
-from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.trial.lifecycle import IN_FLIGHT
+from orchestrator.cli.trial_text import STATE_STYLES
 from orchestrator.core.trial.machine_load import MachineLoad, said_of
 from orchestrator.report import quantities as show_as
 from orchestrator.report import records
 
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail
-    from db.store import Store
     from orchestrator.core.trial.failure_kinds import Failure
     from orchestrator.core.trial.measurement import Measurement
 
-FOLLOW_SECONDS = 0.5
 LOG_LINES_SHOWN = 50
 EVENT_DETAIL_CHARACTERS = 160  # --json has all of it
 
-TrialArgument = Annotated[
-    int, typer.Argument(metavar="TRIAL", help="The trial's number (see `sweep trials`).", min=1)
-]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the app."""
-    app.command(epilog=examples("sweep show 17", "sweep show 17 --json"))(show)
-    app.command(
-        epilog=examples("sweep logs 17", "sweep logs 17 --rank 3 --attempt 1", "sweep logs 17 -f")
-    )(logs)
-
-
-def show(trial: TrialArgument, db: DbOption = None, as_json: JsonOption = False) -> None:
+def show(trial: TrialArgument, db: Db = None, as_json: Json = False) -> None:
     """Show all that is known of a trial.
 
-    Why it was proposed, what was predicted and measured, its attempts, where and on what they ran, and how they failed.
+    Why it was proposed, what was predicted and measured, and each attempt: when, where and with
+    which software it ran, and how it failed.
+
+    Examples:
+      sweep show 17
+      sweep show 17 --json
     """
     with existing_store(db) as store:
         detail = store.trial(trial)
@@ -77,311 +55,219 @@ def show(trial: TrialArgument, db: DbOption = None, as_json: JsonOption = False)
 
 def _print_head(detail: TrialDetail) -> None:
     trial, layout = detail.trial, detail.trial.layout
-    write_line(
-        f"Trial {trial.id}: {trial.state.replace('_', ' ')}",
-        style=state_cell(trial.state).style or "bold",
-    )
-    rows = [
-        ("sweep", detail.sweep_name),
-        ("cell", detail.cell.cell.key),
-        ("layout", layout.key),
-        (
-            "",
-            f"world size {layout.world_size}, global batch {layout.global_batch_size}, {layout.short}",
-        ),
-        ("why", trial.why),
-    ]
+    style = STATE_STYLES.get(trial.state, "bold")
+    write_line(f"Trial {trial.id}: {trial.state.replace('_', ' ')}", style=style)
+    sizes = f"world size {layout.world_size}, global batch {layout.global_batch_size}"
+    proof = None
     if trial.condemned_by is not None:
-        rows.append(
-            (
-                "condemned by",
-                f"trial {trial.condemned_by}: this layout needs at least as much memory",
-            )
-        )
-    _print_facts(rows)
+        proof = f"trial {trial.condemned_by}: this layout needs at least as much memory"
+    write_facts(
+        [
+            ("sweep", detail.sweep_name),
+            ("cell", detail.cell.cell.key),
+            ("layout", layout.key),
+            ("", f"{sizes}, {layout.short}"),
+            ("why", trial.why),
+            ("pruned because of", proof),
+        ]
+    )
     write()
+    predicted_rate = trial.predicted_tokens_per_second_per_gpu
+    measured_rate, peak = trial.tokens_per_second_per_gpu, trial.peak_memory_allocated_bytes
     write_table(
+        [Column(), *numbers("predicted", "measured", "predicted/measured")],
         [
-            Column(title=""),
-            Column(title="predicted", right=True),
-            Column(title="measured", right=True),
-            Column(title="predicted/measured", right=True),
-        ],
-        [
-            _compared(
-                "tokens/s/GPU",
-                trial.predicted_tokens_per_second_per_gpu,
-                trial.tokens_per_second_per_gpu,
-                show_as.tokens_rate,
-            ),
-            _compared(
-                "peak memory",
-                trial.predicted_memory_bytes,
-                trial.peak_memory_allocated_bytes,
-                show_as.memory,
-            ),
+            _compared("tokens/s/GPU", predicted_rate, measured_rate, show_as.tokens_rate),
+            _compared("peak memory", trial.predicted_memory_bytes, peak, show_as.memory),
         ],
     )
 
 
-def _compared(name: str, predicted: float | None, measured: float | None, text: Any) -> list[str]:
+def _compared(
+    name: str,
+    predicted: float | None,
+    measured: float | None,
+    text: Callable[[float | None], str],
+) -> list[str]:
     ratio = f"{predicted / measured:.2f}" if predicted is not None and measured else show_as.UNKNOWN
     return [name, text(predicted), text(measured), ratio]
 
 
-def _print_facts(facts: list[tuple[str, str | None]]) -> None:
-    """Names and values, the unknown left out."""
-    columns = [Column(title="", style="dim"), Column(title="", wrap=True)]
-    write_table(
-        columns,
-        [[f"  {name:<17}", value] for name, value in facts if value not in (None, "")],
-        header=False,
-    )
-
-
 def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
     write()
-    held = attempt.held(num_gpus)
-    seconds = (
-        show_as.age_seconds(attempt.started_at, attempt.ended_at)
-        if attempt.ended_at is not None
-        else None
-    )
-    superseded = ""
-    if attempt.superseded:
-        superseded = (
-            "; the median of all measured runs counts"
-            if attempt.pooled
-            else ", superseded: it does not count"
-        )
-    write_line(
-        f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}{superseded}", style="bold"
-    )
-    phases = ", ".join(
+    title = f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}"
+    if attempt.superseded and attempt.pooled:
+        title += "; the median of all measured runs counts"
+    elif attempt.superseded:
+        title += ", superseded: it does not count"
+    write_line(title, style="bold")
+    started = f"{show_as.at(attempt.started_at)} UTC"
+    if attempt.ended_at is not None:
+        seconds = show_as.age_seconds(attempt.started_at, attempt.ended_at)
+        started += f", took {show_as.duration(seconds)}"
+    phases = [
         f"{phase.replace('_', ' ')} {show_as.duration(value)}"
         for phase, value in attempt.phase_seconds.items()
-    )
-    facts: list[tuple[str, str | None]] = [
-        ("made for", str(attempt.purpose) if attempt.purpose is not None else None),
-        (
-            "started",
-            f"{show_as.at(attempt.started_at)} UTC"
-            + (f", took {show_as.duration(seconds)}" if seconds is not None else ""),
-        ),
-        ("nodes", ", ".join(attempt.nodes) if attempt.nodes else None),
-        (
-            "shared nodes",
-            "yes: other trials ran on them meanwhile" if attempt.shared_nodes else None,
-        ),
-        ("machine load", _load_text(attempt.load)),
-        ("phases", phases),
-        (
-            "GPU-hours",
-            f"{show_as.gpu_hours(held.held)}: {show_as.shares(held.parts)}"
-            if held is not None and held.held
-            else None,
-        ),
-        ("", _more_than_held(attempt, num_gpus)),
-        (
-            "processes killed",
-            f"{attempt.processes_killed} left over beyond the ranks"
-            if attempt.processes_killed
-            else None,
-        ),
-        ("environment", _environment_text(attempt.environment or {})),
-        ("fingerprint", _fingerprint_text(attempt)),
     ]
-    _print_facts(facts)
+    hours = None
+    reserved = attempt.held(num_gpus)
+    if reserved is not None and reserved.held:
+        hours = f"{show_as.gpu_hours(reserved.held)}: {show_as.shares(reserved.parts)}"
+    killed = attempt.processes_killed
+    write_facts(
+        [
+            ("made for", attempt.purpose),
+            ("started", started),
+            ("nodes", ", ".join(attempt.nodes or ())),
+            ("shared nodes", "other trials ran on them too" if attempt.shared_nodes else None),
+            ("machine load", _load_text(attempt.load)),
+            ("phases", ", ".join(phases)),
+            ("GPU-hours", hours),
+            ("", _more_than_reserved(attempt, num_gpus)),
+            ("processes killed", f"{killed} that the ranks had left" if killed else None),
+            ("environment", _environment_text(attempt.environment or {})),
+            ("fingerprint", _fingerprint_text(attempt)),
+        ]
+    )
     if attempt.measurement is not None:
         _print_measurement(attempt.measurement, attempt)
     if attempt.failure is not None:
         _print_failure(attempt.failure)
 
 
-def _more_than_held(attempt: AttemptRow, num_gpus: int) -> str | None:
-    """Say so where the reported steps add up to more than the attempt took: all of its time counts as useful then."""
+def _more_than_reserved(attempt: AttemptRow, num_gpus: int) -> str | None:
+    """Say that the reported steps take longer than the attempt did: all its time is "useful"."""
     if attempt.measurement is None or attempt.gpu_seconds is None or attempt.timed_seconds is None:
         return None
-    told, held = sum(attempt.measurement.step_seconds), attempt.gpu_seconds / num_gpus
-    if told <= held or attempt.timed_seconds < held:
+    steps, reserved = sum(attempt.measurement.step_seconds), attempt.gpu_seconds / num_gpus
+    if steps <= reserved or attempt.timed_seconds < reserved:
         return None
     return (
-        f"the program reported {show_as.duration(told)} of steps, but held its GPUs for {show_as.duration(held)}:"
-        " it did not run them in real time"
+        f"the program reported {show_as.duration(steps)} of steps, but held its GPUs for"
+        f" {show_as.duration(reserved)}: it did not run them in real time"
     )
 
 
 def _load_text(load: MachineLoad) -> str | None:
-    """Who used the cores, and how the GPUs were clocked; first what spoils the result."""
+    """Who used the cores, and how fast the GPUs' clocks were; first what disturbed the result."""
     if not load.is_known:
         return None
-    texts = [said] if (said := said_of(load)) is not None else []
+    texts = [disturbed] if (disturbed := said_of(load)) is not None else []
     if load.cpu_cores is not None and load.others_cpu_cores is not None:
         shares = {
             "its own": load.own_cpu_cores,
             "its sweep's": load.sweep_cpu_cores,
             "others'": load.others_cpu_cores,
         }
-        told = ", ".join(f"{name} {used:.1f}" for name, used in shares.items() if used is not None)
-        texts.append(f"of {load.cpu_cores:g} cores: {told}")
+        used = [f"{name} {cores:.1f}" for name, cores in shares.items() if cores is not None]
+        texts.append(f"of {load.cpu_cores:g} cores: {', '.join(used)}")
     if load.gpu_clock_ratio is not None:
-        heat = (
-            f", {load.gpu_temperature_celsius:.0f} °C"
-            if load.gpu_temperature_celsius is not None
-            else ""
-        )
-        why = (
-            f", limited by {', '.join(reason.replace('_', ' ') for reason in load.gpu_throttle_reasons)}"
-            if load.gpu_throttle_reasons
-            else ""
-        )
-        texts.append(f"GPUs at {load.gpu_clock_ratio:.0%} of their clock{heat}{why}")
-    return "; ".join(texts) or None
+        clock = f"GPUs at {load.gpu_clock_ratio:.0%} of their clock"
+        if load.gpu_temperature_celsius is not None:
+            clock += f", {load.gpu_temperature_celsius:.0f} °C"
+        if load.gpu_throttle_reasons:
+            reasons = [reason.replace("_", " ") for reason in load.gpu_throttle_reasons]
+            clock += f", limited by {', '.join(reasons)}"
+        texts.append(clock)
+    return "; ".join(texts)
 
 
 def _environment_text(environment: Mapping[str, Any]) -> str:
-    """`NAME=value, ...`; where nodes differ, `NAME=value on NODE / value on NODE`."""
-    texts = []
-    for name, value in environment.items():
-        told = (
-            value
-            if isinstance(value, str)
-            else " / ".join(f"{of or 'not set'} on {node}" for node, of in value.items())
-        )
-        texts.append(f"{name}={told}")
-    return ", ".join(texts)
+    """`NAME=value, ...`; if nodes differ, `NAME=value on NODE / value on NODE`."""
+
+    def text(value: str | Mapping[str, str | None]) -> str:
+        if isinstance(value, str):
+            return value
+        return " / ".join(f"{one or 'not set'} on {node}" for node, one in value.items())
+
+    return ", ".join(f"{name}={text(value)}" for name, value in environment.items())
 
 
 def _fingerprint_text(attempt: AttemptRow) -> str | None:
     fingerprint = attempt.fingerprint
     if fingerprint is None:
         return None
-    stack = {
-        name: value for name, value in fingerprint.stack.model_dump().items() if value is not None
-    }
-    code = f"git {fingerprint.git_sha[:12]}" if fingerprint.git_sha else None
-    dirty = (
-        f"uncommitted changes {fingerprint.dirty_diff_digest[:8]}"
-        if fingerprint.dirty_diff_digest
-        else None
-    )
-    if fingerprint.git_sha is None and fingerprint.dirty_diff_digest:
-        dirty = f"program {fingerprint.dirty_diff_digest}"
-    version = f"layout-sweep {fingerprint.orchestrator_version}"
-    known = [*(part for part in (code, dirty) if part), *(f"{k} {v}" for k, v in stack.items())]
-    return ", ".join(
-        [fingerprint.digest, version, *known, *(f"{k}={v}" for k, v in fingerprint.settings)]
-    )
+    parts = [fingerprint.digest, f"layout-sweep {fingerprint.orchestrator_version}"]
+    if fingerprint.git_sha:
+        parts.append(f"git {fingerprint.git_sha[:12]}")
+        if fingerprint.dirty_diff_digest:
+            parts.append(f"uncommitted changes {fingerprint.dirty_diff_digest[:8]}")
+    elif fingerprint.dirty_diff_digest:
+        parts.append(f"program {fingerprint.dirty_diff_digest}")
+    stack = fingerprint.stack.model_dump().items()
+    parts += [f"{name} {value}" for name, value in stack if value is not None]
+    return ", ".join([*parts, *(f"{name}={value}" for name, value in fingerprint.settings)])
 
 
 def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
-    steps = measurement.step_time
-    sure = show_as.confidence(steps.relative_confidence)
-    gpu = attempt.gpu
-    facts: list[tuple[str, str | None]] = [
-        (
-            "tokens/s/GPU",
-            f"{show_as.tokens_rate(measurement.tokens_per_second_per_gpu)}, all GPUs {show_as.tokens_rate(measurement.tokens_per_second)}",
-        ),
-        (
-            "step",
-            f"median {show_as.step_time(steps.median)} {sure} (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
-            + (
-                f"; less sure than asked for: {why}"
-                if (why := _why_unsure(measurement)) is not None
-                else ""
-            ),
-        ),
-        (
-            "MFU, HFU",
-            f"{show_as.percent(measurement.mfu)}, {show_as.percent(measurement.hfu)}"
-            if measurement.mfu is not None
-            else None,
-        ),
-        ("", f"formula {measurement.mfu_formula}"),
-        (
-            "peak",
-            f"{measurement.peak_flops / 1e12:,.3g} TFLOP/s per device ({measurement.peak_flops_source})"
-            if measurement.peak_flops is not None
-            else None,
-        ),
-        (
-            "memory",
-            f"allocated {show_as.memory_of(measurement.peak_memory_allocated_bytes, measurement.device_memory_bytes)}"
-            + (
-                f", reserved {show_as.memory(measurement.peak_memory_reserved_bytes)}"
-                if measurement.peak_memory_reserved_bytes is not None
-                else ""
-            ),
-        ),
-        (
-            "",
-            ", ".join(
-                f"{part} {show_as.memory(size)}"
-                for part, size in (attempt.memory_by_part or {}).items()
-            ),
-        ),
-        (
-            "allocator retries",
-            f"{measurement.allocator_retries}{': thrashing at the memory edge' if measurement.thrashing else ''}"
-            if measurement.allocator_retries
-            else None,
-        ),
-        (
-            "loss",
-            f"{measurement.loss_first:.4f} first, {measurement.loss_last:.4f} last"
-            if measurement.loss_first is not None and measurement.loss_last is not None
-            else None,
-        ),
-        (
-            "GPU busy",
-            show_as.percent(gpu.utilisation)
-            if gpu is not None and gpu.utilisation is not None
-            else None,
-        ),
-        (
-            "GPU power",
-            f"{gpu.power_watts:.0f} W" if gpu is not None and gpu.power_watts is not None else None,
-        ),
-    ]
-    _print_facts(facts)
-
-
-def _why_unsure(measurement: Measurement) -> str | None:
     from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
 
-    steps = measurement.step_time
-    return why_unsure(
+    steps, gpu = measurement.step_time, attempt.gpu
+    rate, all_gpus = measurement.tokens_per_second_per_gpu, measurement.tokens_per_second
+    speed = f"{show_as.tokens_rate(rate)}, all GPUs {show_as.tokens_rate(all_gpus)}"
+    step = (
+        f"median {show_as.step_time(steps.median)} {show_as.confidence(steps.relative_confidence)}"
+        f" (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
+    )
+    why = why_unsure(
         confident=measurement.confident,
         num_steps=steps.num_steps,
         relative_confidence=steps.relative_confidence,
     )
+    if why is not None:
+        step += f"; less sure than asked for: {why}"
+    mfu = None
+    if measurement.mfu is not None:
+        mfu = f"{show_as.percent(measurement.mfu)}, {show_as.percent(measurement.hfu)}"
+    peak = None
+    if measurement.peak_flops is not None:
+        source = measurement.peak_flops_source
+        peak = f"{measurement.peak_flops / 1e12:,.3g} TFLOP/s per device ({source})"
+    limit = measurement.device_memory_bytes
+    memory = f"allocated {show_as.memory_of(measurement.peak_memory_allocated_bytes, limit)}"
+    if measurement.peak_memory_reserved_bytes is not None:
+        memory += f", reserved {show_as.memory(measurement.peak_memory_reserved_bytes)}"
+    parts = (attempt.memory_by_part or {}).items()
+    retries = None
+    if measurement.allocator_retries:
+        edge = ": thrashing at the memory edge" if measurement.thrashing else ""
+        retries = f"{measurement.allocator_retries}{edge}"
+    loss = None
+    if measurement.loss_first is not None and measurement.loss_last is not None:
+        loss = f"{measurement.loss_first:.4f} first, {measurement.loss_last:.4f} last"
+    busy = gpu.utilisation if gpu is not None else None
+    watts = gpu.power_watts if gpu is not None else None
+    write_facts(
+        [
+            ("tokens/s/GPU", speed),
+            ("step", step),
+            ("MFU, HFU", mfu),
+            ("", f"formula {measurement.mfu_formula}"),
+            ("peak", peak),
+            ("memory", memory),
+            ("", ", ".join(f"{part} {show_as.memory(size)}" for part, size in parts)),
+            ("allocator retries", retries),
+            ("loss", loss),
+            ("GPU busy", show_as.percent(busy) if busy is not None else None),
+            ("GPU power", f"{watts:.0f} W" if watts is not None else None),
+        ]
+    )
 
 
 def _print_failure(failure: Failure) -> None:
-    ended = (
-        f"signal {failure.signal}"
-        if failure.signal is not None
-        else f"exit code {failure.exit_code}"
-        if failure.exit_code is not None
-        else ""
-    )
-    where = ", ".join(
-        text
-        for text in (
-            f"rank {failure.rank}" if failure.rank is not None else "",
-            f"node {failure.node}" if failure.node else "",
-            f"phase {failure.phase}" if failure.phase else "",
-            f"step {failure.step}" if failure.step is not None else "",
-            ended,
-        )
-        if text
-    )
-    _print_facts(
+    where = {
+        "rank": failure.rank,
+        "node": failure.node or None,
+        "phase": failure.phase or None,
+        "step": failure.step,
+        "signal": failure.signal,
+        "exit code": failure.exit_code if failure.signal is None else None,
+    }
+    write_facts(
         [
             ("failure", failure.kind),
             ("", failure.message),
-            ("where", where),
+            ("where", ", ".join(f"{k} {v}" for k, v in where.items() if v is not None)),
             ("evidence", failure.evidence),
             ("log", failure.log_path),
         ]
@@ -395,14 +281,8 @@ def _print_failure(failure: Failure) -> None:
 def _print_events(detail: TrialDetail) -> None:
     write()
     write_line("Events", style="bold")
-    columns = [
-        Column(title="at (UTC)"),
-        Column(title="event"),
-        Column(title="attempt", right=True),
-        Column(title="state"),
-        Column(title="detail", wrap=True),
-    ]
-    rows: list[list[str | StyledText]] = [
+    columns = [Column("at (UTC)"), Column("event"), *numbers("attempt"), Column("state")]
+    rows = [
         [
             show_as.at(event.at),
             event.event,
@@ -412,144 +292,4 @@ def _print_events(detail: TrialDetail) -> None:
         ]
         for event in detail.events
     ]
-    write_table(columns, rows)
-
-
-def logs(
-    trial: TrialArgument,
-    rank: Annotated[
-        int | None,
-        typer.Option(
-            "--rank", min=0, help="Default: the rank to blame, else rank 0.", show_default=False
-        ),
-    ] = None,
-    attempt: Annotated[
-        int | None,
-        typer.Option("--attempt", min=1, help="Default: the last one.", show_default=False),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on until the attempt ends.")
-    ] = False,
-    db: DbOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Print what a rank of a trial printed.
-
-    Where its files are on another node, the last lines that the store keeps.
-    """
-    if follow and as_json:
-        raise UsageInvalid(
-            "--follow has no end to put into one JSON document; leave one of them out"
-        )
-    with existing_store(db) as store:
-        detail = store.trial(trial)
-        chosen = _chosen_attempt(detail, attempt)
-        failure = chosen.failure
-        rank = (
-            rank
-            if rank is not None
-            else failure.rank
-            if failure is not None and failure.rank is not None
-            else 0
-        )
-        path = _log_path(detail, chosen, rank)
-        if as_json:
-            text, is_stored = _whole_text(path, chosen, rank)
-            fields = {
-                "trial_id": trial,
-                "attempt": chosen.number,
-                "rank": rank,
-                "path": path,
-                "from_store": is_stored,
-                "text": text,
-            }
-            write_json("logs", fields)
-        elif path is not None:
-            note(f"{path}")
-            for chunk in (
-                _chunks(path, store, trial, chosen.number)
-                if follow
-                else iter([_read_from(path, 0)[0]])
-            ):
-                sys.stdout.write(plain(chunk.decode(errors="replace"), lines=True))
-                sys.stdout.flush()
-        else:
-            text, _ = _whole_text(None, chosen, rank)
-            note(
-                f"the files of attempt {chosen.number} are not on this machine; these are the last lines of rank {rank} that the store keeps"
-            )
-            write(plain(text.rstrip("\n"), lines=True))
-
-
-def _chosen_attempt(detail: TrialDetail, number: int | None) -> AttemptRow:
-    if not detail.attempts:
-        raise UsageInvalid(
-            f"trial {detail.trial.id} is {detail.trial.state.replace('_', ' ')} and was never launched: it has no logs"
-        )
-    if number is None:
-        return detail.attempts[-1]
-    found = next((attempt for attempt in detail.attempts if attempt.number == number), None)
-    if found is None:
-        raise UsageInvalid(
-            f"trial {detail.trial.id} has no attempt {number}; it has {', '.join(str(a.number) for a in detail.attempts)}"
-        )
-    return found
-
-
-def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | None:
-    """The rank's log file where it lies on this machine: as its failure says, or where this machine's launcher puts it."""
-    from orchestrator.core.trial.protocol import log_file  # pydantic, 0.05 s
-
-    folders = attempt_folders(detail.run_folder, detail.trial.id, attempt.number)
-    failure = attempt.failure
-    if (
-        failure is not None
-        and failure.log_path
-        and Path(failure.log_path).name == log_file(failure.rank or 0)
-    ):
-        folders.insert(0, Path(failure.log_path).parent)
-    return next(
-        (path for folder in folders for path in (folder / log_file(rank),) if path.is_file()), None
-    )
-
-
-def _whole_text(path: Path | None, attempt: AttemptRow, rank: int) -> tuple[str, bool]:
-    """A rank's output, and whether it is only what the store keeps. Raises UsageInvalid where there is neither."""
-    if path is not None:
-        return plain(_read_from(path, 0)[0].decode(errors="replace"), lines=True), False
-    failure = attempt.failure
-    if failure is None or not failure.log_tail or failure.rank not in (None, rank):
-        where = f" on {', '.join(attempt.nodes)}" if attempt.nodes else ""
-        raise UsageInvalid(
-            f"no log of rank {rank} of attempt {attempt.number} is on this machine, and the store keeps only a failed rank's last lines."
-            f" Its files are under SWEEP_HOME{where}"
-        )
-    return failure.log_tail, True
-
-
-def _read_from(path: Path, offset: int) -> tuple[bytes, int]:
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            content = file.read()
-    except OSError as exc:
-        raise UsageInvalid(f"cannot read {path}: {exc.strerror}") from exc
-    return content, offset + len(content)
-
-
-def _chunks(path: Path, store: Store, trial_id: int, attempt: int) -> Iterator[bytes]:
-    """What is appended to a log, in whole lines, until its attempt has ended."""
-    offset, rest = 0, b""
-    while True:
-        # Asked before reading: what was written until the end is still read.
-        row = store.trial(trial_id)
-        is_over = row.trial.num_attempts != attempt or row.trial.state not in IN_FLIGHT
-        content, offset = _read_from(path, offset)
-        lines, newline, rest = (rest + content).rpartition(b"\n")
-        if newline:
-            yield lines + newline
-        if is_over:
-            if rest:
-                yield rest + b"\n"
-            return
-        time.sleep(FOLLOW_SECONDS)
+    write_table([*columns, Column("detail", wrap=True)], rows)

@@ -1,4 +1,4 @@
-"""The signals that stop a command, and what each asks of a sweep. Like its callers, it imports within functions: `sweep --help` loads little."""
+"""The signals that stop a command, and what each of them asks of a sweep."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orchestrator.sweep.progress import Stop
 
-UNHEARD_SECONDS = 3.0  # after which a command that hears no signal is ended
+# How long Python may take to handle a signal before the process is ended.
+UNHANDLED_SECONDS = 3.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """A signal ends this command. Not an Exception: nobody but `main` is to catch it."""
+    """A signal ends this command. Not an Exception, so that only `main` catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
@@ -26,13 +27,13 @@ class Terminated(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """What a shell says of a process that died of this signal."""
+        """What a shell reports of a process that died of this signal."""
         return 128 + self.number
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `Terminated`, whatever the command is doing. Python itself raises KeyboardInterrupt for Ctrl-C."""
+    """Let SIGTERM and SIGHUP raise `Terminated`, as Ctrl-C raises KeyboardInterrupt."""
     received: list[int] = []
 
     def receive(number: int, _frame: object) -> None:
@@ -41,20 +42,16 @@ def terminable() -> Iterator[None]:
             os._exit(128 + number)
         raise Terminated(number)
 
-    replaced = (
-        []
-        if threading.current_thread() is not threading.main_thread()
-        else [signal.SIGTERM, signal.SIGHUP]
-    )
-    replaced = [
-        number for number in replaced if signal.getsignal(number) is signal.SIG_DFL
-    ]  # `nohup` has SIGHUP ignored
+    is_main = threading.current_thread() is threading.main_thread()
+    candidates = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    # `nohup` ignores SIGHUP, and that stays so.
+    replaced = [number for number in candidates if signal.getsignal(number) is signal.SIG_DFL]
     for number in replaced:
         signal.signal(number, receive)
     try:
         yield
     finally:
-        # Where one came, a second one must find our handler until this process has ended.
+        # After a signal our handler stays, for a second one, until this process has ended.
         for number in replaced if not received else ():
             signal.signal(number, signal.SIG_DFL)
 
@@ -62,9 +59,10 @@ def terminable() -> Iterator[None]:
 class Signals:
     """What signals ask of a sweep.
 
-    Until it runs any of them ends the command at once (`Terminated`), also where the command waits in a library that lets Python handle
-    no signal, as Ray does for a head that the same signal has ended. From `defer` on Ctrl-C drains, a second one cancels; SIGTERM
-    and SIGHUP (a closed terminal) cancel at once, since whoever sends them will kill soon.
+    Before the sweep runs, each signal ends the command at once (`Terminated`). This works even if
+    the command waits in a library in which Python handles no signal: Ray does so while it waits
+    for a head that the same signal has ended. After `defer`, Ctrl-C drains and a second one
+    cancels. SIGTERM and SIGHUP (a closed terminal) cancel at once, since a kill soon follows them.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -88,14 +86,14 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         self._has_ended.set()
         if self._num_received and not self._is_deferred:
-            return  # the command ends, and a second signal must not end the end
+            return  # the command is ending, and a second signal must not interrupt that
         signal.set_wakeup_fd(-1)
-        os.close(self._wake_write)  # and so ends the thread
+        os.close(self._wake_write)  # this ends the thread
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def install(self) -> None:
-        """Again, too, after something else has put handlers of its own in place."""
+        """Install the handlers, also once more after a library has installed its own."""
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # `nohup`
@@ -103,7 +101,7 @@ class Signals:
             self._before.setdefault(number, before)
 
     def defer(self) -> None:
-        """From now on the sweep asks what it is to do."""
+        """From now on the sweep itself asks whether to stop."""
         self._is_deferred = True
 
     def asked(self) -> Stop:
@@ -112,42 +110,43 @@ class Signals:
         return Stop(self._level)
 
     def _watch(self) -> None:
-        """A thread of its own: it hears of a signal when the kernel delivers it, `_receive` only when Python runs."""
+        """A thread that learns of a signal from the kernel; `_receive` needs Python to run."""
         while numbers := os.read(self._wake_read, 1):
             if numbers[0] in SIGNALS and not self._is_deferred and not self._num_received:
-                self._has_ended.wait(UNHEARD_SECONDS)
+                self._has_ended.wait(UNHANDLED_SECONDS)
                 if not self._num_received:
                     os._exit(128 + numbers[0])
         os.close(self._wake_read)
 
     def _receive(self, number: int, _frame: object) -> None:
-        self._let_go_of_closed_terminals()
+        self._replace_closed_terminals()
         self.received = number
         self._num_received += 1
         if not self._is_deferred:
             self._level = 2
             if self._num_received == 1:
                 raise Terminated(number)
-            # What is under way ends without us: by the guard, the wardens and the next call.
+            # Running trials end without us: by the guard, the wardens and the next call.
             if self._num_received > 2:
                 os._exit(128 + number)
         elif number != signal.SIGINT or self._level:
             self._level = 2
             self._tell(
-                "Cancelling: trials under way are ended and will be measured by the next `sweep run`."
+                "Cancelling: running trials are ended, and the next `sweep run` measures them."
             )
         else:
             self._level = 1
             self._tell(
-                "Stopping: nothing new is started, trials under way may finish. Ctrl-C again to end them now."
+                "Stopping: no new trial is started, running trials may finish. Ctrl-C again to end"
+                " them now."
             )
 
     def _tell(self, text: str) -> None:
         with suppress(OSError):
             self._say(text)
 
-    def _let_go_of_closed_terminals(self) -> None:
-        """Write nowhere instead: a terminal that was closed refuses what is written to it, and there is work left to be done."""
+    def _replace_closed_terminals(self) -> None:
+        """Write to /dev/null instead of a closed terminal, which would refuse every write."""
         for stream in self._terminals:
             if not os.isatty(stream.fileno()):
                 with suppress(OSError):

@@ -1,6 +1,6 @@
-"""Stdin, stdout and stderr as this process was given them: closed, full, or read by somebody who goes away.
+"""Stdin, stdout and stderr that may be closed, full, or lose their reader.
 
-A remark that cannot be written is lost, and nothing else with it. An answer that cannot be written raises OutputLost.
+What cannot be written to stderr is dropped. What cannot be written to stdout raises OutputLost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BUFFER_BYTES = 1 << 16
 
 
 class OutputLost(Exception):
-    """Stdout takes no more. What a sweep has measured is in its store all the same."""
+    """Stdout cannot be written. The results of a sweep are in its store all the same."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(cause.strerror)
@@ -24,16 +24,16 @@ class OutputLost(Exception):
 
 
 def take_over() -> None:
-    """Put streams that keep these promises in place of Python's. Streams that a test has put there stay."""
+    """Replace Python's streams by ones that behave so. Streams of a test stay."""
     _fill_closed()
     if sys.stdout is None or sys.stdout is sys.__stdout__:
-        sys.stdout = _text(_Answers(1), sys.stdout, line_buffering=os.isatty(1))
+        sys.stdout = _text(_Stdout(1), sys.stdout, line_buffering=os.isatty(1))
     if sys.stderr is None or sys.stderr is sys.__stderr__:
-        sys.stderr = _text(_Remarks(2), sys.stderr, line_buffering=True)
+        sys.stderr = _text(_Stderr(2), sys.stderr, line_buffering=True)
 
 
 def give_up_stdout() -> None:
-    """Let what is still buffered go nowhere, so that the interpreter's last flush says nothing."""
+    """Send what is still buffered to /dev/null, so that the interpreter's last flush succeeds."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):  # a stdout without a file behind it
@@ -41,7 +41,7 @@ def give_up_stdout() -> None:
 
 
 class _Descriptor(io.RawIOBase):
-    """A descriptor that is never closed here: others write to it as well."""
+    """A descriptor that is never closed here, because others write to it too."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -56,30 +56,28 @@ class _Descriptor(io.RawIOBase):
         return True
 
 
-class _Answers(_Descriptor):
-    def write(self, data: bytes) -> int:  # type: ignore[override]  # whatever its buffer hands it
+class _Stdout(_Descriptor):
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # its buffer writes bytes
         while True:
             try:
                 return os.write(self._number, data)
-            except (
-                BlockingIOError
-            ):  # whoever shares the descriptor has made it so: wait, as it is usual
+            except BlockingIOError:  # another process has made it non-blocking
                 select.select([], [self._number], [])
             except OSError as exc:
                 raise OutputLost(exc) from None
 
 
-class _Remarks(_Descriptor):
+class _Stderr(_Descriptor):
     def write(self, data: bytes) -> int:  # type: ignore[override]  # as above
         try:
             return os.write(self._number, data)
-        except OSError:  # full, closed, or its reader is gone: nobody can be told
+        except OSError:  # full, closed, or without a reader
             return len(data)
 
 
 def _text(raw: _Descriptor, before: object, *, line_buffering: bool) -> io.TextIOWrapper:
     encoding = before.encoding if isinstance(before, io.TextIOWrapper) else "utf-8"
-    # A terminal without UTF-8 shows `?` for `±`, and that is no error.
+    # A terminal without UTF-8 shows `?` for `±`.
     return io.TextIOWrapper(
         io.BufferedWriter(raw, BUFFER_BYTES),
         encoding=encoding,
@@ -89,7 +87,7 @@ def _text(raw: _Descriptor, before: object, *, line_buffering: bool) -> io.TextI
 
 
 def _fill_closed() -> None:
-    """Open what is closed: else the store, or a socket, would get its number, and a library's remark would be written into it."""
+    """Open closed streams: else the store could get their number, and a library write into it."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -97,11 +95,11 @@ def _fill_closed() -> None:
             if number == 1:
                 _open_without_reader()
             else:
-                os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+                os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def _open_without_reader() -> None:
-    """As if whoever reads stdout had gone away."""
+    """Make stdout a pipe without a reader."""
     reader, writer = os.pipe()
     if reader == 1:
         reader = os.dup(reader)

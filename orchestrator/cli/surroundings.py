@@ -1,6 +1,6 @@
-"""What a process may find around itself and cannot work with: limits, a working folder that is gone, names that are no text.
+"""Problems of the process's surroundings: limits, a deleted working folder, names not in UTF-8.
 
-`check` looks before anything heavy is imported; `explain` tells which of them an exception comes from.
+`check` runs before anything heavy is imported. `explain` finds the problem behind an exception.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from pathlib import Path
 from orchestrator.core.errors import MachineUnready, SweepError, UsageInvalid
 
 MIB = 1 << 20
-# With two cores 244 MiB suffice and 195 do not; OpenBLAS, which reserves some for each core, ends the process where it gets none.
+# With two cores 244 MiB suffice and 195 MiB do not. OpenBLAS reserves some for each core, and ends
+# the process if it gets none.
 ADDRESSES_NEEDED_BYTES = 240 * MIB
-# Ray's object store takes so much of the memory, in one file that is mapped whole (ray_constants.py).
+# Ray's object store takes this share of the memory, in one mapped file (ray_constants.py).
 RAY_STORE_FRACTION, RAY_STORE_MOST_BYTES = 0.3, 200 * 10**9
 RAY_ADDRESSES_BYTES = 8 << 30
-RAY_FILES = 128  # with 48 it does not start, with 80 one of three did not
+RAY_FILES = 128  # with 48 it does not start, and with 80 not always
 
 _OF_LIMITS = {
     errno.EMFILE: ("too many open files", resource.RLIMIT_NOFILE, "ulimit -n"),
@@ -29,17 +30,17 @@ _OF_LIMITS = {
 
 
 def check() -> None:
-    """Raise MachineUnready for a limit under which this program cannot even say what is wrong."""
+    """Raise MachineUnready for a limit under which this program could report no error."""
     addresses = limit(resource.RLIMIT_AS)
     if addresses is not None and addresses < ADDRESSES_NEEDED_BYTES:
         raise MachineUnready(
-            f"ulimit -v leaves {addresses // MIB} MiB of addresses, less than the {ADDRESSES_NEEDED_BYTES // MIB} MiB that this program"
-            " needs: ulimit -v unlimited"
+            f"ulimit -v leaves {addresses // MIB} MiB of addresses, less than the"
+            f" {ADDRESSES_NEEDED_BYTES // MIB} MiB that this program needs: ulimit -v unlimited"
         )
 
 
 def check_for_ray() -> None:
-    """Raise MachineUnready for limits under which a local Ray does not start: it would say so after half a minute, if at all."""
+    """Raise MachineUnready for limits under which a local Ray would not start."""
     store = min(int(RAY_STORE_FRACTION * _memory_bytes()), RAY_STORE_MOST_BYTES)
     for kind, needed, command, what in (
         (resource.RLIMIT_AS, store + RAY_ADDRESSES_BYTES, "ulimit -v", "addresses"),
@@ -48,13 +49,15 @@ def check_for_ray() -> None:
         most = limit(kind)
         if most is not None and most < needed:
             raise MachineUnready(
-                f"{command} leaves {most / MIB:,.0f} MiB for {what}, and a local Ray on this machine needs {needed / MIB:,.0f} MiB,"
-                f" most of them for its object store: {command} unlimited"
+                f"{command} leaves {most / MIB:,.0f} MiB for {what}, and a local Ray on this"
+                f" machine needs {needed / MIB:,.0f} MiB, most of them for its object store:"
+                f" {command} unlimited"
             )
     files = limit(resource.RLIMIT_NOFILE)
     if files is not None and files < RAY_FILES:
         raise MachineUnready(
-            f"ulimit -n leaves {files} open files, and a local Ray needs {RAY_FILES} at least: ulimit -n 1024"
+            f"ulimit -n leaves {files} open files, and a local Ray needs {RAY_FILES} at least:"
+            " ulimit -n 1024"
         )
 
 
@@ -63,34 +66,37 @@ def _memory_bytes() -> int:
 
 
 def limit(kind: int) -> int | None:
-    """What a resource is limited to, in the units of setrlimit(2); None: it is not."""
+    """The soft limit of a resource in the units of setrlimit(2); None if it has none."""
     soft, _ = resource.getrlimit(kind)
     return soft if soft != resource.RLIM_INFINITY else None
 
 
 def explain(exc: BaseException) -> SweepError | None:
-    """The mistake of the surroundings that an exception comes from; None where it is this program's own."""
+    """The problem of the surroundings behind an exception; None if it is a bug of this program."""
     if isinstance(exc, FileNotFoundError) and working_folder_is_gone():
         return UsageInvalid(
-            "the working folder no longer exists: change to another (cd), and give the same command there"
+            "the working folder no longer exists: change to another (cd), and repeat the command"
         )
-    if isinstance(exc, UnicodeEncodeError) and (letter := _stand_in(exc)) is not None:
+    if isinstance(exc, UnicodeEncodeError) and (byte := _undecodable_byte(exc)) is not None:
         return UsageInvalid(
-            f"a name or argument holds the byte {letter}, which is not UTF-8 text: rename it, or write it in UTF-8"
+            f"a name or argument contains the byte {byte}, which is not UTF-8 text: rename it, or"
+            " write it in UTF-8"
         )
     if isinstance(exc, MemoryError):
         return MachineUnready(
-            f"no memory left{_limited(resource.RLIMIT_AS, 'ulimit -v')}. Free some, or raise the limit"
+            f"no memory left{_limited(resource.RLIMIT_AS, 'ulimit -v')}. Free some, or raise the"
+            " limit"
         )
     if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         where = f" {exc.filename}" if exc.filename else " a file"
         return MachineUnready(
-            f"cannot write{where}: {exc.strerror}. Make room, then give the same command: nothing acknowledged is lost"
+            f"cannot write{where}: {exc.strerror}. Free some space, then repeat the command: no"
+            " stored result is lost"
         )
     if isinstance(exc, OSError) and exc.errno in _OF_LIMITS:
-        said, kind, command = _OF_LIMITS[exc.errno]
+        problem, kind, command = _OF_LIMITS[exc.errno]
         return MachineUnready(
-            f"{said}{_limited(kind, command)}. Raise the limit, then give the same command"
+            f"{problem}{_limited(kind, command)}. Raise the limit, then repeat the command"
         )
     return None
 
@@ -108,7 +114,7 @@ def _limited(kind: int, command: str) -> str:
     return f" ({command} is {most})" if most is not None else ""
 
 
-def _stand_in(exc: UnicodeEncodeError) -> str | None:
-    """The byte that could not be encoded: for bytes that are no text Python puts surrogates."""
+def _undecodable_byte(exc: UnicodeEncodeError) -> str | None:
+    """The byte that is no text: Python represents it by a surrogate, which cannot be encoded."""
     letter = exc.object[exc.start]
     return f"0x{ord(letter) - 0xDC00:02x}" if 0xDC80 <= ord(letter) <= 0xDCFF else None

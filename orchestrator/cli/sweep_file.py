@@ -1,4 +1,4 @@
-"""What every command about a sweep file begins with: the file read, the device that it is planned for, what the store knows of it.
+"""The start of every command about a sweep file: read it, find its device and prior knowledge.
 
 Starts and writes nothing.
 """
@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from orchestrator.report.quantities import counted
+from orchestrator.report.quantities import counted, duration
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -28,40 +26,28 @@ if TYPE_CHECKING:
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.sweep.prior_knowledge import PriorKnowledge
 
-GPUS_PER_NODE = 8  # of the servers that the devices in core.hardware are sold in; for planning without a cluster
-
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).", show_default=False)
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="In place of the file's own, e.g. search.max_trials=10 gpus=8",
-        show_default=False,
-    ),
-]
+# Of the servers that the devices of `core/problem/hardware.py` are sold in: for plans without a
+# cluster.
+GPUS_PER_NODE = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Planning:
-    """A sweep file with what is known of its device and of its relatives."""
+    """A sweep file with what is known of its device, and what other trials tell about it."""
 
     spec: SweepSpec
-    hardware: (
-        Hardware | None
-    )  # as the file, or this machine's driver, names it; None: processor cores, or an unknown device
+    # As the file or this machine's driver names it; None for cores, or an unknown device.
+    hardware: Hardware | None
     gpus_per_node: int
-    learned: PriorKnowledge
-    table: ReplayTable | None = None  # that is replayed
+    knowledge: PriorKnowledge
+    table: ReplayTable | None = None  # the table that a replay searches
 
     def calibration(self, cell: Cell, options: Options = ()) -> Calibration:
-        """What predicts the layouts of a cell that have these options: its relatives' trials, and its own."""
+        """The constants that predict the layouts of a cell with these options."""
         from orchestrator.core.search.planner import adapted, trainer_of
 
-        return adapted(
-            self.learned.calibration(cell), trainer_of(self.spec), trainer_of(self.spec, options)
-        )
+        own = trainer_of(self.spec)
+        return adapted(self.knowledge.calibration(cell), own, trainer_of(self.spec, options))
 
     def plan(self, cell: Cell) -> CellPlan:
         from orchestrator.core.search.planner import plan_cell
@@ -69,7 +55,7 @@ class Planning:
         return plan_cell(
             self.spec,
             cell,
-            hardware=self.learned.hardware,
+            hardware=self.knowledge.hardware,
             gpus_per_node=self.gpus_per_node,
             calibration=self.calibration(cell),
             among=self.table.layouts(cell) if self.table is not None else None,
@@ -77,65 +63,61 @@ class Planning:
 
     @property
     def why_no_times(self) -> str:
-        """Why nothing is known of the device, and what would tell."""
-        named = (
-            [] if self.spec.device == "cpu" else ["name it in the sweep file (device: h100-sxm)"]
-        )
-        is_ours = self.spec.workload.name != "command"
-        told = " or ".join(
-            [
-                *named,
-                "its first trials tell"
-                if is_ours
-                else "have the program tell peak_flops in its result",
-            ]
-        )
-        if self.learned.num_unplaced:
-            ran = counted(self.learned.num_unplaced, "trial")
-            return f"the device is unknown; {ran} of this workload ran on it, and none says how fast it is: {told}"
-        return f"the device is unknown, and nothing of this workload was measured on it yet: {told}"
+        """Why the speed of the device is unknown, and how to make it known."""
+        fix = "its first trials tell"
+        if self.spec.workload.name == "command":
+            fix = "have the program tell peak_flops in its result"
+        if self.spec.device != "cpu":
+            fix = f"name it in the sweep file (device: h100-sxm) or {fix}"
+        if self.knowledge.num_unplaced:
+            ran = counted(self.knowledge.num_unplaced, "trial")
+            why = f"{ran} of this workload ran on it, and none says how fast it is"
+            return f"the device is unknown; {why}: {fix}"
+        return f"the device is unknown, and nothing of this workload was measured on it yet: {fix}"
 
     @property
     def based_on(self) -> str:
-        """What the predictions rest on, for people."""
+        """What the predictions are based on, for people."""
         from orchestrator.sweep.prior_knowledge import sweeps_of
 
-        if self.learned.hardware is None:
+        if self.knowledge.hardware is None:
             return f"uncalibrated, no times predicted: {self.why_no_times}"
-        if not self.learned.rows:
-            return "uncalibrated: data sheets and usual constants only, so bands are wide until something is measured"
-        found = sweeps_of(self.learned.rows)
-        names = ", ".join(f"{name} ({count})" for name, count in list(found.items())[:4])
-        return f"calibrated by {len(self.learned.rows):,} trials of {names}{', ...' if len(found) > 4 else ''}"
+        rows = self.knowledge.rows
+        if not rows:
+            return (
+                "uncalibrated: data sheets and usual constants only, so bands are wide until"
+                " something is measured"
+            )
+        sweeps = [f"{name} ({count})" for name, count in sweeps_of(rows).items()]
+        names = ", ".join(sweeps[:4]) + (", ..." if len(sweeps) > 4 else "")
+        return f"calibrated by {len(rows):,} trials of {names}"
 
 
 def planning(spec: SweepSpec, store: Store | None) -> Planning:
-    """Find out what is known of a sweep's device and relatives."""
+    """Collect what is known of a sweep's device, and the prior knowledge in the store."""
     from orchestrator.node.gpu_monitor import device_name
-    from orchestrator.sweep.prior_knowledge import read_prior_knowledge
+    from orchestrator.sweep.prior_knowledge import learned as prior_knowledge
 
     hardware = planned_hardware(spec)
-    has_gpus = spec.device != "cpu" and (hardware is not None or device_name() is not None)
+    per_node = spec.gpus_per_node
+    if not isinstance(per_node, int):
+        has_gpus = spec.device != "cpu" and (hardware is not None or device_name() is not None)
+        per_node = GPUS_PER_NODE if has_gpus else os.cpu_count() or 1
     name = device_name() if spec.device == "auto" else None
-    per_node = (
-        spec.gpus_per_node
-        if isinstance(spec.gpus_per_node, int)
-        else GPUS_PER_NODE
-        if has_gpus
-        else os.cpu_count() or 1
-    )
-    known = read_prior_knowledge(store, spec, hardware, device_name=name, gpus_per_node=per_node)
     return Planning(
         spec=spec,
         hardware=hardware,
         gpus_per_node=per_node,
-        learned=known,
+        knowledge=prior_knowledge(store, spec, hardware, device_name=name, gpus_per_node=per_node),
         table=replayed_table(spec),
     )
 
 
 def replayed_table(spec: SweepSpec) -> ReplayTable | None:
-    """The table that a sweep of workload replay runs on; None for any other. Raises UsageInvalid where they do not go together."""
+    """The table of a sweep of workload replay; None for any other workload.
+
+    Raises UsageInvalid if sweep and table do not match.
+    """
     if spec.workload.name != "replay":
         return None
     from orchestrator.cluster.replayed import table_of
@@ -144,22 +126,21 @@ def replayed_table(spec: SweepSpec) -> ReplayTable | None:
 
 
 def limit_warnings(known: Planning) -> list[str]:
-    """Where a predicted step comes near a time limit that is a number: a line for each cell and limit."""
+    """A line for each cell and numeric time limit that a predicted step comes near."""
     from orchestrator.core.trial.protocol import LimitName
 
     of_steps = {LimitName.FIRST_STEP, LimitName.STEADY, LimitName.TOTAL}
     if known.table is not None or of_steps.isdisjoint(known.spec.measurement.limits.numbers):
         return []
     return [
-        line for cell in known.spec.cells() for line in limit_warnings_of(known, known.plan(cell))
+        line for cell in known.spec.cells() for line in cell_limit_warnings(known, known.plan(cell))
     ]
 
 
-def limit_warnings_of(known: Planning, planned: CellPlan) -> list[str]:
-    """The same of one cell: the best of the layouts that should fit and pass near a limit, how many they are, and what to set."""
+def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
+    """The same for one cell: the best layout near a limit, how many there are, what to set."""
     from orchestrator.core.trial.limits import PredictedStep, longest_safe_step, resolve_limits
     from orchestrator.core.trial.protocol import LimitName
-    from orchestrator.report import quantities as show
 
     candidates, cell, measuring = planned.candidates, planned.space.cell, known.spec.measurement
     log_sd = candidates.step_log_sd() if known.table is None and measuring.limits.numbers else None
@@ -180,39 +161,43 @@ def limit_warnings_of(known: Planning, planned: CellPlan) -> list[str]:
             num_ranks=cell.num_gpus,
             predicted=slowest,
         )
-        others = (
-            f" (and {len(near) - 1:,} more of {len(fitting):,} layouts that should fit)"
-            if len(near) > 1
-            else ""
-        )
+        layout = candidates.table.layout(int(near[0])).short
+        others = ""
+        if len(near) > 1:
+            others = f" (and {len(near) - 1:,} more of {len(fitting):,} layouts that should fit)"
         lines.append(
-            f"{cell.key}: measurement.limits.{name} is {show.duration(seconds)}, and a step of {candidates.table.layout(int(near[0])).short}"
-            f" is predicted to take {first.seconds:.3g} s, {first.longest_seconds:.3g} s at most{others}: they may end as hung. Write auto,"
-            f" or at least {getattr(auto, name):.0f}"
+            f"{cell.key}: measurement.limits.{name} is {duration(seconds)}, and a step of {layout}"
+            f" is predicted to take {first.seconds:.3g} s, {first.longest_seconds:.3g} s at"
+            f" most{others}: they may end as hung. Write auto, or at least"
+            f" {getattr(auto, name):.0f}"
         )
     return lines
 
 
 @contextmanager
 def store_if_any(db: str | None) -> Iterator[Store | None]:
-    """The store to learn from; None where there is none yet: looking makes no file."""
+    """Open the store to get prior knowledge; None if there is none yet. Creates no file."""
     from db.connection import url
 
     resolved = url.resolve(db)
-    if resolved.drivername == "sqlite" and not Path(str(resolved.database)).is_file():
+    file = Path(str(resolved.database))
+    if resolved.drivername == "sqlite" and not file.is_file():
         yield None
         return
     from db.connection.sqlite_file import can_be_written
     from db.store import Store
 
-    # An empty file or database gets its tables; what only others may write is read as it is.
-    to_read = resolved.drivername == "sqlite" and not can_be_written(Path(str(resolved.database)))
+    # An empty file or database gets its tables; a file that we may not write is only read.
+    to_read = resolved.drivername == "sqlite" and not can_be_written(file)
     with Store.open(db, to_read=to_read) as store:
         yield store
 
 
 def load(file: Path, overrides: list[str] | None) -> SweepSpec:
-    """The sweep that a file means. Raises SpecInvalid with every mistake, UsageInvalid where there is no such file."""
+    """Read a sweep file.
+
+    Raises SpecInvalid with every mistake, and UsageInvalid if the file cannot be read.
+    """
     from orchestrator.core.errors import SpecInvalid, UsageInvalid
     from orchestrator.core.sweepfile.spec_yaml import load
     from orchestrator.core.sweepfile.yaml_document import MAX_BYTES
@@ -221,22 +206,7 @@ def load(file: Path, overrides: list[str] | None) -> SweepSpec:
     try:
         text = read_text(file, most_bytes=MAX_BYTES)
     except FileNotFoundError:
-        here = sorted(
-            {
-                str(path)
-                for folder in (file.parent, Path("sweeps"))
-                for path in folder.glob("*.y*ml")
-            }
-        )
-        close = get_close_matches(str(file), here, n=1)
-        hint = (
-            f"; did you mean {close[0]}?"
-            if close
-            else f"; here are {', '.join(here)}"
-            if here
-            else ""
-        )
-        raise UsageInvalid(f"no sweep file {file}{hint}") from None
+        raise UsageInvalid(f"no sweep file {file}{_hint(file)}") from None
     except UnicodeDecodeError as exc:
         raise SpecInvalid(f"{file}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
     except TooLarge:
@@ -247,13 +217,24 @@ def load(file: Path, overrides: list[str] | None) -> SweepSpec:
         raise UsageInvalid(f"cannot read {file}: {exc.strerror}") from None
     if not text and file.is_fifo():
         raise UsageInvalid(
-            f"{file} is a pipe that nobody writes to: name a file, or have the pipe written, as in <(command)"
+            f"{file} is a pipe that nobody writes to: name a file, or let a command write into the"
+            " pipe, as in <(command)"
         )
     return load(text, source=str(file), overrides=overrides or ())
 
 
+def _hint(file: Path) -> str:
+    """The sweep file that was probably meant, or those that there are."""
+    folders = (file.parent, Path("sweeps"))
+    files = sorted({str(path) for folder in folders for path in folder.glob("*.y*ml")})
+    close = get_close_matches(str(file), files, n=1)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there are {', '.join(files)}" if files else ""
+
+
 def planned_hardware(spec: SweepSpec) -> Hardware | None:
-    """The device that the file names, or this machine's; None where no data sheet is known of it."""
+    """The device that the file names, or this machine's; None if it has no data sheet here."""
     from orchestrator.core.problem.hardware import DEVICES, from_driver_name
     from orchestrator.node.gpu_monitor import device_name
 

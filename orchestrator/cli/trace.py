@@ -1,6 +1,7 @@
-"""The command that traces the memory of a model of one's own: `sweep trace`. It needs torch, and starts what does as a process.
+"""The command `trace`: the memory of the user's own model, without a GPU.
 
-What comes out is a table, and the section `trainer` for a sweep file.
+The trace needs torch, and runs as a process of its own. The result is a table, and the section
+`trainer` for a sweep file.
 """
 
 from __future__ import annotations
@@ -15,15 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.cli.output import (
-    Column,
-    JsonOption,
-    examples,
-    note,
-    write,
-    write_json,
-    write_table,
-)
+from orchestrator.cli.options import Json
+from orchestrator.cli.output import Column, note, numbers, write, write_json, write_table
 from orchestrator.core.errors import UsageInvalid
 
 if TYPE_CHECKING:
@@ -33,65 +27,50 @@ GIB = 1 << 30
 _TERMS = ("kept", "backward", "head", "end")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command(
-        epilog=examples(
-            "sweep trace mine:build --precision bf16",
-            "sweep trace mine:build --autocast --sequence-length 8192 --layers 32",
-            "",
-            "mine.py:  def build(num_layers, recompute='none'): return Model(num_layers, recompute)",
-        )
-    )(trace)
-
-
 def trace(
     target: Annotated[
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="The function that builds your model with as many layers as it is told.",
+            help="The function that builds your model with a given number of layers.",
         ),
     ],
     sequence_length: Annotated[
-        int, typer.Option("--sequence-length", min=64, max=1 << 24, help="Tokens of a sequence.")
+        int, typer.Option(min=64, max=1 << 24, help="Tokens of a sequence.")
     ] = 4096,
     layers: Annotated[
         int | None,
-        typer.Option(
-            "--layers",
-            min=1,
-            max=100_000,
-            help="Also add up a model of so many layers.",
-            show_default=False,
-        ),
+        typer.Option(min=1, max=100_000, help="Also show totals for a model of so many layers."),
     ] = None,
     recompute: Annotated[
         str | None,
-        typer.Option(
-            "--recompute",
-            help="Modes, with commas. Default: all that the function takes.",
-            show_default=False,
-        ),
+        typer.Option(help="Modes, separated by commas. Default: all that the function accepts."),
     ] = None,
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"] | None,
-        typer.Option(
-            "--precision",
-            help="Make weights fp32, bf16 or fp16. Default: as the function makes them.",
-            show_default=False,
-        ),
+        typer.Option(help="The precision of weights. Default: as the function makes them."),
     ] = None,
     autocast: Annotated[
-        bool, typer.Option("--autocast", help="Run products in bf16 by torch.autocast.")
+        bool, typer.Option("--autocast", help="Run products in bf16 with torch.autocast.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
-    """Trace the memory of a model of your own, without a GPU.
+    """Trace the memory of your own model, without a GPU.
 
-    Runs forward and backward of 2, 3 and 5 of its layers on tensors that have no memory, and writes the section `trainer` of a sweep file.
+    Runs forward and backward of 2, 3 and 5 of its layers on tensors without memory, and prints the
+    section `trainer` for a sweep file.
+
+    Examples:
+      sweep trace mine:build --precision bf16
+      sweep trace mine:build --autocast --sequence-length 8192 --layers 32
+
+      mine.py:  def build(num_layers, recompute='none'): return Model(num_layers, recompute)
     """
-    found = _trace(target, sequence_length, recompute, precision, autocast=autocast)
+    options = [f"--sequence-length={sequence_length}"]
+    options += [f"--recompute={recompute}"] if recompute is not None else []
+    options += [f"--precision={precision}"] if precision is not None else []
+    options += ["--autocast"] if autocast else []
+    found = _trace(target, options)
     modes = {name: _mode(terms) for name, terms in found["modes"].items()}
     section = {
         "bytes_per_parameter": found["bytes_per_parameter"],
@@ -117,34 +96,27 @@ def trace(
     _print(modes, found, sequence_length)
     if totals is not None:
         _print_totals(totals)
-    options = [f"--precision {precision}"] * (precision is not None) + ["--autocast"] * autocast
-    command = " ".join(["sweep trace", target, f"--sequence-length {sequence_length}", *options])
+    command = ["sweep trace", target, f"--sequence-length {sequence_length}"]
+    command += [f"--precision {precision}"] if precision is not None else []
+    command += ["--autocast"] if autocast else []
     write()
-    write(_yaml(section, command))
+    write(f"trainer:  # {' '.join(command)}")
+    write(f"  bytes_per_parameter: {_flow(section['bytes_per_parameter'])}")
+    write("  activations:")
+    for name, terms in section["activations"].items():
+        write(f"    {name}: {_flow(terms)}")
     for remark in found["notes"]:
         note(f"note: {remark}")
 
 
-def _trace(
-    target: str,
-    sequence_length: int,
-    recompute: str | None,
-    precision: str | None,
-    *,
-    autocast: bool,
-) -> dict[str, Any]:
-    """What the process says. Raises UsageInvalid with its own words."""
+def _trace(target: str, options: list[str]) -> dict[str, Any]:
+    """Run the trace as a process. Raises UsageInvalid with its message."""
     if importlib.util.find_spec("torch") is None:
         raise UsageInvalid(
-            f"sweep trace needs torch, which is not installed in {sys.prefix}: pip install 'layout-sweep[train]'"
+            f"sweep trace needs torch, which is not installed in {sys.prefix}: pip install"
+            " 'layout-sweep[train]'"
         )
-    options = [
-        f"--sequence-length={sequence_length}",
-        *([f"--recompute={recompute}"] if recompute is not None else []),
-        *([f"--precision={precision}"] if precision is not None else []),
-        *(["--autocast"] if autocast else []),
-    ]
-    # -P: a folder `workloads` of the user's own is not the one meant.
+    # -P: do not import a folder `workloads` of the user.
     done = subprocess.run(
         [sys.executable, "-P", "-m", "workloads.tools.memory_trace", *options, "--", target],
         capture_output=True,
@@ -154,19 +126,15 @@ def _trace(
     try:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        raise UsageInvalid(_died(target, done)) from None
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        how = f"exit code {done.returncode}"
+        if -done.returncode in set(signal.Signals):
+            how = signal.Signals(-done.returncode).name
+        message = lines[-1][-300:] if lines else "no message"
+        raise UsageInvalid(f"{target}: the trace ended with {how}: {message}") from None
     if "error" in found:
         raise UsageInvalid(f"{target}: {found['error']}")
     return found
-
-
-def _died(target: str, done: subprocess.CompletedProcess[str]) -> str:
-    words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    of_signal = done.returncode < 0 and -done.returncode in set(signal.Signals)
-    how = signal.Signals(-done.returncode).name if of_signal else f"exit code {done.returncode}"
-    return (
-        f"{target}: the trace ended with {how}: {words[-1][-300:] if words else 'and said nothing'}"
-    )
 
 
 def _mode(terms: Mapping[str, Mapping[str, float]]) -> TracedMode:
@@ -179,20 +147,15 @@ def _totals(
     modes: Mapping[str, TracedMode], found: Mapping[str, Any], layers: int, sequence_length: int
 ) -> dict[str, Any]:
     parameters = layers * found["parameters_per_layer"] + found["parameters_besides"]
+    size = {"tokens": sequence_length, "sequence_length": sequence_length}
     return {
         "num_layers": layers,
         "parameters": parameters,
         "state_bytes": round(parameters * sum(found["bytes_per_parameter"].values())),
         "modes": {
             name: {
-                "kept_bytes": round(
-                    layers * mode.kept.of(tokens=sequence_length, sequence_length=sequence_length)
-                ),
-                "peak_bytes_above_states": round(
-                    mode.peak_bytes(
-                        num_layers=layers, tokens=sequence_length, sequence_length=sequence_length
-                    )
-                ),
+                "kept_bytes": round(layers * mode.kept.of(**size)),
+                "peak_bytes_above_states": round(mode.peak_bytes(num_layers=layers, **size)),
             }
             for name, mode in modes.items()
         },
@@ -200,62 +163,46 @@ def _totals(
 
 
 def _print(modes: Mapping[str, TracedMode], found: Mapping[str, Any], sequence_length: int) -> None:
-    columns = [
-        Column(title="recompute"),
-        Column(title="kept", right=True),
-        Column(title="backward", right=True),
-        Column(title="head", right=True),
-        Column(title="check", right=True),
-        Column(title="CPU s", right=True),
-    ]
+    def per_token(term: TracedBytes) -> str:
+        size = term.of(tokens=sequence_length, sequence_length=sequence_length)
+        return f"{size / sequence_length:,.0f}"
+
     rows = [
         [
             name,
-            *(
-                f"{term.of(tokens=sequence_length, sequence_length=sequence_length) / sequence_length:,.0f}"
-                for term in _first(mode)
-            ),
+            *map(per_token, (mode.kept, mode.backward, mode.head)),
             f"{found['check'][name]:+.2%}",
             f"{found['cpu_seconds'][name]:.1f}",
         ]
         for name, mode in modes.items()
     ]
     write(
-        f"Bytes per token of one sequence of {sequence_length:,}: kept by a layer; and on top of all layers' at the fullest moment of"
+        f"Bytes per token of one sequence of {sequence_length:,}. kept: by each layer. backward and"
+        " head: on top of\nwhat all layers keep, at the peak of the last layer's backward pass, and"
+        " of head and loss.\ncheck: the error of a prediction from these for another depth and"
+        " batch."
     )
-    write(
-        "the last layer's backward pass, and of head and loss. Check: another depth and batch, predicted from these against traced."
-    )
-    write_table(columns, rows)
-    write(
-        f"Parameters: {found['parameters_per_layer']:,} a layer, {found['parameters_besides']:,} besides."
-    )
-
-
-def _first(mode: TracedMode) -> tuple[TracedBytes, ...]:
-    return mode.kept, mode.backward, mode.head
+    titles = ("kept", "backward", "head", "check", "CPU s")
+    write_table([Column("recompute"), *numbers(*titles)], rows)
+    layer, others = found["parameters_per_layer"], found["parameters_besides"]
+    write(f"Parameters: {layer:,} in each layer, {others:,} outside the layers.")
 
 
 def _print_totals(totals: Mapping[str, Any]) -> None:
     write()
     write(
-        f"{totals['num_layers']} layers, {totals['parameters']:,} parameters: {totals['state_bytes'] / GIB:,.1f} GiB of states, "
-        "and for a micro-batch of one sequence"
+        f"{totals['num_layers']} layers, {totals['parameters']:,} parameters:"
+        f" {totals['state_bytes'] / GIB:,.1f} GiB of states, and for a micro-batch of one sequence"
     )
-    columns = [
-        Column(title="recompute"),
-        Column(title="GiB kept", right=True),
-        Column(title="GiB at the peak", right=True),
-    ]
     rows = [
         [name, f"{each['kept_bytes'] / GIB:,.2f}", f"{each['peak_bytes_above_states'] / GIB:,.2f}"]
         for name, each in totals["modes"].items()
     ]
-    write_table(columns, rows)
+    write_table([Column("recompute"), *numbers("GiB kept", "GiB at the peak")], rows)
 
 
 def _written(term: TracedBytes) -> Any:
-    """As a sweep file says it: a number alone is per token."""
+    """A term as in a sweep file: a number alone is bytes per token."""
     if not term.per_token_and_position and not term.fixed:
         return _number(term.per_token)
     parts = {
@@ -268,17 +215,6 @@ def _written(term: TracedBytes) -> Any:
 
 def _number(value: float) -> float:
     return int(value) if value == int(value) else value
-
-
-def _yaml(section: Mapping[str, Any], command: str) -> str:
-    lines = [
-        f"trainer:  # {command}",
-        f"  bytes_per_parameter: {_flow(section['bytes_per_parameter'])}",
-        "  activations:",
-    ]
-    return "\n".join(
-        [*lines, *(f"    {name}: {_flow(terms)}" for name, terms in section["activations"].items())]
-    )
 
 
 def _flow(value: Any) -> str:

@@ -44,7 +44,7 @@ def test_a_second_orchestrator_exits_5_naming_the_first_and_ctrl_c_drains_it(
         code, _, err = running.end()
         assert code == 130
         assert "Ctrl-C again" in err
-        assert "The same command goes on" in err
+        assert "The same command continues" in err
         states = {t.state for t in store.trials(store.sweep_named("t").id)}
         assert states == {TrialState.MEASURED}, "draining lets what runs finish"
         assert running.survivors(seconds=10) == []

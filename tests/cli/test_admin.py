@@ -13,7 +13,7 @@ from db.schema import SCHEMA_VERSION
 from db.store import Store
 from db.types import StopRequest
 from orchestrator import cli
-from orchestrator.cli import console_log, doctor
+from orchestrator.cli import console_log, machine_checks
 from orchestrator.core.machines.check import Status
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.node import exposure as exposure_look
@@ -52,7 +52,7 @@ def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
 def test_cancel_reaches_the_orchestrator_that_holds_the_sweep(store: Store, sweep: Sweep) -> None:
     bench = Bench.on(store)
     out, _ = sweep("cancel", "--drain")
-    assert "trials under way may finish" in out
+    assert "running trials may finish" in out
     assert store.renew(bench.sweep_id, bench.epoch) is StopRequest.DRAIN
     out, _ = sweep("cancel", "tiny", "--json")
     found = json.loads(out)
@@ -136,9 +136,9 @@ def test_db_upgrade_of_a_current_database_changes_nothing(store: Store, sweep: S
 @pytest.fixture
 def quick_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch and Ray take seconds to import; here they are absent, which doctor has to bear."""
-    real = doctor._begin
+    real = machine_checks.start
     monkeypatch.setattr(
-        doctor, "_begin", lambda program: real("raise ImportError('No module named x')")
+        machine_checks, "start", lambda program: real("raise ImportError('No module named x')")
     )
 
 
@@ -164,7 +164,7 @@ def test_doctor_says_what_ranks_see_of_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         exposure_look, "secrets_of_raylets", lambda: {7: ["AWS_SECRET_ACCESS_KEY", "SWEEP_DB"]}
     )
-    own, others = doctor._environment("auto")
+    own, others = machine_checks.environment("auto")
     assert (
         own.status is Status.OK
         and "HF_TOKEN" in own.found
@@ -217,7 +217,7 @@ def test_doctor_fails_where_others_can_read_the_cluster_s_token(
 
 def test_doctor_makes_no_database(quick_imports: None, sweep: Sweep, tmp_path: Path) -> None:
     out, _ = sweep("doctor", "--db", f"sqlite:///{tmp_path}/new/sweep.sqlite", code=1)
-    assert "made by the first `sweep run`" in out
+    assert "created by the first `sweep run`" in out
     assert not (tmp_path / "new").exists()
 
 
@@ -227,7 +227,7 @@ def test_doctor_says_where_neither_database_nor_home_can_be_made(
     """Root may write there by the permissions of the folder, and nobody in fact."""
     monkeypatch.setenv("SWEEP_HOME", "/proc/none/home")
     out, _ = sweep("doctor", "--db", "sqlite:////proc/none/sweep.sqlite", code=1)
-    assert "sqlite:////proc/none/sweep.sqlite cannot be made: /proc is not writable" in " ".join(
+    assert "sqlite:////proc/none/sweep.sqlite cannot be created: /proc is not writable" in " ".join(
         out.split()
     )
     assert "fail  SWEEP_HOME" in out
@@ -265,7 +265,7 @@ def test_a_reader_is_granted_named_and_told_of_without_its_password(
         assert file.stat().st_mode & 0o777 == 0o600
         assert len(password) >= 32
         assert password not in out + err
-        assert "Role cli_reader was made: it may connect, and select " in out
+        assert "Role cli_reader was created: it may connect, and select from " in out
         again = json.loads(sweep("db", "grant-reader", "--role", "cli_reader", "--json")[0])
         assert (again["is_new"], again["password_file"]) == (False, None)
         assert file.read_text().strip().endswith(password)
@@ -273,7 +273,7 @@ def test_a_reader_is_granted_named_and_told_of_without_its_password(
         monkeypatch.setenv("SWEEP_DB_READER", again["url"])
         assert "cli_reader" in sweep("sql", "select session_user, count(*) from v_trial")[0]
         assert (
-            "`sweep sql` asks as role cli_reader, which may only select"
+            "`sweep sql` runs as role cli_reader, which can only select"
             in sweep("doctor", code=1)[0]
         )
     finally:

@@ -18,19 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import cli
-from orchestrator.cli import console_log
-from orchestrator.cli import results as look
+from orchestrator.cli import best, console_log
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.output import (
     Column,
     Format,
     StyledText,
-    chosen_format,
     csv_text,
     json_text,
+    output_format,
     plain,
     shortened,
-    write_markdown,
+    write_rows,
     write_table,
 )
 from orchestrator.core.errors import SweepHeld, UsageInvalid
@@ -112,8 +111,8 @@ def test_escape_sequences_go_with_their_arguments() -> None:
 
 def test_a_table_shows_markup_in_data_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     write_table(
-        [Column(title="[red]a[/nope]", wrap=True)],
-        [[HOSTILE], [StyledText(text="[/bold]", style="green")]],
+        [Column("[red]a[/nope]", wrap=True)],
+        [[HOSTILE], [StyledText("[/bold]", "green")]],
     )
     out = capsys.readouterr().out
     assert "[/bold] [link=x]y" in out
@@ -125,9 +124,9 @@ def test_a_narrow_terminal_loses_no_number(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    columns = [Column(title=f"number {i}", right=True) for i in range(6)]
+    columns = [Column(f"number {i}", right=True) for i in range(6)]
     write_table(
-        [*columns, Column(title="layout", wrap=True)],
+        [*columns, Column("layout", wrap=True)],
         [[*(f"{i},234,567" for i in range(6)), "dp8 mbs2 ga4 selective_ops bf16"]],
     )
     out = capsys.readouterr().out
@@ -172,7 +171,7 @@ def test_csv_keeps_numbers_and_disarms_formulas() -> None:
 
 
 def test_markdown_cells_cannot_leave_their_column(capsys: pytest.CaptureFixture[str]) -> None:
-    write_markdown(["a", "b"], [["x | y\nz", "<b>`code`"]])
+    write_rows(Format.MD, ["a", "b"], [["x | y\nz", "<b>`code`"]])
     assert capsys.readouterr().out.splitlines()[2] == "| x \\| y z | &lt;b&gt;\\`code\\` |"
 
 
@@ -197,10 +196,10 @@ def test_json_has_neither_nan_nor_raw_escapes_and_times_are_utc() -> None:
 
 
 def test_json_and_another_format_contradict_each_other() -> None:
-    assert chosen_format(None, as_json=False) is Format.TABLE
-    assert chosen_format(Format.JSON, as_json=True) is Format.JSON
+    assert output_format(None, as_json=False) is Format.TABLE
+    assert output_format(Format.JSON, as_json=True) is Format.JSON
     with pytest.raises(UsageInvalid, match="contradict"):
-        chosen_format(Format.CSV, as_json=True)
+        output_format(Format.CSV, as_json=True)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ def test_a_foreseen_error_is_one_line_and_its_exit_code(
     def held(*_: object) -> object:
         raise SweepHeld("sweep 'tiny' is held by \x1b[31mhost a")
 
-    monkeypatch.setattr(look, "existing_store", held)
+    monkeypatch.setattr(best, "existing_store", held)
     assert cli.main(["best"]) == 5
     assert capsys.readouterr().err == "error: sweep 'tiny' is held by host a\n"
 
@@ -282,7 +281,7 @@ def test_an_unforeseen_error_is_one_line_and_a_saved_traceback_without_secrets(
     def broken(*_: object) -> object:
         raise RuntimeError(f"could not open {CANARY}\nsecond line")
 
-    monkeypatch.setattr(look, "existing_store", broken)
+    monkeypatch.setattr(best, "existing_store", broken)
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SWEEP_DB", f"postgresql://me:{CANARY}@host/db")
     assert cli.main(["best"]) == 1
@@ -301,7 +300,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(look, "existing_store", interrupted)
+    monkeypatch.setattr(best, "existing_store", interrupted)
     assert cli.main(["best"]) == 130
 
 
@@ -309,12 +308,12 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "said"),
     [
         (["statsu"], "Did you mean 'status'"),
-        (["best", "--top", "0"], "--top"),
+        (["best", "--top", "0"], "'0' should be greater than or equal to 1"),
         (["best", "--json", "--format", "csv"], "contradict"),
         (["trials", "--state", "fialed"], "did you mean failed?"),
         (["run"], "FILE"),
         (["show"], "TRIAL"),
-        (["show", "x"], "TRIAL"),
+        (["show", "x"], "'TRIAL': 'x' should be a valid integer; see sweep show"),
         (["sql"], "give one statement"),
         (["status", "--watch", "--json"], "--watch"),
     ],
@@ -378,7 +377,7 @@ def test_a_mistake_in_a_sweep_file_a_bug_and_ctrl_c_are_told_in_json_too(
         def ended(*_: object) -> object:
             raise exc
 
-        monkeypatch.setattr(look, "existing_store", ended)
+        monkeypatch.setattr(best, "existing_store", ended)
         code = cli.main(["best", "--json"])
         error: dict[str, object] = json.loads(capsys.readouterr().out)["error"]
         assert error["exit_code"] == code

@@ -386,7 +386,7 @@ def test_logs_follow_a_running_attempt_to_its_end(
 ) -> None:
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/sweep.sqlite")
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path))
-    monkeypatch.setattr("orchestrator.cli.trial.FOLLOW_SECONDS", 0.05)
+    monkeypatch.setattr("orchestrator.cli.logs.FOLLOW_SECONDS", 0.05)
     with Store.open(url) as store:
         bench = Bench.on(store)
         trial_id, _ = bench.start()

@@ -72,7 +72,7 @@ def test_too_few_addresses_for_python_are_told_before_anything_is_loaded(
         ),
         (
             UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"),
-            "holds the byte 0xff, which is not UTF-8",
+            "contains the byte 0xff, which is not UTF-8",
         ),
         (UnicodeEncodeError("ascii", "ä", 0, 1, "ordinal not in range"), None),
         (

@@ -1,0 +1,147 @@
+"""The command `logs`: what a rank of a trial printed.
+
+The log files are on the node that ran the trial. The store keeps the last lines of a failed rank.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.defaults import existing_store
+from orchestrator.cli.home import attempt_folders
+from orchestrator.cli.options import Db, Json, TrialArgument
+from orchestrator.cli.output import note, plain, write, write_json
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.trial.lifecycle import IN_FLIGHT
+
+if TYPE_CHECKING:
+    from db.read.rows import AttemptRow, TrialDetail
+    from db.store import Store
+
+FOLLOW_SECONDS = 0.5
+
+
+def logs(
+    trial: TrialArgument,
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, help="The rank. Default: the one that failed first, else rank 0."),
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="The attempt's number. Default: the last attempt.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Print new lines until the attempt ends.")
+    ] = False,
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Print the output of a rank of a trial.
+
+    If its log file is on another node, prints the last lines that the store keeps.
+
+    Examples:
+      sweep logs 17
+      sweep logs 17 --rank 3 --attempt 1
+      sweep logs 17 -f
+    """
+    if follow and as_json:
+        raise UsageInvalid(
+            "--follow has no end to put into one JSON document; leave out one of the two"
+        )
+    with existing_store(db) as store:
+        detail = store.trial(trial)
+        selected = _select_attempt(detail, attempt)
+        if rank is None:
+            rank = (selected.failure.rank if selected.failure is not None else None) or 0
+        path = _log_path(detail, selected, rank)
+        if path is None:
+            text = _stored_lines(selected, rank)
+        elif not follow:
+            text = plain(_read_from(path, 0).decode(errors="replace"), lines=True)
+        if as_json:
+            place = {"trial_id": trial, "attempt": selected.number, "rank": rank, "path": path}
+            write_json("logs", place | {"from_store": path is None, "text": text})
+        elif path is None:
+            note(
+                f"the files of attempt {selected.number} are not on this machine; these are the"
+                f" last lines of rank {rank} that the store keeps"
+            )
+            write(plain(text.rstrip("\n"), lines=True))
+        else:
+            note(f"{path}")
+            for part in _lines(path, store, trial, selected.number) if follow else [text]:
+                sys.stdout.write(part)
+                sys.stdout.flush()
+
+
+def _select_attempt(detail: TrialDetail, number: int | None) -> AttemptRow:
+    trial = detail.trial
+    if not detail.attempts:
+        state = trial.state.replace("_", " ")
+        raise UsageInvalid(f"trial {trial.id} is {state} and was never launched: it has no logs")
+    for attempt in reversed(detail.attempts):
+        if number in (None, attempt.number):
+            return attempt
+    known = ", ".join(str(attempt.number) for attempt in detail.attempts)
+    raise UsageInvalid(f"trial {trial.id} has no attempt {number}; it has {known}")
+
+
+def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | None:
+    """The rank's log file on this machine, in the run folder or where its failure names it."""
+    from orchestrator.core.trial.protocol import log_file  # pydantic, 0.05 s
+
+    folders = attempt_folders(detail.run_folder, detail.trial.id, attempt.number)
+    failure = attempt.failure
+    if failure is not None and failure.log_path:
+        failed = Path(failure.log_path)
+        if failed.name == log_file(failure.rank or 0):
+            folders.insert(0, failed.parent)
+    paths = (folder / log_file(rank) for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _stored_lines(attempt: AttemptRow, rank: int) -> str:
+    """The rank's last lines in the store. Raises UsageInvalid if there are none."""
+    failure = attempt.failure
+    if failure is None or not failure.log_tail or failure.rank not in (None, rank):
+        where = f" on {', '.join(attempt.nodes)}" if attempt.nodes else ""
+        raise UsageInvalid(
+            f"no log of rank {rank} of attempt {attempt.number} is on this machine, and the store"
+            f" keeps only a failed rank's last lines. Its files are under SWEEP_HOME{where}"
+        )
+    return failure.log_tail
+
+
+def _read_from(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read()
+    except OSError as exc:
+        raise UsageInvalid(f"cannot read {path}: {exc.strerror}") from exc
+
+
+def _lines(path: Path, store: Store, trial_id: int, attempt: int) -> Iterator[str]:
+    """The whole lines that are appended to a log, until its attempt has ended."""
+    offset, rest = 0, b""
+    while True:
+        # Asked before the file is read, so that its last lines are read too.
+        trial = store.trial(trial_id).trial
+        is_over = trial.num_attempts != attempt or trial.state not in IN_FLIGHT
+        content = _read_from(path, offset)
+        offset += len(content)
+        lines, newline, rest = (rest + content).rpartition(b"\n")
+        if is_over and rest:
+            lines, newline = lines + newline + rest, b"\n"
+        if newline:
+            yield plain((lines + newline).decode(errors="replace"), lines=True)
+        if is_over:
+            return
+        time.sleep(FOLLOW_SECONDS)
