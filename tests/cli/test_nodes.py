@@ -1,4 +1,4 @@
-"""The commands about nodes: what they show of a store, and what they change in it; and the doctor of a whole cluster."""
+"""The commands about nodes, and the doctor of a whole cluster."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from db.types import BenchReason
 from orchestrator.core.machines.node_health import judge_nodes
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
-from tests.cli.test_admin import Sweep, store, sweep
+from tests.cli.conftest import Sweep
 from tests.core.machines.test_node_health import node
 from tests.db.builders import Bench, failure, record_failure
 from tests.db.write.test_nodes import measured
 
-__all__ = ["store", "sweep"]  # fixtures
-
 
 def fill(store: Store) -> Bench:
-    """Node a is well, b is 20 % slower in every layout that both measured, c failed once, d was not fit."""
+    """Node a is well, b is 20 % slower in every common layout, c failed once, d was not fit."""
     bench = Bench.on(store)
     for number in range(1, 13):
         slower = 1.2 if number % 2 else 1.0

@@ -26,7 +26,7 @@ from orchestrator.core.trial.protocol import (
 )
 from orchestrator.node.launcher import NodeLauncher
 from orchestrator.sweep.netbench import measure_links, shapes, sizes
-from tests.cli.test_admin import Sweep, sweep
+from tests.cli.conftest import Sweep, sweep
 from tests.node.launching import order
 from tests.sweep.fake_scheduler import FakeScheduler
 
