@@ -340,7 +340,7 @@ def _print(document: dict[str, Any], known: Planning) -> None:
     p50, p90 = _hours(cost["gpu_hours"]), _hours(cost["gpu_hours_p90"])
     write_line("")
     write_line(
-        f"All cells: P50 {p50}, P90 {p90} GPU-hours held{money} if every layout to run is run"
+        f"All cells: P50 {p50}, P90 {p90} GPU-hours reserved{money} if every layout to run is run"
         f" ({launch} a trial){_budget_text(cost)}."
     )
 
@@ -352,7 +352,7 @@ def _budget_text(cost: dict[str, Any]) -> str:
         hours = _hours(cost["budget_gpu_hours_left"])
         text = f"; search.{cost['budget_limit']} leaves {hours} GPU-hours"
         if cost["held_gpu_hours"]:
-            text += f" beside {_hours(cost['held_gpu_hours'])} held already"
+            text += f" ({_hours(cost['held_gpu_hours'])} already reserved)"
         trials = show_as.counted(cost["num_trials"], "trial")
         text += f", about {cost['num_trials_within_budget']:,} of {trials}"
     if cost["max_wall_time"] is not None:

@@ -143,7 +143,7 @@ def _more_than_reserved(attempt: AttemptRow, num_gpus: int) -> str | None:
     if steps <= reserved or attempt.timed_seconds < reserved:
         return None
     return (
-        f"the program reported {show_as.duration(steps)} of steps, but held its GPUs for"
+        f"the program reported {show_as.duration(steps)} of steps, but its GPUs were reserved for"
         f" {show_as.duration(reserved)}: it did not run them in real time"
     )
 

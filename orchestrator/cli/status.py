@@ -243,14 +243,15 @@ def _print(sweep: _Sweep, num_with_longer_steps: int, drifts: Sequence[str]) -> 
     row, cells, reserved = sweep.row, sweep.cells, sweep.reserved
     write_line(f"Sweep {row.name}: {_state_text(sweep)}", style="bold")
     trials = show.counted(sum(sweep.totals.values()), "trial")
-    hours = f"{show.gpu_hours(reserved.total.held)} GPU-hours held{_use_text(sweep)}"
+    hours = f"{show.gpu_hours(reserved.total.held)} GPU-hours reserved{_use_text(sweep)}"
     write_line(f"{trials} in {show.counted(len(cells), 'cell')}, {hours}")
     if num_with_longer_steps:
         attempts = show.counted(num_with_longer_steps, "attempt")
+        their = "its" if num_with_longer_steps == 1 else "their"
         write_line(
-            f"  {attempts} reported more seconds of steps than"
-            f" {'its' if num_with_longer_steps == 1 else 'their'} GPUs were held; all of that time"
-            " counts as useful. Either the steps were not run in real time, or a clock is wrong",
+            f"  {attempts} reported more seconds of steps than {their} GPUs were reserved; all of"
+            " that time counts as useful. Either the steps were not run in real time, or a clock is"
+            " wrong",
             style="dim",
         )
     if not cells:
@@ -276,11 +277,11 @@ def _print(sweep: _Sweep, num_with_longer_steps: int, drifts: Sequence[str]) -> 
         return
     write()
     columns = [*numbers("running"), Column("phase"), *numbers("for"), *layout_and_cell]
-    is_held = row.holder is not None
+    has_holder = row.holder is not None
     running = [
         [
             str(trial["trial_id"]),
-            _phase_text(trial, is_held=is_held),
+            _phase_text(trial, has_holder=has_holder),
             show.duration(trial["seconds"]),
             trial_text.short(str(trial["layout"])),
             str(trial["cell"]),
@@ -364,9 +365,9 @@ def _state_text(sweep: _Sweep) -> str:
     return f"running on host {holder.host}, pid {holder.pid}, since {since} UTC{asked}"
 
 
-def _phase_text(trial: Mapping[str, Any], *, is_held: bool) -> str:
-    if not is_held:
-        return "left in flight"  # the next `sweep run` returns it to the queue first
+def _phase_text(trial: Mapping[str, Any], *, has_holder: bool) -> str:
+    if not has_holder:
+        return "interrupted"  # the next `sweep run` returns it to the queue first
     if trial["phase"] is not None:
         step = f", step {trial['step']}" if trial["step"] else ""
         return f"{str(trial['phase']).replace('_', ' ')}{step}"

@@ -96,7 +96,7 @@ class Planning:
 def planning(spec: SweepSpec, store: Store | None) -> Planning:
     """Collect what is known of a sweep's device, and the prior knowledge in the store."""
     from orchestrator.node.gpu_monitor import device_name
-    from orchestrator.sweep.prior_knowledge import learned as prior_knowledge
+    from orchestrator.sweep import prior_knowledge
 
     hardware = planned_hardware(spec)
     per_node = spec.gpus_per_node
@@ -108,7 +108,9 @@ def planning(spec: SweepSpec, store: Store | None) -> Planning:
         spec=spec,
         hardware=hardware,
         gpus_per_node=per_node,
-        knowledge=prior_knowledge(store, spec, hardware, device_name=name, gpus_per_node=per_node),
+        knowledge=prior_knowledge.learned(
+            store, spec, hardware, device_name=name, gpus_per_node=per_node
+        ),
         table=replayed_table(spec),
     )
 

@@ -1,4 +1,4 @@
-"""What a sweep's store says that it held, and when: for tests that hold it against the clock."""
+"""The GPU time that a store says a sweep has reserved, for tests that compare it to the clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from orchestrator.core.trial.reserved_time import HeldGpuSeconds
 from tests.acceptance.command import Command
 
 GANG = 2  # slots of every gang of the sweep: one lease from the first trial to the end
-RESERVE_SECONDS = 2.0  # from the row of the first attempt to Ray's reservation: its back-off is a second, and this machine may be busy
+# From the row of the first attempt to Ray's reservation: its back-off takes a second, and this
+# machine may be busy.
+RESERVE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,17 @@ class Session:
     ended_at: datetime
     num_gpus: int
     capacity: float
-    held: float  # GPU-seconds of its attempts
+    reserved: float  # GPU-seconds of its attempts
 
-    def most_held(self, until: datetime) -> float:
-        """GPU-seconds, had it held its gang from the row of the first attempt on."""
+    def most_reserved(self, until: datetime) -> float:
+        """GPU-seconds if the gang was leased from the row of the first attempt on."""
         return GANG * (until - self.first_attempt_at).total_seconds()
 
-    def least_held(self, until: datetime, *, apart: float = 0.0) -> float:
-        """GPU-seconds, where the gang was leased from soon after the row of the first attempt; `apart`: seconds that need not be counted."""
+    def least_reserved(self, until: datetime, *, apart: float = 0.0) -> float:
+        """GPU-seconds of a gang leased soon after the row of the first attempt.
+
+        `apart`: seconds that need not be counted.
+        """
         return GANG * max(
             (until - self.first_attempt_at).total_seconds() - RESERVE_SECONDS - apart, 0.0
         )
@@ -38,15 +43,17 @@ class Session:
 
 def sessions(command: Command) -> list[Session]:
     rows = command.sql(
-        "SELECT session.started_at, min(attempt.started_at), max(attempt.ended_at), session.ended_at, session.num_gpus, session.capacity_gpu_seconds, sum(attempt.gpu_seconds)"
-        " FROM session JOIN attempt ON attempt.epoch = session.epoch GROUP BY session.id ORDER BY session.id",
+        "SELECT session.started_at, min(attempt.started_at), max(attempt.ended_at),"
+        " session.ended_at, session.num_gpus, session.capacity_gpu_seconds,"
+        " sum(attempt.gpu_seconds) FROM session JOIN attempt ON attempt.epoch = session.epoch"
+        " GROUP BY session.id ORDER BY session.id",
     )
     return [
         Session(
             *(_utc(moment) for moment in row[:4]),
             num_gpus=row[4],
             capacity=row[5],
-            held=row[6] or 0.0,
+            reserved=row[6] or 0.0,
         )
         for row in rows
     ]
@@ -56,7 +63,7 @@ def status(command: Command) -> Any:
     return command.json("status", "t")["sweeps"][0]
 
 
-def held(command: Command) -> HeldGpuSeconds:
+def reserved(command: Command) -> HeldGpuSeconds:
     return HeldGpuSeconds(**status(command)["gpu_seconds_by_part"])
 
 

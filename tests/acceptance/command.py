@@ -1,4 +1,4 @@
-"""The `sweep` command as a process, as a person starts it; and the processes it leaves, found by recorded ids."""
+"""The `sweep` command as a process, and the processes that it leaves, found by recorded ids."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Command:
     def ok(self, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         done = self.run(*arguments, **options)
         assert done.returncode == 0, (
-            f"sweep {' '.join(map(str, arguments))} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+            f"sweep {' '.join(map(str, arguments))} ended with {done.returncode}\n"
+            f"{done.stdout}\n{done.stderr}"
         )
         return done
 
@@ -141,7 +142,7 @@ def measured(store: Store, sweep: str) -> dict[int, int]:
 
 
 def write_sweep(folder: Path, name: str = "t", *, lines: Sequence[str] = (), **values: Any) -> Path:
-    """A small synthetic sweep of 2-GPU gangs on CPU cores: 16 layouts, and 24 with one more micro-batch."""
+    """A synthetic sweep of 2-GPU gangs on cores: 16 layouts, or 24 with one more micro-batch."""
     content = {
         "name": name,
         "model": "llama-tiny",

@@ -1,4 +1,8 @@
-"""`kill -9` of the orchestrator at any moment, then the same command: nothing is lost, done twice, left over or held uncounted; and the end is told again without Ray."""
+"""`kill -9` of the orchestrator at any moment, then the same command.
+
+Nothing is lost, done twice, left over or reserved without being counted. A finished sweep is
+reported again without Ray.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from db.store import Store
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.sweep.lease import RENEW_SECONDS
 from orchestrator.sweep.loop import POLL_SECONDS
-from tests.acceptance.accounts import held, sessions
+from tests.acceptance.accounts import reserved, sessions
 from tests.acceptance.command import Command, measured, write_sweep
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
@@ -20,7 +24,8 @@ SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 30.0}}  # 
 UNSEEN_SECONDS = (
     RENEW_SECONDS + POLL_SECONDS + 0.5
 )  # between two renewals: what a kill leaves uncounted
-BETWEEN_SECONDS = 1.0  # idle between trials since the last renewal, of which a kill leaves nothing: some 30 ms a trial
+# Idle time between trials since the last renewal, which a kill loses: some 30 ms a trial.
+BETWEEN_SECONDS = 1.0
 
 
 def test_killed_midway_and_run_again_nothing_is_lost_repeated_or_uncounted(
@@ -41,7 +46,7 @@ def test_killed_midway_and_run_again_nothing_is_lost_repeated_or_uncounted(
             running.kill()
             killed_at.append(datetime.now(tz=UTC))
             assert running.survivors(seconds=10) == [], f"processes are left after kill {kills}"
-        useful = held(command_on).useful
+        useful = reserved(command_on).useful
         ended = command_on.ok("run", file)
         _nothing_is_lost_or_repeated(command_on, store, acknowledged)
     _every_second_is_accounted_for(command_on, killed_at, useful)
@@ -72,22 +77,26 @@ def _every_second_is_accounted_for(
     assert len(killed) == len(killed_at)
     for session, moment in zip(killed, killed_at, strict=True):
         assert 0 <= (moment - session.ended_at).total_seconds() <= UNSEEN_SECONDS
-        assert session.held > 0, "six of its trials were measured"
-    least = sum(session.least_held(session.ended_at, apart=BETWEEN_SECONDS) for session in killed)
-    most = sum(session.most_held(moment) for session, moment in zip(killed, killed_at, strict=True))
-    parts = held(command)
+        assert session.reserved > 0, "six of its trials were measured"
+    least = sum(
+        session.least_reserved(session.ended_at, apart=BETWEEN_SECONDS) for session in killed
+    )
+    most = sum(
+        session.most_reserved(moment) for session, moment in zip(killed, killed_at, strict=True)
+    )
+    parts = reserved(command)
     assert (
-        least + ended.least_held(ended.last_attempt_ended_at)
+        least + ended.least_reserved(ended.last_attempt_ended_at)
         <= parts.held
-        <= most + ended.most_held(ended.ended_at)
+        <= most + ended.most_reserved(ended.ended_at)
     )
     assert parts.in_flight == 0.0
     assert parts.useful > useful_before > 0
     assert parts.held == pytest.approx(
-        sum(session.held for session in (*killed, ended)) + parts.idle
+        sum(session.reserved for session in (*killed, ended)) + parts.idle
     )
     assert parts.held <= sum(session.capacity for session in (*killed, ended))
-    assert "GPU-hours held: useful" in command.ok("status", "t").stdout
+    assert "GPU-hours reserved: useful" in command.ok("status", "t").stdout
 
 
 def _the_end_is_told_again_without_ray(command: Command, file: Path, told: str) -> None:

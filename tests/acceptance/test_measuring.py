@@ -1,4 +1,4 @@
-"""Real training, end to end: Ray schedules, Optuna chooses, SQL remembers, and every command can tell of it."""
+"""Real training, end to end: Ray schedules, Optuna proposes, SQL stores, each command shows it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_layouts_of_a_real_llama_are_measured_and_told(command: Command, tmp_pat
     best = command.json("best", "t")["best"]
     assert {row["num_gpus"] for row in best} == {1, 2}
     rows = command.sql(
-        "select num_gpus, data_parallel_size, tokens_per_second_per_gpu, mfu, hfu, peak_memory_allocated_bytes, recompute from v_trial"
+        "select num_gpus, data_parallel_size, tokens_per_second_per_gpu, mfu, hfu,"
+        " peak_memory_allocated_bytes, recompute from v_trial"
     )
     assert len(rows) == 4
     for gpus, dp, tokens, mfu, hfu, memory, _ in rows:

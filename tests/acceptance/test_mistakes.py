@@ -1,4 +1,4 @@
-"""What a person gets wrong, and what the command says: one clear line, the right exit code, no traceback."""
+"""Mistakes of users: each gets one clear line, the right exit code, and no traceback."""
 
 from __future__ import annotations
 

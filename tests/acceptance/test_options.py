@@ -80,5 +80,5 @@ def test_llama_runs_the_attention_that_its_layout_says(command: Command, tmp_pat
     peak = dict(
         command.sql("select options ->> 'attention', peak_memory_allocated_bytes from v_trial")
     )
-    # Scores and probabilities in fp32: at least batch x heads x s^2 x 4 bytes for each of the 4 layers.
+    # Scores and probabilities in fp32: at least batch x heads x s^2 x 4 bytes in each of 4 layers.
     assert peak["eager"] - peak["sdpa"] > 4 * 4 * 4 * 256**2 * 4

@@ -1,4 +1,4 @@
-"""plan, explain and calibration as commands, before and after a sweep: what one measured, the others of its store predict with."""
+"""plan, explain and calibration, before and after a sweep whose results they predict with."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_on_a_known_device_a_plan_is_closed_form(nothing_measured: Command) -> N
         assert best["fits"] == (best["predicted_memory_bytes"] <= cell["memory_limit_bytes"])
         tokens = 64 * 4096 / best["predicted_step_seconds"] / 2
         assert best["predicted_tokens_per_second_per_gpu"] == pytest.approx(tokens)
-    # Two warm-up steps and at most six timed ones, 60 s around them; what is predicted not to fit holds a launch.
+    # Two warm-up steps and at most six timed ones, 60 s around them. A layout that is predicted not
+    # to fit takes only the launch.
     held = sum(
         60.0 + (8 * best["predicted_step_seconds"] if best["fits"] else 0.0)
         for best in cell["best"]

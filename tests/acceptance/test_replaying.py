@@ -1,4 +1,4 @@
-"""Judging a search without a GPU: `sweep replay`, `sweep run` on the file that it writes, and the same through Ray."""
+"""A search without a GPU: `sweep replay`, `sweep run` on the file that it writes, and Ray."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_the_same_goes_through_ray_and_the_launcher(command: Command, table: Pat
     assert states["measured"] == 17
     assert states["failed"] == 1
     ((layout, speed, seconds),) = command.sql(
-        "select layout, tokens_per_second_per_gpu, gpu_seconds from v_trial order by tokens_per_second_per_gpu desc limit 1"
+        "select layout, tokens_per_second_per_gpu, gpu_seconds from v_trial"
+        " order by tokens_per_second_per_gpu desc limit 1"
     )
     assert layout == BEST
     assert speed == pytest.approx(BEST_SPEED)

@@ -1,4 +1,7 @@
-"""Every GPU-second between the first gang and the end of the command is accounted for (over a `kill -9`: test_killed_midway); and budgets of it end a sweep."""
+"""Every reserved GPU-second is accounted for, and budgets of GPU time end a sweep.
+
+After a `kill -9`: test_killed_midway.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.accounts import GANG, RESERVE_SECONDS, held, sessions, status
+from tests.acceptance.accounts import GANG, RESERVE_SECONDS, reserved, sessions, status
 from tests.acceptance.command import Command, write_sweep
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]
@@ -20,19 +23,20 @@ EIGHT = {
 }  # as many layouts
 
 
-def test_what_a_sweep_held_adds_up_to_the_time_of_its_gang(
+def test_what_a_sweep_reserved_adds_up_to_the_time_of_its_gang(
     command: Command, tmp_path: Path
 ) -> None:
     command.ok("run", write_sweep(tmp_path, workload=SLOW, axes=EIGHT))
     (session,) = sessions(command)
     said = status(command)
-    parts = held(command)
+    parts = reserved(command)
     assert parts.held == pytest.approx(said["gpu_seconds"])
-    # The lease began after the first attempt was written down, was there when the last one ended, and was over before the session was.
+    # The lease began after the first attempt was stored, existed when the last one ended, and was
+    # over before the session was.
     assert (
-        session.least_held(session.last_attempt_ended_at)
+        session.least_reserved(session.last_attempt_ended_at)
         <= parts.held
-        <= session.most_held(session.ended_at)
+        <= session.most_reserved(session.ended_at)
     )
     assert parts.failed == parts.out_of_memory == parts.lost == parts.in_flight == 0.0
     assert min(parts.useful, parts.warmup, parts.startup, parts.idle) > 0.0

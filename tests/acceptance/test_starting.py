@@ -1,4 +1,4 @@
-"""A sweep that is stopped or killed while it starts: the exit code says which signal it was, and nothing of Ray is left."""
+"""A sweep that is stopped while it starts: its exit code names the signal, no Ray is left."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _left(command: Command, seen: dict[int, int | None], call: int) -> tuple[lis
 
 
 def _marked(command: Command) -> set[int]:
-    """Whoever has this test's database in its environment: also what nobody has seen below the call."""
+    """All processes with this test's database in their environment, wherever they are."""
     entry, found = f"SWEEP_DB={command.store_url}".encode(), set()
     for process in Path("/proc").iterdir():
         try:
@@ -138,7 +138,7 @@ def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(
 def test_a_terminal_that_is_closed_ends_a_sweep_with_129_and_leaves_nobody(
     command: Command, tmp_path: Path, moment: str
 ) -> None:
-    """The call is the leader of the terminal's session, as where the terminal runs nothing else; the kernel hangs up on all in its group."""
+    """The call leads the terminal's session; the kernel sends SIGHUP to all of its group."""
     file, begun = write_sweep(tmp_path, workload=SLOW), MOMENTS[moment]
     environment = {
         name: value
@@ -181,7 +181,7 @@ def _read(terminal: int) -> None:
 
 
 def test_a_second_signal_ends_a_start_that_hangs(command: Command, tmp_path: Path) -> None:
-    """Also where the first one finds a place that swallows it, three of them end the call at once."""
+    """Even if the start swallows the first signal, three of them end the call at once."""
     call, seen = _begin(command, write_sweep(tmp_path, workload=SLOW), "gcs")
     for _ in range(4):
         call.send_signal(signal.SIGTERM)

@@ -51,7 +51,7 @@ def test_a_second_orchestrator_exits_5_naming_the_first_and_ctrl_c_drains_it(
 
 
 def assert_loopback_only(running: Running) -> None:
-    """Nothing that the sweep has started, Ray's servers included, can be reached from another machine."""
+    """No process of the sweep, Ray's servers included, can be reached from another machine."""
     running.look()
     found = listeners(running.seen)
     assert found, "Ray takes connections at least"

@@ -1,4 +1,4 @@
-"""`sweep trace` as a process: what it writes goes into a sweep file as it stands, and what is wrong with a model is one line."""
+"""`sweep trace` as a process: its output fits into a sweep file, and a bad model is one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ class Model(nn.Module):
     def __init__(self, num_layers):
         super().__init__()
         self.embedding, self.head = nn.Embedding(512, 128), nn.Linear(128, 512)
-        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(128), nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(num_layers))
+        self.layers = nn.ModuleList(self.layer() for _ in range(num_layers))
+
+    @staticmethod
+    def layer():
+        return nn.Sequential(
+            nn.LayerNorm(128), nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)
+        )
 
     def forward(self, tokens, targets):
         print("a model may print")

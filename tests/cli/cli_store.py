@@ -1,4 +1,4 @@
-"""A store with a trial in every state, and texts in it that would play tricks on a terminal, a spreadsheet or a markup reader."""
+"""A store with a trial in every state, and with texts that attack terminals and spreadsheets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from tests.db.builders import (
     record_measurement,
 )
 
-HOSTILE = '[/bold] [link=x]y \x1b[31mred\x1b]0;title\x07 \x9b2J\u202eevil | <script>alert(1)</script>\n=cmd("calc")'
+HOSTILE = (
+    "[/bold] [link=x]y \x1b[31mred\x1b]0;title\x07 \x9b2J\u202eevil | <script>alert(1)</script>\n"
+    '=cmd("calc")'
+)
 FORMULA = "=HYPERLINK(1)"
 BUSY = MachineLoad(
     cpu_cores=2.0,
@@ -66,7 +69,7 @@ def layout(micro_batch_size: int, recompute: str = "none") -> Layout:
 
 
 def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
-    """A sweep with two cells: one with a trial in every state, one where nothing fits. This process holds it."""
+    """A sweep of this process: one cell with a trial in every state, one where nothing fits."""
     bench = Bench.on(store, name)
     log = folder / "log-1.txt"
     log.write_text(f"first line\n{HOSTILE}\nlast line\n")

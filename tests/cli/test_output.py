@@ -1,4 +1,4 @@
-"""What commands write: nothing in data that a terminal, a spreadsheet or a markup reader would obey, and no secret."""
+"""What commands write: no secret, and nothing that a terminal or a spreadsheet would obey."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def test_no_control_character_is_left_in_plain_text(text: str) -> None:
 def test_escape_sequences_go_with_their_arguments() -> None:
     assert (
         plain(
-            "\x1b[31mred\x1b[0m \x1b]0;title\x07rest \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ \x9b2Jend \x1bcreset"
+            "\x1b[31mred\x1b[0m \x1b]0;title\x07rest \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"
+            " \x9b2Jend \x1bcreset"
         )
         == "red rest link end reset"
     )
@@ -460,7 +461,8 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys; from orchestrator.cli import main; main(['--help']);"
-        "print(sorted({'sqlalchemy', 'ray', 'optuna', 'numpy', 'torch', 'pydantic', 'alembic', 'rich.table'} & set(sys.modules)))"
+        "heavy = 'sqlalchemy ray optuna numpy torch pydantic alembic rich.table'.split();"
+        "print(sorted({*heavy} & {*sys.modules}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
@@ -471,7 +473,8 @@ def test_help_imports_nothing_heavy() -> None:
 def test_a_reader_that_goes_away_is_passed_over_in_silence(tmp_path: Path) -> None:
     # 20,000 lines do not fit into a pipe: the program is still writing when the reader is gone.
     program = (
-        "import sys; from orchestrator.cli import main, app; from orchestrator.cli.output import write\n"
+        "import sys; from orchestrator.cli import main, app\n"
+        "from orchestrator.cli.output import write\n"
         "@app.command()\ndef talk() -> None:\n    for _ in range(20000): write('line')\n"
         "sys.exit(main(['talk']))"
     )

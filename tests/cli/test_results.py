@@ -1,4 +1,4 @@
-"""The commands that look: what they say of a real store with a trial in every state, and of one that is not there."""
+"""The commands that only read: status, best, trials, show, logs, sql, export."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sweep(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Iterator[Sweep]:
-    """Runs a command line on the store and gives its stdout; nothing that it writes may make a terminal do anything."""
+    """Run a command line on the store and return its stdout, which controls no terminal."""
     monkeypatch.setenv("SWEEP_DB", database[0])
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -124,7 +124,8 @@ def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path:
         )
         store.renew(row.id, row.owner_epoch, leased=some)
     found = document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]
-    # Three measured, two out of memory and one failed, of 94 and 20 GPU-seconds; of the rest that is not idle, two run.
+    # Three measured, of 94 GPU-seconds each; two out of memory and one failed, of 20 each. Two run
+    # in the rest that is not idle.
     parts = {
         "startup": 3 * 94.0,
         "out_of_memory": 40.0,
@@ -143,7 +144,7 @@ def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path:
     assert sum(cell["gpu_seconds"] for cell in found["cells"]) == pytest.approx(342.0)
     shares = "start-up 70.5%, failed 5.0%, out of memory 10.0%, in flight 10.0%, idle 4.5%"
     assert (
-        f"0.11 GPU-hours held, $4.00: {shares}; the cluster had 0.22 GPU-hours meanwhile"
+        f"0.11 GPU-hours reserved, $4.00: {shares}; the cluster had 0.22 GPU-hours meanwhile"
         in sweep("status", "tiny", "--db", url)
     )
 
@@ -231,8 +232,8 @@ def test_a_result_that_was_disturbed_is_marked_and_says_by_what(sweep: Sweep, id
     assert line.endswith("(disturbed)")
     assert text.count("disturbed") == 1
     assert (
-        f"  trial {ids.slower}: {said}; its GPUs were slowed down for 50% of the time (hw thermal slowdown), at 60% of their clock"
-        in text
+        f"  trial {ids.slower}: {said}; its GPUs were slowed down for 50% of the time"
+        " (hw thermal slowdown), at 60% of their clock" in text
     )
     assert said in sweep("best"), "it is tied, so it is shown beside the best one"
     assert [best["trial_id"] for best in document(sweep("best", "--json"))["best"]] == [
@@ -524,7 +525,8 @@ def test_export_makes_one_optuna_study_per_cell(sweep: Sweep, tmp_path: Path) ->
 
     storage = f"sqlite:///{tmp_path}/optuna.sqlite"
     studies = document(sweep("export", "optuna", "-o", storage, "--json"))["studies"]
-    # Two measured, one out of memory, one pruned, one failed by its code, and nothing of one measured under other conditions; one out of memory.
+    # Two measured, one out of memory, one pruned and one failed by its code, but not the one that
+    # was measured under other conditions. In the other cell one out of memory.
     assert list(studies.values()) == [5, 1]
     study = optuna.load_study(study_name=next(iter(studies)), storage=storage)
     assert study.best_value == 1234.5
@@ -761,14 +763,16 @@ def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
                 fingerprint=fingerprint(),
                 **facts,
             )
-    assert "  1 attempt reported more seconds of steps than its GPUs were held" in sweep(
+    assert "  1 attempt reported more seconds of steps than its GPUs were reserved" in sweep(
         "status", "tiny"
     )
     assert (
         document(sweep("status", "tiny", "--json"))["sweeps"][0]["num_attempts_of_longer_steps"]
         == 1
     )
-    assert "the program reported 3.0 s of steps, but held its GPUs for 2.0 s" in sweep("show", "2")
+    assert "the program reported 3.0 s of steps, but its GPUs were reserved for 2.0 s" in sweep(
+        "show", "2"
+    )
     assert "more than the" not in sweep("show", "1")
 
 

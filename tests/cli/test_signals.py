@@ -1,4 +1,4 @@
-"""What the signals that stop a command do to it: at once before a sweep runs, as the sweep asks for afterwards."""
+"""Signals stop a command at once before its sweep runs; later the sweep decides how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine or a shell that leaves too little is told in one line, at once, with what to do; a bug stays a bug."""
+"""Limits of the machine or shell get one line with the fix, at once; a bug stays a bug."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ def test_a_folder_without_room_is_told_with_what_is_free(monkeypatch: pytest.Mon
 
 
 def test_the_paths_of_sockets_are_as_long_as_is_allowed_for() -> None:
-    path = f"/{ray_folder.name(4194304)}/session_2026-11-23_03-36-06_454563_4194304/sockets/plasma_store"
+    session = "session_2026-11-23_03-36-06_454563_4194304"
+    path = f"/{ray_folder.name(4194304)}/{session}/sockets/plasma_store"
     assert len(path) == ray_folder.SESSION_PATH_BYTES
 
 

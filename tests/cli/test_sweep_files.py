@@ -1,4 +1,4 @@
-"""The commands that read a sweep file, called in this process; `sweep run` itself is in tests/acceptance."""
+"""The commands that read a sweep file, called in this process; `sweep run`: tests/acceptance."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_the_sweep_has_held_already_is_not_left_of_its_budget(
     found = cost(capsys, file, "search.max_gpu_hours=0.5", "--db", url)
     assert found["held_gpu_hours"] == pytest.approx(4 / 3600)
     assert found["budget_gpu_hours_left"] == pytest.approx(0.5 - 4 / 3600)
-    assert "beside 0.00111 held already" in planned(
+    assert "(0.00111 already reserved)" in planned(
         capsys, file, "search.max_gpu_hours=0.5", "--db", url
     )
 
@@ -158,7 +158,7 @@ def test_a_bound_is_refused_where_the_strategy_expects_nothing(
     assert "search.bound: strategy random predicts no gain of a layout" in capsys.readouterr().err
 
 
-# -- time limits -----------------------------------------------------------------------------------------------------------------
+# -- time limits --
 
 LARGE = [
     "workload=synthetic",
@@ -175,8 +175,9 @@ def test_a_plan_warns_of_a_number_that_a_predicted_step_comes_near(
 ) -> None:
     text = planned(capsys, file, *LARGE, "measurement.limits.steady=60")
     assert re.search(
-        r"llama-3\.1-70b_16gpu_s4096_gb256: measurement\.limits\.steady is 1 min 00 s, and a step of tp8 pp2 mbs\d ga\d+ full\S* bf16"
-        r" is predicted to take [\d.]+ s, [\d.]+ s at most \(and 1 more of 2 layouts that should fit\): they may end as hung\."
+        r"llama-3\.1-70b_16gpu_s4096_gb256: measurement\.limits\.steady is 1 min 00 s,"
+        r" and a step of tp8 pp2 mbs\d ga\d+ full\S* bf16 is predicted to take [\d.]+ s,"
+        r" [\d.]+ s at most \(and 1 more of 2 layouts that should fit\): they may end as hung\."
         r" Write auto, or at least \d{3,}",
         " ".join(text.split()).replace("dp1 ", ""),
     ), text
@@ -214,16 +215,18 @@ def test_a_cell_that_hangs_is_told_at_the_end_in_the_exit_code_and_in_the_status
 ) -> None:
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path))
     monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/s.sqlite")
-    slow = ["model=[llama-3.1-8b, llama-3.1-70b]", "gpus=16", "global_batch_size=256", "axes.tensor_parallel_size=8",
-            "axes.pipeline_parallel_size=[1, 2]", "axes.zero_stage=[0, 1]", "axes.micro_batch_size=[1, 2, 4]", "search.confirm.repeats=0"]  # fmt: skip
+    slow = ["model=[llama-3.1-8b, llama-3.1-70b]", "gpus=16", "global_batch_size=256",
+            "axes.tensor_parallel_size=8", "axes.pipeline_parallel_size=[1, 2]",
+            "axes.zero_stage=[0, 1]", "axes.micro_batch_size=[1, 2, 4]",
+            "search.confirm.repeats=0"]  # fmt: skip
     assert cli.main(["run", str(file), *slow, "measurement.limits.steady=30", "--simulate"]) == 4
     told = capsys.readouterr().err
     assert (
         "llama-3.1-70b_16gpu_s4096_gb256 was stopped: its attempts failed again and again" in told
     )
     assert (
-        "steady limit of 30 s passed without a new step after step 2 (measurement.limits.steady of the sweep file"
-        in told
+        "steady limit of 30 s passed without a new step after step 2 (measurement.limits.steady of"
+        " the sweep file" in told
     )
     assert cli.main(["status", "priced-simulated"]) == 0
     assert (
@@ -289,8 +292,8 @@ def test_where_trials_ran_that_do_not_tell_the_device_that_is_said_and_not_that_
         assert cli.main(arguments) == 0
         said = capsys.readouterr().out
         assert (
-            "1 trial of this workload ran on it, and none says how fast it is: have the program tell peak_flops"
-            in said
+            "1 trial of this workload ran on it, and none says how fast it is: have the program"
+            " tell peak_flops" in said
         )
         assert "nothing" not in said
 
@@ -369,8 +372,8 @@ def test_a_cell_that_a_budget_did_not_reach_is_said_and_is_exit_code_4(
     assert cli.main([*short, "search.max_wall_time=20"]) == 4
     said = capsys.readouterr().err
     assert (
-        "Nothing was measured for llama-3.1-8b_8gpu_s4096_gb64: max_wall_time reached before its first trial."
-        in said
+        "Nothing was measured for llama-3.1-8b_8gpu_s4096_gb64: max_wall_time reached before its"
+        " first trial." in said
     )
     assert cli.main([*short, "search.max_wall_time=20"]) == 0  # the next call begins with it
 

@@ -335,7 +335,7 @@ def test_the_command_simulates_and_shows_the_best(
     told = capsys.readouterr()
     assert {row["sweep"] for row in json.loads(told.out)["best"]} == {"s-simulated"}
     assert (
-        "Simulated, on a clock of its own: 3 node(s) of 8 h100-sxm. Nothing is measured" in told.err
+        "Simulated, on a clock of its own: 3 nodes of 8 h100-sxm. Nothing is measured" in told.err
     )
     assert f"new store at sqlite:///{tmp_path}/s.sqlite\n" in told.err
     assert cli.main(["run", str(file), "--simulate", "--nodes", "3", "--json"]) == 0
