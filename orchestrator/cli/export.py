@@ -199,8 +199,9 @@ def _export_optuna(
 ) -> None:
     """Write a study SWEEP/CELL for each cell, with what the search knows of its ended trials."""
     # Optuna takes 0.5 s to import.
+    from db.connection.foreign_storage import errors_in_one_line
     from orchestrator.core.sweepfile.sections import Objective
-    from orchestrator.search.searcher import export_study
+    from orchestrator.search.optuna_storage import export_study
     from orchestrator.sweep.cell_search import known_of
 
     if output is None:
@@ -217,7 +218,8 @@ def _export_optuna(
             facts = [(trial.layout, known_of(trial, objective)) for trial in trials]
             known = [(layout, fact) for layout, fact in facts if fact is not None]
             study = f"{row.name}/{cell.cell.key}"
-            studies[study] = export_study(output, study, known, objective=objective)
+            with errors_in_one_line("Optuna study", example="sqlite:///optuna.db"):
+                studies[study] = export_study(output, study, known, objective=objective)
     if as_json:
         name = rows[0].name if len(rows) == 1 else None
         write_json("export", {"target": "optuna", "sweep": name, "studies": studies})

@@ -15,17 +15,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from orchestrator.core.errors import SweepError
-from orchestrator.core.machines.check import Check, Status
+from orchestrator.core.machines.check import Check, fail, ok, warn
 
 IMPORT_SECONDS = 120.0  # torch from a cold network file system takes minutes
 GOOD_OPEN_FILES = 4096  # Ray and a gang of eight ranks need fewer
 REQUIRED = (
-    *("alembic", "numpy", "optuna", "pydantic", "pyyaml"),
+    *("alembic", "numpy", "optuna", "psutil", "pydantic", "pyyaml"),
     *("ray", "rich", "sqlalchemy", "tenacity", "typer"),
 )
 # Each package with the extra of this project that installs it.
@@ -49,13 +48,6 @@ print(json.dumps({
     "gloo": distributed.is_available() and distributed.is_gloo_available(),
 }))
 """
-
-
-def make(status: Status, name: str, found: str, advice: str = "") -> Check:
-    return Check(name=name, status=status, found=found, advice=advice)
-
-
-ok, warn, fail = (partial(make, status) for status in (Status.OK, Status.WARN, Status.FAIL))
 
 
 def python() -> Check:
@@ -190,11 +182,11 @@ def cluster(address: str) -> Check:
 def ray_access(ray_address: str | None) -> list[Check]:
     """Who can reach Ray, or read what it must keep secret."""
     from orchestrator.core.machines.exposure import exposures
-    from orchestrator.node.exposure import look
+    from orchestrator.node.exposure import ray_facts
 
-    facts = look(os.environ, cluster_address=ray_address)
+    facts = ray_facts(os.environ, cluster_address=ray_address)
     if problems := exposures(facts):
-        return [make(Status(one.severity), "ray access", one.found, one.advice) for one in problems]
+        return problems
     found = "no token, and none is needed"
     if facts.listeners:
         num = len(facts.listeners)

@@ -240,7 +240,7 @@ class _Run:
 
     def _measure(self, open_scheduler: Callable[[], Scheduler]) -> SweepResult:
         from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
-        from orchestrator.sweep.loop import run_sweep  # optuna takes 0.5 s to import
+        from orchestrator.sweep.run import run_sweep  # optuna takes 0.5 s to import
 
         spec, table, simulator = self.spec, self.table, self.options.simulator
         try:
@@ -331,7 +331,7 @@ def _wait_seconds(text: str, spec: SweepSpec, ray_address: str | None) -> float:
 
 def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
     """Which code is measured: the user's program, a table's runs, or this package's workloads."""
-    from orchestrator.core.sweepfile.workload_options import CommandOptions
+    from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.sweep.provenance import code_fingerprint, program_fingerprint
 

@@ -112,7 +112,7 @@ def check_that_ray_keeps_it(db: str | None) -> None:
 
 def rank_environment(spec: SweepSpec) -> dict[str, str]:
     """The variables that the sweep file passes from this environment to ranks, without secrets."""
-    from orchestrator.core.sweepfile.workload_options import CommandOptions
+    from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.trial.rank_environment import named
 
     options = spec.workload.options
@@ -124,7 +124,7 @@ def rank_secrets(spec: SweepSpec) -> dict[str, str]:
 
     Raises UsageInvalid if one is not set.
     """
-    from orchestrator.core.sweepfile.workload_options import CommandOptions
+    from orchestrator.core.sweepfile.command_options import CommandOptions
 
     options = spec.workload.options
     names = options.env_from if isinstance(options, CommandOptions) else ()

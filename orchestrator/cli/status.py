@@ -219,11 +219,13 @@ def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None,
 def _without_drift(store: Store, sweep: _Sweep) -> tuple[list[CellStatus], list[str]]:
     """The cells with the same best as `sweep best` names, and a line for each drift found."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
-    from orchestrator.sweep.confirmation import repeated_contest  # needs SQLAlchemy
+    from orchestrator.sweep.confirmation import confirmation_of_repeats  # needs SQLAlchemy
 
     row, cells = sweep.row, sweep.cells
     drifted = {
-        cell.cell.id for cell in cells if repeated_contest(store, cell.cell.id).change is not None
+        cell.cell.id
+        for cell in cells
+        if confirmation_of_repeats(store, cell.cell.id).change is not None
     }
     leading = store.best(row.id, CONSIDERED) if drifted else {}
     corrected, texts = [], []

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.cli.home import sweep_home
-from orchestrator.cli.machine_checks import fail, ok, warn
 from orchestrator.core.errors import SweepError
-from orchestrator.core.machines.check import Check
+from orchestrator.core.machines.check import Check, fail, ok, warn
 from orchestrator.core.machines.node_health import (
     CLOCK_SKEW_SECONDS,
     GOOD_FREE_BYTES,

@@ -108,7 +108,7 @@ def planning(spec: SweepSpec, store: Store | None) -> Planning:
         spec=spec,
         hardware=hardware,
         gpus_per_node=per_node,
-        knowledge=prior_knowledge.learned(
+        knowledge=prior_knowledge.read_prior_knowledge(
             store, spec, hardware, device_name=name, gpus_per_node=per_node
         ),
         table=replayed_table(spec),

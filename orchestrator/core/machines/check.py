@@ -20,8 +20,8 @@ class Check:
     advice: str = ""
 
 
-def ok(name: str, found: str) -> Check:
-    return Check(name=name, status=Status.OK, found=found)
+def ok(name: str, found: str, advice: str = "") -> Check:
+    return Check(name=name, status=Status.OK, found=found, advice=advice)
 
 
 def warn(name: str, found: str, advice: str = "") -> Check:
