@@ -16,6 +16,7 @@ from db.connection import url
 from db.connection.engine import Database
 from db.connection.postgresql_advice import quoted
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
+from orchestrator.core.problem.layout import LAYOUT_COLUMNS
 
 _FOLDER = Path(__file__).parent
 MIGRATIONS = _FOLDER / "migrations"
@@ -137,8 +138,10 @@ def meanings() -> dict[str, str]:
 
 
 def _source(view: str) -> str:
-    """The statement that makes a view. Comments before it say what it is, and what the columns mean that only it has."""
-    return (_FOLDER / "views" / f"{view}.sql").read_text()
+    """The statement that makes a view, after comments that explain the view and its own columns."""
+    columns = ",\n    ".join(f"trial.{column.name}" for column in LAYOUT_COLUMNS)
+    text = (_FOLDER / "views" / f"{view}.sql").read_text()
+    return text.replace("{layout_columns}", columns)
 
 
 def _comment(connection: sa.Connection) -> None:

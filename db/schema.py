@@ -5,6 +5,8 @@ Every layout field and headline number is a column of its own; JSON is only for 
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -20,8 +22,10 @@ from sqlalchemy import (
     false,
     text,
 )
+from sqlalchemy.types import TypeEngine
 
 from db.types import Id, Json, UtcTime
+from orchestrator.core.problem.layout import LAYOUT_COLUMNS
 
 SCHEMA_VERSION = "0008"  # the newest migration in migrations/versions
 FIRST_VERSION = "0008"  # the oldest that can be upgraded: what came before was never released
@@ -35,6 +39,12 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+_SQL_TYPES: dict[type, type[Integer] | type[Text] | TypeEngine[Any]] = {
+    int: Integer,
+    str: Text,
+    dict: Json,
+}
 
 sweep = Table(
     "sweep",
@@ -279,29 +289,9 @@ trial = Table(
         comment="number of the cell",
     ),
     Column("layout_key", Text, nullable=False, comment="the same"),
-    Column("data_parallel_size", Integer, nullable=False, comment="replicas"),
-    Column("tensor_parallel_size", Integer, nullable=False, comment="ranks that share each layer"),
-    Column("pipeline_parallel_size", Integer, nullable=False, comment="pipeline stages"),
-    Column("context_parallel_size", Integer, nullable=False, comment="ranks that share a sequence"),
-    Column(
-        "micro_batch_size",
-        Integer,
-        nullable=False,
-        comment="sequences per replica and forward pass",
-    ),
-    Column(
-        "grad_accum_steps",
-        Integer,
-        nullable=False,
-        comment="micro-batches per replica and optimizer step",
-    ),
-    Column("recompute", Text, nullable=False, comment="none, selective or full"),
-    Column("recompute_policy", Text, comment="of selective: attention or ops"),
-    Column("recompute_layers", Integer, comment="for how many layers from the first; NULL: all"),
-    Column("zero_stage", Integer, nullable=False, comment="0 to 3"),
-    Column("precision", Text, nullable=False, comment="fp32, bf16, fp16 or fp8"),
-    Column(
-        "options", Json, comment="of a trial: the workload's options that vary, as JSON; NULL: none"
+    *(
+        Column(each.name, _SQL_TYPES[each.type], nullable=each.is_nullable, comment=each.means)
+        for each in LAYOUT_COLUMNS
     ),
     Column(
         "state",

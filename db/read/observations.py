@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from db import schema
 from db.read import records
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.layout import Layout, from_columns
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 
@@ -248,7 +248,7 @@ def _row(
         sweep=sweeps[row["sweep_id"]],
         cell_id=row["cell_id"],
         cell=of_cell,
-        layout=records.layout_of(row),
+        layout=from_columns(row),
         out_of_memory=not is_measured,
         step_seconds=_read(row["step_seconds_median"]),
         peak_memory_bytes=reserved if reserved is not None else allocated,

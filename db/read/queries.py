@@ -32,7 +32,7 @@ from db.read.rows import (
 from db.types import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import Precision
+from orchestrator.core.problem.layout import Precision, from_columns
 from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
@@ -523,7 +523,7 @@ def _trial_row(row: sa.RowMapping) -> TrialRow:
     return TrialRow(
         **{name: row[name] for name in _SAME_TRIAL},
         **{name: row[name] for name in _SAME_NUMBERS},
-        layout=records.layout_of(row),
+        layout=from_columns(row),
         state=TrialState(row["state"]),
         is_current_fingerprint=None
         if row["counting_id"] is None

@@ -9,13 +9,8 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from orchestrator.core.problem.layout import (
-    Layout,
-    Precision,
-    Recompute,
-    RecomputeMode,
-    SelectivePolicy,
-)
+from orchestrator.core.problem import layout as layouts
+from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
@@ -26,15 +21,6 @@ from orchestrator.core.trial.protocol import GpuUsage, Phase
 Columns = dict[str, Any]
 Row = Mapping[str, Any] | RowMapping
 
-_SIZES = (
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "micro_batch_size",
-    "grad_accum_steps",
-    "zero_stage",
-)
 _SHAPE = (
     "num_layers",
     "hidden_size",
@@ -69,42 +55,11 @@ _TELLING = (
     "gpu_throttled_fraction",
     "gpu_temperature_celsius",
 )
-LAYOUT_COLUMNS = (
-    *_SIZES,
-    "recompute",
-    "recompute_policy",
-    "recompute_layers",
-    "precision",
-    "options",
-)
+LAYOUT_COLUMNS = tuple(column.name for column in layouts.LAYOUT_COLUMNS)
 
 
 def layout_columns(layout: Layout) -> Columns:
-    recompute = layout.recompute
-    return {
-        "layout_key": layout.key,
-        **{name: getattr(layout, name) for name in _SIZES},
-        "recompute": recompute.mode.value,
-        "recompute_policy": recompute.policy.value if recompute.policy else None,
-        "recompute_layers": recompute.num_layers,
-        "precision": layout.precision.value,
-        "options": dict(layout.options) or None,
-    }
-
-
-def layout_of(row: Row) -> Layout:
-    policy = row["recompute_policy"]
-    recompute = Recompute(
-        mode=RecomputeMode(row["recompute"]),
-        policy=SelectivePolicy(policy) if policy else None,
-        num_layers=row["recompute_layers"],
-    )
-    return Layout(
-        **{name: row[name] for name in _SIZES},
-        recompute=recompute,
-        precision=Precision(row["precision"]),
-        options=tuple(sorted((row["options"] or {}).items())),
-    )
+    return {"layout_key": layout.key, **layouts.to_columns(layout)}
 
 
 def model_columns(model: ModelShape) -> Columns:

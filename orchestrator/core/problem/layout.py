@@ -1,27 +1,18 @@
 """One way to run a cell: how the GPUs share the work, and what is recomputed.
 
-Knows nothing of models or machines; whether a layout is legal or fits is said elsewhere (space, memory).
+`Layout` is the only list of a layout's axes: the columns of `LayoutTable` and of the store's tables
+follow from it. Whether a layout is legal is decided in `space`, whether it fits in `memory`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from string import ascii_letters, digits
 from types import MappingProxyType
-
-SHORT_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "dp": "data_parallel_size",
-        "tp": "tensor_parallel_size",
-        "pp": "pipeline_parallel_size",
-        "cp": "context_parallel_size",
-        "mbs": "micro_batch_size",
-        "ga": "grad_accum_steps",
-    }
-)
+from typing import Any, Protocol
 
 
 class RecomputeMode(StrEnum):
@@ -31,8 +22,9 @@ class RecomputeMode(StrEnum):
 
 
 class SelectivePolicy(StrEnum):
-    """What selective recomputation drops: the attention core (Korthikanti et al. 2022), or every second matmul (torchtitan)."""
+    """What selective recomputation drops."""
 
+    # The attention core (Korthikanti et al. 2022), or every second matmul (torchtitan).
     ATTENTION = "attention"
     OPS = "ops"
 
@@ -49,32 +41,35 @@ _RECOMPUTE_TEXT = re.compile(r"(none|full|selective(?:_(attention|ops))?)(?::([1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recompute:
-    """Activation recomputation: its mode, the policy where it is selective, and for how many layers from the first (None: all)."""
+    """Which activations are recomputed in the backward pass."""
 
     mode: RecomputeMode = RecomputeMode.NONE
-    policy: SelectivePolicy | None = None
-    num_layers: int | None = None
+    policy: SelectivePolicy | None = None  # of mode selective only
+    num_layers: int | None = None  # counted from the first; None: all
 
     def __post_init__(self) -> None:
         if (self.mode is RecomputeMode.SELECTIVE) != (self.policy is not None):
             raise ValueError(
-                f"recompute {self.mode}: a policy belongs to selective, and only to it; got {self.policy}"
+                f"recompute {self.mode}: a policy belongs to selective, and only to it; "
+                f"got {self.policy}"
             )
         if self.num_layers is not None and (self.mode is RecomputeMode.NONE or self.num_layers < 1):
             raise ValueError(
-                f"recompute {self.mode} for {self.num_layers} layers: expected a mode other than none and at least 1 layer"
+                f"recompute {self.mode} for {self.num_layers} layers: "
+                "expected a mode other than none and at least 1 layer"
             )
 
     @classmethod
     def parse(cls, text: str) -> Recompute:
-        """Read `none`, `full`, `full:8` (first 8 layers), `selective` (= `selective_ops`), `selective_attention:4`.
+        """Read `none`, `full`, `full:8` (first 8 layers), `selective` (is `selective_ops`), ...
 
         Raises ValueError with what is allowed.
         """
         match = _RECOMPUTE_TEXT.fullmatch(text)
         if match is None or (text.startswith("none") and text != "none"):
             raise ValueError(
-                f"recompute {text!r} is not one of none, full, selective, selective_ops, selective_attention, each but none with an optional :LAYERS (full:8)"
+                f"recompute {text!r} is not one of none, full, selective, selective_ops, "
+                "selective_attention, each but none with an optional :LAYERS (full:8)"
             )
         mode = RecomputeMode(match[1].split("_")[0])
         policy = (
@@ -89,7 +84,7 @@ class Recompute:
         return f"{text}:{self.num_layers}" if self.num_layers is not None else text
 
     def layers_of(self, num_layers: int) -> int:
-        """How many of a model's layers are recomputed."""
+        """The number of a model's layers that are recomputed."""
         if self.mode is RecomputeMode.NONE:
             return 0
         return num_layers if self.num_layers is None else min(self.num_layers, num_layers)
@@ -98,23 +93,108 @@ class Recompute:
 NO_RECOMPUTE = Recompute()
 
 OptionValue = str | int | bool
-Options = tuple[
-    tuple[str, OptionValue], ...
-]  # name, value: options of the workload that vary, sorted by name
+# Names and values of the workload's options that vary, sorted by name.
+Options = tuple[tuple[str, OptionValue], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutColumn:
+    """A column of a row that keeps an axis of a layout, or one part of it."""
+
+    name: str
+    means: str
+    type: type[Any] = str
+    is_nullable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodedAxis:
+    """How tables keep an axis that is no plain number.
+
+    A row has one column for each part of the value. A `LayoutTable` has an index into the
+    distinct values, which are in its field `distinct`.
+    """
+
+    columns: tuple[LayoutColumn, ...]
+    parts: Callable[[Any], tuple[object, ...]]
+    value: Callable[..., Any]  # of its parts
+    distinct: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeAxis:
+    """An axis that is a plain number, and one column everywhere."""
+
+    means: str
+    short: str | None = None  # its name in keys and constraints
+
+
+def _size(means: str, short: str | None = None) -> dict[str, SizeAxis]:
+    return {"axis": SizeAxis(means=means, short=short)}
+
+
+_RECOMPUTE = CodedAxis(
+    columns=(
+        LayoutColumn(name="recompute", means="none, selective or full"),
+        LayoutColumn(
+            name="recompute_policy", means="of selective: attention or ops", is_nullable=True
+        ),
+        LayoutColumn(
+            name="recompute_layers",
+            means="for how many layers from the first; NULL: all",
+            type=int,
+            is_nullable=True,
+        ),
+    ),
+    parts=lambda it: (it.mode.value, it.policy.value if it.policy else None, it.num_layers),
+    value=lambda mode, policy, num_layers: Recompute(
+        mode=RecomputeMode(mode),
+        policy=SelectivePolicy(policy) if policy else None,
+        num_layers=num_layers,
+    ),
+    distinct="recomputes",
+)
+_PRECISION = CodedAxis(
+    columns=(LayoutColumn(name="precision", means="fp32, bf16, fp16 or fp8"),),
+    parts=lambda it: (it.value,),
+    value=Precision,
+    distinct="precisions",
+)
+_OPTIONS = CodedAxis(
+    columns=(
+        LayoutColumn(
+            name="options",
+            means="of a trial: the workload's options that vary, as JSON; NULL: none",
+            type=dict,
+            is_nullable=True,
+        ),
+    ),
+    parts=lambda it: (dict(it) or None,),
+    value=lambda options: tuple(sorted((options or {}).items())),
+    distinct="option_sets",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    data_parallel_size: int = 1
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    context_parallel_size: int = 1
-    micro_batch_size: int = 1  # sequences per replica per forward
-    grad_accum_steps: int = 1
-    recompute: Recompute = field(default=NO_RECOMPUTE)
-    zero_stage: int = 0
-    precision: Precision = Precision.BF16
-    options: Options = ()
+    data_parallel_size: int = field(default=1, metadata=_size("replicas", "dp"))
+    tensor_parallel_size: int = field(
+        default=1, metadata=_size("ranks that share each layer", "tp")
+    )
+    pipeline_parallel_size: int = field(default=1, metadata=_size("pipeline stages", "pp"))
+    context_parallel_size: int = field(
+        default=1, metadata=_size("ranks that share a sequence", "cp")
+    )
+    micro_batch_size: int = field(
+        default=1, metadata=_size("sequences per replica and forward pass", "mbs")
+    )
+    grad_accum_steps: int = field(
+        default=1, metadata=_size("micro-batches per replica and optimizer step", "ga")
+    )
+    recompute: Recompute = field(default=NO_RECOMPUTE, metadata={"axis": _RECOMPUTE})
+    zero_stage: int = field(default=0, metadata=_size("0 to 3"))
+    precision: Precision = field(default=Precision.BF16, metadata={"axis": _PRECISION})
+    options: Options = field(default=(), metadata={"axis": _OPTIONS})
 
     def __post_init__(self) -> None:
         if not self.options:
@@ -126,7 +206,7 @@ class Layout:
             )
 
     def option(self, name: str) -> OptionValue | None:
-        """The value of an option of the layout; None where it has no such option."""
+        """The value of an option; None if the layout has no such option."""
         return dict(self.options).get(name)
 
     @property
@@ -145,16 +225,18 @@ class Layout:
 
     @property
     def key(self) -> str:
-        """A readable, stable name: used in SQL, logs and on the command line."""
+        """A readable, stable name, used in SQL, in logs and on the command line."""
         options = "".join(f"-{name}={_option_text(value)}" for name, value in self.options)
         return (
-            f"dp{self.data_parallel_size}_tp{self.tensor_parallel_size}_pp{self.pipeline_parallel_size}_cp{self.context_parallel_size}"
-            f"_mbs{self.micro_batch_size}_ga{self.grad_accum_steps}_{str(self.recompute).replace(':', '.')}_z{self.zero_stage}_{self.precision}{options}"
+            f"dp{self.data_parallel_size}_tp{self.tensor_parallel_size}"
+            f"_pp{self.pipeline_parallel_size}_cp{self.context_parallel_size}"
+            f"_mbs{self.micro_batch_size}_ga{self.grad_accum_steps}"
+            f"_{str(self.recompute).replace(':', '.')}_z{self.zero_stage}_{self.precision}{options}"
         )
 
     @property
     def short(self) -> str:
-        """The key without the parts that are at their neutral value, for tables meant for people."""
+        """The key without the parts that have their neutral value, for people to read."""
         parts = [f"dp{self.data_parallel_size}"]
         parts += [
             f"{name}{size}"
@@ -178,7 +260,10 @@ class Layout:
 
 
 def _option_text(value: OptionValue) -> str:
-    """The value so that it can stand in a name, and be read back: a text that looks like a number or a truth value is escaped."""
+    """Write a value as part of a key, so that it reads back with its type.
+
+    A text that looks like a number or a truth value is escaped.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     text = "".join(
@@ -199,29 +284,73 @@ _PLAIN = frozenset(ascii_letters + digits + "_.+,:@~-")
 _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 _LITERAL = re.compile(r"true|false|-?\d{1,18}")
 _OPTION = re.compile(r"-([A-Za-z_]\w*)=([^=]*?)(?=-[A-Za-z_]\w*=|$)", re.ASCII)
+_AXES: Mapping[str, SizeAxis | CodedAxis] = {f.name: f.metadata["axis"] for f in fields(Layout)}
+CODED: Mapping[str, CodedAxis] = MappingProxyType(
+    {name: axis for name, axis in _AXES.items() if isinstance(axis, CodedAxis)}
+)
+SIZES = tuple(name for name in _AXES if name not in CODED)
+SHORT_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        axis.short: name
+        for name, axis in _AXES.items()
+        if isinstance(axis, SizeAxis) and axis.short is not None
+    }
+)
+# What a row of a table keeps of a layout, in the order of its axes.
+LAYOUT_COLUMNS: tuple[LayoutColumn, ...] = tuple(
+    column
+    for name, axis in _AXES.items()
+    for column in (
+        axis.columns
+        if isinstance(axis, CodedAxis)
+        else (LayoutColumn(name=name, means=axis.means, type=int),)
+    )
+)
 _KEY = re.compile(
-    r"dp(\d+)_tp(\d+)_pp(\d+)_cp(\d+)_mbs(\d+)_ga(\d+)_([a-z_]+(?:\.\d+)?)_z([0-3])_(fp32|bf16|fp16|fp8)((?:-[A-Za-z_]\w*=[^=]*?)*)",
+    "_".join(rf"{short}(?P<{name}>\d+)" for short, name in SHORT_NAMES.items())
+    + r"_(?P<recompute>[a-z_]+(?:\.\d+)?)_z(?P<zero_stage>[0-3])"
+    + rf"_(?P<precision>{'|'.join(Precision)})(?P<options>(?:-[A-Za-z_]\w*=[^=]*?)*)",
     re.ASCII,
 )
 
 
 def parse_key(key: str) -> Layout:
-    """Read a `Layout.key` back. Raises ValueError when it is none."""
+    """Read a `Layout.key` back. Raises ValueError if it is none."""
     match = _KEY.fullmatch(key)
     if match is None:
         raise ValueError(
-            f"layout {key!r} is not of the form dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16, with -NAME=VALUE behind it for each option that varies"
+            f"layout {key!r} is not of the form dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16, "
+            "with -NAME=VALUE behind it for each option that varies"
         )
-    dp, tp, pp, cp, mbs, ga = (int(match[i]) for i in range(1, 7))
     return Layout(
-        data_parallel_size=dp,
-        tensor_parallel_size=tp,
-        pipeline_parallel_size=pp,
-        context_parallel_size=cp,
-        micro_batch_size=mbs,
-        grad_accum_steps=ga,
-        recompute=Recompute.parse(match[7].replace(".", ":")),
-        zero_stage=int(match[8]),
-        precision=Precision(match[9]),
-        options=tuple((found[1], _option_value(found[2])) for found in _OPTION.finditer(match[10])),
+        **{name: int(match[name]) for name in SIZES},
+        recompute=Recompute.parse(match["recompute"].replace(".", ":")),
+        precision=Precision(match["precision"]),
+        options=tuple(
+            (found[1], _option_value(found[2])) for found in _OPTION.finditer(match["options"])
+        ),
+    )
+
+
+def to_columns(layout: Layout) -> dict[str, Any]:
+    """The values of `LAYOUT_COLUMNS`, by the column's name."""
+    values: dict[str, Any] = {name: getattr(layout, name) for name in SIZES}
+    for name, axis in CODED.items():
+        for column, part in zip(axis.columns, axis.parts(getattr(layout, name)), strict=True):
+            values[column.name] = part
+    return values
+
+
+class _Row(Protocol):
+    def __getitem__(self, column: str, /) -> Any: ...
+
+
+def from_columns(row: _Row) -> Layout:
+    """The layout that `to_columns` wrote; a row may have more columns."""
+    return Layout(
+        **{name: row[name] for name in SIZES},
+        **{
+            name: axis.value(*(row[column.name] for column in axis.columns))
+            for name, axis in CODED.items()
+        },
     )

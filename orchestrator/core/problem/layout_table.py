@@ -1,39 +1,53 @@
-"""Many layouts at once, as columns (numpy). A whole lattice of a cell is enumerated, checked and ranked in this form.
+"""Many layouts at once, as numpy columns: so a cell's layouts are enumerated, checked and ranked.
 
-`recompute`, `precision` and `options` are small codes into tuples that the table carries; every other column holds the sizes themselves.
+A column holds sizes, or for a coded axis small indices into a tuple of distinct values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import Field, make_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.problem.layout import Layout, Options, Precision, Recompute
+from orchestrator.core.problem.layout import CODED, SIZES, Layout, Options, Precision, Recompute
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+COLUMNS = (*SIZES, *CODED)
+_DISTINCT = {name: axis.distinct for name, axis in CODED.items()}
+
+if TYPE_CHECKING:
+
+    class _Columns:
+        """What mypy knows of the fields, which follow from the axes of `Layout`."""
+
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+        recomputes: tuple[Recompute, ...]
+        precisions: tuple[Precision, ...]
+        option_sets: tuple[Options, ...]
+
+        def __init__(self, **columns: Ints | tuple[Any, ...]) -> None: ...
+        def __getattr__(self, axis: str) -> Ints: ...
+
+else:
+    _Columns = make_dataclass(
+        "_Columns",
+        [*((name, Ints) for name in COLUMNS), *((name, tuple) for name in _DISTINCT.values())],
+        frozen=True,
+        kw_only=True,
+        eq=False,
+    )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayoutTable:
-    """Columns of equal length n, one row per layout."""
+class LayoutTable(_Columns):
+    """Columns of equal length, one for each axis of `Layout`, and a row for each layout.
 
-    data_parallel_size: Ints
-    tensor_parallel_size: Ints
-    pipeline_parallel_size: Ints
-    context_parallel_size: Ints
-    micro_batch_size: Ints
-    grad_accum_steps: Ints
-    zero_stage: Ints
-    recompute: Ints  # index into `recomputes`
-    precision: Ints  # index into `precisions`
-    options: Ints  # index into `option_sets`
-    recomputes: tuple[Recompute, ...]
-    precisions: tuple[Precision, ...]
-    option_sets: tuple[Options, ...]
+    `recompute`, `precision` and `options` are indices into `recomputes`, `precisions` and
+    `option_sets`.
+    """
 
     def __len__(self) -> int:
         return len(self.data_parallel_size)
@@ -54,77 +68,38 @@ class LayoutTable:
 
     def layout(self, row: int) -> Layout:
         """The layout of one row, as a value."""
-        return Layout(
-            data_parallel_size=int(self.data_parallel_size[row]),
-            tensor_parallel_size=int(self.tensor_parallel_size[row]),
-            pipeline_parallel_size=int(self.pipeline_parallel_size[row]),
-            context_parallel_size=int(self.context_parallel_size[row]),
-            micro_batch_size=int(self.micro_batch_size[row]),
-            grad_accum_steps=int(self.grad_accum_steps[row]),
-            recompute=self.recomputes[int(self.recompute[row])],
-            zero_stage=int(self.zero_stage[row]),
-            precision=self.precisions[int(self.precision[row])],
-            options=self.option_sets[int(self.options[row])],
-        )
+        values: dict[str, Any] = {name: getattr(self, name).item(row) for name in COLUMNS}
+        for name, distinct in _DISTINCT.items():
+            values[name] = getattr(self, distinct)[values[name]]
+        return Layout(**values)
 
     def layouts(self) -> list[Layout]:
         """All rows as values, in their order."""
-        columns = [getattr(self, name).tolist() for name in COLUMNS]
+        columns: dict[str, list[Any]] = {name: getattr(self, name).tolist() for name in COLUMNS}
+        for name, distinct in _DISTINCT.items():
+            of_code = getattr(self, distinct)
+            columns[name] = [of_code[code] for code in columns[name]]
         return [
-            Layout(
-                data_parallel_size=data,
-                tensor_parallel_size=tensor,
-                pipeline_parallel_size=pipeline,
-                context_parallel_size=context,
-                micro_batch_size=micro_batch,
-                grad_accum_steps=grad_accum,
-                zero_stage=zero_stage,
-                recompute=self.recomputes[recompute],
-                precision=self.precisions[precision],
-                options=self.option_sets[options],
-            )
-            for data, tensor, pipeline, context, micro_batch, grad_accum, zero_stage, recompute, precision, options in zip(
-                *columns, strict=True
-            )
+            Layout(**dict(zip(COLUMNS, row, strict=False)))
+            for row in zip(*columns.values(), strict=True)
         ]
 
     def take(self, rows: Ints | Mask) -> LayoutTable:
         """The rows of an index array or mask, in its order."""
         columns = {name: getattr(self, name)[rows] for name in COLUMNS}
-        return LayoutTable(
-            **columns,
-            recomputes=self.recomputes,
-            precisions=self.precisions,
-            option_sets=self.option_sets,
-        )
+        return LayoutTable(**columns, **{name: getattr(self, name) for name in _DISTINCT.values()})
 
     @classmethod
     def of(cls, layouts: Iterable[Layout]) -> LayoutTable:
         """The table of some layouts, in their order."""
         rows = list(layouts)
-        recomputes = tuple(dict.fromkeys(row.recompute for row in rows))
-        precisions = tuple(dict.fromkeys(row.precision for row in rows))
-        columns = {
-            name: np.array([getattr(row, name) for row in rows], dtype=np.int64)
-            for name in COLUMNS
-            if name not in CODED
+        columns: dict[str, list[Any]] = {
+            name: [getattr(row, name) for row in rows] for name in COLUMNS
         }
-        columns["recompute"] = np.array(
-            [recomputes.index(row.recompute) for row in rows], dtype=np.int64
-        )
-        columns["precision"] = np.array(
-            [precisions.index(row.precision) for row in rows], dtype=np.int64
-        )
-        option_sets = {
-            options: code for code, options in enumerate(dict.fromkeys(row.options for row in rows))
-        }
-        columns["options"] = np.array([option_sets[row.options] for row in rows], dtype=np.int64)
-        return cls(
-            **columns, recomputes=recomputes, precisions=precisions, option_sets=tuple(option_sets)
-        )
-
-
-CODED = ("recompute", "precision", "options")
-COLUMNS = tuple(
-    f.name for f in fields(LayoutTable) if f.name not in ("recomputes", "precisions", "option_sets")
-)
+        distinct: dict[str, tuple[Any, ...]] = {}
+        for name, of_codes in _DISTINCT.items():
+            codes = {value: code for code, value in enumerate(dict.fromkeys(columns[name]))}
+            columns[name] = [codes[value] for value in columns[name]]
+            distinct[of_codes] = tuple(codes)
+        arrays = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
+        return cls(**arrays, **distinct)

@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.problem.layout import (
+    LAYOUT_COLUMNS,
     Layout,
     Precision,
     Recompute,
     RecomputeMode,
     SelectivePolicy,
+    from_columns,
     parse_key,
+    to_columns,
 )
 
 sizes = st.integers(1, 100_000)
@@ -57,6 +60,16 @@ def test_a_key_reads_back_as_its_layout(layout: Layout) -> None:
     assert [type(value) for _, value in read.options] == [
         type(value) for _, value in layout.options
     ]
+
+
+@given(layout=layouts)
+def test_the_columns_of_a_row_read_back_as_its_layout(layout: Layout) -> None:
+    columns = to_columns(layout)
+    assert set(columns) == {column.name for column in LAYOUT_COLUMNS}
+    for column in LAYOUT_COLUMNS:
+        value = columns[column.name]
+        assert type(value) is column.type or (value is None and column.is_nullable)
+    assert from_columns(columns | {"state": "queued"}) == layout
 
 
 @given(one=layouts, other=layouts)

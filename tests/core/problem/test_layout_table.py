@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.problem.layout import Layout, Precision, Recompute
+from orchestrator.core.problem.layout import CODED, Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import COLUMNS, LayoutTable
 
 layouts = st.lists(
@@ -48,8 +50,12 @@ def test_rows_can_be_taken_by_index_and_by_mask(rows: list[Layout], data: st.Dat
     assert [backwards.layout(i) for i in range(len(backwards))] == rows[::-1]
 
 
-def test_every_field_of_a_layout_is_a_column() -> None:
-    assert set(COLUMNS) == set(Layout.__dataclass_fields__)
+def test_every_axis_of_a_layout_is_a_column() -> None:
+    axes = set(Layout.__dataclass_fields__)
+    assert set(COLUMNS) == axes
+    assert {field.name for field in fields(LayoutTable)} == axes | {
+        axis.distinct for axis in CODED.values()
+    }
 
 
 def test_a_table_knows_the_names_of_its_options() -> None:
