@@ -1,4 +1,7 @@
-"""The first tables: all that db/schema.py names. The first release freezes them; every later change is a migration of its own."""
+"""The first tables: all of db/schema.py.
+
+The first release freezes them; from then on each change has its own migration.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # Without the columns' comments, each of which would be a statement: db/migrate.py writes all of them with one.
+    # Leaves out the columns' comments, which would be a statement each: db/migrate.py writes all
+    # of them with one.
     connection = op.get_bind()
     for table in metadata.sorted_tables:
         connection.execute(CreateTable(table))
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             connection.execute(CreateIndex(index))
-
-
-def downgrade() -> None:
-    metadata.drop_all(op.get_bind(), checkfirst=False)

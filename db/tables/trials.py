@@ -1,0 +1,312 @@
+"""Tables of trials: their attempts and measurements, and the append-only log of what happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
+from sqlalchemy.types import TypeEngine
+
+from db.tables.columns import metadata, optional, required, row_id, sweep_id
+from db.types import Id, Json, UtcTime
+from orchestrator.core.problem.layout import LAYOUT_COLUMNS
+
+_SQL_TYPES: dict[type, TypeEngine[Any]] = {int: Integer(), str: Text(), dict: Json}
+
+trial = Table(
+    "trial",
+    metadata,
+    row_id(),
+    sweep_id(),
+    required("cell_id", Id, "number of the cell", ForeignKey("cell.id", ondelete="CASCADE")),
+    required("layout_key", Text, "the layout's readable name; `layout` in views"),
+    *(
+        (optional if each.is_nullable else required)(each.name, _SQL_TYPES[each.type], each.means)
+        for each in LAYOUT_COLUMNS
+    ),
+    required("state", Text),
+    required("num_attempts", Integer, "launches so far", server_default=text("0")),
+    required(
+        "num_measurements",
+        Integer,
+        "measurements that count together; the trial's numbers are those of the median one, "
+        "of an even number the slower in the middle",
+        server_default=text("0"),
+    ),
+    optional(
+        "why",
+        Text,
+        "one line of the search: why it chose this layout now; of a pruned trial: the proof",
+    ),
+    optional(
+        "predicted_tokens_per_second_per_gpu",
+        Double,
+        "predicted before the trial; NULL on an unknown device",
+    ),
+    optional("predicted_memory_bytes", BigInteger, "predicted peak of allocated memory"),
+    optional(
+        "condemned_by",
+        Id,
+        "of a pruned trial: the trial whose out-of-memory proves that this one cannot fit",
+        ForeignKey("trial.id", ondelete="SET NULL"),
+    ),
+    required("created_at", UtcTime),
+    required("updated_at", UtcTime, "when the trial last changed its state"),
+    UniqueConstraint("cell_id", "layout_key"),
+    Index("ix_trial_sweep_id_cell_id_state", "sweep_id", "cell_id", "state"),
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    row_id(),
+    required("trial_id", Id, "", ForeignKey("trial.id", ondelete="CASCADE")),
+    required("number", Integer, "number of the attempt, from 1"),
+    required("epoch", BigInteger),
+    required("state", Text),
+    required(
+        "superseded",
+        Boolean,
+        "kept, but not the source of the trial's numbers: it is invalidated, another came "
+        "first, or another of the pool is the median",
+        server_default=false(),
+    ),
+    required(
+        "pooled",
+        Boolean,
+        "one of the measurements whose median gives the trial's numbers",
+        server_default=false(),
+    ),
+    optional(
+        "purpose",
+        Text,
+        "why it was made: `new`, `retry`, and for a measured trial `doubt` (its neighbours "
+        "contradict it), `physics` (a layout with more work was faster), `anchor` (to see "
+        "whether the machine has changed), `confirmation`; NULL: not known",
+    ),
+    required("started_at", UtcTime),
+    optional("ended_at", UtcTime),
+    optional(
+        "measured_at",
+        UtcTime,
+        "when it was measured, by the sweep's clock (a simulation has its own); NULL in "
+        "`attempt`: as `ended_at`",
+    ),
+    optional("nodes", Json),
+    optional(
+        "shared_nodes",
+        Boolean,
+        "whether other gangs of its orchestrator ran on its nodes at the same time; NULL: "
+        "it never had nodes, or was lost",
+    ),
+    optional("start_seconds", Double, "time in phase start, slowest rank"),
+    optional("rendezvous_seconds", Double, "time in phase rendezvous, slowest rank"),
+    optional("first_step_seconds", Double, "time in phase first_step, slowest rank"),
+    optional("steady_seconds", Double, "time in phase steady, slowest rank"),
+    optional(
+        "teardown_seconds",
+        Double,
+        "from the end of the last step to the end of the last process; if a program reports "
+        "no steps, from the program's end",
+    ),
+    optional(
+        "gpu_seconds",
+        Double,
+        "reserved GPUs x seconds, from placement to clean-up; in `v_trial` of the last attempt",
+    ),
+    optional("timed_seconds", Double, "seconds in timed steps"),
+    optional("warmup_seconds", Double, "seconds in the steps before these; NULL: not reported"),
+    optional("fingerprint_digest", Text, "", ForeignKey("fingerprint.digest")),
+    optional("processes_killed", Integer, "processes that were left after the ranks, and killed"),
+    optional(
+        "environment",
+        Json,
+        "settings of NCCL, gloo and similar libraries that its ranks got, as JSON: name to "
+        "value, or to the value on each node",
+    ),
+    # Load of its node while steps were timed; of several nodes the one with most load by others.
+    optional(
+        "cpu_cores",
+        Double,
+        "cores that the attempt could use: its affinity, or the limit of its container",
+    ),
+    optional(
+        "own_cpu_cores",
+        Double,
+        "cores' worth of CPU time of the attempt's own processes while steps were timed",
+    ),
+    optional(
+        "sweep_cpu_cores",
+        Double,
+        "cores' worth of CPU time of the sweep's other attempts, and of its orchestrator "
+        "and the Ray that it started, if these run on the node",
+    ),
+    optional(
+        "others_cpu_cores",
+        Double,
+        "cores' worth of CPU time of everything else while steps were timed: [the load by "
+        "others](measuring.md#the-load-by-others)",
+    ),
+    optional(
+        "foreign_gpu_processes",
+        Integer,
+        "processes of others on its GPUs while steps were timed (NVML); NULL: not known",
+    ),
+    optional(
+        "gpu_clock_ratio",
+        Double,
+        "mean SM clock of its GPUs over their highest clock, while steps were timed (NVML)",
+    ),
+    optional(
+        "gpu_throttled_fraction",
+        Double,
+        "fraction of samples in which heat, power supply or hardware slowed a GPU down",
+    ),
+    optional(
+        "gpu_throttle_reasons",
+        Text,
+        "why its GPUs ran below their highest clock, in NVML's words, with commas; "
+        "`sw_power_cap` alone is harmless",
+    ),
+    optional(
+        "gpu_temperature_celsius",
+        Double,
+        "temperature of its hottest GPU while steps were timed (NVML)",
+    ),
+    optional("failure_kind", Text, "what went wrong: [kinds](troubleshooting.md#kinds-of-failure)"),
+    optional("failure_rank", Integer, "the first bad rank"),
+    optional("failure_node", Text, "node of the first bad rank"),
+    optional("failure_phase", Text, "phase of the first bad rank"),
+    optional("failure_step", Integer, "the optimizer step that it had begun"),
+    optional("failure_signal", Integer, "the signal that killed it"),
+    optional("failure_exit_code", Integer, "exit code of the first bad rank"),
+    optional("failure_message", Text, "one line for a person"),
+    optional("failure_log_path", Text, "the rank's log, on the node that ran it"),
+    optional(
+        "failure_peak_memory_bytes",
+        BigInteger,
+        "of an out-of-memory: bytes allocated at that moment",
+    ),
+    optional("failure_device_memory_bytes", BigInteger, "of an out-of-memory: the device's memory"),
+    optional("failure_evidence", Text, "the text or fact that shows the kind"),
+    optional(
+        "failure_memory",
+        Json,
+        "of an out-of-memory, as JSON: `asked_bytes` by the allocation that failed, `held_bytes`"
+        " by tensors then, `device_bytes`; `is_reported`: by an allocator, so it proves a misfit",
+    ),
+    # Last: SQLite reads the columns before a long one without it.
+    optional("failure_log_tail", Text, "last lines of the rank's log"),
+    UniqueConstraint("trial_id", "number"),
+    # At most one attempt of a trial counts, whoever writes.
+    Index(
+        "uq_attempt_counting",
+        "trial_id",
+        unique=True,
+        sqlite_where=text("state = 'measured' AND NOT superseded"),
+        postgresql_where=text("state = 'measured' AND NOT superseded"),
+    ),
+    Index(
+        "ix_attempt_running",
+        "trial_id",
+        sqlite_where=text("state = 'running'"),
+        postgresql_where=text("state = 'running'"),
+    ),
+)
+
+measurement = Table(
+    "measurement",
+    metadata,
+    required(
+        "attempt_id",
+        Id,
+        "the attempt that was measured",
+        ForeignKey("attempt.id", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    required("tokens_per_second", Double, "of the whole gang"),
+    required("tokens_per_second_per_gpu", Double, "what is optimised"),
+    required("step_seconds_median", Double, "median time of an optimizer step"),
+    required("step_seconds_iqr", Double, "interquartile range of the timed steps"),
+    required("num_steps", Integer, "timed steps"),
+    optional(
+        "relative_confidence",
+        Double,
+        "half-width of the median's 95 % interval over the median; NULL: fewer than 6 steps",
+    ),
+    required("confident", Boolean, "whether the requested precision was reached"),
+    optional("mfu", Double, "model FLOPs utilisation, 0 to 1; NULL: no peak is known"),
+    optional("hfu", Double, "hardware FLOPs utilisation, 0 to 1: recomputed FLOPs count"),
+    required("mfu_formula", Text, "FLOPs per token that `mfu` rests on"),
+    optional("peak_flops", Double, "FLOP/s of one device that `mfu` rests on"),
+    optional(
+        "peak_flops_source",
+        Text,
+        "`table: ...` (data sheet) or `measured: ...` (how, and in which trial; one for all "
+        "trials of a node)",
+    ),
+    optional(
+        "peak_memory_allocated_bytes",
+        BigInteger,
+        "highest allocated memory, worst rank; on a CPU live tensors",
+    ),
+    optional(
+        "peak_memory_reserved_bytes",
+        BigInteger,
+        "highest memory that the allocator reserved, worst rank; NULL on a CPU",
+    ),
+    optional("device_memory_bytes", BigInteger, "memory of one device, as the rank saw it"),
+    optional(
+        "allocator_retries",
+        BigInteger,
+        "times that the GPU's allocator freed its cache and tried again",
+    ),
+    required(
+        "thrashing",
+        Boolean,
+        "ran at the memory edge with allocator retries, and so slower than it could",
+    ),
+    optional("loss_first", Double, "loss of the first step"),
+    optional("loss_last", Double, "loss of the last step"),
+    optional(
+        "gpu_utilisation",
+        Double,
+        "mean share of time that a kernel ran, 0 to 1, while steps were timed (NVML)",
+    ),
+    optional("gpu_power_watts", Double, "mean power of a GPU while steps were timed (NVML)"),
+    optional("memory_by_part", Json, "bytes at the peak by part, worst rank"),
+    required("step_seconds", Json, "every timed step of the slowest rank: the evidence"),
+)
+
+event = Table(
+    "event",
+    metadata,
+    row_id(),
+    sweep_id(),
+    optional("trial_id", Id, "", ForeignKey("trial.id", ondelete="CASCADE")),
+    optional("attempt", Integer, "number of the attempt, from 1; in `v_trial` the one that counts"),
+    required("at", UtcTime),
+    required("event", Text, "what happened: an event of the lifecycle, `added`, or `superseded`"),
+    optional("from_state", Text, "the trial's state before"),
+    optional("to_state", Text, "the trial's state after"),
+    required("epoch", BigInteger),
+    optional(
+        "change_id", Text, "one per write; shows whether a commit happened if its answer was lost"
+    ),
+    optional("detail", Json, "what else is known of the event"),
+    Index("ix_event_sweep_id", "sweep_id"),
+    Index("ix_event_trial_id", "trial_id"),
+)
