@@ -5,27 +5,25 @@ Every function first proves its epoch on the sweep's locked row. How attempts en
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects import postgresql, sqlite
 
 from db import schema
 from db.connection.engine import Change
 from db.connection.id_list import ByIds
 from db.connection.portions import portions
-from db.read import queries, records
+from db.read import records, trials
 from db.types import AttemptState, now
 from db.write import event_log, lease
 from db.write.batch import Batch
+from db.write.inserts import INSERTS
 from db.write.writes import NewAttempt, NewTrial, Pruned
-from orchestrator.core.errors import LeaseLost, SweepChanged, UsageInvalid
-from orchestrator.core.problem.cell import Cell
+from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, event_after
 from orchestrator.core.trial.lifecycle import (
     IN_FLIGHT,
@@ -38,12 +36,6 @@ from orchestrator.core.trial.lifecycle import (
 from orchestrator.core.trial.purpose import Purpose
 
 sweep, cell, trial, attempt = schema.sweep, schema.cell, schema.trial, schema.attempt
-
-# Of a row that may be there already, by dialect.
-INSERTS: Mapping[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]] = {
-    "sqlite": sqlite.insert,
-    "postgresql": postgresql.insert,
-}
 
 # Made once, values given when they run: to put a wide statement together costs more than to run it.
 _INSERT_TRIAL = {
@@ -74,78 +66,6 @@ _UPDATE_LATEST = sa.update(attempt).where(
 )
 _END_LATEST = _UPDATE_LATEST.values(ended_at=now())
 _BEGINS = frozenset({TrialEvent.GANG_PLACED, TrialEvent.REPEATED})
-
-
-def new_token() -> str:
-    return uuid.uuid4().hex
-
-
-def insert_absent(
-    connection: Connection, table: sa.Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]
-) -> int:
-    """Insert the rows whose keys are not there yet; the others are left as they are. How many were inserted."""
-    many = [rows] if isinstance(rows, Mapping) else list(rows)
-    if not many:
-        return 0
-    # SQL expressions (the database's clock) cannot be parameters: they are part of the statement.
-    fixed = {name: value for name, value in many[0].items() if isinstance(value, sa.ClauseElement)}
-    insert = INSERTS[connection.dialect.name](table)
-    values = [{name: value for name, value in row.items() if name not in fixed} for row in many]
-    statement = insert.values(**fixed).on_conflict_do_nothing()
-    return connection.execute(
-        statement, values, execution_options={"preserve_rowcount": True}
-    ).rowcount
-
-
-def differs_from(connection: Connection, sweep_id: int, wanted: Mapping[str, Any]) -> bool:
-    """Whether a sweep was begun under other conditions. Raises SweepChanged where it has trials of them, dropped ones included."""
-    found = connection.execute(
-        sa.select(sweep.c.name, sweep.c.conditions).where(sweep.c.id == sweep_id)
-    ).one()
-    if found.conditions == wanted:
-        return False
-    of_sweep = (
-        sa.select(trial.c.id)
-        .join(cell, cell.c.id == trial.c.cell_id)
-        .where(cell.c.sweep_id == sweep_id)
-    )
-    if connection.execute(of_sweep.limit(1)).first() is not None:
-        raise SweepChanged(_difference(found.name, found.conditions, wanted))
-    return True
-
-
-def _difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The message of SweepChanged: each condition that differs, as it was and as it is."""
-    lines = [
-        f"  {key}: was {was.get(key, 'absent')!r}, is {wanted.get(key, 'absent')!r}"
-        for key in sorted(was.keys() | wanted.keys())
-        if was.get(key, _ABSENT) != wanted.get(key, _ABSENT)
-    ]
-    return "\n".join(
-        [
-            f"sweep {name!r} was measured under other conditions:",
-            *lines,
-            "Rename the sweep, or restore the spec",
-        ]
-    )
-
-
-_ABSENT = object()
-
-
-def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -> int:
-    lease.fence(connection, sweep_id, epoch)
-    table, digest = schema.cell, cell.model.digest
-    insert_absent(connection, schema.model, records.model_columns(cell.model))
-    identity = {
-        "sweep_id": sweep_id,
-        "model_digest": digest,
-        "num_gpus": cell.num_gpus,
-        "sequence_length": cell.sequence_length,
-        "global_batch_size": cell.global_batch_size,
-    }
-    insert_absent(connection, table, {**identity, "key": cell.key, "model_name": cell.model.name})
-    return int(connection.execute(sa.select(table.c.id).filter_by(**identity)).scalar_one())
 
 
 def add_trials(
@@ -305,7 +225,7 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
     )
     rows = connection.execute(left).fetchall()
     batch = Batch(connection, change, (row.id for row in rows), epoch)
-    failed_before = queries.failure_counts(connection, [row.id for row in rows])
+    failed_before = trials.failure_counts(connection, [row.id for row in rows])
     waiting, lost = [], []
     for row in rows:
         standing = batch[row.id]
@@ -340,26 +260,6 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
     if lost:
         connection.execute(_UPDATE_LATEST, lost)
     return waiting
-
-
-def has_launched(connection: Connection, sweep_id: int, epoch: int) -> bool:
-    """Whether the owner of an epoch has begun any attempt of a sweep."""
-    begun = sa.select(attempt.c.id).join(trial, trial.c.id == attempt.c.trial_id)
-    return (
-        connection.execute(
-            begun.where(trial.c.sweep_id == sweep_id, attempt.c.epoch == epoch).limit(1)
-        ).first()
-        is not None
-    )
-
-
-def has_trials(connection: Connection, sweep_id: int) -> bool:
-    return (
-        connection.execute(
-            sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1)
-        ).first()
-        is not None
-    )
 
 
 _LOST = FailureKind.ORCHESTRATOR_LOST

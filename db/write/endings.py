@@ -20,7 +20,7 @@ from db.read import records
 from db.types import AttemptState, now
 from db.write import event_log, pooling
 from db.write.batch import Batch
-from db.write.changes import INSERTS
+from db.write.inserts import INSERTS
 from db.write.pooling import Pooled
 from db.write.writes import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
 from orchestrator.core.errors import UsageInvalid

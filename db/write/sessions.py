@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 
 from db import schema
 from db.read import records
-from db.read.rows import SessionRow
 from db.types import now
 from orchestrator.core.trial.reserved_time import Leased
 
@@ -107,28 +106,6 @@ def end_left(
         .values(ended_at=at, capacity_gpu_seconds=capacity)
     )
     return at
-
-
-def newest(connection: Connection, sweep_id: int) -> SessionRow | None:
-    row = connection.execute(
-        sa.select(session)
-        .where(session.c.sweep_id == sweep_id)
-        .order_by(session.c.epoch.desc())
-        .limit(1)
-    ).one_or_none()
-    if row is None:
-        return None
-    return SessionRow(
-        epoch=row.epoch,
-        host=row.host,
-        pid=row.pid,
-        started_at=row.started_at,
-        seen_at=row.seen_at,
-        ended_at=row.ended_at,
-        num_gpus=row.num_gpus,
-        price_per_gpu_hour=row.price_per_gpu_hour,
-        stop_reasons=tuple(row.stop_reasons or ()),
-    )
 
 
 def _columns(leased: Leased) -> records.Columns:

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import sqlalchemy as sa
 
 from db.connection.engine import Change, Database
-from db.read import queries
+from db.read import trials
 from db.read.rows import TrialRow
 from db.store import Store
 from db.write import changes
@@ -212,7 +212,7 @@ def add_trial(
     )
 
     def work(connection: sa.Connection, change: Change) -> TrialRow:
-        return queries.trials_by_id(
+        return trials.trials_by_id(
             connection, changes.add_trials(connection, change, [new], epoch)
         )[0]
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 from db.store import Store
-from db.write import changes
+from db.write import sweeps
 from db.write.writes import Ended, MeasuredEnd, Recorded
 from orchestrator.cluster.contract import Prober, Scheduler, SchedulerEvent, Slots
 from orchestrator.core.machines.node_health import NodeFacts
@@ -32,7 +32,7 @@ class WitnessedStore(Store):
 
     def as_another(self) -> Self:
         """Be another orchestrator than the process that this one was forked from."""
-        self._token = changes.new_token()
+        self._token = sweeps.new_token()
         self._database.engine.dispose(close=False)  # its connections belong to that process
         return self
 

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from db import store as stores
+from db import store_reads
 from db.connection.engine import Database
+from db.read import nodes as read_nodes
 from db.store import Store
 from db.types import BenchReason
-from db.write import node_records
 from orchestrator.core.errors import LeaseLost
 from orchestrator.core.machines.check import Status
 from orchestrator.core.machines.node_health import judge_nodes
@@ -87,8 +87,8 @@ def test_measurements_are_told_with_their_nodes_and_what_was_predicted(store: St
 def test_of_a_long_sweep_its_newest_measurements_are_told_also_once_another_has_newer_ones(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "NEWEST_RUNS", 2)
-    looked_through = recorded(monkeypatch, node_records, "_runs_among_newest")
+    monkeypatch.setattr(store_reads, "NEWEST_RUNS", 2)
+    looked_through = recorded(monkeypatch, read_nodes, "_runs_among_newest")
     bench = Bench.on(store)
     trials = [measured(bench, 2**power, "a") for power in range(4)]
     newest = trials[-2:]
@@ -107,7 +107,7 @@ def test_of_a_long_sweep_its_newest_measurements_are_told_also_once_another_has_
 def test_of_a_sweep_that_launched_nothing_no_measurement_is_told(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "NEWEST_RUNS", 1)
+    monkeypatch.setattr(store_reads, "NEWEST_RUNS", 1)
     bench = Bench.on(store)
     bench.prune(range(1, 5))
     assert store.node_runs(bench.sweep_id) == []

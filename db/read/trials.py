@@ -1,8 +1,10 @@
-"""The statements that read. Each gives frozen rows of db/read/rows.py, in one or few statements however many trials there are."""
+"""The statements that read trials, and what their attempts measured or failed of.
+
+Each returns frozen rows of db/read/rows.py, by one or few statements for any number of trials.
+"""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -15,86 +17,21 @@ from db import schema
 from db.connection.id_list import ByIds
 from db.connection.portions import portions
 from db.read import records
-from db.read.holder import live_holder
 from db.read.rows import (
-    AttemptRow,
-    CellRow,
-    CellStatus,
-    EventRow,
     PeakRow,
     Repeats,
-    ReservedBySweep,
-    SweepRow,
-    TrialDetail,
     TrialRow,
-    run_folder,
 )
-from db.types import AttemptState, StopRequest, SweepState, now
-from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Precision, from_columns
 from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
-from orchestrator.core.trial.protocol import MEASURED_PEAK, GpuUsage
+from orchestrator.core.trial.protocol import MEASURED_PEAK
 from orchestrator.core.trial.purpose import Purpose
-from orchestrator.core.trial.reserved_time import HeldGpuSeconds
 
-sweep, cell, model, trial, attempt = (
-    schema.sweep,
-    schema.cell,
-    schema.model,
-    schema.trial,
-    schema.attempt,
-)
-measurement, fingerprint, event = schema.measurement, schema.fingerprint, schema.event
-
-
-def sweeps(connection: Connection) -> list[SweepRow]:
-    rows = connection.execute(
-        sa.select(sweep, now().label("now")).order_by(sweep.c.id.desc())
-    ).fetchall()
-    return [_sweep_row(row) for row in rows]
-
-
-def owner_epoch(connection: Connection, sweep_id: int) -> int:
-    """The epoch of a sweep's last owner."""
-    return int(
-        connection.execute(
-            sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id)
-        ).scalar_one()
-    )
-
-
-def sweep_named(connection: Connection, name: str) -> SweepRow:
-    row = connection.execute(
-        sa.select(sweep, now().label("now")).where(sweep.c.name == name)
-    ).one_or_none()
-    if row is not None:
-        return _sweep_row(row)
-    names = [
-        str(other)
-        for other in connection.execute(
-            sa.select(sweep.c.name).order_by(sweep.c.id.desc())
-        ).scalars()
-    ]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = (
-        f"did you mean {close[0]!r}?"
-        if close
-        else f"there are: {', '.join(names[:20]) or 'none yet'}"
-    )
-    raise UsageInvalid(f"no sweep is named {name!r}; {hint}")
-
-
-def cells(connection: Connection, sweep_id: int) -> list[CellRow]:
-    return [
-        _cell_row(row)
-        for row in connection.execute(
-            _CELLS.where(cell.c.sweep_id == sweep_id).order_by(cell.c.id)
-        ).mappings()
-    ]
+cell, trial, attempt = schema.cell, schema.trial, schema.attempt
+measurement, fingerprint = schema.measurement, schema.fingerprint
 
 
 def trials(connection: Connection, sweep_id: int, cell_id: int | None) -> list[TrialRow]:
@@ -113,76 +50,6 @@ def trials_by_id(connection: Connection, trial_ids: Sequence[int]) -> list[Trial
             for row in connection.execute(_TRIALS.where(trial.c.id.in_(some))).mappings()
         }
     return [found[trial_id] for trial_id in trial_ids if trial_id in found]
-
-
-def trial_detail(connection: Connection, trial_id: int) -> TrialDetail:
-    found = trials_by_id(connection, [trial_id])
-    if not found:
-        raise UsageInvalid(f"there is no trial with id {trial_id}; `sweep trials` lists them")
-    cell_row = _cell_row(
-        connection.execute(_CELLS.where(cell.c.id == found[0].cell_id)).mappings().one()
-    )
-    own = connection.execute(
-        sa.select(sweep.c.name, sweep.c.run_token).where(sweep.c.id == cell_row.sweep_id)
-    ).one()
-    attempts = connection.execute(
-        _ATTEMPTS.where(attempt.c.trial_id == trial_id).order_by(attempt.c.number)
-    ).mappings()
-    log = connection.execute(
-        sa.select(event).where(event.c.trial_id == trial_id).order_by(event.c.id)
-    ).mappings()
-    return TrialDetail(
-        sweep_name=own.name,
-        run_folder=run_folder(own.name, own.run_token),
-        cell=cell_row,
-        trial=found[0],
-        attempts=tuple(_attempt_row(row) for row in attempts),
-        events=tuple(_event_row(row) for row in log),
-    )
-
-
-def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
-    counting = (
-        sa.select(trial.c.cell_id, trial.c.state, sa.func.count().label("n"))
-        .where(trial.c.sweep_id == sweep_id)
-        .group_by(trial.c.cell_id, trial.c.state)
-    )
-    counts: dict[int, dict[TrialState, int]] = {}
-    for row in connection.execute(counting):
-        counts.setdefault(row.cell_id, {})[TrialState(row.state)] = row.n
-    fastest = best(connection, sweep_id, 1)
-    return [
-        CellStatus(
-            cell=row,
-            num_trials={state: counts.get(row.id, {}).get(state, 0) for state in TrialState},
-            best=next(iter(fastest.get(row.id, ())), None),
-        )
-        for row in cells(connection, sweep_id)
-    ]
-
-
-def held(connection: Connection, sweep_id: int) -> ReservedBySweep:
-    rows = (
-        connection.execute(
-            sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id"),
-            {"sweep_id": sweep_id},
-        )
-        .mappings()
-        .all()
-    )
-    parts = {
-        row["cell_id"]: HeldGpuSeconds(
-            **{name: row[f"{name}_gpu_seconds"] or 0.0 for name in HeldGpuSeconds().parts}
-        )
-        for row in rows
-    }
-    return ReservedBySweep(
-        total=sum(parts.values(), start=HeldGpuSeconds()),
-        by_cell={cell_id: part for cell_id, part in parts.items() if cell_id is not None},
-        capacity=next(
-            (row["capacity_gpu_seconds"] for row in rows if row["cell_id"] is None), None
-        ),
-    )
 
 
 def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[TrialRow]]:
@@ -353,16 +220,6 @@ def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
     ]
 
 
-def events(connection: Connection, sweep_id: int, after_id: int, limit: int) -> list[EventRow]:
-    statement = (
-        sa.select(event)
-        .where(event.c.sweep_id == sweep_id, event.c.id > after_id)
-        .order_by(event.c.id)
-        .limit(limit)
-    )
-    return [_event_row(row) for row in connection.execute(statement).mappings()]
-
-
 def _counts(table: Any) -> sa.ColumnElement[bool]:
     """The join of a trial with the attempt that counts: there is at most one."""
     return sa.and_(
@@ -378,10 +235,6 @@ def _is_current(table: Any) -> sa.ColumnElement[bool]:
         cell.c.fingerprint_digest, ""
     )
 
-
-_CELLS = sa.select(
-    cell, *(column for column in model.c if column.name not in ("digest", "name", "num_parameters"))
-).join(model, model.c.digest == cell.c.model_digest)
 
 _last = attempt.alias("last")
 _counting = attempt.alias("counting")
@@ -478,45 +331,6 @@ _FAILURE_COUNTS = ByIds(
         .group_by(attempt.c.trial_id, attempt.c.failure_kind)
     )
 )
-_ATTEMPTS = (
-    sa.select(
-        attempt,
-        *(column.label(f"m_{column.name}") for column in measurement.c),
-        *(column.label(f"f_{column.name}") for column in fingerprint.c),
-    )
-    .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
-    .outerjoin(fingerprint, fingerprint.c.digest == attempt.c.fingerprint_digest)
-)
-
-
-def _sweep_row(row: Any) -> SweepRow:
-    return SweepRow(
-        id=row.id,
-        name=row.name,
-        run_token=row.run_token,
-        spec_json=row.spec_json,
-        conditions=row.conditions,
-        state=SweepState(row.state),
-        created_at=row.created_at,
-        holder=live_holder(row),
-        owner_epoch=row.owner_epoch,
-        stop_requested=StopRequest(row.stop_requested) if row.stop_requested else None,
-    )
-
-
-def _cell_row(row: sa.RowMapping) -> CellRow:
-    value = Cell(
-        model=records.model_of(row, name=row["model_name"]),
-        num_gpus=row["num_gpus"],
-        sequence_length=row["sequence_length"],
-        global_batch_size=row["global_batch_size"],
-    )
-    return CellRow(
-        id=row["id"],
-        sweep_id=row["sweep_id"],
-        cell=value,
-        fingerprint_digest=row["fingerprint_digest"],
-    )
 
 
 def _trial_row(row: sa.RowMapping) -> TrialRow:
@@ -533,50 +347,3 @@ def _trial_row(row: sa.RowMapping) -> TrialRow:
         memory=records.shortage_of(row),
         load=records.load_of(row),
     )
-
-
-def _attempt_row(row: sa.RowMapping) -> AttemptRow:
-    numbers = {name[2:]: value for name, value in row.items() if name.startswith("m_")}
-    stack = {name[2:]: value for name, value in row.items() if name.startswith("f_")}
-    is_measured = numbers["attempt_id"] is not None
-    usage = GpuUsage(utilisation=numbers["gpu_utilisation"], power_watts=numbers["gpu_power_watts"])
-    return AttemptRow(
-        number=row["number"],
-        epoch=row["epoch"],
-        state=AttemptState(row["state"]),
-        superseded=row["superseded"],
-        pooled=row["pooled"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-        nodes=None if row["nodes"] is None else tuple(row["nodes"]),
-        purpose=None if row["purpose"] is None else Purpose(row["purpose"]),
-        measured_at=row["measured_at"],
-        shared_nodes=row["shared_nodes"],
-        phase_seconds=records.phases_of(row),
-        gpu_seconds=row["gpu_seconds"],
-        timed_seconds=row["timed_seconds"],
-        warmup_seconds=row["warmup_seconds"],
-        fingerprint=records.fingerprint_of(stack) if stack["digest"] is not None else None,
-        environment=row["environment"],
-        processes_killed=row["processes_killed"],
-        failure=records.failure_of(row),
-        measurement=records.measurement_of(numbers) if is_measured else None,
-        gpu=usage if is_measured else None,
-        memory_by_part=numbers["memory_by_part"],
-        load=records.load_of(row),
-    )
-
-
-def _event_row(row: sa.RowMapping) -> EventRow:
-    names = (
-        "id",
-        "at",
-        "trial_id",
-        "attempt",
-        "event",
-        "from_state",
-        "to_state",
-        "epoch",
-        "detail",
-    )
-    return EventRow(**{name: row[name] for name in names})

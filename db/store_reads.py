@@ -1,0 +1,218 @@
+"""What a store answers: its sweeps, cells, trials, attempts, nodes and links. It writes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from sqlalchemy import Connection
+
+from db import migrate
+from db.connection import url
+from db.connection.engine import Database
+from db.read import nodes, observations, sweeps, trial_detail, trials
+from db.read.observations import ObservationRow
+from db.read.rows import (
+    BenchRow,
+    CellRow,
+    CellStatus,
+    EventRow,
+    LinkRow,
+    NodeCheckRow,
+    PeakRow,
+    Repeats,
+    ReservedBySweep,
+    SessionRow,
+    SweepRow,
+    TrialDetail,
+    TrialRow,
+)
+from orchestrator.core.machines.node_score import NEWEST_RUNS, NodeRun
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class StoreReads:
+    """Open it with `Store.open`. Threads may share it. Any method may raise StoreUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(
+        cls,
+        database_url: str | None = None,
+        *,
+        patience_seconds: float | None = None,
+        to_read: bool = False,
+    ) -> Self:
+        """Open the database of a URL, of SWEEP_DB, or .sweep/sweep.sqlite; an empty one gets tables.
+
+        With `to_read` nothing is written, and the right to write is not needed.
+
+        A call gives up when a database that was reached before has not answered for
+        `patience_seconds` (None: a minute). Raises StoreUnavailable with one line if the database
+        cannot be reached or written, or has another schema than this code.
+        """
+        database = Database(
+            url.resolve(database_url), patience_seconds=patience_seconds, to_read=to_read
+        )
+        try:
+            migrate.ensure_head(database, to_read=to_read)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def while_away(self, wait: Callable[[float], None]) -> None:
+        """Call `wait` instead of sleeping, for so many seconds, while the database is unavailable.
+
+        What it raises ends the call.
+        """
+        self._database.wait = wait
+
+    @property
+    def url(self) -> str:
+        """The address of the store for people, without password and query."""
+        return url.display(self._database.url)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of a SQLite store; None for a server."""
+        file = self._database.url.database
+        return Path(file) if self._database.is_sqlite and file else None
+
+    def _read(
+        self, work: Callable[Concatenate[Connection, _P], _T], *args: _P.args, **named: _P.kwargs
+    ) -> _T:
+        return self._database.read(lambda connection: work(connection, *args, **named))
+
+    # Sweeps, cells and trials.
+
+    def sweeps(self) -> list[SweepRow]:
+        """All sweeps, the newest first."""
+        return self._read(sweeps.sweeps)
+
+    def sweep_named(self, name: str) -> SweepRow:
+        """Raises UsageInvalid, with the names that exist."""
+        return self._read(sweeps.sweep_named, name)
+
+    def newest_session(self, sweep_id: int) -> SessionRow | None:
+        """The last `sweep run` that got the sweep; None: there was none, or it noted none."""
+        return self._read(sweeps.newest_session, sweep_id)
+
+    def cells(self, sweep_id: int) -> list[CellRow]:
+        return self._read(sweeps.cells, sweep_id)
+
+    def trials(self, sweep_id: int, cell_id: int | None = None) -> list[TrialRow]:
+        """All trials of a sweep, or of one of its cells, oldest first."""
+        return self._read(trials.trials, sweep_id, cell_id)
+
+    def trial(self, trial_id: int) -> TrialDetail:
+        """One trial with its attempts and events. Raises UsageInvalid if there is none."""
+        return self._read(trial_detail.trial_detail, trial_id)
+
+    def trials_by_id(self, trial_ids: Sequence[int]) -> list[TrialRow]:
+        """The trials of these ids, in their order."""
+        return self._read(trials.trials_by_id, trial_ids) if trial_ids else []
+
+    def best(self, sweep_id: int, top: int = 1) -> dict[int, list[TrialRow]]:
+        """The fastest trials of each cell under its current fingerprint, the fastest first."""
+        return self._read(trials.best, sweep_id, top)
+
+    def status(self, sweep_id: int) -> list[CellStatus]:
+        """The number of trials in each state, and the best trial, of each cell."""
+        return self._read(sweeps.status, sweep_id)
+
+    def held(self, sweep_id: int) -> ReservedBySweep:
+        """The GPU time that a sweep has reserved so far, and its uses."""
+        return self._read(sweeps.held, sweep_id)
+
+    def events(self, sweep_id: int, *, after_id: int = 0, limit: int = 1000) -> list[EventRow]:
+        """The events of a sweep after an event id, oldest first."""
+        return self._read(sweeps.events, sweep_id, after_id, limit)
+
+    # Attempts and what they measured.
+
+    def repeats(self, cell_id: int) -> dict[int, Repeats]:
+        """The repeats of each measured trial of a cell that was launched again, by trial id."""
+        return self._read(trials.repeats, cell_id)
+
+    def trials_that_met(self, cell_id: int, kind: FailureKind) -> set[int]:
+        """The trials of a cell with a failure of this kind since their last invalidation."""
+        return self._read(trials.trials_that_met, cell_id, kind)
+
+    def failure_counts(self, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
+        """The number of failed attempts of each trial, by kind, since its last invalidation."""
+        return self._read(trials.failure_counts, trial_ids) if trial_ids else {}
+
+    def out_of_memories(
+        self, cell_id: int, *, trial_id: int | None = None
+    ) -> dict[int, list[Failure]]:
+        """The out-of-memories of each trial of a cell, or of one, since its last invalidation."""
+        return self._read(trials.out_of_memories, cell_id, trial_id)
+
+    def measured_peaks(self, sweep_id: int) -> list[PeakRow]:
+        """The measured peaks that MFUs of a sweep rest on, each once."""
+        return self._read(trials.measured_peaks, sweep_id)
+
+    def observations(
+        self,
+        *,
+        workload: str | None = None,
+        is_relative: Callable[[Mapping[str, Any]], bool] | None = None,
+        is_device: Callable[[str, Sequence[str]], bool] | None = None,
+        sweep: str | None = None,
+    ) -> list[ObservationRow]:
+        """The measurements and out-of-memories of all sweeps, or of one.
+
+        The newest few thousand, spread evenly over the trials of large cells.
+        """
+        return self._read(
+            observations.observations,
+            workload=workload,
+            is_relative=is_relative,
+            is_device=is_device,
+            sweep_name=sweep,
+        )
+
+    # Nodes and links.
+
+    def node_checks(self, sweep_id: int) -> dict[str, NodeCheckRow]:
+        """The last check of each node of a sweep."""
+        return self._read(nodes.newest_checks, sweep_id)
+
+    def node_runs(self, sweep_id: int) -> list[NodeRun]:
+        """The newest measurements of a sweep that count, oldest first, with their nodes."""
+        return self._read(nodes.runs, sweep_id, NEWEST_RUNS)
+
+    def node_faults(self, sweep_id: int) -> dict[str, int]:
+        """The number of attempts of a sweep that failed by the machine's fault, by node."""
+        return self._read(nodes.faults, sweep_id)
+
+    def benches(self, sweep_id: int) -> list[BenchRow]:
+        """The benches of the nodes of a sweep, the oldest first, ended ones included."""
+        return self._read(nodes.benches, sweep_id)
+
+    def links(self, run_token: str | None = None) -> list[LinkRow]:
+        """The measurements of links by one `sweep netbench`, or by all, oldest first."""
+        return self._read(nodes.links, run_token)

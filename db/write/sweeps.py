@@ -1,0 +1,179 @@
+"""The statements that make sweeps and cells, and that take and return a sweep.
+
+Every function that takes an epoch first proves it on the sweep's locked row.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from db import schema
+from db.connection.engine import Change
+from db.read import records
+from db.read.rows import SweepRow
+from db.types import StopRequest, SweepState, now
+from db.write import lease, sessions
+from db.write.inserts import insert_absent
+from orchestrator.core.errors import SweepChanged
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.trial.reserved_time import Leased
+
+sweep, trial, attempt = schema.sweep, schema.trial, schema.attempt
+
+
+def new_token() -> str:
+    return uuid.uuid4().hex
+
+
+def ensure_sweep(
+    connection: Connection,
+    change: Change,
+    name: str,
+    spec_json: str,
+    conditions: Mapping[str, Any],
+) -> int:
+    """The id of the sweep, made if it is new. Raises SweepChanged as `acquire` does."""
+    values = {
+        "name": name,
+        "run_token": new_token()[:12],
+        "spec_json": spec_json,
+        "conditions": conditions,
+        "state": SweepState.WAITING,
+        "created_at": now(),
+        "lease_until": now(),
+    }
+    insert_absent(connection, sweep, values)
+    sweep_id: int = connection.execute(
+        sa.select(sweep.c.id).where(sweep.c.name == name)
+    ).scalar_one()
+    _differs(connection, sweep_id, conditions)
+    return sweep_id
+
+
+def set_conditions(connection: Connection, sweep_id: int, conditions: Mapping[str, Any]) -> None:
+    """Raises SweepChanged if the sweep has trials of other conditions."""
+    if _differs(connection, sweep_id, conditions):
+        _update(connection, sweep_id, conditions=conditions)
+
+
+def give_back(
+    connection: Connection,
+    change: Change,
+    before: SweepRow,
+    epoch: int | None,
+    token: str,
+    leased: Leased | None,
+) -> None:
+    """Leave a sweep as it was `before` its owner, if that has launched nothing.
+
+    `epoch` None: the owner is the one with this token, if it owns the sweep at all.
+    """
+    own = epoch if epoch is not None else lease.epoch_of(connection, before.id, token)
+    if own is None:
+        return
+    lease.fence(connection, before.id, own)
+    if _has_launched(connection, before.id, own):
+        lease.release(connection, before.id, own, SweepState.STOPPED)
+    elif before.state is SweepState.WAITING and not _has_trials(connection, before.id):
+        connection.execute(sa.delete(sweep).where(sweep.c.id == before.id))
+        return
+    else:
+        # A sweep that a dead orchestrator left as running has been recovered by now.
+        state = SweepState.STOPPED if before.state is SweepState.RUNNING else before.state
+        lease.release(connection, before.id, own, state)
+        conditions = dict(before.conditions)
+        _update(connection, before.id, spec_json=before.spec_json, conditions=conditions)
+    if leased is not None:
+        sessions.end(connection, before.id, own, leased, ())
+
+
+def request_stop(
+    connection: Connection, change: Change, sweep_id: int, request: StopRequest
+) -> bool:
+    """Note what a person asks of the sweep's orchestrator. False: the sweep has none."""
+    is_owned = (
+        sweep.c.id == sweep_id,
+        sweep.c.owner_token.is_not(None),
+        sweep.c.lease_until > now(),
+    )
+    asked = sa.update(sweep).where(*is_owned).values(stop_requested=request)
+    return connection.execute(asked).rowcount == 1
+
+
+def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -> int:
+    """The id of the cell in the sweep, made if it is new."""
+    lease.fence(connection, sweep_id, epoch)
+    table, digest = schema.cell, cell.model.digest
+    insert_absent(connection, schema.model, records.model_columns(cell.model))
+    identity = {
+        "sweep_id": sweep_id,
+        "model_digest": digest,
+        "num_gpus": cell.num_gpus,
+        "sequence_length": cell.sequence_length,
+        "global_batch_size": cell.global_batch_size,
+    }
+    insert_absent(connection, table, {**identity, "key": cell.key, "model_name": cell.model.name})
+    return int(connection.execute(sa.select(table.c.id).filter_by(**identity)).scalar_one())
+
+
+def _differs(connection: Connection, sweep_id: int, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a sweep was begun under other conditions.
+
+    Raises SweepChanged if it has trials of them, also in cells that the spec no longer has.
+    """
+    found = connection.execute(
+        sa.select(sweep.c.name, sweep.c.conditions).where(sweep.c.id == sweep_id)
+    ).one()
+    if found.conditions == wanted:
+        return False
+    if _has_trials(connection, sweep_id):
+        raise SweepChanged(_difference(found.name, found.conditions, wanted))
+    return True
+
+
+def _difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """The message of SweepChanged: each condition that differs, as it was and as it is."""
+    lines = [
+        f"  {key}: was {was.get(key, 'absent')!r}, is {wanted.get(key, 'absent')!r}"
+        for key in sorted(was.keys() | wanted.keys())
+        if was.get(key, _ABSENT) != wanted.get(key, _ABSENT)
+    ]
+    return "\n".join(
+        [
+            f"sweep {name!r} was measured under other conditions:",
+            *lines,
+            "Rename the sweep, or restore the spec",
+        ]
+    )
+
+
+_ABSENT = object()
+
+
+def _has_launched(connection: Connection, sweep_id: int, epoch: int) -> bool:
+    """Return whether the owner of an epoch has begun an attempt of a sweep."""
+    begun = sa.select(attempt.c.id).join(trial, trial.c.id == attempt.c.trial_id)
+    return (
+        connection.execute(
+            begun.where(trial.c.sweep_id == sweep_id, attempt.c.epoch == epoch).limit(1)
+        ).first()
+        is not None
+    )
+
+
+def _has_trials(connection: Connection, sweep_id: int) -> bool:
+    return (
+        connection.execute(
+            sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1)
+        ).first()
+        is not None
+    )
+
+
+def _update(connection: Connection, sweep_id: int, **values: Any) -> None:
+    connection.execute(sa.update(sweep).where(sweep.c.id == sweep_id).values(**values))
