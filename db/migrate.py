@@ -1,4 +1,4 @@
-"""The schema's versions: an empty database is brought to the newest at once, any other only by `sweep db upgrade`, after a copy."""
+"""Migrations: an empty database gets the newest schema at once, others by `sweep db upgrade`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from orchestrator.core.problem.layout import LAYOUT_COLUMNS
 _FOLDER = Path(__file__).parent
 MIGRATIONS = _FOLDER / "migrations"
 _VERSION_TABLE = "alembic_version"
-_LOCK_KEY = 0x53574545  # of PostgreSQL's advisory lock: two processes that meet an empty database create its tables once
+# PostgreSQL's advisory lock, so that two processes create the tables of an empty database once.
+_LOCK_KEY = 0x53574545
 
 
 def ensure_head(database: Database, *, to_read: bool = False) -> None:
-    """Give an empty database its tables; raise StoreUnavailable when a database is of another version than this code.
+    """Give an empty database its tables; with `to_read` raise UsageInvalid instead.
 
-    `to_read`: nothing is made. Raises UsageInvalid where there is no store.
+    Raises StoreUnavailable if the database has another version than this code.
     """
     version = database.read(partial(current_version, where=url.display(database.url)))
     if version is None:
@@ -46,7 +47,8 @@ def ensure_head(database: Database, *, to_read: bool = False) -> None:
 def upgrade(database_url: str | None) -> tuple[str | None, str, Path | None]:
     """Bring a database to this code's schema, after a copy of a SQLite file.
 
-    Returns the version before and after, and where the copy lies. Raises StoreUnavailable where no path leads from its version.
+    Returns the versions before and after, and the path of the copy. Raises StoreUnavailable if its
+    version cannot be upgraded.
     """
     database = Database(url.resolve(database_url))
     try:
@@ -63,16 +65,19 @@ def upgrade(database_url: str | None) -> tuple[str | None, str, Path | None]:
 
 
 def cure(version: str) -> str:
-    """Say what to do about a store of another version than this code's."""
+    """What to do about a store of another version than this code's."""
     if version > schema.SCHEMA_VERSION:
         return "upgrade the program (pip install -U layout-sweep)"
     if version < schema.FIRST_VERSION:
-        return "it is older than the first release and cannot be upgraded. Keep it for the program that made it, and begin another (SWEEP_DB)"
+        return (
+            "it is older than the first release and cannot be upgraded. "
+            "Keep it for the program that made it, and begin another (SWEEP_DB)"
+        )
     return "run `sweep db upgrade` (it makes a copy first)"
 
 
 def current_version(connection: sa.Connection, *, where: str = "the database") -> str | None:
-    """The schema's version; None: it has none, because it is new. Raises StoreUnavailable where what is said is no version."""
+    """The schema's version; None: the database is new. Raises StoreUnavailable for no version."""
     if not sa.inspect(connection).has_table(_VERSION_TABLE):
         return None
     try:
@@ -90,7 +95,8 @@ def current_version(connection: sa.Connection, *, where: str = "the database") -
     if len(rows) > 1 or any(not _is_version(row) for row in rows):
         said = ", ".join(repr(row)[:40] for row in rows[:2])
         raise StoreUnavailable(
-            f"{where} has schema version {said}, which should be one row of four digits. Put a backup back"
+            f"{where} has schema version {said}, which should be one row of four digits. "
+            "Put a backup back"
         )
     return str(rows[0]) if rows else None
 
@@ -100,8 +106,8 @@ def _is_version(value: object) -> bool:
 
 
 def _move(connection: sa.Connection) -> str:
-    """Run the migrations in the caller's transaction, and return the version. The views are made anew: they belong to the newest tables."""
-    # Here, because alembic costs 0.2 s that opening a store of the right version need not pay.
+    """Run the migrations in this transaction, recreate the views, and return the version."""
+    # Imported here: alembic takes 0.2 s, and a store of the right version does not need it.
     from alembic import command
     from alembic.config import Config
 
@@ -123,14 +129,18 @@ def _move(connection: sa.Connection) -> str:
 
 
 def meanings() -> dict[str, str]:
-    """What each column of tables and views means. Raises ValueError where a table gives a name another meaning."""
+    """The meaning of each column of tables and views.
+
+    Raises ValueError if two tables give a name different meanings.
+    """
     found: dict[str, str] = {}
     for table in schema.metadata.sorted_tables:
         for column in table.columns:
             means = column.comment or ""
             if not means or found.setdefault(column.name, means) != means:
                 raise ValueError(
-                    f"column {table.name}.{column.name} means {means!r}, elsewhere {found.get(column.name)!r}"
+                    f"column {table.name}.{column.name} means {means!r}, "
+                    f"elsewhere {found.get(column.name)!r}"
                 )
     for view in schema.VIEWS:
         found |= dict(re.findall(r"(?m)^-- (\w+): (.*)$", _source(view)))
@@ -145,11 +155,12 @@ def _source(view: str) -> str:
 
 
 def _comment(connection: sa.Connection) -> None:
-    """Have PostgreSQL say what the columns mean (`\\d+ v_best` in psql), by one statement for all of them."""
+    """Give PostgreSQL the meanings of all columns (`\\d+ v_best` in psql), by one statement."""
     means = meanings()
     columns = connection.execute(
         sa.text(
-            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = ANY(:names)"
+            "SELECT table_name, column_name FROM information_schema.columns"
+            " WHERE table_schema = current_schema() AND table_name = ANY(:names)"
         ),
         {"names": [*schema.metadata.tables, *schema.VIEWS]},
     )
@@ -164,16 +175,18 @@ def _comment(connection: sa.Connection) -> None:
 
 
 def _refuse_foreign(database: Database) -> None:
-    """A database with somebody else's `trial` table is not ours to fill."""
+    """Raise StoreUnavailable if the database has a table of ours from another program."""
     found = database.read(lambda connection: set(sa.inspect(connection).get_table_names()))
     strangers = found & set(schema.metadata.tables)
     if strangers == set(schema.metadata.tables) and _VERSION_TABLE in found:
         raise StoreUnavailable(
-            f"{url.display(database.url)} has lost its schema version: {_VERSION_TABLE} is empty. Put a backup back"
+            f"{url.display(database.url)} has lost its schema version: {_VERSION_TABLE} is empty. "
+            "Put a backup back"
         )
     if strangers:
         raise StoreUnavailable(
-            f"{url.display(database.url)} has tables of other origin ({', '.join(sorted(strangers))}). Choose an empty database"
+            f"{url.display(database.url)} has tables of other origin "
+            f"({', '.join(sorted(strangers))}). Choose an empty database"
         )
 
 
@@ -182,12 +195,15 @@ def _nothing_here(connection: sa.Connection, *, where: str) -> str:
     if connection.dialect.name == "postgresql":
         role, own_schema = connection.exec_driver_sql("SELECT current_user, current_schema()").one()
         if own_schema is None:
-            return f"role {role} sees no schema at {where}: GRANT USAGE ON SCHEMA public TO {quoted(role)}, if the store is there"
+            return (
+                f"role {role} sees no schema at {where}: "
+                f"GRANT USAGE ON SCHEMA public TO {quoted(role)}, if the store is there"
+            )
     return f"there is no store at {where}. {begin}"
 
 
 def _refuse_encoding(connection: sa.Connection) -> None:
-    """A character that a database cannot keep would be met when a result is written: say so before there is one."""
+    """Raise StoreUnavailable for an encoding that cannot store every result."""
     if connection.dialect.name != "postgresql":
         return
     encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
@@ -195,17 +211,21 @@ def _refuse_encoding(connection: sa.Connection) -> None:
         name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
         cure = f"createdb --encoding UTF8 --template template0 {name}"
         raise StoreUnavailable(
-            f"database {name} has encoding {encoding}, which lacks characters that results hold. Make it anew: {cure}"
+            f"database {name} has encoding {encoding}, which lacks characters that results hold. "
+            f"Make it anew: {cure}"
         )
 
 
 def _mismatch(where: str, version: str) -> str:
     newer = "newer than" if version > schema.SCHEMA_VERSION else "and not"
-    return f"{where} has schema {version}, {newer} this program's {schema.SCHEMA_VERSION}: {cure(version)}"
+    return (
+        f"{where} has schema {version}, {newer} this program's {schema.SCHEMA_VERSION}: "
+        f"{cure(version)}"
+    )
 
 
 def _back_up(database: Database, version: str | None) -> Path | None:
-    """Copy a SQLite file, consistently, beside itself. A server's backups are its keeper's."""
+    """Copy a SQLite file, consistently, into its folder. A server is backed up by its owner."""
     file = database.url.database
     if version is None or not database.is_sqlite or file is None:
         return None

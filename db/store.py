@@ -1,6 +1,7 @@
-"""The store of every sweep: cells, trials, attempts, measurements and events, and who may write them.
+"""The store of every sweep: cells, trials, attempts, measurements, events, and the lease.
 
-Each write is one transaction with its owner's epoch: a stale owner gets LeaseLost, and changes nothing.
+Each write is one transaction with its owner's epoch: a stale owner gets LeaseLost, and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -275,7 +276,7 @@ class Store(StoreReads):
         sweep: str | None = None,
         holder_is_dead: Callable[[Holder], bool] | None = holder_is_gone,
     ) -> int:
-        """Let ended trials that match a condition over v_trial, and those they condemned, wait again.
+        """Let ended trials that match a condition over v_trial, and those they condemned, wait.
 
         Their attempts are kept, superseded. Returns how many trials changed. Raises UsageInvalid
         for a bad condition, SweepHeld while an orchestrator works on one of the sweeps.
@@ -297,7 +298,7 @@ class Store(StoreReads):
         return {TrialState(state): int(count) for state, count in found}
 
     def _matching(self, statement: str, where: str, sweep: str | None) -> Answer:
-        """Ask the read-only engine about `matching`: repeatable rows of v_trial under a condition."""
+        """Ask the read-only engine about `matching`: repeatable rows of v_trial that match."""
         sql_text.refuse_loose_ends(where)
         named = f" AND sweep_id = {self.sweep_named(sweep).id}" if sweep is not None else ""
         raw_url = self._database.url.render_as_string(hide_password=False)

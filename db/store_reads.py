@@ -51,7 +51,7 @@ class StoreReads:
         patience_seconds: float | None = None,
         to_read: bool = False,
     ) -> Self:
-        """Open the database of a URL, of SWEEP_DB, or .sweep/sweep.sqlite; an empty one gets tables.
+        """Open the database of a URL, of SWEEP_DB, or .sweep/sweep.sqlite; make its tables if new.
 
         With `to_read` nothing is written, and the right to write is not needed.
 

@@ -1,4 +1,4 @@
-"""The values that columns hold beyond those of SQL: states, points in time, JSON, and the database's own clock."""
+"""The types of columns beyond those of SQL: states, times, JSON, and the database's clock."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sqlalchemy.types import TypeDecorator
 
 
 class SweepState(StrEnum):
-    WAITING = "waiting"  # nobody has worked on it yet
-    RUNNING = "running"  # an orchestrator holds it, or died while it did
-    STOPPED = "stopped"  # left with work still to do
+    WAITING = "waiting"  # no orchestrator has worked on it yet
+    RUNNING = "running"  # an orchestrator owns it, or died as its owner
+    STOPPED = "stopped"  # with work still to do
     FINISHED = "finished"
 
 
@@ -26,20 +26,20 @@ class AttemptState(StrEnum):
     MEASURED = "measured"
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
-    REQUEUED = "requeued"  # the machine's fault, or ended on request; the trial waits again
+    REQUEUED = "requeued"  # by the machine's fault or on request; the trial waits again
     LOST = "lost"  # its orchestrator died
 
 
 class BenchReason(StrEnum):
-    """Why nothing is placed on a node."""
+    """The reason that nothing is placed on a node."""
 
-    SLOW = "slow"  # plainly slower than the others: what was measured there is measured again
+    SLOW = "slow"  # much slower than the others: its measurements are repeated elsewhere
     FAULTS = "faults"  # several trials failed there by the machine's fault
     ASKED = "asked"  # by a person
 
 
 class StopRequest(StrEnum):
-    """What a person asks of a running orchestrator, from another process."""
+    """A person's request to a running orchestrator, from another process."""
 
     DRAIN = "drain"
     CANCEL = "cancel"
@@ -61,7 +61,10 @@ class UtcTime(TypeDecorator[dt.datetime]):
 
 
 class now(FunctionElement[dt.datetime]):
-    """The database's clock, in UTC; with an argument, so many seconds later. No other clock decides about a lease."""
+    """The time of the database's clock in UTC, plus so many seconds if given.
+
+    No other clock decides about a lease.
+    """
 
     type = UtcTime()
     inherit_cache = True
@@ -79,7 +82,7 @@ def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
     )
 
 
-# clock_timestamp, because now() stands still within a transaction, which may have waited for a lock.
+# clock_timestamp, because now() is the start of a transaction, which may have waited for a lock.
 @compiles(now, "postgresql")
 def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
     seconds = compiler.process(element.clauses, **kw)
@@ -87,9 +90,7 @@ def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
     return f"({clock} + make_interval(secs => {seconds}))" if seconds else clock
 
 
-Id = BigInteger().with_variant(
-    Integer(), "sqlite"
-)  # SQLite numbers rows by itself only where the type is INTEGER
-Json = JSON(none_as_null=True).with_variant(
-    JSONB(none_as_null=True), "postgresql"
-)  # None is NULL, not the JSON null
+# SQLite numbers rows by itself only if the type is INTEGER.
+Id = BigInteger().with_variant(Integer(), "sqlite")
+# None is NULL, not the JSON null.
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")

@@ -1,4 +1,4 @@
-"""Connections and transactions of one database: pragmas, retries, and its errors turned into one clear line. Knows no table."""
+"""Connections and transactions of one database, with retries and clear errors. Knows no table."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_SECONDS = 30.0  # for SQLite's write lock: longer than any write of ours
 CONNECT_TIMEOUT_SECONDS = 10
-PATIENCE_SECONDS = (
-    60.0  # a PostgreSQL that crashed is back in seconds; beyond a minute a person should know
-)
-# A server that vanished without a word (its host, the network) is given up after 10 + 3 x 5 s, not after the kernel's two hours.
+# A PostgreSQL that crashed is back in seconds; after a minute a person should know.
+PATIENCE_SECONDS = 60.0
+# A server that vanished (its host, the network) is given up after 10 + 3 x 5 s, not after the
+# kernel's two hours.
 _KEEP_ALIVE = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
-# An orchestrator that is stopped within a transaction would keep its successor from the sweep's row for as long as it sleeps.
+# An orchestrator that sleeps within a transaction must not lock the sweep's row for its successor.
 _IDLE_IN_TRANSACTION = "SET idle_in_transaction_session_timeout = '20s'"
 # Serialization failure, deadlock, lock timeout; the server stops, has crashed, or is not up yet.
 TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
@@ -53,29 +53,32 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One write. `is_retry`: an earlier try may have been committed without our learning it."""
+    """One write. With `is_retry` an earlier try may have been committed, unknown to us."""
 
     id: str
     is_retry: bool
 
 
 class Database:
-    """`patience_seconds`: how long a database that was reached before may stay away. `wait` is what is done for so long between two tries."""
+    """One database, SQLite or PostgreSQL.
+
+    A call gives up when a database that was reached before has not answered for
+    `patience_seconds`. `wait` is called for the seconds between two tries.
+    """
 
     def __init__(
         self, url: sa.URL, *, patience_seconds: float | None = None, to_read: bool = False
     ) -> None:
-        """Prepare an engine; nothing is connected yet. Raises UsageInvalid for a missing driver, StoreUnavailable for an unsafe file system.
+        """Prepare an engine, without a connection. With `to_read` nothing will be written.
 
-        `to_read`: nothing will be written, so a SQLite file need not be this user's to write.
+        Raises UsageInvalid for a missing driver, StoreUnavailable for an unsafe file system.
         """
         self.url = url
         self.patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self.wait: Callable[[float], None] = time.sleep
         self.is_sqlite = url.drivername == "sqlite"
-        self._was_reached = (
-            False  # until then an error means a wrong address, and waiting does not mend that
-        )
+        # Until then an error means a wrong address, which waiting does not cure.
+        self._was_reached = False
         self._readable: ReadableFile | None = None
         self._file = OpenedFile(Path(url.database)) if self.is_sqlite and url.database else None
         try:
@@ -125,7 +128,8 @@ class Database:
     def write(self, work: Callable[[sa.Connection, Change], _T], *, durable: bool = False) -> _T:
         """Run `work` in one transaction that takes the write lock first; all of it or nothing.
 
-        `durable`: flushed to disk before it returns, so that it survives a power cut and not only a kill. `work` may run more than once.
+        A `durable` write is flushed to disk before this returns, and survives a power cut too.
+        `work` may run more than once.
         """
         change_id = uuid.uuid4().hex
         retrying = self._retrying()
@@ -147,9 +151,10 @@ class Database:
     def _begin(
         self, connection: sa.Connection, statement: str, *, synchronous: str | None = None
     ) -> None:
-        """Begin SQLite's transaction, which its driver leaves to us. Not from an event of the engine: of one that has any, each statement costs more.
+        """Begin a transaction of SQLite, whose driver begins none by itself.
 
-        By the driver itself, for a tenth of what a statement costs otherwise: nothing is bound, and nothing comes back.
+        The driver does it directly, for a tenth of the cost of a statement of SQLAlchemy. An event
+        of the engine would make every statement slower.
         """
         if not self.is_sqlite:
             return
@@ -185,11 +190,11 @@ class Database:
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Turn what a driver raises into StoreUnavailable: one line that names the database, what is wrong and what to do."""
+        """Turn errors of a driver into StoreUnavailable: one line with database, error and cure."""
         try:
             yield
         except (PoolTimeout, DBAPIError) as exc:
-            # Rights, and tables that somebody dropped, are a person's to mend; any other of these is a mistake of ours.
+            # A person can cure missing rights and tables; the others of these are bugs of ours.
             is_ours = isinstance(exc, IntegrityError | ProgrammingError | DataError)
             is_about_the_url = (
                 not self.is_sqlite and not self._was_reached and _sqlstate(exc) is None
@@ -207,7 +212,7 @@ class Database:
         try:
             if self._file is not None and self._was_reached:
                 self._file.refuse_another()
-        except StoreUnavailable as is_another:  # which says more than what SQLite makes of it
+        except StoreUnavailable as is_another:  # clearer than SQLite's error
             return is_another
         line = f"store {urls.display(self.url)}: {self._explain(exc)}"
         is_mistyped = (
@@ -238,7 +243,7 @@ class Database:
         )
 
     def _session(self) -> tuple[str | None, str | None]:
-        """The role and the schema that statements run with; unknown where that cannot be asked."""
+        """The role and schema of statements; None if they cannot be asked for."""
         try:
             with self.engine.connect() as connection:
                 role, schema = connection.exec_driver_sql(
@@ -252,7 +257,8 @@ class Database:
 _SQLITE_ADVICE = (
     (
         "disk I/O error",
-        "cannot be written: the disk is full, over quota, or broken. Make room, then run the same command: nothing acknowledged is lost",
+        "cannot be written: the disk is full, over quota, or broken. "
+        "Make room, then run the same command: nothing acknowledged is lost",
     ),
     (
         "database or disk is full",
@@ -260,15 +266,18 @@ _SQLITE_ADVICE = (
     ),
     (
         "readonly database",
-        "cannot be written: the file or its folder is read-only. Make it writable, or choose another place with SWEEP_DB",
+        "cannot be written: the file or its folder is read-only. "
+        "Make it writable, or choose another place with SWEEP_DB",
     ),
     (
         "unable to open database file",
-        "cannot be opened: its folder does not exist or is not yours to write. Choose another place with SWEEP_DB",
+        "cannot be opened: its folder does not exist or is not yours to write. "
+        "Choose another place with SWEEP_DB",
     ),
     (
         "not a database",
-        "is not a SQLite database, or is damaged. Move it away, or put a copy back (a .backup file lies beside it after upgrades)",
+        "is not a SQLite database, or is damaged. "
+        "Move it away, or put a copy back (a .backup file lies beside it after upgrades)",
     ),
     (
         "malformed",
@@ -276,7 +285,8 @@ _SQLITE_ADVICE = (
     ),
     (
         "locked",
-        f"another process has kept it locked for {BUSY_TIMEOUT_SECONDS:.0f} s. See who has it open (fuser FILE), then run the same command",
+        f"another process has kept it locked for {BUSY_TIMEOUT_SECONDS:.0f} s. "
+        "See who has it open (fuser FILE), then run the same command",
     ),
 )
 
@@ -293,7 +303,7 @@ def _is_transient(exc: BaseException) -> bool:
         return False
     if exc.connection_invalidated:
         return True
-    # psycopg gives no sqlstate where the server could not even be reached.
+    # psycopg gives no sqlstate if the server could not be reached.
     lost = (
         type(exc.orig).__module__.startswith("psycopg")
         and isinstance(exc, OperationalError)
@@ -329,7 +339,7 @@ def _postgresql_engine(url: sa.URL) -> sa.Engine:
 
 def _reading_engine(url: sa.URL, file: ReadableFile) -> sa.Engine:
     urls.refuse_network_file_system(url)
-    # A connection for each read: only so a writer that came meanwhile is seen.
+    # A connection for each read, so that it sees new writers.
     return sa.create_engine(
         url.set(query={}),
         creator=file.connect,
@@ -342,7 +352,7 @@ def _reading_engine(url: sa.URL, file: ReadableFile) -> sa.Engine:
 def _sqlite_engine(url: sa.URL, file: OpenedFile) -> sa.Engine:
     urls.refuse_network_file_system(url)
     file.path.parent.mkdir(parents=True, exist_ok=True)
-    # On a file system that hosts share there is no shared memory: the older journal at least needs none.
+    # A file system that hosts share has no shared memory; the older journal needs none.
     journal = "TRUNCATE" if urls.is_unsafe(url) else "WAL"
     engine = sa.create_engine(
         url.set(query={}),
@@ -353,9 +363,8 @@ def _sqlite_engine(url: sa.URL, file: OpenedFile) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: Any, record: Any) -> None:
-        connection.isolation_level = (
-            None  # the driver begins no transaction of its own: ours are explicit
-        )
+        # The driver begins no transaction: ours are explicit.
+        connection.isolation_level = None
         for pragma in (
             f"journal_mode = {journal}",
             "foreign_keys = ON",

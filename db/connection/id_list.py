@@ -1,4 +1,7 @@
-"""Statements that take a list of ids, made once for each length of it: to write the list into the statement anew costs as much as to run it."""
+"""Statements that take a list of ids, built once for each length of the list.
+
+Building such a statement for each list costs as much as running it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ Ids = Sequence[sa.BindParameter[int]]
 
 
 class ByIds:
-    """`make` gives the statement for a list of so many ids. Lengths are powers of two, the last id filling up, so that they stay few.
+    """A statement for any number of ids, which `make` builds for a list of ids.
 
-    The statement asks for them in an IN alone, where an id that is repeated changes nothing, and has no limit, order or sum beyond one
-    id's rows that matters: of a long list, each portion is a statement.
+    Lists are filled up with their last id to a power of two, so that there are few statements; a
+    long list is split into portions. So the statement must use the ids in an IN only, and no limit,
+    order or sum of it may depend on more than one id.
     """
 
     def __init__(self, make: Callable[[Ids], sa.Select[Any]]) -> None:
@@ -26,7 +30,7 @@ class ByIds:
         self._made: dict[int, sa.Select[Any]] = {}
 
     def rows(self, connection: Connection, ids: Sequence[int]) -> list[sa.Row[*tuple[Any, ...]]]:
-        """What the statement finds of any number of ids, a portion after the other; of none, nothing is asked."""
+        """The rows that the statement finds for the ids, one portion after the other."""
         found: list[sa.Row[*tuple[Any, ...]]] = []
         for some in portions(ids):
             length = 1 << (len(some) - 1).bit_length()

@@ -1,6 +1,6 @@
-"""What to do about what PostgreSQL says: one line that names the right, the role and the SQL that mends it.
+"""Advice on errors of PostgreSQL: one line with the missing right, the role and the cure in SQL.
 
-Goes by SQLSTATE where the server gives one, else by the English words of libpq; in other languages there is no advice.
+Uses the SQLSTATE if the server gives one, else the English words of libpq.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sqlalchemy import URL
 from db.connection import url as urls
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
-# SQLSTATEs of what a person has to mend on the server: no mistake of this program, and waiting does not help.
+# SQLSTATEs of errors that a person must cure on the server; waiting does not help.
 INSUFFICIENT_PRIVILEGE = "42501"
 READ_ONLY = "25006"
 GONE = frozenset({"42P01", "3F000", "42704", "3D000"})  # table, schema, object, database
@@ -28,7 +28,8 @@ _ADVICE = (
     ("Connection refused", "Is PostgreSQL running there, and are host and port of the URL right?"),
     (
         "timeout expired",
-        "Is PostgreSQL running there, are host and port of the URL right, and does a firewall let them through?",
+        "Is PostgreSQL running there, are host and port of the URL right, "
+        "and does a firewall let them through?",
     ),
     ("resolve host", "Correct the host of the URL"),
     ("translate host name", "Correct the host of the URL"),
@@ -49,30 +50,34 @@ _ADVICE = (
         "End other clients, or raise max_connections on the server",
     ),
 )
-# Said when connecting, without a SQLSTATE: waiting does not help.
+# Errors of connecting, without a SQLSTATE, in which waiting does not help.
 _FINAL = re.compile(
-    r'password authentication failed|no password supplied|no pg_hba\.conf entry|role "[^"]*" does not exist|database "[^"]*" does not exist'
-    r"|permission denied for database|is not permitted to log in|is not currently accepting connections"
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry"
+    r'|role "[^"]*" does not exist|database "[^"]*" does not exist|permission denied for database'
+    r"|is not permitted to log in|is not currently accepting connections"
 )
 # A mistake in the URL itself.
 _WRONG_URL = re.compile(
-    r"invalid connection option|bad value for|invalid integer value|unrecognized configuration parameter|invalid value for parameter|invalid \w+ value|invalid port number|could not match \d+ port numbers"
-    r'|definition of service "[^"]*" not found|root certificate file "[^"]*" does not exist|missing "="|invalid URI'
+    r"invalid connection option|bad value for|invalid integer value"
+    r"|unrecognized configuration parameter|invalid value for parameter|invalid \w+ value"
+    r"|invalid port number|could not match \d+ port numbers"
+    r'|definition of service "[^"]*" not found|root certificate file "[^"]*" does not exist'
+    r'|missing "="|invalid URI'
 )
 
 
 def is_final(message: str) -> bool:
-    """Whether a server that refused a connection will refuse the next one too."""
+    """True if a server that refused a connection will refuse the next one too."""
     return _FINAL.search(message) is not None or is_wrong_url(message)
 
 
 def is_wrong_url(message: str) -> bool:
-    """Whether libpq could not make sense of the URL's options."""
+    """True if libpq could not read the URL's options."""
     return _WRONG_URL.search(message) is not None
 
 
 def first_line(message: str) -> str:
-    # psycopg tells of every address that it tried, a line each; advice goes by all of them.
+    # psycopg writes a line for every address that it tried; advice uses all of them.
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"
 
@@ -86,7 +91,10 @@ def advised(
     role: str | None = None,
     schema: str | None = None,
 ) -> str:
-    """What was said, and what to do. `statement` is what was refused; `role` and `schema` are those of the session, where they are known."""
+    """The message and what to do.
+
+    `statement` was refused; `role` and `schema` are those of the session, if they are known.
+    """
     said = first_line(urls.redact(message, url))
     advice = _mended_by(
         message, sqlstate, url, statement, role or url.username or "your_role", schema or "public"
@@ -95,9 +103,10 @@ def advised(
 
 
 def refused(exc: Exception, url: URL, *, before: str = "") -> SweepError:
-    """The error for a connection that could not be made. `before` stands before the line."""
+    """The error for a connection that could not be made; its line begins with `before`."""
     message = str(exc)
-    line = f"{before}store {urls.display(url)}: {advised(message, sqlstate=getattr(exc, 'sqlstate', None), url=url)}"
+    advice = advised(message, sqlstate=getattr(exc, "sqlstate", None), url=url)
+    line = f"{before}store {urls.display(url)}: {advice}"
     return UsageInvalid(line) if is_wrong_url(message) else StoreUnavailable(line)
 
 
@@ -116,18 +125,24 @@ def _mended_by(
     if "is not permitted to log in" in message:
         return f"Role {role} lacks LOGIN: ALTER ROLE {role} LOGIN"
     if "must be owner of" in message:
-        return f"Role {role} does not own it. Run the command as the owner of the tables, or: REASSIGN OWNED BY its_owner TO {role}"
+        return (
+            f"Role {role} does not own it. Run the command as the owner of the tables, or: "
+            f"REASSIGN OWNED BY its_owner TO {role}"
+        )
     if sqlstate == READ_ONLY or "in a read-only transaction" in message or "hot standby" in message:
         return (
             "Name the primary in the URL if this is a standby, else a role that may write:"
             f" role {role}, or the database, may be set to default_transaction_read_only"
         )
     if sqlstate == "3F000":
-        return f"Role {role} has no schema to make tables in: CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}"
+        return (
+            f"Role {role} has no schema to make tables in: CREATE SCHEMA IF NOT EXISTS {schema}; "
+            f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}"
+        )
     if sqlstate == "42P01":
         return (
-            f"A table of the store is gone, or role {role} lacks USAGE on its schema: put a backup back, or"
-            f" GRANT USAGE ON SCHEMA {schema} TO {role}"
+            f"A table of the store is gone, or role {role} lacks USAGE on its schema: "
+            f"put a backup back, or GRANT USAGE ON SCHEMA {schema} TO {role}"
         )
     return next((advice for pattern, advice in _ADVICE if re.search(pattern, message)), "")
 
@@ -167,12 +182,12 @@ def _grant(
 
 
 def _right(statement: str) -> str:
-    """The right that a statement of this program asks of the table that it begins with."""
+    """The right that a statement of this program needs on its first table."""
     verb = re.match(r"\s*(insert|update|delete)\b", statement, re.IGNORECASE)
     locks = re.search(r"\bfor (no key |key )?(share|update)\b", statement, re.IGNORECASE)
     return verb[1].upper() if verb is not None else "UPDATE" if locks is not None else "SELECT"
 
 
 def quoted(name: str) -> str:
-    """A name as SQL takes it, in double quotes where it needs them."""
+    """A name for SQL, in double quotes if it needs them."""
     return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'

@@ -1,7 +1,7 @@
-"""The file of a SQLite store: whether it is still the one that was opened, and how to read it with no right to write it.
+"""The file of a SQLite store: is it still the opened one, and how to read it without write access.
 
-The file may be somebody else's, in a read-only folder, or on a read-only mount. In WAL mode a file of shared memory lies next to it; where none
-can be made, how to open the file depends on what lies there.
+The file may belong to another user, or lie in a read-only folder. In WAL mode it needs a file of
+shared memory next to it. If that cannot be made, the way to open it depends on what lies there.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ _TIMEOUT_SECONDS = 30.0
 
 
 def can_be_written(file: Path) -> bool:
-    """Whether this user may write the file, and make the files that SQLite needs next to it."""
+    """True if this user may write the file, and make the files that SQLite needs next to it."""
     return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
 
 
 class OpenedFile:
-    """The file that a store was opened as: a path may come to name another one, and what is written to the first is lost."""
+    """The file that was opened. If its path comes to name another file, what we write is lost."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._identity: tuple[int, int] | None = None
 
     def forget(self) -> None:
-        """Nothing is open any more: whatever file is opened next is the one."""
+        """Accept any file when the store is opened again."""
         self._identity = None
 
     def refuse_another(self) -> None:
-        """Raise StoreUnavailable when the path names no file, or another than the first time. It costs one stat(2)."""
+        """Raise StoreUnavailable if the path names no file, or another one. Costs one stat(2)."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116  # a tenth of what Path.stat costs, after each write
+            # After each write: a tenth of the time of Path.stat.
+            found = os.stat(self.path)  # noqa: PTH116
         except FileNotFoundError:
             raise StoreUnavailable(
                 f"store {self.path} was deleted while it was in use. {_PUT_BACK}"
@@ -56,13 +57,14 @@ class OpenedFile:
 
 
 _PUT_BACK = (
-    "Nothing more is launched, and what has ended since waits in the spool of its run folder: put a copy back, then run the same command. Without"
-    " a copy the same command begins a new store, and measures all of it again"
+    "Nothing more is launched, and what has ended since waits in the spool of its run folder: "
+    "put a copy back, then run the same command. Without a copy the same command begins a new "
+    "store, and measures all of it again"
 )
 
 
 class ReadableFile:
-    """Gives connections that cannot write. Each is opened anew, so a writer that came meanwhile is seen."""
+    """Opens connections that cannot write, a new one each time, so that it sees new writers."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -99,10 +101,10 @@ class ReadableFile:
             return self._file, "mode=ro"
         if not self._log.exists():
             return self._file, "mode=ro&immutable=1"  # a writer would have made a log
-        # A log that nobody works on, left by a process that died: only in a copy can it be put together with the file.
-        return self._put_together(), "mode=rw"
+        # A process that died left the log: only in a copy can it be merged with the file.
+        return self._merged_copy(), "mode=rw"
 
-    def _put_together(self) -> Path:
+    def _merged_copy(self) -> Path:
         state = [
             (found.st_ino, found.st_size, found.st_mtime_ns)
             for found in (self._file.stat(), self._log.stat())

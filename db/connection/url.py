@@ -1,6 +1,6 @@
-"""Which database a sweep is kept in: the URL from the caller, the environment or the working folder, checked and made unambiguous.
+"""The database of a store: the URL of the caller, the environment or the working folder, checked.
 
-What is shown of a URL never holds its password, its user name's companions or its query.
+A URL is shown without its password and its query.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from orchestrator.core.trial.redaction import Secrets
 URL_VARIABLE = "SWEEP_DB"
 READER_VARIABLE = "SWEEP_DB_READER"
 DEFAULT_PATH = Path(".sweep") / "sweep.sqlite"
-UNSAFE = "unsafe"  # in the query of a SQLite URL: use it on a network file system all the same
+UNSAFE = "unsafe"  # option of a SQLite URL: allow a network file system
 ALLOWED = "sqlite:///path/to/file or postgresql://user@host/database"
 _ENCODE = "In a user name or password write @ as %40, / as %2F, : as %3A and % as %25"
 
-# statfs(2) magic numbers of file systems that several hosts share: WAL needs shared memory, which they do not have.
+# statfs(2) magic numbers of file systems that hosts share: they lack the shared memory of WAL.
 NETWORK_FILE_SYSTEMS: Mapping[int, str] = MappingProxyType(
     {
         0x6969: "NFS",
@@ -49,13 +49,16 @@ NETWORK_FILE_SYSTEMS: Mapping[int, str] = MappingProxyType(
 
 
 def resolve(url: str | None, *, environment: Mapping[str, str] = os.environ) -> URL:
-    """The database that is meant. Raises StoreUnavailable for a URL that names none we know."""
+    """The database that is meant. Raises UsageInvalid for a URL that cannot be used."""
     text = url or environment.get(URL_VARIABLE) or ""
     return _parsed(text) if text else URL.create("sqlite", database=str(DEFAULT_PATH.absolute()))
 
 
 def reader_of(url: URL, *, environment: Mapping[str, str] = os.environ) -> URL | None:
-    """The login with which statements of people are asked of a PostgreSQL store; None where none is given. Raises UsageInvalid."""
+    """The login for people's statements on a PostgreSQL store; None: none is given.
+
+    Raises UsageInvalid for one of another database.
+    """
     text = environment.get(READER_VARIABLE) or ""
     if not text or url.drivername == "sqlite":
         return None
@@ -68,14 +71,15 @@ def reader_of(url: URL, *, environment: Mapping[str, str] = os.environ) -> URL |
     ):
         meant = f"a login for database {url.database} of {display(url)}"
         raise UsageInvalid(
-            f"{READER_VARIABLE} names {display(reader)}; it should be {meant}. `sweep db grant-reader` makes one"
+            f"{READER_VARIABLE} names {display(reader)}; it should be {meant}. "
+            "`sweep db grant-reader` makes one"
         )
     return reader
 
 
 def libpq_arguments(url: URL) -> dict[str, Any]:
-    """What psycopg is told of a PostgreSQL URL. Raises UsageInvalid for an option that libpq does not have."""
-    from psycopg.pq import Conninfo  # an extra: who keeps to SQLite need not have it
+    """The arguments of psycopg for a URL. Raises UsageInvalid for an option that libpq lacks."""
+    from psycopg.pq import Conninfo  # an extra that SQLite does not need
 
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     for name in sorted(set(url.query) - known):
@@ -92,7 +96,7 @@ def libpq_arguments(url: URL) -> dict[str, Any]:
         arguments: dict[str, Any] = dict(url.get_dialect()().create_connect_args(url)[1])
     except ArgumentError as exc:
         raise UsageInvalid(f"the database URL cannot be used: {exc}") from None
-    # In a database of encoding SQL_ASCII texts come back as bytes unless it is told.
+    # A database of encoding SQL_ASCII would return texts as bytes.
     return {**arguments, "client_encoding": "utf8"}
 
 
@@ -111,10 +115,11 @@ def _parsed(text: str) -> URL:
 
 
 def _resolve_server(url: URL) -> URL:
-    """A password that holds a bare @ is read in part as host; no host holds one, so the last @ is the one before the host."""
+    """Split password and host at the last @: a password with a bare @ is read in part as host."""
     if "@" in (url.database or ""):
         raise UsageInvalid(
-            f"the database URL has an @ behind the host, so it is not clear where its password ends. {_ENCODE}"
+            "the database URL has an @ behind the host, so it is not clear where its password "
+            f"ends. {_ENCODE}"
         )
     rest, at, host = (url.host or "").rpartition("@")
     return url.set(password=f"{url.password}@{rest}", host=host) if at else url
@@ -123,7 +128,8 @@ def _resolve_server(url: URL) -> URL:
 def _resolve_file(url: URL) -> URL:
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         raise UsageInvalid(
-            "a SQLite store is a plain file, so that it outlives the process: sqlite:///path/to/file"
+            "a SQLite store is a plain file, so that it outlives the process: "
+            "sqlite:///path/to/file"
         )
     if unknown := set(url.query) - {UNSAFE}:
         raise UsageInvalid(
@@ -131,19 +137,21 @@ def _resolve_file(url: URL) -> URL:
         )
     try:
         file = Path(url.database).expanduser().absolute()
-    except RuntimeError:  # ~NAME of nobody
+    except RuntimeError:  # ~NAME without such a user
         raise UsageInvalid(
-            f"store {url.database}: there is no user of that name with a home folder; write the whole path"
+            f"store {url.database}: there is no user of that name with a home folder; "
+            "write the whole path"
         ) from None
     if (kind := _other_kind(file)) is not None:
         raise UsageInvalid(
-            f"store {file} is {kind}, and a SQLite store is a plain file: name another with SWEEP_DB or --db"
+            f"store {file} is {kind}, and a SQLite store is a plain file: "
+            "name another with SWEEP_DB or --db"
         )
     return url.set(drivername="sqlite", database=str(file))
 
 
 def _other_kind(file: Path) -> str | None:
-    """What kind of thing a path names that is no plain file. None: it is one, is not there, or cannot be looked at."""
+    """What a path names instead of a plain file; None: a plain file, nothing, or not known."""
     try:
         mode = file.stat().st_mode
     except OSError as exc:
@@ -170,7 +178,7 @@ def display(url: URL) -> str:
 
 
 def display_login(url: URL, role: str, *, passfile: str | None) -> str:
-    """The URL with which another role of the same server connects, without any secret."""
+    """The URL for another role of the same server, without secrets."""
     public = {
         name: value
         for name, value in url.query.items()
@@ -185,7 +193,7 @@ def display_login(url: URL, role: str, *, passfile: str | None) -> str:
         database=url.database,
         query=query,
     )
-    # A socket's folder reads better as it is, and libpq takes it so.
+    # libpq also takes a socket's folder with plain slashes, which reads better.
     return other.render_as_string(hide_password=False).replace("%2F", "/")
 
 
@@ -193,7 +201,7 @@ _OF_ONE_ROLE = frozenset({"user", "sslcert", "sslkey", "options", "application_n
 
 
 def pgpass_line(url: URL, role: str, password: str) -> str:
-    """A line of libpq's password file, for any host: several names may lead to the server."""
+    """A line of libpq's password file, for any host: a server may have several names."""
     database = url.database or "*"
     return ":".join(
         [
@@ -208,19 +216,19 @@ def pgpass_line(url: URL, role: str, password: str) -> str:
 
 
 def redact(message: str, url: URL) -> str:
-    """A driver's message without what must stay secret: drivers echo malformed passwords."""
+    """A driver's message without secrets: drivers echo malformed passwords."""
     values = {"password": url.password or ""}
     for name, value in url.query.items():
         if "pass" in name.lower():
             texts = [value] if isinstance(value, str) else value
             values |= {f"{name}{number or ''}": text for number, text in enumerate(texts)}
-    # Also without what is encoded: the driver tells of a malformed password after it has read it.
+    # Also the decoded values: a driver decodes a malformed password before it echoes it.
     values |= {f"{name}, decoded": unquote(value) for name, value in values.items()}
     return Secrets(values).blot(message)
 
 
 def refuse_network_file_system(url: URL) -> None:
-    """Raise StoreUnavailable when the file would lie on a file system that hosts share, unless the URL asks for it."""
+    """Raise StoreUnavailable for a file system that hosts share, unless the URL allows it."""
     assert url.database is not None
     folder = Path(url.database).parent
     while not folder.exists():
@@ -228,8 +236,9 @@ def refuse_network_file_system(url: URL) -> None:
     name = NETWORK_FILE_SYSTEMS.get(file_system_magic(folder) or 0)
     if name and not is_unsafe(url):
         raise StoreUnavailable(
-            f"{url.database} lies on {name}, where SQLite's locks and shared memory do not hold. Put the store on a local disk"
-            f" (sqlite:////tmp/... or SWEEP_DB), use PostgreSQL, or, if only this host ever opens it, add ?{UNSAFE}=1"
+            f"{url.database} lies on {name}, where SQLite's locks and shared memory do not hold. "
+            "Put the store on a local disk (sqlite:////tmp/... or SWEEP_DB), use PostgreSQL, or, "
+            f"if only this host ever opens it, add ?{UNSAFE}=1"
         )
 
 
@@ -238,12 +247,11 @@ def is_unsafe(url: URL) -> bool:
 
 
 def file_system_magic(folder: Path) -> int | None:
-    """What statfs(2) calls the folder's file system; None where that cannot be asked."""
+    """The type of the folder's file system by statfs(2); None: not known."""
     if not sys.platform.startswith("linux"):
         return None
-    answer = ctypes.create_string_buffer(
-        512
-    )  # struct statfs is 120 bytes; its first member is the type
+    # struct statfs is 120 bytes; its first member is the type.
+    answer = ctypes.create_string_buffer(512)
     if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), answer) != 0:
         return None
     return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Runs the migrations on the connection, and in the transaction, that db/migrate.py gives."""
+"""Runs the migrations in the transaction that db/migrate.py gives."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the store tells."""
+"""The statements that read."""

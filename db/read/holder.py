@@ -1,4 +1,4 @@
-"""The process that holds a sweep: who it is, and whether it still lives."""
+"""The process that owns a sweep: its identity, and whether it is still alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from db.read.rows import Holder
 
 
 def live_holder(row: sa.Row[*tuple[Any, ...]]) -> Holder | None:
-    """The holder in a row of `sweep` with the database's `now`; None when nobody holds it or the lease has ended."""
+    """The holder in a row of `sweep` with the database's `now`; None if the lease has ended."""
     if row.owner_token is None or row.lease_until <= row.now:
         return None
     return Holder(
@@ -26,7 +26,10 @@ def live_holder(row: sa.Row[*tuple[Any, ...]]) -> Holder | None:
 
 
 def holder_is_gone(holder: Holder) -> bool:
-    """Say whether the holder was a process of this machine and namespace that no longer exists. False: nobody here can tell."""
+    """Return whether the holder was a process of this machine and namespace that no longer exists.
+
+    False also if that cannot be known here.
+    """
     if holder.namespace != process_namespace() or holder.host != socket.gethostname():
         return False
     try:
@@ -37,9 +40,13 @@ def holder_is_gone(holder: Holder) -> bool:
 
 
 def process_namespace() -> str:
-    """In which set of processes a pid of ours means anything: two containers may share a host name and even a pid."""
+    """The set of processes in which our pid is unique.
+
+    Two containers may share a host name and even a pid.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # no /proc: then no pid is ever judged, because a fresh name equals no other
+    except OSError:
+        # Without /proc no holder is ever called dead: a fresh name equals no other.
         return f"unknown/{os.urandom(8).hex()}"

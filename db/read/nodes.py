@@ -1,4 +1,4 @@
-"""The statements that read about nodes: their checks, measurements, failures and benches, and links."""
+"""The statements that read about nodes: checks, measurements, failures, benches and links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ node_check, node_bench, link = schema.node_check, schema.node_bench, schema.link
 attempt, trial, cell, measurement = schema.attempt, schema.trial, schema.cell, schema.measurement
 
 MAX_LINKS = 20_000  # the newest: a run has some hundred
-# Of a sweep that runs alone, so many of the store's newest attempts, over what is asked for, hold enough: most are measured.
+# If a sweep runs alone, this many times the wanted runs are among the store's newest attempts,
+# since most attempts are measured.
 AMONG = 2
 _RUNS = (
     sa.select(
@@ -46,7 +47,7 @@ MACHINE_KINDS = sorted(kind.value for kind in SUSPECT_KINDS - {FailureKind.ORCHE
 
 
 def newest_checks(connection: Connection, sweep_id: int) -> dict[str, NodeCheckRow]:
-    """The last look at each node that a sweep had."""
+    """The last check of each node of a sweep."""
     last = (
         sa.select(sa.func.max(node_check.c.id))
         .where(node_check.c.sweep_id == sweep_id)
@@ -71,9 +72,10 @@ def newest_checks(connection: Connection, sweep_id: int) -> dict[str, NodeCheckR
 
 
 def runs(connection: Connection, sweep_id: int, newest: int) -> list[NodeRun]:
-    """The measurements of a sweep that count, oldest first, each with the nodes of its gang and what the search had predicted.
+    """The measurements of a sweep that count, oldest first, with their nodes and predictions.
 
-    Of a long sweep that runs now they are among the store's newest attempts: to find them there takes as long however many it has.
+    A long sweep that is running has them among the store's newest attempts. Looking there takes
+    the same time for any number of attempts.
     """
     is_long = (
         sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1).offset(AMONG * newest)
@@ -96,7 +98,7 @@ def _runs_among_newest(
     last = connection.execute(
         sa.select(sa.func.coalesce(sa.func.max(attempt.c.id), 0))
     ).scalar_one()
-    # The sweep is told apart here: asked for in the statement, SQLite would begin with all of its trials.
+    # The sweep is selected here: in the statement it makes SQLite read all of the sweep's trials.
     with connection.execute(_RUNS.where(attempt.c.id > last - AMONG * newest)) as rows:
         return list(islice((row for row in rows if row.sweep_id == sweep_id), newest))
 
@@ -114,7 +116,7 @@ def _run(row: sa.Row[*tuple[Any, ...]]) -> NodeRun:
 
 
 def faults(connection: Connection, sweep_id: int) -> dict[str, int]:
-    """How many attempts failed by the machine's fault, by the node of the first bad rank."""
+    """The number of attempts that failed by the machine's fault, by node of the first bad rank."""
     statement = (
         sa.select(attempt.c.failure_node, sa.func.count().label("num"))
         .join(trial, trial.c.id == attempt.c.trial_id)
@@ -129,7 +131,7 @@ def faults(connection: Connection, sweep_id: int) -> dict[str, int]:
 
 
 def benches(connection: Connection, sweep_id: int) -> list[BenchRow]:
-    """The benches of a sweep, the oldest first, those that have ended included."""
+    """The benches of a sweep, the oldest first, ended ones included."""
     rows = connection.execute(
         sa.select(node_bench).where(node_bench.c.sweep_id == sweep_id).order_by(node_bench.c.id)
     )

@@ -1,6 +1,6 @@
-"""What was measured, over all sweeps of a store: every trial with a measurement that counts, and every one that ran out of device memory.
+"""The data that predictions are calibrated on: measured trials, and those out of device memory.
 
-It is what predictions are calibrated on. Invalidated attempts are not among it. The rows are read by one statement, however many trials there are.
+Invalidated attempts are left out. One statement reads the rows, for any number of trials.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ measurement, fingerprint = schema.measurement, schema.fingerprint
 
 Number = TypeVar("Number", int, float)
 
-ROWS_PER_CELL = 200  # spread evenly over those of a cell: more of one cell hardly teach more
-MAX_ROWS = 4000  # the newest; as many are fitted in about a second
+# Spread evenly over the trials of a cell: more of one cell add little.
+ROWS_PER_CELL = 200
+MAX_ROWS = 4000  # the newest; fitting them takes about a second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSweep:
-    """A sweep that has observations, and the conditions that they were made under."""
+    """A sweep that has observations, and their conditions."""
 
     id: int
     name: str
@@ -47,7 +48,7 @@ class MeasuredSweep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservationRow:
-    """One trial that was measured, or that ran out of memory. Unknown is None."""
+    """One trial that was measured or ran out of memory. Unknown is None."""
 
     trial_id: int
     sweep: MeasuredSweep
@@ -56,13 +57,13 @@ class ObservationRow:
     layout: Layout
     out_of_memory: bool
     step_seconds: float | None
-    peak_memory_bytes: int | None  # reserved by the allocator where that is known, else allocated
+    # Reserved by the allocator if that is known, else allocated.
+    peak_memory_bytes: int | None
     is_peak_reserved: bool | None
     device_memory_bytes: int | None
     thrashing: bool | None
-    device_name: (
-        str | None
-    )  # of an out-of-memory, which may leave no fingerprint: that of its cell's newest measurement
+    # An out-of-memory may leave no fingerprint: it has the device of its cell's newest measurement.
+    device_name: str | None
     torch: str | None
     cuda: str | None
     driver: str | None
@@ -84,17 +85,18 @@ def observations(
     per_cell: int = ROWS_PER_CELL,
     most: int = MAX_ROWS,
 ) -> list[ObservationRow]:
-    """The newest `most` observations, oldest first; of a cell with more than `per_cell`, so many spread evenly over them.
+    """The newest `most` observations, oldest first; at most `per_cell` of a cell, spread evenly.
 
-    `is_relative` chooses among sweeps by their conditions; `is_device` among devices by what drivers call them and the sources of their
-    peaks, and what is known of no device is kept. Both choose before rows are counted: others, however many and new, crowd nothing out.
+    `is_relative` selects sweeps by their conditions. `is_device` selects devices by the driver's
+    name and the sources of their peaks; observations without a device are kept. Both select before
+    rows are counted, so that other sweeps take no place.
     """
-    chosen = sa.select(sweep.c.id, sweep.c.name, sweep.c.conditions)
+    selected = sa.select(sweep.c.id, sweep.c.name, sweep.c.conditions)
     if sweep_name is not None:
-        chosen = chosen.where(sweep.c.name == sweep_name)
+        selected = selected.where(sweep.c.name == sweep_name)
     sweeps = {
         row.id: MeasuredSweep(id=row.id, name=row.name, conditions=row.conditions)
-        for row in connection.execute(chosen)
+        for row in connection.execute(selected)
     }
     wanted = [
         id
@@ -115,7 +117,7 @@ def observations(
 
 
 def _devices(connection: Connection) -> dict[str, list[str]]:
-    """Every device that something of the store ran on, as its driver calls it, and the sources of its peaks."""
+    """Every device of the store by its driver's name, with the sources of its peaks."""
     of_attempts = (
         sa.select(fingerprint.c.device_name, measurement.c.peak_flops_source)
         .outerjoin(attempt, attempt.c.fingerprint_digest == fingerprint.c.digest)
@@ -140,7 +142,7 @@ def _statement(
         counting.c.fingerprint_digest, last.c.fingerprint_digest, cell.c.fingerprint_digest
     )
     place = sa.func.row_number().over(partition_by=trial.c.cell_id, order_by=trial.c.id)
-    # The narrow columns first: of 100,000 trials only those that are kept are read whole.
+    # Narrow columns first: of 100,000 trials only the kept ones are read as whole rows.
     numbered = (
         sa.select(
             trial.c.id,
@@ -175,7 +177,8 @@ def _statement(
             sa.or_(fingerprint.c.device_name.in_(names), fingerprint.c.device_name.is_(None))
         )
     kept = numbered.subquery("kept")
-    # The first row that reaches each of `per_cell` even marks: of ten rows and three marks the 4th, 7th and 10th.
+    # The first row that reaches each of `per_cell` even marks: for three marks in ten rows the
+    # 4th, 7th and 10th.
     even = kept.c.place * per_cell // kept.c.size != (kept.c.place - 1) * per_cell // kept.c.size
     own, failed = attempt.alias("own"), attempt.alias("failed")
     return (
@@ -271,5 +274,8 @@ def _row(
 
 
 def _read(value: Number | None) -> Number | None:
-    """What a trial said, where that can be: a counter that a device lacks reads 0, and a fit that takes its logarithm would lose all others."""
+    """The value if it is positive and finite, else None.
+
+    A counter that a device lacks reads 0, whose logarithm would spoil a whole fit.
+    """
     return value if value is not None and isfinite(value) and value > 0 else None

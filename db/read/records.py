@@ -1,4 +1,4 @@
-"""Values of the core as columns, and back. Text that came from a program is made storable here: no NUL, no lone surrogate."""
+"""Values of the core as columns, and back. Text from programs is made storable here."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def phases_of(row: Row) -> dict[Phase, float]:
 
 
 def load_columns(load: MachineLoad) -> Columns:
-    """None where nothing is known of it: such an attempt's columns stay NULL."""
+    """No columns if nothing is known of the load: they stay NULL."""
     if not load.is_known:
         return {}
     return {**asdict(load), "gpu_throttle_reasons": ", ".join(load.gpu_throttle_reasons) or None}
@@ -185,10 +185,10 @@ def shortage_of(row: Row) -> MemoryShortage | None:
 
 
 def storable(text: str) -> str:
-    """The text as both databases take it: PostgreSQL refuses NUL, and neither driver encodes a lone surrogate."""
+    """The text without NUL (PostgreSQL refuses it) and lone surrogates (no driver encodes them)."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def finite(value: float | None) -> float | None:
-    """A prediction as a column: infinite or NaN is unknown."""
+    """The prediction, or None (unknown) if it is infinite or NaN."""
     return None if value is None or not math.isfinite(value) else float(value)

@@ -1,4 +1,4 @@
-"""What the store gives back: frozen values, one per row that a caller thinks of. They know no SQL."""
+"""The values that the store returns. They know no SQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.core.trial.reserved_time import HeldGpuSeconds, of_attempt, ou
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """Who holds a sweep. `namespace` says in which set of processes the pid means anything (machine boot and pid namespace)."""
+    """The owner of a sweep. Its pid is unique in `namespace`: machine boot and pid namespace."""
 
     host: str
     pid: int
@@ -39,14 +39,12 @@ class Holder:
 class SweepRow:
     id: int
     name: str
-    run_token: (
-        str  # tells this sweep's folders from those of a sweep of the same name in another store
-    )
+    run_token: str  # distinguishes its folders from those of an equal name in another store
     spec_json: str
     conditions: Mapping[str, Any]
     state: SweepState
     created_at: dt.datetime
-    holder: Holder | None  # None: nobody holds it, or the lease has ended
+    holder: Holder | None  # None: it has no owner, or the lease has ended
     owner_epoch: int
     stop_requested: StopRequest | None
 
@@ -57,7 +55,7 @@ class SweepRow:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether `sweep run --simulate` made it: nothing in it was measured."""
+        """True if `sweep run --simulate` made it: nothing in it was measured."""
         return (
             self.name.endswith(SIMULATED_SUFFIX) and self.conditions.get("workload") == "synthetic"
         )
@@ -98,15 +96,14 @@ class TrialRow:
     confident: bool | None
     mfu: float | None
     hfu: float | None
-    peak_memory_allocated_bytes: (
-        int | None
-    )  # of the measurement; of the failed rank where the last attempt ran out of memory
+    # Of the measurement; if the last attempt ran out of memory, of the failed rank.
+    peak_memory_allocated_bytes: int | None
     peak_memory_reserved_bytes: int | None
     device_memory_bytes: int | None
     thrashing: bool | None
     fingerprint_digest: str | None  # of the attempt that counts
-    measured_at: dt.datetime | None  # likewise
-    nodes: tuple[str, ...]  # that it ran on
+    measured_at: dt.datetime | None  # of the attempt that counts
+    nodes: tuple[str, ...]  # where the attempt that counts ran
     is_current_fingerprint: bool | None  # None: no measurement counts
     failure_kind: FailureKind | None  # of the last attempt
     failure_message: str | None
@@ -124,19 +121,18 @@ class AttemptRow:
     state: AttemptState
     superseded: bool
     pooled: bool
-    purpose: Purpose | None  # None: it was made before that was noted
+    purpose: Purpose | None  # None: not known
     started_at: dt.datetime
     ended_at: dt.datetime | None
-    measured_at: dt.datetime | None  # by the clock that the sweep goes by; None: as ended_at
+    measured_at: dt.datetime | None  # by the sweep's clock; None: as ended_at
     nodes: tuple[str, ...] | None
     shared_nodes: bool | None
     phase_seconds: Mapping[Phase, float]
     gpu_seconds: float | None
     timed_seconds: float | None
     warmup_seconds: float | None
-    environment: (
-        Mapping[str, Any] | None
-    )  # by which ranks were told how to communicate; None: by nothing, or the attempt left no word
+    # Settings of communication that its ranks got; None: none, or not known.
+    environment: Mapping[str, Any] | None
     fingerprint: Fingerprint | None
     processes_killed: int | None
     failure: Failure | None
@@ -146,7 +142,7 @@ class AttemptRow:
     load: MachineLoad = NO_LOAD
 
     def held(self, num_gpus: int) -> HeldGpuSeconds | None:
-        """What its GPU-seconds went into; None: it has not ended, or nobody knows what it held."""
+        """The uses of its GPU-seconds; None: it has not ended, or its GPU-seconds are not known."""
         if self.gpu_seconds is None:
             return None
         counts = self.state is AttemptState.MEASURED and (self.pooled or not self.superseded)
@@ -164,14 +160,14 @@ class AttemptRow:
 class Repeats:
     """The repeats of a measured trial: its runs, failures, and runs with other software."""
 
-    runs: tuple[Run, ...]  # that count together, the first included
-    failures: Mapping[FailureKind, int]  # of repeats that failed
-    num_apart: int  # repeats measured with other software than the trial, kept apart
+    runs: tuple[Run, ...]  # measurements that count together, the first included
+    failures: Mapping[FailureKind, int]  # numbers of failed repeats
+    num_apart: int  # repeats with other software than the trial, which do not count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakRow:
-    """What the MFU of an attempt, or of several alike, rests on."""
+    """The measured peak that the MFU of one or more attempts rests on."""
 
     nodes: tuple[str, ...]
     precision: Precision
@@ -182,7 +178,7 @@ class PeakRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCheckRow:
-    """What a node said of itself when it was last looked at."""
+    """The last check of a node."""
 
     node: str
     at: dt.datetime
@@ -194,11 +190,11 @@ class NodeCheckRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchRow:
-    """A node on which nothing is placed, or was for a while."""
+    """A node on which nothing is placed, or was not for a while."""
 
     node: str
     since: dt.datetime
-    until: dt.datetime | None  # None: it still is
+    until: dt.datetime | None  # None: it is benched now
     reason: BenchReason
     is_remeasured: bool
     evidence: Mapping[str, Any] | None
@@ -266,10 +262,8 @@ class SessionRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedBySweep:
-    """The GPU-seconds of a sweep by what they went into, over all of its sessions."""
+    """The reserved GPU-seconds of a sweep by use, over all of its sessions."""
 
     total: HeldGpuSeconds
-    by_cell: Mapping[int, HeldGpuSeconds]  # by its id; idle leases belong to none
-    capacity: (
-        float | None
-    )  # all slots as long as its orchestrators worked; None: not known of any of them
+    by_cell: Mapping[int, HeldGpuSeconds]  # by cell id; idle leases belong to no cell
+    capacity: float | None  # all slots while its orchestrators worked; None: not known

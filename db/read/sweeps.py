@@ -37,7 +37,7 @@ def sweeps(connection: Connection) -> list[SweepRow]:
 
 
 def owner_epoch(connection: Connection, sweep_id: int) -> int:
-    """The epoch of a sweep's last owner."""
+    """The epoch of the sweep's last owner."""
     return int(
         connection.execute(
             sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id)

@@ -42,7 +42,7 @@ def trials(connection: Connection, sweep_id: int, cell_id: int | None) -> list[T
 
 
 def trials_by_id(connection: Connection, trial_ids: Sequence[int]) -> list[TrialRow]:
-    """The trials in the order of their ids as given."""
+    """The trials in the order of the given ids."""
     found: dict[int, TrialRow] = {}
     for some in portions(trial_ids):
         found |= {
@@ -53,7 +53,7 @@ def trials_by_id(connection: Connection, trial_ids: Sequence[int]) -> list[Trial
 
 
 def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[TrialRow]]:
-    """Per cell id the `top` fastest measured trials under the cell's current fingerprint."""
+    """The `top` fastest measured trials of each cell id under the cell's current fingerprint."""
     place = sa.func.row_number().over(
         partition_by=trial.c.cell_id,
         order_by=(measurement.c.tokens_per_second_per_gpu.desc(), trial.c.id),
@@ -153,7 +153,7 @@ def trials_that_met(connection: Connection, cell_id: int, kind: FailureKind) -> 
 def failure_counts(
     connection: Connection, trial_ids: Sequence[int]
 ) -> dict[int, Counter[FailureKind]]:
-    """By trial how many of its attempts failed in which way."""
+    """The number of failed attempts of each trial, by kind."""
     found: dict[int, Counter[FailureKind]] = {trial_id: Counter() for trial_id in trial_ids}
     for row in _FAILURE_COUNTS.rows(connection, trial_ids):
         found[row.trial_id][FailureKind(row.failure_kind)] = row.n
@@ -163,7 +163,7 @@ def failure_counts(
 def out_of_memories(
     connection: Connection, cell_id: int, trial_id: int | None
 ) -> dict[int, list[Failure]]:
-    """By trial its attempts that ran out of memory and were not superseded, oldest first."""
+    """The out-of-memories of each trial that are not superseded, oldest first."""
     statement = (
         sa.select(attempt)
         .join(trial, trial.c.id == attempt.c.trial_id)
@@ -184,8 +184,8 @@ def out_of_memories(
 
 
 def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
-    """What the sweep's MFUs rest on where it was measured, once for all attempts that had the same; superseded ones do not count."""
-    nodes = sa.cast(attempt.c.nodes, sa.Text)  # JSON as such has no order to find repeats by
+    """The measured peaks that MFUs of the sweep rest on, each once, without superseded attempts."""
+    nodes = sa.cast(attempt.c.nodes, sa.Text)  # DISTINCT needs an order, and JSON has none
     statement = (
         sa.select(
             nodes.label("nodes"),
@@ -221,7 +221,7 @@ def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
 
 
 def _counts(table: Any) -> sa.ColumnElement[bool]:
-    """The join of a trial with the attempt that counts: there is at most one."""
+    """The condition that joins a trial with the attempt that counts: there is at most one."""
     return sa.and_(
         table.c.trial_id == trial.c.id,
         table.c.state == sa.literal_column("'measured'"),
@@ -230,7 +230,7 @@ def _counts(table: Any) -> sa.ColumnElement[bool]:
 
 
 def _is_current(table: Any) -> sa.ColumnElement[bool]:
-    # coalesce, because a comparison that takes NULL for equal is spelt differently by each database.
+    # coalesce, because each database has another comparison in which NULL equals NULL.
     return sa.func.coalesce(table.c.fingerprint_digest, "") == sa.func.coalesce(
         cell.c.fingerprint_digest, ""
     )
@@ -269,9 +269,8 @@ _HEADLINES = [
         "thrashing",
     )
 ]
-_FAILED = sa.or_(
-    sa.not_(_last.c.superseded), _last.c.pooled
-)  # an invalidated failure is no longer the trial's
+# An invalidated failure is no longer the trial's.
+_FAILED = sa.or_(sa.not_(_last.c.superseded), _last.c.pooled)
 _TRIALS = (
     sa.select(
         *_OF_TRIAL,

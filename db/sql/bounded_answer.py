@@ -1,7 +1,7 @@
-"""Fetches an answer in a process of its own, which is killed when it takes too long and cannot take more than its share of memory.
+"""Fetches an answer in a child process with bounded time and memory.
 
-One call of SQLite's C code cannot be interrupted, and a driver holds a whole row before it gives one. It knows no SQL: what is
-asked is a function that yields the names of the columns and then rows.
+One call of SQLite's C code cannot be interrupted, and a driver reads whole rows into memory. This
+module knows no SQL: a function yields the names of the columns, and then rows.
 """
 
 from __future__ import annotations
@@ -27,24 +27,21 @@ from orchestrator.node.processes import die_with
 
 _MIB = 1 << 20
 _BATCH_BYTES = _MIB
-_GRACE_SECONDS = 1.0  # an engine that ends a query by itself says so within this time
+_GRACE_SECONDS = 1.0  # within this time an engine reports that it has ended a query
 _PIECE = 64 * _MIB
-_OF_NO_MEMORY = (
-    signal.SIGABRT,
-    signal.SIGSEGV,
-    signal.SIGBUS,
-)  # how a library ends its process that cannot have more
+# Signals by which a library ends its process if it gets no memory.
+_OF_NO_MEMORY = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """What one answer may take."""
+    """The limits of one answer."""
 
     rows: int
     seconds: float
-    # Of the rows, as this process holds them. 100,000 rows of v_trial take about 300 MiB.
+    # Of the rows in this process. 100,000 rows of v_trial take about 300 MiB.
     answer_bytes: int = 512 * _MIB
-    # Of the process that fetches them, above what it inherits.
+    # Of the child process, in addition to what it inherits.
     memory_bytes: int = 1024 * _MIB
     # Of one temporary file: SQLite sorts there.
     file_bytes: int = 4096 * _MIB
@@ -54,11 +51,11 @@ class Bounds:
 class Answer:
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
-    truncated: bool  # there were more rows than were wanted
+    truncated: bool  # there were more rows than wanted
 
 
 def cut(answer: Generator[Sequence[Any], None, None], max_rows: int) -> Answer:
-    """Take an answer whole, in this process: for statements of this program."""
+    """Take an answer in this process, for statements of this program."""
     columns = tuple(next(answer))
     rows: list[tuple[Any, ...]] = []
     for row in answer:
@@ -73,14 +70,17 @@ def fetch(
     bounds: Bounds,
     mistakes: Sequence[type[Exception]],
 ) -> Answer:
-    """Take an answer in a child process. Raises UsageInvalid when it exceeds a bound, and `mistakes` as `ask` raises them."""
+    """Take an answer in a child process.
+
+    Raises UsageInvalid if it exceeds a limit, and `mistakes` as `ask` raises them.
+    """
     with _scratch_folder() as folder:
         return _fetch(ask, bounds, mistakes, folder)
 
 
 @contextmanager
 def _scratch_folder() -> Iterator[str | None]:
-    """Where the child makes temporary files: one that is killed removes none. None: there is no room for a folder."""
+    """A folder for temporary files, which a killed child cannot remove. None: it cannot be made."""
     try:
         folder = tempfile.mkdtemp(prefix="sweep-query-")
     except OSError:
@@ -106,7 +106,8 @@ def _fetch(
         os.close(inbox)
         os.close(outbox)
         raise StoreUnavailable(
-            f"no process can be started for the query: {exc.strerror}. End others, or raise ulimit -u"
+            f"no process can be started for the query: {exc.strerror}. "
+            "End others, or raise ulimit -u"
         ) from None
     if child == 0:
         os.close(inbox)
@@ -133,7 +134,7 @@ class _End:
 
 @contextmanager
 def _killed_after(child: int, seconds: float) -> Iterator[_End]:
-    """The child is gone when this ends, and what is yielded tells how it ended. One that has ended by itself is not killed again."""
+    """Kill the child after so many seconds, or when the block ends; yield how it ended."""
     found = _End()
 
     def end() -> None:
@@ -147,14 +148,14 @@ def _killed_after(child: int, seconds: float) -> Iterator[_End]:
         yield found
     finally:
         timer.cancel()
-        # A kill under way is waited for: before waitpid no other process can have the child's number.
+        # Wait for a kill under way: until waitpid no other process can get the child's id.
         timer.join()
         os.kill(child, signal.SIGKILL)
         found.exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _received(told: BufferedReader, mistakes: Sequence[type[Exception]]) -> Answer | None:
-    """The answer; None where the child ended without one."""
+    """The answer; None: the child ended without one."""
     columns: tuple[str, ...] = ()
     rows: list[tuple[Any, ...]] = []
     for line in told:
@@ -178,7 +179,10 @@ def _why_none(end: _End, bounds: Bounds) -> str:
     if end.exit_code >= 0 or -end.exit_code in _OF_NO_MEMORY:
         return _too_large(bounds)
     name = signal.Signals(-end.exit_code).name
-    return f"the process that ran the query was ended from outside ({name}); where the kernel ended it, the machine is short of memory"
+    return (
+        f"the process that ran the query was ended from outside ({name}); "
+        "where the kernel ended it, the machine is short of memory"
+    )
 
 
 def took_too_long(seconds: float) -> str:
@@ -186,7 +190,8 @@ def took_too_long(seconds: float) -> str:
 
 
 def _too_large(bounds: Bounds) -> str:
-    return f"the query needs more than {bounds.memory_bytes // _MIB} MiB of memory and was ended; {ASK_FOR_LESS}"
+    memory = f"{bounds.memory_bytes // _MIB} MiB of memory"
+    return f"the query needs more than {memory} and was ended; {ASK_FOR_LESS}"
 
 
 ASK_FOR_LESS = "ask for fewer columns or rows, or for parts of long texts: substr(column, 1, 100)"
@@ -202,7 +207,7 @@ def _answer(
     parent: int,
     outbox: int,
 ) -> NoReturn:
-    """Send the answer, or why there is none. It never returns: what the parent has under way is not the child's to clean up."""
+    """Send the answer or an error, and exit: the child must not clean up for its parent."""
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -216,7 +221,7 @@ def _answer(
                 _send(tell, ["mistake", type(exc).__name__, str(exc)])
             except MemoryError:
                 _send(tell, ["mistake", UsageInvalid.__name__, _too_large(bounds)])
-            except Exception as exc:  # noqa: BLE001  # raised again in the parent, which tells of it
+            except Exception as exc:  # noqa: BLE001  # the parent raises it again
                 _send(tell, ["bug", f"{type(exc).__name__}: {exc}"])
         code = 0
     finally:
@@ -224,7 +229,7 @@ def _answer(
 
 
 def _limit(bounds: Bounds) -> None:
-    """Bound memory, and temporary files. A limit that is stricter already stays."""
+    """Limit memory and temporary files. Stricter limits stay."""
     pages = (
         int(Path("/proc/self/statm").read_text().split()[0])
         if Path("/proc/self/statm").exists()
@@ -248,11 +253,11 @@ def _send_answer(tell: Any, answer: Generator[Sequence[Any], None, None], bounds
     for number, row in enumerate(answer, start=1):
         if number > bounds.rows:
             _send_rows(tell, batch)
-            # Before the end is told, since the parent then kills this process: a copied file would stay.
+            # Before the end is sent, since the parent then kills this process: a copy would stay.
             answer.close()
             _send(tell, ["end", True])
             return
-        size = 64 + sum(map(_held_bytes, row))
+        size = 64 + sum(map(_size, row))
         total += size
         if total > bounds.answer_bytes:
             answer.close()
@@ -285,8 +290,8 @@ def _send(tell: Any, message: list[Any]) -> None:
         line = line[tell.write(line[:_PIECE]) :]
 
 
-def _held_bytes(value: Any) -> int:
-    """About what a value takes where it is held, its place in the row included."""
+def _size(value: Any) -> int:
+    """The approximate memory of a value, with its place in the row."""
     if value is None or isinstance(value, bool):
         return 8
     if isinstance(value, int | float):
@@ -294,14 +299,14 @@ def _held_bytes(value: Any) -> int:
     if isinstance(value, str | bytes):
         return 64 + len(value)
     if isinstance(value, dict):
-        return 64 + sum(100 + len(str(name)) + _held_bytes(item) for name, item in value.items())
+        return 64 + sum(100 + len(str(name)) + _size(item) for name, item in value.items())
     if isinstance(value, list | tuple):
-        return 64 + sum(map(_held_bytes, value))
+        return 64 + sum(map(_size, value))
     return 100
 
 
 def _wire(value: Any) -> Any:
-    """A value as JSON's types, such that `_value` gives it back. What nothing here needs as itself goes as its text."""
+    """A value in JSON's types, which `_value` reads back; values of other types as text."""
     match value:
         case None | bool() | int() | float() | str():
             return value

@@ -1,6 +1,7 @@
-"""The PostgreSQL role that may only select: how it is made, and what is asked of the role with which people's statements run.
+"""The PostgreSQL role that may only select: how it is made, and checks of the role of people.
 
-The server enforces it: such a role changes nothing, whatever a statement calls. This module does not read statements.
+The server enforces it: such a role changes nothing, whatever a statement calls. This module does
+not read statements.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 NAME = "sweep_reader"
 _VERSION_TABLE = "alembic_version"
 
-# What a role that only selects must not have: the word for it, and the question.
+# Powers that a role that only selects must not have, each with the SQL that asks for it.
 _POWERS = (
     ("SUPERUSER", "rolsuper"),
     ("CREATEROLE", "rolcreaterole"),
@@ -48,7 +49,8 @@ _POWERS = (
     ),
     (
         "a right to write tables of the store",
-        "NOT rolsuper AND has_table_privilege(rolname, to_regclass('trial')::oid, 'INSERT, UPDATE, DELETE, TRUNCATE')",
+        "NOT rolsuper AND has_table_privilege(rolname, to_regclass('trial')::oid,"
+        " 'INSERT, UPDATE, DELETE, TRUNCATE')",
     ),
 )
 
@@ -61,19 +63,19 @@ class Granted:
     is_new: bool
     schema: str
     num_relations: int
-    remarks: tuple[str, ...]  # what everybody may do in this database, and how to take it away
+    remarks: tuple[str, ...]  # rights of PUBLIC in this database, and how to revoke them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
-    """The role as which statements of people run."""
+    """The role of people's statements."""
 
     name: str
-    is_own_login: bool  # a session of its own, with nothing to take back
+    is_own_login: bool  # it logged in by itself, and has no powers to take back
 
 
 def role_of_statements(url: sa.URL) -> Asking:
-    """The role with which people's statements run. Raises as `readonly.query` does where they are refused."""
+    """The role of people's statements. Raises as `readonly.query` does if they are refused."""
     reader = urls.reader_of(url)
     with connected(url, reader) as connection:
         settle(connection, is_reader=reader is not None)
@@ -83,7 +85,7 @@ def role_of_statements(url: sa.URL) -> Asking:
 
 @contextmanager
 def connected(url: sa.URL, reader: sa.URL | None) -> Iterator[Any]:
-    """A connection of psycopg for statements of people: as the reader, or, where there is none, as the store's own role."""
+    """A connection of psycopg as the reader, or without one as the store's own role."""
     psycopg = _driver()
     login = reader or url
     try:
@@ -102,7 +104,7 @@ _CONNECTING: dict[str, Any] = {"connect_timeout": 10, "application_name": "layou
 
 
 def _driver() -> Any:
-    """psycopg, an extra: who keeps to SQLite need not have it."""
+    """Import psycopg, an extra that SQLite does not need."""
     try:
         import psycopg
     except ModuleNotFoundError:
@@ -113,12 +115,12 @@ def _driver() -> Any:
 
 
 def settle(connection: Any, *, is_reader: bool) -> None:
-    """Let the session only read: a reader that may do more is refused, any other role gives its powers up where it can."""
+    """Let the session only read: refuse a reader with more powers, drop those of another role."""
     (_refuse_powers if is_reader else _drop_powers)(connection)
 
 
 def powers(connection: Any, role: str | None = None) -> list[str]:
-    """What the session's role, or another one, may do beyond selecting."""
+    """The powers of the session's role, or of another one, beyond selecting."""
     questions = ", ".join(f"({question})" for _, question in _POWERS)
     row = connection.execute(
         f"SELECT {questions} FROM pg_roles WHERE rolname = coalesce(%s, current_user)", (role,)
@@ -131,17 +133,20 @@ def powers(connection: Any, role: str | None = None) -> list[str]:
 
 
 def _refuse_powers(connection: Any) -> None:
-    """Raise UsageInvalid where the session's login may do more than select."""
+    """Raise UsageInvalid if the session's login may do more than select."""
     if found := powers(connection):
         (role,) = connection.execute("SELECT current_user").fetchone()
-        more = f"role {role} of {urls.READER_VARIABLE} may do more than select: it has {', '.join(found)}"
-        raise UsageInvalid(f"{more}. Have one made that may not: sweep db grant-reader")
+        raise UsageInvalid(
+            f"role {role} of {urls.READER_VARIABLE} may do more than select: "
+            f"it has {', '.join(found)}. Have one made that may not: sweep db grant-reader"
+        )
 
 
 def _drop_powers(connection: Any) -> None:
-    """Become a role that can only read, where the session's role may. The session could take its powers back.
+    """Become a role that can only read, if the session's role may.
 
-    So this is only a second guard: the first is what sql_text lets through. A login of its own needs neither.
+    The session could take its powers back, so this is only a second guard after sql_text. The login
+    of a reader needs neither.
     """
     is_reader, is_super, may_read_all, is_powerful = connection.execute(_WHO_IS_THERE).fetchone()
     if is_reader:
@@ -150,25 +155,32 @@ def _drop_powers(connection: Any) -> None:
         connection.execute("SET LOCAL ROLE pg_read_all_data")
     elif is_powerful:
         raise UsageInvalid(
-            "this database user may run programs on the server. Ask as one that may only read: sweep db grant-reader"
+            "this database user may run programs on the server. "
+            "Ask as one that may only read: sweep db grant-reader"
         )
 
 
 _WHO_IS_THERE = f"""
-SELECT coalesce((rolsuper OR pg_has_role(rolname, to_regrole('{NAME}')::oid, 'MEMBER'))
-           AND has_table_privilege(to_regrole('{NAME}')::oid, to_regclass('v_trial')::oid, 'SELECT'), false),
+SELECT coalesce(
+           (rolsuper OR pg_has_role(rolname, to_regrole('{NAME}')::oid, 'MEMBER'))
+           AND has_table_privilege(
+               to_regrole('{NAME}')::oid, to_regclass('v_trial')::oid, 'SELECT'
+           ),
+           false
+       ),
        rolsuper,
        pg_has_role(rolname, 'pg_read_all_data', 'MEMBER'),
-       pg_has_role(rolname, 'pg_write_server_files', 'MEMBER') OR pg_has_role(rolname, 'pg_execute_server_program', 'MEMBER')
+       pg_has_role(rolname, 'pg_write_server_files', 'MEMBER')
+           OR pg_has_role(rolname, 'pg_execute_server_program', 'MEMBER')
 FROM pg_roles WHERE rolname = current_user
 """
 
 
 def refuse_hidden_calls(connection: Any, named: Named) -> None:
-    """Raise UsageInvalid for a name that would call a function of this database though it does not look like a call.
+    """Raise UsageInvalid for a name that calls a function of this database without parentheses.
 
-    `row.name` calls a function that takes the row, a cast to a domain runs its checks, and some words of SQL may be functions
-    too. PostgreSQL's own functions that can be called so only compute.
+    `row.name` calls a function that takes the row, a cast to a domain runs its checks, and some
+    words of SQL may be functions too. PostgreSQL's own functions of this kind only compute.
     """
     names = {"all": sorted(named.all), "before_parenthesis": sorted(named.before_parenthesis)}
     found = connection.execute(_HIDDEN_CALLS, names).fetchone()
@@ -186,7 +198,8 @@ WHERE pg_proc.oid >= {_FIRST_OF_ITS_OWN} AND (
     OR (proname = ANY(%(all)s) AND pronargs - pronargdefaults <= 1 AND typtype IN ('c', 'p', 'd'))
 )
 UNION ALL
-SELECT typname, 'type' FROM pg_type WHERE oid >= {_FIRST_OF_ITS_OWN} AND typname = ANY(%(all)s) AND typtype = 'd'
+SELECT typname, 'type' FROM pg_type
+WHERE oid >= {_FIRST_OF_ITS_OWN} AND typname = ANY(%(all)s) AND typtype = 'd'
 LIMIT 1
 """
 
@@ -196,15 +209,15 @@ def new_password() -> str:
 
 
 def exists(database_url: sa.URL, role: str) -> bool:
-    """Whether the server has such a role. Raises as `grant` does."""
+    """Return whether the server has such a role. Raises as `grant` does."""
     with _as_owner(database_url) as connection:
         return _has_role(connection, role)
 
 
 def grant(database_url: sa.URL, role: str, password: str | None) -> Granted:
-    """Make a role that may connect and select what the store has, or set its rights anew. None: the password stays as it is.
+    """Make a role that may only connect and select, or reset its rights. None keeps its password.
 
-    Raises UsageInvalid for a role that has more rights, StoreUnavailable where ours do not suffice to give it any.
+    Raises UsageInvalid for a role with more rights, StoreUnavailable if our rights do not suffice.
     """
     with _as_owner(database_url) as connection:
         return _grant(connection, role, password)
@@ -242,7 +255,8 @@ def _grant(connection: Any, role: str, password: str | None) -> Granted:
     relations = _relations(connection)
     if _VERSION_TABLE not in relations:
         raise UsageInvalid(
-            f"database {database} holds no store yet; begin one with `sweep run FILE`, and then grant a reader"
+            f"database {database} holds no store yet; begin one with `sweep run FILE`, "
+            "and then grant a reader"
         )
     is_new = not _has_role(connection, role)
     name, home = quoted(role), quoted(own_schema)
@@ -280,10 +294,11 @@ def _grant(connection: Any, role: str, password: str | None) -> Granted:
 
 
 def _relations(connection: Any) -> list[str]:
-    """The tables and views of the store that are there."""
+    """The tables and views of the store that exist."""
     ours = [_VERSION_TABLE, *schema.metadata.tables, *schema.VIEWS]
     rows = connection.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'v') AND relname = ANY(%s)",
+        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
+        " AND relkind IN ('r', 'v') AND relname = ANY(%s)",
         (ours,),
     )
     return [name for (name,) in rows.fetchall()]
@@ -292,11 +307,11 @@ def _relations(connection: Any) -> list[str]:
 def _refuse_more_than_a_reader(connection: Any, role: str, own_role: str) -> None:
     if role == own_role:
         raise UsageInvalid(
-            f"role {role} is the one that the store is written with. Name another: sweep db grant-reader --role NAME"
+            f"role {role} is the one that the store is written with. "
+            "Name another: sweep db grant-reader --role NAME"
         )
-    found = [
-        power for power in powers(connection, role) if not power.startswith("a right")
-    ]  # that one is revoked
+    # A right to write is revoked later.
+    found = [power for power in powers(connection, role) if not power.startswith("a right")]
     memberships = connection.execute(
         "SELECT roleid::regrole::text FROM pg_auth_members WHERE member = to_regrole(%s)::oid",
         (quoted(role),),
@@ -311,12 +326,13 @@ def _refuse_more_than_a_reader(connection: Any, role: str, own_role: str) -> Non
         found.append(f"tables of its own ({owned[0]})")
     if found:
         raise UsageInvalid(
-            f"role {role} may do more than select: it has {', '.join(found)}. Name another: sweep db grant-reader --role NAME"
+            f"role {role} may do more than select: it has {', '.join(found)}. "
+            "Name another: sweep db grant-reader --role NAME"
         )
 
 
 def _scrambled(connection: Any, role: str, password: str) -> str:
-    """The password's hash, as the server keeps it: so no log of statements holds the password."""
+    """The password's hash as the server keeps it, so that no log of statements has the password."""
     return str(
         connection.pgconn.encrypt_password(
             password.encode(), role.encode(), b"scram-sha-256"
@@ -325,27 +341,32 @@ def _scrambled(connection: Any, role: str, password: str) -> str:
 
 
 def _what_everybody_may(connection: Any, database: str, own_schema: str) -> list[str]:
-    """What PUBLIC may do, and so this role too. It is not revoked here: others may rely on it."""
+    """Remarks on rights of PUBLIC, which this role has too and others may rely on."""
     home = quoted(own_schema)
     may_make, may_make_temporary = connection.execute(
-        "SELECT has_schema_privilege('public', %s, 'CREATE'), has_database_privilege('public', %s, 'TEMPORARY')",
+        "SELECT has_schema_privilege('public', %s, 'CREATE'),"
+        " has_database_privilege('public', %s, 'TEMPORARY')",
         (own_schema, database),
     ).fetchone()
     definers = connection.execute(
-        "SELECT oid::regprocedure::text FROM pg_proc WHERE oid >= %s AND prosecdef AND has_function_privilege('public', oid, 'EXECUTE')",
+        "SELECT oid::regprocedure::text FROM pg_proc WHERE oid >= %s AND prosecdef"
+        " AND has_function_privilege('public', oid, 'EXECUTE')",
         (_FIRST_OF_ITS_OWN,),
     ).fetchall()
     remarks = []
     if may_make:
         remarks.append(
-            f"Everybody may make tables in schema {own_schema}; to end that: REVOKE CREATE ON SCHEMA {home} FROM PUBLIC"
+            f"Everybody may make tables in schema {own_schema}; "
+            f"to end that: REVOKE CREATE ON SCHEMA {home} FROM PUBLIC"
         )
     if may_make_temporary:
         remarks.append(
-            f"Everybody may make temporary tables; to end that: REVOKE TEMPORARY ON DATABASE {quoted(database)} FROM PUBLIC"
+            "Everybody may make temporary tables; "
+            f"to end that: REVOKE TEMPORARY ON DATABASE {quoted(database)} FROM PUBLIC"
         )
     for (function,) in definers:
         remarks.append(
-            f"Everybody may call {function}, which runs with its owner's rights; to end that: REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC"
+            f"Everybody may call {function}, which runs with its owner's rights; "
+            f"to end that: REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC"
         )
     return remarks

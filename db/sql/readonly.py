@@ -1,8 +1,8 @@
-"""Anybody's SQL, answered without the power to change anything: one statement, read-only at the engine, bounded in time, rows and memory.
+"""Answers one SQL statement of a person, read-only and with limits on time, rows and memory.
 
-SQLite: opened read-only, `query_only`, and an authorizer that knows what reading needs. PostgreSQL: a role that may only select where there
-is one, a read-only transaction, the extended protocol (which takes no second statement), and none but known functions. What people ask is
-fetched in a child process; what this program asks is not.
+SQLite: opened read-only, `query_only`, with an authorizer. PostgreSQL: a role that may only select
+(if there is one), a read-only transaction, the extended protocol (which takes no second statement)
+and only known functions. People's statements run in a child process, this program's own do not.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ TIMEOUT_SECONDS = 30.0
 _NO_ROWS = (
     "the query gives no rows; only reading is possible here, for example: select * from v_best"
 )
-_BEYOND_READING = frozenset(
-    {"25006", "42501"}
-)  # PostgreSQL's codes: read_only_sql_transaction, insufficient_privilege
+# PostgreSQL's codes: read_only_sql_transaction, insufficient_privilege.
+_BEYOND_READING = frozenset({"25006", "42501"})
 _MAX_VALUE_BYTES = 64 << 20  # of one value: zeroblob(1e9) is no query
 
 
 class _WrongStatement(Exception):
-    """What the database said of a statement that means nothing to it."""
+    """The database cannot understand the statement."""
 
 
 _MISTAKES = (UsageInvalid, StoreUnavailable, _WrongStatement)
@@ -51,9 +50,10 @@ def query(
     max_rows: int = MAX_ROWS,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Answer:
-    """Answer one SELECT of a person, in a process of its own, as the reader's role where there is one.
+    """Answer one SELECT of a person, in a child process, as the reader's role if there is one.
 
-    Raises UsageInvalid when it is refused, wrong, too slow or too large, StoreUnavailable when there is no store.
+    Raises UsageInvalid if it is refused, wrong, too slow or too large, StoreUnavailable if there is
+    no store.
     """
     url = urls.resolve(database_url)
     try:
@@ -70,7 +70,7 @@ def own_query(
     max_rows: int = MAX_ROWS,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Answer:
-    """Answer a SELECT that this program wrote: in this process, as the store's own role. Raises as `query` does."""
+    """Answer a SELECT of this program, in this process, as the store's role. Raises as `query`."""
     with closing(_rows(urls.resolve(database_url), sql, timeout_seconds, is_ours=True)) as answer:
         try:
             return bounded_answer.cut(answer, max_rows)
@@ -93,14 +93,14 @@ def _encodable(sql: str) -> str:
 def _rows(
     url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool
 ) -> Generator[Sequence[Any], None, None]:
-    """The names of the columns, and then the rows."""
+    """Yield the names of the columns, then the rows."""
     if url.drivername == "sqlite":
         return _rows_of_sqlite(url, sql, timeout_seconds)
     return _rows_of_postgresql(url, sql, timeout_seconds, is_ours=is_ours)
 
 
 def _columns(url: sa.URL) -> dict[str, tuple[str, ...]]:
-    """Those of every table and view; of a store whose views cannot be read, of the tables alone."""
+    """The columns of every table, and of every view if views can be read."""
     columns = {name: tuple(table.columns.keys()) for name, table in schema.metadata.tables.items()}
     where = url.render_as_string(hide_password=False)
     try:
@@ -140,10 +140,8 @@ def _rows_of_sqlite(
 
 
 def _sqlite_refusal(exc: Exception, timeout_seconds: float) -> UsageInvalid | _WrongStatement:
-    message, code = (
-        str(exc),
-        getattr(exc, "sqlite_errorcode", 0) & 0xFF,
-    )  # the module's own errors have no code
+    message = str(exc)
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the module's own errors have none
     match code:
         case sqlite3.SQLITE_INTERRUPT:
             return UsageInvalid(bounded_answer.took_too_long(timeout_seconds))
@@ -151,7 +149,8 @@ def _sqlite_refusal(exc: Exception, timeout_seconds: float) -> UsageInvalid | _W
             return UsageInvalid(sql_mistakes.refused(message))
         case sqlite3.SQLITE_TOOBIG:
             return UsageInvalid(
-                f"a value of the answer is larger than {_MAX_VALUE_BYTES >> 20} MiB; ask for a part of it with substr()"
+                f"a value of the answer is larger than {_MAX_VALUE_BYTES >> 20} MiB; "
+                "ask for a part of it with substr()"
             )
         case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
             return UsageInvalid(
@@ -208,7 +207,7 @@ def _rows_of_postgresql(
     named = refuse_beyond_reading(sql)
     reader = None if is_ours else urls.reader_of(url)
     with reader_role.connected(url, reader) as connection:
-        import psycopg  # an extra: who keeps to SQLite need not have it
+        import psycopg  # an extra that SQLite does not need
 
         try:
             _settle(connection, timeout_seconds)
@@ -216,9 +215,8 @@ def _rows_of_postgresql(
             if not is_ours:
                 reader_role.refuse_hidden_calls(connection, named)
             yield _prepare(connection, sql)
-            yield from connection.cursor().stream(
-                sql.encode()
-            )  # row by row, so that a huge answer is never held
+            # Row by row, so that a huge answer is never in memory.
+            yield from connection.cursor().stream(sql.encode())
         except psycopg.errors.QueryCanceled:
             raise UsageInvalid(bounded_answer.took_too_long(timeout_seconds)) from None
         except psycopg.Error as exc:
@@ -235,7 +233,7 @@ def _rows_of_postgresql(
 
 
 def _settle(connection: Any, timeout_seconds: float) -> None:
-    """Begin a read-only transaction under our limits. Within it, since a pool of connections hands on no other setting."""
+    """Set our limits within the transaction: a pool of connections keeps no other setting."""
     milliseconds = max(1, int(timeout_seconds * 1000))
     # Strings as sql_text reads them.
     connection.execute(
@@ -253,14 +251,14 @@ def _settle(connection: Any, timeout_seconds: float) -> None:
 
 
 def _postgresql_refusal(message: str, sqlstate: str | None) -> UsageInvalid | _WrongStatement:
+    # 54000 is program_limit_exceeded, 53200 out_of_memory.
     if (
         "out of memory" in message
         or "cannot allocate memory" in message
         or sqlstate in ("54000", "53200")
-    ):  # program_limit_exceeded, out_of_memory
-        return UsageInvalid(
-            f"the answer is too large: {sql_mistakes.one_line(message)}; {bounded_answer.ASK_FOR_LESS}"
-        )
+    ):
+        line = sql_mistakes.one_line(message)
+        return UsageInvalid(f"the answer is too large: {line}; {bounded_answer.ASK_FOR_LESS}")
     return (
         UsageInvalid(sql_mistakes.refused(message))
         if sqlstate in _BEYOND_READING
@@ -269,7 +267,10 @@ def _postgresql_refusal(message: str, sqlstate: str | None) -> UsageInvalid | _W
 
 
 def _prepare(connection: Any, sql: str) -> list[str]:
-    """The columns that the statement will give. The extended protocol takes one statement; what gives no columns is not run."""
+    """The columns of the statement's answer; a statement without columns is not run.
+
+    The extended protocol takes one statement only.
+    """
     from psycopg.pq import DiagnosticField, ExecStatus  # an extra, as above
 
     answer = connection.pgconn.prepare(b"asked", sql.encode())

@@ -1,6 +1,6 @@
-"""What a database said of a statement that it could not answer, in one line: refused, or wrong, with the name that was probably meant.
+"""Messages about statements that a database could not answer: refused, or wrong.
 
-Pure text: knows the messages of SQLite and PostgreSQL, and no connection.
+They suggest the name that was probably meant. Pure text: no connection is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from db.sql.sql_text import ALLOWED_FUNCTIONS, did_you_mean
 
 ONLY_READING = "only reading is possible here, one statement at a time"
-_MAX_CHARACTERS = 300  # of what the database says: it may repeat the statement
+_MAX_CHARACTERS = 300  # of the database's message, which may repeat the statement
 
 _UNKNOWN_COLUMN = re.compile(
     r'no such column: (?P<sqlite>.+)|column (?P<postgresql>"[^"]+"|[\w.]+) does not exist'
@@ -24,17 +24,18 @@ _UNKNOWN_FUNCTION = re.compile(r"no such function: (?P<sqlite>.+)")
 
 
 def refused(message: str) -> str:
-    """The line for a statement that asks for more than reading."""
+    """The line for a statement that does more than read."""
     return f"the query was refused: {one_line(message)}; {ONLY_READING}"
 
 
 def wrong(message: str, sql: str, columns: Mapping[str, Iterable[str]]) -> str:
-    """The line for a statement that means nothing to the database. `columns` are those of each table and view."""
-    return f"the query cannot be answered: {one_line(message)}{_meant(one_line(message), sql, columns)}"
+    """The line for a wrong statement. `columns` are those of each table and view."""
+    line = one_line(message)
+    return f"the query cannot be answered: {line}{_meant(line, sql, columns)}"
 
 
 def one_line(message: str) -> str:
-    """The first line of what a database says, without the word for its severity and without a full stop."""
+    """The first line of a database's message, without severity and full stop."""
     line = next((line.strip() for line in message.splitlines() if line.strip()), "no message")
     return re.sub(r"^[A-Z]+:\s+", "", line)[:_MAX_CHARACTERS].rstrip(".")
 
@@ -70,7 +71,7 @@ def _meant_column(name: str, sql: str, columns: Mapping[str, Iterable[str]]) -> 
 
 
 def _name_in(match: re.Match[str] | None) -> str:
-    """The misspelt name without its table or alias; empty where the message is about something else."""
+    """The unknown name without its table; empty if the message is about something else."""
     if match is None:
         return ""
     found = next(text for text in match.groups() if text)

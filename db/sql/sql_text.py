@@ -1,7 +1,8 @@
-"""What a statement says, as far as is needed to refuse one that could do more than read. The engine is asked to be read-only as well.
+"""Reads SQL statements, and refuses those that could do more than read.
 
-Functions are the hole in a read-only transaction: some read files, some run programs, some run SQL. So only those named here may be called,
-and a statement with a character that PostgreSQL could read in another way than we do is refused.
+The engine is read-only as well, but in a read-only transaction a function may still read files, run
+programs or run SQL. So only functions named here may be called, and a statement is refused if
+PostgreSQL could read one of its characters in another way than this module.
 """
 
 from __future__ import annotations
@@ -13,104 +14,57 @@ from difflib import get_close_matches
 
 from orchestrator.core.errors import UsageInvalid
 
-_TEXT = "char chr ascii concat concat_ws format glob hex instr length char_length like likelihood likely lower ltrim octet_length position printf quote"
-_TEXT += " regexp_like regexp_match regexp_matches regexp_replace regexp_substr repeat replace reverse rtrim soundex split_part starts_with strpos"
-_TEXT += " string_agg string_to_array substr substring to_char to_number trim btrim typeof unicode unlikely upper left right lpad rpad initcap translate"
-_NUMBERS = "abs acos asin atan atan2 avg cbrt ceil ceiling corr cos cosh count covar_pop covar_samp degrees div exp floor greatest least ln log log10"
-_NUMBERS += " log2 max median min mod percentile_cont percentile_disc mode pi pow power radians random regr_slope regr_intercept regr_r2 round sign sin"
-_NUMBERS += " sinh sqrt stddev stddev_pop stddev_samp sum tan tanh total trunc var_pop var_samp variance width_bucket bool_and bool_or every"
-_WINDOWS = "cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number"
-_TIMES = "age clock_timestamp date date_part date_trunc datetime extract julianday make_interval now strftime time to_timestamp timediff unixepoch timestamp"
-_JSON = "json json_array json_array_length json_each json_extract json_group_array json_group_object json_object json_tree json_type json_valid json_quote"
-_JSON += " jsonb_array_elements jsonb_array_elements_text jsonb_array_length jsonb_each jsonb_each_text jsonb_extract_path jsonb_extract_path_text"
-_JSON += " jsonb_object_keys jsonb_typeof json_build_object jsonb_build_object json_agg jsonb_agg to_json to_jsonb row_to_json -> ->>"
-_OTHERS = "cast changes coalesce collate generate_series group_concat ifnull iif nullif array_agg array_length array_to_string unnest cardinality exists row"
-_OTHERS += " sqlite_version pg_typeof pg_size_pretty version array"
+_TEXT = """
+    char chr ascii concat concat_ws format glob hex instr length char_length like likelihood
+    likely lower ltrim octet_length position printf quote regexp_like regexp_match
+    regexp_matches regexp_replace regexp_substr repeat replace reverse rtrim soundex split_part
+    starts_with strpos string_agg string_to_array substr substring to_char to_number trim btrim
+    typeof unicode unlikely upper left right lpad rpad initcap translate
+"""
+_NUMBERS = """
+    abs acos asin atan atan2 avg cbrt ceil ceiling corr cos cosh count covar_pop covar_samp
+    degrees div exp floor greatest least ln log log10 log2 max median min mod percentile_cont
+    percentile_disc mode pi pow power radians random regr_slope regr_intercept regr_r2 round
+    sign sin sinh sqrt stddev stddev_pop stddev_samp sum tan tanh total trunc var_pop var_samp
+    variance width_bucket bool_and bool_or every
+"""
+_WINDOWS = """
+    cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank
+    row_number
+"""
+_TIMES = """
+    age clock_timestamp date date_part date_trunc datetime extract julianday make_interval now
+    strftime time to_timestamp timediff unixepoch timestamp
+"""
+_JSON = """
+    json json_array json_array_length json_each json_extract json_group_array json_group_object
+    json_object json_tree json_type json_valid json_quote jsonb_array_elements
+    jsonb_array_elements_text jsonb_array_length jsonb_each jsonb_each_text jsonb_extract_path
+    jsonb_extract_path_text jsonb_object_keys jsonb_typeof json_build_object jsonb_build_object
+    json_agg jsonb_agg to_json to_jsonb row_to_json -> ->>
+"""
+_OTHERS = """
+    cast changes coalesce collate generate_series group_concat ifnull iif nullif array_agg
+    array_length array_to_string unnest cardinality exists row sqlite_version pg_typeof
+    pg_size_pretty version array
+"""
 ALLOWED_FUNCTIONS = frozenset(" ".join((_TEXT, _NUMBERS, _WINDOWS, _TIMES, _JSON, _OTHERS)).split())
 
 # Words after which a parenthesis opens no call, and types with a size.
-_NO_CALL = frozenset(
-    [
-        "all",
-        "and",
-        "any",
-        "as",
-        "between",
-        "by",
-        "case",
-        "cross",
-        "distinct",
-        "else",
-        "except",
-        "exists",
-        "filter",
-        "from",
-        "full",
-        "group",
-        "having",
-        "ilike",
-        "in",
-        "inner",
-        "intersect",
-        "interval",
-        "is",
-        "isnull",
-        "join",
-        "lateral",
-        "left",
-        "like",
-        "limit",
-        "not",
-        "notnull",
-        "offset",
-        "on",
-        "or",
-        "order",
-        "outer",
-        "over",
-        "partition",
-        "right",
-        "select",
-        "similar",
-        "some",
-        "then",
-        "to",
-        "union",
-        "using",
-        "values",
-        "when",
-        "where",
-        "with",
-        "within",
-        "materialized",
-        "varchar",
-        "numeric",
-        "decimal",
-        "char",
-        "character",
-        "varying",
-        "bit",
-        "float",
-        "time",
-        "timestamp",
-        "precision",
-        "sets",
-        "cube",
-        "rollup",
-        "window",
-        "analyze",
-        "verbose",
-        "explain",
-        "nulls",
-        "end",
-    ]
-)
+_BEFORE_PARENTHESES = """
+    all and any as between by case cross distinct else except exists filter from full group
+    having ilike in inner intersect interval is isnull join lateral left like limit not notnull
+    offset on or order outer over partition right select similar some then to union using values
+    when where with within materialized varchar numeric decimal char character varying bit float
+    time timestamp precision sets cube rollup window analyze verbose explain nulls end
+"""
+_NO_CALL = frozenset(_BEFORE_PARENTHESES.split())
 _BEGINNINGS = frozenset({"select", "with", "values", "table", "explain", "show"})
 _PG_NAMES = frozenset({"pg_typeof", "pg_size_pretty"})
 _MAX_NAME_BYTES = 63
 
-# All that is known. What matches none of these is refused: where we and PostgreSQL could read a character
-# in two ways, a call could stand in what we take for a text. PostgreSQL's own rules are in its scan.l.
+# The known tokens; anything else is refused. If PostgreSQL could read a character in another way,
+# what looks like a text to us could hide a call. PostgreSQL's own rules are in its scan.l.
 _TOKEN = re.compile(
     r"""
     (?P<space>[ \t\n\r\f]+)
@@ -118,7 +72,8 @@ _TOKEN = re.compile(
   | (?P<text>(?:[bBxXnN]?'(?:[^']|'')*'|[eE]'(?:[^'\\]|\\[\\ntr]|'')*')(?!'))
   | (?P<quoted>"(?:[^"]|"")+"(?!"))
   | (?P<word>(?![uU]&['"])[A-Za-z_][A-Za-z0-9_]*(?![A-Za-z0-9_$'"]|[^\x00-\x7f]))
-  | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_$'".]|[^\x00-\x7f]))
+  | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
+      (?![A-Za-z0-9_$'".]|[^\x00-\x7f]))
   | (?P<other>[][(),;:.+\-*/<>=~!@\#%^&|?](?<!/(?=\*)))
     """,
     re.VERBOSE,
@@ -127,23 +82,24 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Named:
-    """The names in a statement, but for the functions that are known here."""
+    """The names in a statement, without the functions that may be called."""
 
     all: frozenset[str]
-    # With a parenthesis behind them that opens no call, as far as words tell: in `a LIKE (b)`, and not in `like(a, b)`.
+    # Before a parenthesis that opens no call: in `a LIKE (b)`, and not in `like(a, b)`.
     before_parenthesis: frozenset[str]
 
 
 def refuse_beyond_reading(sql: str) -> Named:
     """Return the names in a PostgreSQL statement.
 
-    Raises UsageInvalid when it does not begin like a query, calls an unknown function, looks into the server, or holds
-    what two lexers could read in two ways.
+    Raises UsageInvalid if it does not begin like a query, calls an unknown function, names a part
+    of the server, or has a character that two lexers could read in two ways.
     """
     tokens = list(_tokens(sql))
     if not tokens or tokens[0] not in {*_BEGINNINGS, "("}:
         raise UsageInvalid(
-            f"only reading is possible here: a statement begins with {', '.join(sorted(_BEGINNINGS))}"
+            "only reading is possible here: a statement begins with "
+            f"{', '.join(sorted(_BEGINNINGS))}"
         )
     names, before_parenthesis = set(), set()
     before = ""
@@ -152,7 +108,8 @@ def refuse_beyond_reading(sql: str) -> Named:
         name = word[1:-1].replace('""', '"') if word[0] == '"' else word
         if len(name.encode()) > _MAX_NAME_BYTES:
             raise UsageInvalid(
-                f"name {_shown(name)} is longer than {_MAX_NAME_BYTES} bytes; PostgreSQL would cut it"
+                f"name {_shown(name)} is longer than {_MAX_NAME_BYTES} bytes; "
+                "PostgreSQL would cut it"
             )
         if name.lower().startswith("pg_") and name not in _PG_NAMES:
             raise UsageInvalid(
@@ -166,9 +123,8 @@ def refuse_beyond_reading(sql: str) -> Named:
             and (word[0] == '"' or name not in _NO_CALL)
         )
         if is_call and name not in ALLOWED_FUNCTIONS:
-            raise UsageInvalid(
-                f"function {_shown(name)} cannot be called here{did_you_mean(name, ALLOWED_FUNCTIONS)}"
-            )
+            hint = did_you_mean(name, ALLOWED_FUNCTIONS)
+            raise UsageInvalid(f"function {_shown(name)} cannot be called here{hint}")
         if is_call and before == ".":
             raise UsageInvalid(
                 f"function {_shown(name)} is called with the name of its schema; leave that out"
@@ -182,9 +138,9 @@ def refuse_beyond_reading(sql: str) -> Named:
 
 
 def refuse_loose_ends(condition: str) -> None:
-    """Raise UsageInvalid for a condition that would not stay within the parentheses it is put into.
+    """Raise UsageInvalid for a condition that could leave the parentheses around it.
 
-    A comment is refused: PostgreSQL nests them and SQLite does not, so what one skips the other runs.
+    A comment is refused: PostgreSQL nests them and SQLite does not.
     """
     depth = 0
     for word in _tokens(condition, with_comments=False):
@@ -195,18 +151,19 @@ def refuse_loose_ends(condition: str) -> None:
         if depth == 0 and condition.strip():
             return
     raise UsageInvalid(
-        f"{condition!r} is not one condition: its parentheses do not match, or it holds more than one statement"
+        f"{condition!r} is not one condition: its parentheses do not match, "
+        "or it holds more than one statement"
     )
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that is not known; empty where none is close."""
+    """The end of a message about an unknown name; empty if no name is close."""
     close = get_close_matches(name.lower(), sorted(names), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _tokens(sql: str, *, with_comments: bool = True) -> Iterator[str]:
-    """Words in lower case, quoted names as they stand, punctuation; no text, number, comment or space."""
+    """Yield words in lower case, quoted names and punctuation; no text, number or comment."""
     place, is_after_text = 0, False
     while place < len(sql):
         match = _TOKEN.match(sql, place)
@@ -219,7 +176,7 @@ def _tokens(sql: str, *, with_comments: bool = True) -> Iterator[str]:
             )
         if kind in ("space", "comment"):
             continue
-        # In PostgreSQL a text goes on after a line break, under the rules of the first part.
+        # PostgreSQL continues a text after a line break, by the rules of the first part.
         if kind == "text" and is_after_text:
             raise UsageInvalid(
                 f"two texts follow one another; join them with ||, before {_shown(match[0])}"
@@ -232,12 +189,15 @@ def _tokens(sql: str, *, with_comments: bool = True) -> Iterator[str]:
 
 
 def _unreadable(rest: str) -> str:
-    """Say why the text that begins here is no token, and what to write in its place."""
+    """The reason why no token begins here, and what to write instead."""
     for begins, reason in _UNREADABLE:
         if re.match(begins, rest):
             return reason
     if not rest[0].isascii() or not rest[0].isprintable():
-        return f"{rest[0]!a} stands outside of texts and quoted names; write texts as '...' and names as \"...\""
+        return (
+            f"{rest[0]!a} stands outside of texts and quoted names; "
+            "write texts as '...' and names as \"...\""
+        )
     return f'{_shown(rest)} cannot be read here; write names as letters, digits and _, or as "..."'
 
 
@@ -262,6 +222,6 @@ _UNREADABLE = (
 
 
 def _shown(text: str) -> str:
-    """The beginning of something for a message of one line."""
+    """The beginning of a text for a message of one line."""
     line = text if text.isprintable() and len(text) <= 40 else ascii(text[:40])[1:-1]
     return line if len(text) <= 40 else f"{line}..."

@@ -1,1 +1,1 @@
-"""What the store is told, under the lease of its sweep."""
+"""The statements that write, under the lease of a sweep."""

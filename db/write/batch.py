@@ -1,6 +1,6 @@
-"""The trials of one write: read once under the lock that keeps their owner, moved in memory, and written together however many they are.
+"""The trials of one write: read once under their sweep's lock, moved in memory, written together.
 
-It is the only writer of a trial's state, but for new rows and for what a person invalidates.
+Only this module changes a trial's state, except in new rows and in invalidations.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from orchestrator.core.trial.lifecycle import (
 
 sweep, trial = schema.sweep, schema.trial
 
-# Made once, values given when they run: to put a wide statement together costs more than to run it.
-# The sweep before its trials, as whoever takes it over does: in the other order two of them could wait for each other. And by a statement of
-# its own: only the next one sees what it has waited for.
-_HOLD_SWEEPS = ByIds(
+# Statements are built once: building a wide one costs more than running it.
+# The sweep is locked before its trials, as in a takeover, so that two of them cannot wait for
+# each other. It has its own statement: only the next one sees what this one has waited for.
+_LOCK_SWEEPS = ByIds(
     lambda ids: (
         sa.select(sweep.c.id)
         .where(sweep.c.id.in_(sa.select(trial.c.sweep_id).where(trial.c.id.in_(ids))))
@@ -72,7 +72,7 @@ _OF_ATTEMPTS = frozenset({TrialEvent.REPEATED, TrialEvent.MEASURED})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """A trial as it stands."""
+    """What the database, or this write, says of a trial."""
 
     id: int
     sweep_id: int
@@ -83,12 +83,18 @@ class Standing:
 
 
 class Batch:
-    """Read with the constructor, moved by `advance` and `log`, written by `write`: a few statements for any number of trials."""
+    """The trials of one write: few statements for any number of them.
+
+    The constructor reads them, `advance` and `log` change them, `write` writes them.
+    """
 
     def __init__(
         self, connection: Connection, change: Change, trial_ids: Iterable[int], epoch: int
     ) -> None:
-        """Hold the sweeps of the trials, and the trials. Raises LeaseLost for a stale epoch, UsageInvalid for a trial that is not there."""
+        """Lock the trials and their sweeps.
+
+        Raises LeaseLost for a stale epoch, UsageInvalid for a missing trial.
+        """
         self._connection, self._change, self._epoch = connection, change, epoch
         self._before = _standings(connection, sorted(set(trial_ids)), epoch)
         self._now = dict(self._before)
@@ -107,9 +113,10 @@ class Batch:
         unreported: Sequence[TrialEvent] = (),
         num_measurements: int | None = None,
     ) -> Standing:
-        """Move a trial. `begins`: the number of the attempt that this event begins; `unreported`: what must have come before it.
+        """Move a trial.
 
-        Raises IllegalTransition for a move that the table of states lacks.
+        `begins` is the number of the attempt that this event begins, `unreported` the events that
+        must have come before it. Raises IllegalTransition for a move that no state allows.
         """
         was = self._now[trial_id]
         states = [was.state]
@@ -139,7 +146,7 @@ class Batch:
     def log(
         self, trial_id: int, word: str, number: int, detail: Mapping[str, Any] | None = None
     ) -> None:
-        """Note what moves no trial."""
+        """Log an event that moves no trial."""
         was = self._now[trial_id]
         self._entries.append(
             event_log.entry(
@@ -148,7 +155,10 @@ class Batch:
         )
 
     def write(self) -> None:
-        """Compare and set the states, and log what happened. Raises IllegalTransition when a trial is no longer as it was read."""
+        """Compare and set the states, and log the events.
+
+        Raises IllegalTransition if a trial has changed since it was read.
+        """
         moved = [
             (was, self._now[was.id])
             for was in self._before.values()
@@ -169,16 +179,16 @@ class Batch:
             if self._connection.execute(_COMPARE_AND_SET, values).rowcount != len(moved):
                 who = ", ".join(f"{was.id} (read as {was.state})" for was, _ in moved[:5])
                 raise IllegalTransition(
-                    f"a write came too late: not every trial was as it was read. Of {len(moved)}: {who}"
+                    f"a write came too late: not every trial was as it was read. "
+                    f"Of {len(moved)}: {who}"
                 )
         event_log.append(self._connection, self._change, self._entries)
 
 
 def _standings(connection: Connection, trial_ids: Sequence[int], epoch: int) -> dict[int, Standing]:
-    if (
-        connection.dialect.name != "sqlite"
-    ):  # which knows no locks of rows: whoever writes has the file
-        _HOLD_SWEEPS.rows(connection, trial_ids)
+    # SQLite has no locks of rows: a writer locks the file.
+    if connection.dialect.name != "sqlite":
+        _LOCK_SWEEPS.rows(connection, trial_ids)
     rows = _TRIALS.rows(connection, trial_ids)
     for row in rows:
         if row.owner_epoch != epoch or row.owner_token is None:

@@ -1,6 +1,6 @@
-"""The statements that add sweeps, cells and trials, and begin attempts, each within a transaction of the store's.
+"""The statements that add trials, begin attempts and move trials.
 
-Every function first proves its epoch on the sweep's locked row. How attempts end stands in endings.py.
+Every function first proves its epoch on the sweep's locked row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from orchestrator.core.trial.purpose import Purpose
 
 sweep, cell, trial, attempt = schema.sweep, schema.cell, schema.trial, schema.attempt
 
-# Made once, values given when they run: to put a wide statement together costs more than to run it.
+# Statements are built once: building a wide one costs more than running it.
 _INSERT_TRIAL = {
     name: insert(trial)
     .values(created_at=now(), updated_at=now())
@@ -71,7 +71,7 @@ _BEGINS = frozenset({TrialEvent.GANG_PLACED, TrialEvent.REPEATED})
 def add_trials(
     connection: Connection, change: Change, new: Sequence[NewTrial], epoch: int
 ) -> list[int]:
-    """The ids of the layouts' trials, in their order; those that are there already are left as they stand."""
+    """Add trials for the layouts that have none, and return the ids of all, in order."""
     additions = [_Addition(new=one) for one in new]
     added = _add(connection, change, additions, epoch)
     ids = added | _trial_ids(connection, [one.key for one in additions if one.key not in added])
@@ -81,7 +81,7 @@ def add_trials(
 def begin(
     connection: Connection, change: Change, begun: Sequence[NewTrial | NewAttempt], epoch: int
 ) -> list[tuple[int, int]]:
-    """The trial and the number of each new attempt. All of them, or IllegalTransition and none."""
+    """Begin all attempts, or raise IllegalTransition; return their trial ids and numbers."""
     additions = {
         place: _Addition(new=one, event=TrialEvent.GANG_PLACED)
         for place, one in enumerate(begun)
@@ -89,9 +89,8 @@ def begin(
     }
     added = _add(connection, change, list(additions.values()), epoch)
     there = _trial_ids(connection, [one.key for one in additions.values() if one.key not in added])
-    first = {
-        one.key: place for place, one in reversed(additions.items()) if one.key in added
-    }  # a layout may be named twice
+    # A layout may be named twice: its first place counts.
+    first = {one.key: place for place, one in reversed(additions.items()) if one.key in added}
     found: dict[int, tuple[int, int]] = {place: (added[key], 1) for key, place in first.items()}
     attempts = {
         place: NewAttempt(trial_id=(added | there)[additions[place].key], nodes=one.nodes)
@@ -179,7 +178,10 @@ def transition(
     epoch: int,
     detail: Mapping[str, Any] | None,
 ) -> list[TrialState]:
-    """The new state of each trial, given with the attempt that must be its latest, if any. All of them, or IllegalTransition and none."""
+    """Move all trials, or raise IllegalTransition; return their new states.
+
+    Each move is a trial id and the attempt that must be its latest (None: any).
+    """
     batch = Batch(connection, change, (trial_id for trial_id, _ in moves), epoch)
     done = event_log.done_before(connection, change, [trial_id for trial_id, _ in moves], {event})
     ended = []
@@ -189,7 +191,8 @@ def transition(
         was = batch[trial_id]
         if number is not None and number != was.num_attempts:
             raise IllegalTransition(
-                f"trial {trial_id}: {event} of attempt {number}, but its latest is {was.num_attempts}"
+                f"trial {trial_id}: {event} of attempt {number}, "
+                f"but its latest is {was.num_attempts}"
             )
         state = batch.advance(trial_id, event, detail=detail).state
         if was.state in IN_FLIGHT and state not in IN_FLIGHT:
@@ -207,7 +210,10 @@ def transition(
 
 
 def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> list[int]:
-    """The ids of the trials that wait again; one that was lost too often has failed. Their attempts are of earlier epochs: nobody can end them."""
+    """Mark running attempts of earlier epochs as lost; return the ids of trials that wait again.
+
+    A trial that was lost too often fails instead.
+    """
     lease.fence(connection, sweep_id, epoch)
     left = (
         sa.select(trial.c.id, attempt.c.started_at, attempt.c.ended_at, schema.cell.c.num_gpus)
@@ -247,12 +253,11 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
             batch.advance(row.id, event, detail=detail)
             if event is TrialEvent.REQUEUED:
                 waiting.append(int(row.id))
-        held_seconds = (
-            row.ended_at - row.started_at
-        ).total_seconds()  # its end was noted when its owner was replaced
+        # The end was noted when the owner was replaced.
+        seconds = (row.ended_at - row.started_at).total_seconds()
         values = {
             "state": AttemptState.LOST,
-            "gpu_seconds": held_seconds * row.num_gpus,
+            "gpu_seconds": seconds * row.num_gpus,
             **records.failure_columns(failure),
         }
         lost.append({"of_trial": row.id, "of_number": standing.num_attempts, **values})
@@ -269,12 +274,15 @@ def _lost_message(trial_id: int, times: int) -> str:
     found = "the orchestrator of this attempt died; found at the next start"
     if event_after(_LOST, {_LOST: times}) is TrialEvent.REQUEUED:
         return found
-    cure = f"see whether this layout takes the machine down, then: sweep invalidate --where 'trial_id = {trial_id}' --yes"
-    return f"{found}. It was so {times} times while this trial was under way, so it is not tried again; {cure}"
+    return (
+        f"{found}. It was so {times} times while this trial was under way, so it is not tried "
+        "again; see whether this layout takes the machine down, then: "
+        f"sweep invalidate --where 'trial_id = {trial_id}' --yes"
+    )
 
 
 def _fence_cells(connection: Connection, cell_ids: Set[int], epoch: int) -> dict[int, int]:
-    """The sweep of each cell, its row held. Raises LeaseLost for a stale epoch."""
+    """Lock the sweep of each cell, and return the sweeps. Raises LeaseLost for a stale epoch."""
     rows = _OWNERS_OF_CELLS.rows(connection, sorted(cell_ids))
     found = {int(row.id): int(row.sweep_id) for row in rows}
     for cell_id in cell_ids:
@@ -288,7 +296,7 @@ def _fence_cells(connection: Connection, cell_ids: Set[int], epoch: int) -> dict
 
 @dataclass(frozen=True, kw_only=True)
 class _Addition:
-    """A layout that may have no trial yet, and what its trial goes through at once where it has none."""
+    """A layout that may have no trial yet, and the first event of a new trial."""
 
     new: NewTrial
     event: TrialEvent | None = None  # None: it waits
@@ -340,13 +348,16 @@ class _Addition:
 def _add(
     connection: Connection, change: Change, additions: Sequence[_Addition], epoch: int
 ) -> dict[tuple[int, str], int]:
-    """Trials for the layouts that have none: their ids, by cell and layout. Two statements beside the proof of the epoch, for any number."""
+    """Add trials for the layouts that have none; return the new ids by cell and layout.
+
+    After the proof of the epoch this takes two statements for any number.
+    """
     if not additions:
         return {}
     sweeps = _fence_cells(connection, {one.new.cell_id for one in additions}, epoch)
     absent = {one.key: one for one in additions}
     values = [one.columns(sweeps[cell_id]) for (cell_id, _), one in absent.items()]
-    # Told apart by what they are, not by the order in which the database returns them: it promises none.
+    # Rows are matched by cell and layout: the database promises no order.
     rows = connection.execute(_INSERT_TRIAL[connection.dialect.name], values).fetchall()
     added = {(row.cell_id, row.layout_key): int(row.id) for row in rows}
     entries = [
@@ -364,7 +375,7 @@ def _trial_ids(
     """The trials of these layouts, by cell and layout."""
     found: dict[tuple[int, str], int] = {}
     for cell_id in dict.fromkeys(cell_id for cell_id, _ in keys):
-        # Cell by cell: SQLite looks a list of pairs up in no index, but reads through all trials for it.
+        # Cell by cell: SQLite uses no index for a list of pairs, and reads all trials instead.
         for some in portions([key for cell, key in keys if cell == cell_id]):
             rows = connection.execute(
                 _TRIALS_OF_LAYOUTS, {"cell": cell_id, "keys": some}

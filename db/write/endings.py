@@ -1,6 +1,6 @@
-"""How attempts end: what they measured, or how they failed, with their trials' new states.
+"""How attempts end: with a measurement or a failure, and a new state of their trial.
 
-Any number of ends is a few statements: they are judged one after the other as they are told, and written together.
+Ends are judged one after the other and written together, by few statements for any number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialEvent, TrialState
 
 attempt, cell, measurement, trial = schema.attempt, schema.cell, schema.measurement, schema.trial
 
-# Made once, values given when they run: to put a wide statement together costs more than to run it.
+# Statements are built once: building a wide one costs more than running it.
 _ATTEMPTS = ByIds(
     lambda ids: (
         sa.select(
@@ -69,7 +69,7 @@ class _Attempt:
 def record(
     connection: Connection, change: Change, ends: Sequence[Ended], epoch: int
 ) -> list[Recorded]:
-    """What each end came to, in their order. Nothing of it is in the database before all are judged."""
+    """Judge all ends, then write them. Returns a record of each, in order."""
     batch = Batch(connection, change, (end.trial_id for end in ends), epoch)
     endings = _Endings(connection, batch, ends)
     counts = [endings.take(end) for end in ends]
@@ -81,7 +81,7 @@ def record(
 
 
 class _Endings:
-    """What the ends of a batch change, each judged as if those before it were written."""
+    """The changes by the ends of a batch. Each is judged as if those before it were written."""
 
     def __init__(self, connection: Connection, batch: Batch, ends: Sequence[Ended]) -> None:
         self._connection, self._batch = connection, batch
@@ -100,7 +100,10 @@ class _Endings:
         self._measurements: list[records.Columns] = []
 
     def take(self, end: Ended) -> bool:
-        """Judge one end: whether it is a measurement that counts. Raises UsageInvalid for an attempt that is not there."""
+        """Judge one end, and return whether it is a measurement that counts.
+
+        Raises UsageInvalid for a missing attempt.
+        """
         key = end.trial_id, end.attempt
         if key not in self._attempts:
             raise UsageInvalid(f"trial {end.trial_id} has no attempt {end.attempt}")
@@ -139,7 +142,7 @@ class _Endings:
         self, end: Ended, outcome: MeasuredEnd, was: _Attempt, is_running: bool
     ) -> _Attempt:
         if was.is_measured:
-            return was  # told twice, or a commit whose answer was lost
+            return was  # reported twice, or the answer to a commit was lost
         standing, digest = self._batch[end.trial_id], self._digest(end)
         is_repeat = standing.state is TrialState.MEASURED
         counts = is_running and (
@@ -159,7 +162,7 @@ class _Endings:
                 standing.id,
                 TrialEvent.MEASURED,
                 detail={"tokens_per_second_per_gpu": outcome.measurement.tokens_per_second_per_gpu},
-                # Where it was too short for its first step to have been reported by itself, that is noted now.
+                # A short attempt may end before its first step was reported.
                 unreported=[TrialEvent.FIRST_STEP]
                 if standing.state is TrialState.LAUNCHING
                 else [],
@@ -171,13 +174,14 @@ class _Endings:
                 self._current[standing.cell_id] = digest
         else:
             self._batch.log(standing.id, event_log.SUPERSEDED, end.attempt)
-        # Of a repeat, the pool says at the end whether its numbers are the trial's: at most one attempt's are, at any time.
-        said: records.Columns = {
+        # The pool decides in the end whether a repeat's numbers are the trial's: at most one
+        # attempt counts at any time.
+        standing_columns: records.Columns = {
             "state": state,
             "pooled": counts,
             "superseded": is_repeat or not counts,
         }
-        self._update(was, is_running, {**said, **_attempt_end(end.facts, digest)})
+        self._update(was, is_running, {**standing_columns, **_attempt_end(end.facts, digest)})
         columns = records.measurement_columns(
             outcome.measurement, outcome.gpu, outcome.memory_by_part
         )
@@ -188,7 +192,7 @@ class _Endings:
         standing = self._batch[end.trial_id]
         is_repeat = standing.state is TrialState.MEASURED
         if not is_running or (standing.state not in IN_FLIGHT and not is_repeat):
-            return was  # it has ended already: told twice, or too late
+            return was  # it has ended before: reported twice, or too late
         failure = outcome.failure
         detail = {"kind": failure.kind.value, "message": records.storable(failure.message)}
         if is_repeat:
@@ -235,7 +239,7 @@ def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _Attempt:
 def _ensure_fingerprints(
     connection: Connection, ends: Sequence[Ended], *, known: Set[str | None]
 ) -> dict[Fingerprint, str]:
-    """The digests of what the ends were measured with, each in the database; the `known` ones are, since cells name them."""
+    """Store the fingerprints of the ends that are not `known`, and return the digests of all."""
     told = {
         fingerprint: fingerprint.digest
         for end in ends

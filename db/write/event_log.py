@@ -1,6 +1,6 @@
-"""What happened to each trial, and when: entries are added in the transaction of what they tell, and never changed.
+"""The log of what happened: entries are added in the transaction of their event, never changed.
 
-It also remembers which write an entry is of, so that one whose commit went unanswered is not done twice.
+An entry also names its write, so that a write whose commit went unanswered is not done twice.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from db.read import records
 from db.types import now
 from orchestrator.core.trial.lifecycle import TrialState
 
-ADDED = "added"  # the word for a trial's first row
-SUPERSEDED = "superseded"  # and for a result that came too late to count
-REPEAT_FAILED = "repeat_failed"  # the trial keeps what it has
-BENCHED = "benched"  # a node: of no trial
+ADDED = "added"  # a trial's first row
+SUPERSEDED = "superseded"  # a result that came too late to count
+REPEAT_FAILED = "repeat_failed"  # the trial keeps its numbers
+BENCHED = "benched"  # a node, without a trial
 UNBENCHED = "unbenched"
 
 _table = schema.event
@@ -51,7 +51,7 @@ def entry(
 
 
 def node_entry(sweep_id: int, event: str, epoch: int, detail: Mapping[str, Any]) -> records.Columns:
-    """What happened to a node, which `detail` names."""
+    """An entry about the node that `detail` names."""
     place = {"trial_id": None, "attempt": None, "from_state": None, "to_state": None}
     return {"sweep_id": sweep_id, "event": event, "epoch": epoch, "detail": dict(detail), **place}
 
@@ -62,7 +62,7 @@ def append(connection: Connection, change: Change, entries: Sequence[records.Col
 
 
 def is_done(connection: Connection, change: Change) -> bool:
-    """Whether this same change has logged something: an earlier try of it was committed after all."""
+    """Return whether an earlier try of this same change was committed after all."""
     if not change.is_retry:
         return False
     return (
@@ -76,9 +76,9 @@ def is_done(connection: Connection, change: Change) -> bool:
 def done_before(
     connection: Connection, change: Change, trial_ids: Sequence[int], events: Set[str]
 ) -> dict[int, int]:
-    """The trials for which this same change has logged one of these events, when an earlier try of it was committed after all.
+    """The trials for which an earlier try of this change has logged one of these events.
 
-    Each with the number of its attempt; 0: of none.
+    Each has the number of its attempt, or 0 for none.
     """
     if not change.is_retry:
         return {}

@@ -1,4 +1,4 @@
-"""Letting what has ended wait again: a person's condition says which trials, and what rests on them goes with them."""
+"""The statements that let ended trials wait again, with the trials that they condemned."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def invalidate(
     token: str,
     holder_is_dead: Callable[[Holder], bool] | None,
 ) -> int:
-    """Each sweep is taken for the length of the transaction, so that no orchestrator works on what it believes to be done."""
+    """Take each sweep for this transaction, so that no orchestrator works on it meanwhile."""
     num_changed = 0
     for sweep_id, trial_ids in sorted(by_sweep.items()):
         epoch = lease.acquire(
@@ -57,7 +57,7 @@ def invalidate(
 
 
 def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]:
-    """The layouts that these trials prove infeasible: where the proof falls, so does what rests on it."""
+    """The pruned trials that these trials prove infeasible: they lose their proof."""
     pruned = sa.select(trial.c.id).where(trial.c.state == TrialState.PRUNED)
     return [
         int(row.id)
@@ -69,7 +69,7 @@ def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]
 def free_pruned(
     connection: Connection, change: Change, cell_id: int, layouts: Sequence[Layout], epoch: int
 ) -> int:
-    """Let PRUNED layouts of a cell wait again, in a sweep that this epoch's owner holds. Returns how many trials did."""
+    """Let PRUNED layouts of a cell wait again; return how many trials changed."""
     sweep_id = int(
         connection.execute(
             sa.select(schema.cell.c.sweep_id).where(schema.cell.c.id == cell_id)
@@ -100,7 +100,10 @@ def invalidate_some(
     detail: Mapping[str, Any],
     epoch: int,
 ) -> int:
-    """Invalidate trials of a sweep that this transaction's owner holds; `detail` says why, in the log. Returns how many trials wait again."""
+    """Invalidate trials of a sweep that this transaction owns; return how many wait again.
+
+    `detail` gives the reason in the log.
+    """
     num_changed = 0
     rows = connection.execute(
         sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))
@@ -111,10 +114,8 @@ def invalidate_some(
         waiting = advance(state, TrialEvent.INVALIDATED)
         values: records.Columns = {"state": waiting, "num_measurements": 0, "updated_at": now()}
         if state is TrialState.PRUNED:
-            values |= {
-                "condemned_by": None,
-                "why": None,
-            }  # why it cannot fit, which nobody knows any more
+            # The proof that it cannot fit is gone.
+            values |= {"condemned_by": None, "why": None}
         changed = (
             sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(**values)
         )

@@ -1,6 +1,7 @@
-"""Who may write to a sweep: one owner at a time, known by an epoch that grows with each, until the database's clock says that the lease has ended.
+"""The lease of a sweep: one owner at a time may write, until the lease ends.
 
-Every write checks its epoch under a lock on the sweep's row, so an owner that slept past its lease cannot write after the next one came.
+Each owner has a larger epoch than the one before. Every write checks its epoch under a lock on the
+sweep's row, so an owner that slept past its lease cannot write after the next one came.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def acquire(
     takeover: bool = False,
     holder_is_dead: Callable[[Holder], bool] | None = None,
 ) -> int:
-    """Take the sweep and return the new epoch. Raises SweepHeld when another holds it, is not known to be dead, and `takeover` is not asked for."""
+    """Take the sweep and return the new epoch.
+
+    Raises SweepHeld if another owner has it and is not known to be dead, unless `takeover`.
+    """
     row = connection.execute(
         sa.select(sweep, now().label("now")).where(sweep.c.id == sweep_id).with_for_update()
     ).one_or_none()
@@ -64,26 +68,28 @@ def acquire(
         )
     )
     assert taken.rowcount == 1, "the row was locked, yet it changed"
-    held_until = sessions.end_left(
+    last_seen = sessions.end_left(
         connection, sweep_id, row.owner_epoch, latest=min(row.now, row.lease_until)
     )
-    _end_attempts(connection, sweep_id, held_until)
+    _end_attempts(connection, sweep_id, last_seen)
     return int(row.owner_epoch) + 1
 
 
 def renew(
     connection: Connection, sweep_id: int, epoch: int, ttl_seconds: float
 ) -> StopRequest | None:
-    """Extend the lease, also one that has ended while nobody came; return what a person asked of this orchestrator meanwhile."""
+    """Extend the lease, also one that has ended, if nobody took the sweep since.
+
+    Returns what a person asked of this orchestrator meanwhile.
+    """
     statement = (
         sa.update(sweep)
         .where(*_is_owner(sweep_id, epoch))
         .values(lease_until=now(ttl_seconds))
         .returning(sweep.c.stop_requested)
     )
-    rows = connection.execute(
-        statement
-    ).fetchall()  # all of them: SQLite keeps its write lock until the last row is fetched
+    # All rows: SQLite keeps its write lock until the last one is fetched.
+    rows = connection.execute(statement).fetchall()
     if not rows:
         raise LeaseLost(lost(connection, sweep_id, epoch))
     return StopRequest(rows[0].stop_requested) if rows[0].stop_requested else None
@@ -108,7 +114,7 @@ def release(connection: Connection, sweep_id: int, epoch: int, state: SweepState
 
 
 def epoch_of(connection: Connection, sweep_id: int, token: str) -> int | None:
-    """The epoch in which the owner with this token holds the sweep; None: it does not."""
+    """The epoch in which the owner with this token has the sweep; None: it has not."""
     statement = (
         sa.select(sweep.c.owner_epoch)
         .where(sweep.c.id == sweep_id, sweep.c.owner_token == token)
@@ -119,14 +125,17 @@ def epoch_of(connection: Connection, sweep_id: int, token: str) -> int | None:
 
 
 def fence(connection: Connection, sweep_id: int, epoch: int) -> None:
-    """Hold the sweep's row until the transaction ends, or raise LeaseLost: nobody can take the sweep over in between."""
+    """Lock the sweep's row until the transaction ends, or raise LeaseLost.
+
+    Nobody can take the sweep over in between.
+    """
     statement = sa.select(sweep.c.id).where(*_is_owner(sweep_id, epoch)).with_for_update(read=True)
     if not connection.execute(statement).fetchall():
         raise LeaseLost(lost(connection, sweep_id, epoch))
 
 
 def lost(connection: Connection, sweep_id: int, epoch: int) -> str:
-    """The message of LeaseLost: who has the sweep now."""
+    """The message of LeaseLost, with the present owner."""
     row = connection.execute(sa.select(sweep).where(sweep.c.id == sweep_id)).one_or_none()
     if row is None:
         return f"there is no sweep with id {sweep_id} any more"
@@ -139,9 +148,9 @@ def lost(connection: Connection, sweep_id: int, epoch: int) -> str:
 
 
 def _end_attempts(connection: Connection, sweep_id: int, at: dt.datetime) -> None:
-    """Note until when the earlier owner held GPUs for what it left in flight, as far as is known; who comes later must not move that.
+    """End the running attempts of the earlier owner at its last sign of life, for good.
 
-    What began after its owner's last sign of life ended as it began.
+    An attempt that began after that ended as it began.
     """
     of_sweep = sa.select(schema.trial.c.id).where(schema.trial.c.sweep_id == sweep_id)
     left = (
@@ -163,6 +172,8 @@ def _is_owner(sweep_id: int, epoch: int) -> tuple[sa.ColumnElement[bool], ...]:
 def _held(name: str, holder: Holder, now_at: dt.datetime) -> str:
     left = (holder.lease_until - now_at).total_seconds()
     return (
-        f"sweep {name!r} is held by host {holder.host}, pid {holder.pid}, since {holder.since:%Y-%m-%d %H:%M:%S} UTC;"
-        f" its lease ends in {left:.0f} s (at {holder.lease_until:%H:%M:%S} UTC) unless renewed. Wait for it, stop it, or take it over with --takeover"
+        f"sweep {name!r} is held by host {holder.host}, pid {holder.pid}, "
+        f"since {holder.since:%Y-%m-%d %H:%M:%S} UTC; its lease ends in {left:.0f} s "
+        f"(at {holder.lease_until:%H:%M:%S} UTC) unless renewed. "
+        "Wait for it, stop it, or take it over with --takeover"
     )

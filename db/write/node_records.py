@@ -1,4 +1,4 @@
-"""The statements about nodes: what they said of themselves, what was measured on them, and which of them are benched."""
+"""The statements that write about nodes: checks, benches, trials to remeasure, and links."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def record_checks(
     facts: Mapping[str, NodeFacts],
     checks: Mapping[str, Sequence[Check]],
 ) -> None:
-    """One row per node that has checks; one that did not answer has no facts."""
+    """Insert a row for each node that has checks. A node that did not answer has no facts."""
     if sweep_id is not None:
         assert epoch is not None, "only who holds a sweep looks at its nodes"
         lease.fence(connection, sweep_id, epoch)
@@ -92,9 +92,9 @@ def remeasure(
     *,
     except_trials: Collection[int],
 ) -> set[int]:
-    """Let trials wait again whose measurements were taken, also in part, on these nodes. Returns the cells that they are of.
+    """Let trials wait again that were measured, also in part, on these nodes; return their cells.
 
-    Those that are under way again are left for later: their attempt is the owner's.
+    Trials with an attempt under way are left for later.
     """
     lease.fence(connection, sweep_id, epoch)
     if event_log.is_done(connection, change):
@@ -142,7 +142,10 @@ def bench(
     evidence: Mapping[str, Any] | None,
     epoch: int | None,
 ) -> bool:
-    """Place nothing on a node from now on; False: it is benched already. Without an epoch it is a person who asks, whoever holds the sweep."""
+    """Place nothing on a node from now on. False: it is benched already.
+
+    Without an epoch a person asks, whoever owns the sweep.
+    """
     said_with = _epoch(connection, sweep_id, epoch)
     values = {
         "sweep_id": sweep_id,
@@ -161,7 +164,7 @@ def bench(
 
 
 def unbench(connection: Connection, change: Change, sweep_id: int, node: str) -> bool:
-    """A person says that a node may be used again; False: it was not benched."""
+    """Use a node again, as a person asks. False: it was not benched."""
     said_with = _epoch(connection, sweep_id, None)
     still = (
         node_bench.c.sweep_id == sweep_id,
@@ -179,7 +182,7 @@ def unbench(connection: Connection, change: Change, sweep_id: int, node: str) ->
 
 
 def _epoch(connection: Connection, sweep_id: int, epoch: int | None) -> int:
-    """The epoch to log with: the owner's, once it is proven, or for a person whichever there is now."""
+    """The epoch to log: the owner's, once it is proven; for a person the present one."""
     if epoch is not None:
         lease.fence(connection, sweep_id, epoch)
         return epoch

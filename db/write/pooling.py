@@ -1,4 +1,4 @@
-"""Several measurements of one trial: its numbers are those of the median one, taken whole, so that they belong together."""
+"""The pool of measurements of a trial: the trial has the numbers of the median one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pooled:
 
 
 def pools(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[Pooled]]:
-    """What counts together of each trial."""
+    """The measurements of each trial that count together."""
     statement = (
         sa.select(
             _attempt.c.trial_id,
@@ -51,13 +51,16 @@ def pools(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[Po
 
 
 def agrees(pool: Sequence[Pooled], of_cell: str | None, fingerprint_digest: str | None) -> bool:
-    """Whether a repeat was measured with what its trial was, and what its cell is measured with now: numbers of two fingerprints have no median."""
+    """Return whether a repeat has the fingerprint of its pool and of its cell.
+
+    Numbers of two fingerprints have no median.
+    """
     return {of_cell, *(one.fingerprint_digest for one in pool)} == {fingerprint_digest}
 
 
 def settle(connection: Connection, settled: Mapping[int, Sequence[Pooled]]) -> None:
-    """Let the median of each trial's pool stand for the trial; of an even number, the slower of the two in the middle."""
-    # One after the other: at most one attempt of a trial may count, and the database sees to that after each statement.
+    """Let only the median of each pool count; of an even number, the slower of the middle two."""
+    # By two statements: the database checks after each that at most one attempt of a trial counts.
     for some in portions(list(settled)):
         connection.execute(
             sa.update(_attempt)

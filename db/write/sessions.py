@@ -1,6 +1,6 @@
-"""The statements about sessions: one row per call of `run_sweep` that got its sweep, with what its gangs have held.
+"""The statements that write sessions: a row per call of `run_sweep` that got its sweep.
 
-Whoever calls holds the sweep's row, or has just proved to own it.
+The caller has locked the sweep's row, or has just proved to own it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def begin(
     price_per_gpu_hour: float | None,
     leased: Leased,
 ) -> None:
-    """Note a call that owns its sweep, as the sweep's row names it; once, however often it is told."""
+    """Insert the session of the sweep's owner, unless it is there."""
     if (
         connection.execute(sa.select(session.c.id).where(*_is(sweep_id, epoch))).one_or_none()
         is not None
@@ -53,7 +53,7 @@ def begin(
 
 
 def note(connection: Connection, sweep_id: int, epoch: int, leased: Leased) -> None:
-    """The call lives, and its gangs have held so much."""
+    """Note that the call is alive, and what it has leased."""
     connection.execute(
         sa.update(session).where(*_is(sweep_id, epoch)).values(seen_at=now(), **_columns(leased))
     )
@@ -62,7 +62,7 @@ def note(connection: Connection, sweep_id: int, epoch: int, leased: Leased) -> N
 def end(
     connection: Connection, sweep_id: int, epoch: int, leased: Leased, stop_reasons: Sequence[str]
 ) -> None:
-    """The call ends by itself, everything given back."""
+    """Note that the call ends by itself, with everything released."""
     values = {**_columns(leased), "stop_reasons": list(stop_reasons)}
     connection.execute(
         sa.update(session)
@@ -74,9 +74,10 @@ def end(
 def end_left(
     connection: Connection, sweep_id: int, epoch: int, *, latest: dt.datetime
 ) -> dt.datetime:
-    """End the session of an owner that could not, and return until when it counts as having held what it left in flight.
+    """End the session of an owner that could not, at its last sign of life, and return that time.
 
-    That is its last sign of life, a renewal or anything it wrote, so that a kill leaves seconds uncounted, and never counts what nobody held.
+    A sign of life is a renewal or any write. After a kill some seconds stay uncounted, but none is
+    counted that was not reserved.
     """
     row = connection.execute(sa.select(session).where(*_is(sweep_id, epoch))).one_or_none()
     if row is None:
@@ -84,7 +85,7 @@ def end_left(
     if row.ended_at is not None:
         ended: dt.datetime = row.ended_at
         return min(ended, latest)
-    # By the index over sweeps, backwards: of a long log the last lines are read.
+    # Backwards over the index of sweeps: only the end of a long log is read.
     wrote = (
         sa.select(event.c.at)
         .where(event.c.sweep_id == sweep_id, event.c.epoch == epoch)
@@ -92,9 +93,8 @@ def end_left(
         .limit(1)
     )
     at: dt.datetime = min(max([row.seen_at, *connection.execute(wrote).scalars()]), latest)
-    unseen_seconds = (
-        at - row.seen_at
-    ).total_seconds()  # the cluster went on being there; what its gangs held between attempts, nobody knows
+    # The cluster existed that long; what was leased between attempts is not known.
+    unseen_seconds = (at - row.seen_at).total_seconds()
     capacity = (
         row.capacity_gpu_seconds + unseen_seconds * row.num_gpus
         if row.capacity_gpu_seconds is not None

@@ -137,7 +137,7 @@ def _differs(connection: Connection, sweep_id: int, wanted: Mapping[str, Any]) -
 
 
 def _difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The message of SweepChanged: each condition that differs, as it was and as it is."""
+    """The message of SweepChanged, with each condition that differs."""
     lines = [
         f"  {key}: was {was.get(key, 'absent')!r}, is {wanted.get(key, 'absent')!r}"
         for key in sorted(was.keys() | wanted.keys())

@@ -1,4 +1,4 @@
-"""What the store is told of trials, as values: what begins, what is never to begin, and how an attempt ended; and what it answers. They know no SQL."""
+"""The values that a caller writes to the store, and its answers. They know no SQL."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class NewTrial:
     why: str | None = None
     predicted_tokens_per_second_per_gpu: float | None = None
     predicted_memory_bytes: float | None = None
-    nodes: Sequence[str] | None = None  # in rank order; None: its gang has still to be placed
+    nodes: Sequence[str] | None = None  # in rank order; None: its gang is not placed yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewAttempt:
-    """A trial of the store that is about to be launched: one that is QUEUED, or, as a repeat, one that is MEASURED."""
+    """A trial that is about to be launched: a QUEUED one, or for a repeat a MEASURED one."""
 
     trial_id: int
     nodes: Sequence[str] | None = None
@@ -49,7 +49,7 @@ class NewAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """A layout that another trial proves infeasible: recorded without a launch."""
+    """A layout that another trial proves infeasible, recorded without a launch."""
 
     cell_id: int
     layout: Layout
@@ -58,11 +58,11 @@ class Pruned:
 
 
 class AttemptFacts(TypedDict, total=False):
-    """What is known of an attempt however it ended."""
+    """Facts about an attempt, however it ended."""
 
     phases: Mapping[Phase, float]  # seconds in each, worst rank
     fingerprint: Fingerprint | None
-    gpu_seconds: float | None  # GPUs held x seconds
+    gpu_seconds: float | None  # reserved GPUs x seconds
     timed_seconds: float | None  # of these seconds, in timed steps
     warmup_seconds: float | None  # and in the steps before them
     processes_killed: int | None
@@ -70,9 +70,7 @@ class AttemptFacts(TypedDict, total=False):
     shared_nodes: bool | None
     environment: Mapping[str, Any]  # see core.communication.over_nodes
     load: MachineLoad  # of its nodes
-    measured_at: (
-        dt.datetime
-    )  # by the clock that the sweep goes by; not given: when its end was written down
+    measured_at: dt.datetime  # by the sweep's clock; not given: when its end is recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +84,7 @@ class MeasuredEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedEnd:
-    """The attempt failed. `event` is what becomes of its trial: OUT_OF_MEMORY, FAILED or REQUEUED."""
+    """The attempt failed. `event` moves its trial: OUT_OF_MEMORY, FAILED or REQUEUED."""
 
     failure: Failure
     event: TrialEvent
@@ -96,24 +94,25 @@ class FailedEnd:
     def __post_init__(self) -> None:
         if self.event not in FAILED_EVENTS:
             raise ValueError(
-                f"a failure does not end in {self.event}; it does in one of: {', '.join(sorted(FAILED_EVENTS))}"
+                f"a failure does not end in {self.event}; it does in one of: "
+                f"{', '.join(sorted(FAILED_EVENTS))}"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """An attempt that is over, and all that is known of it."""
+    """The end of an attempt, and all that is known of it."""
 
     trial_id: int
     attempt: int
     outcome: MeasuredEnd | FailedEnd
-    stepped: bool = False  # it is known to have made its first step: noted with its end, where that was not done before
+    stepped: bool = False  # it has made its first step, which may not have been noted yet
     facts: AttemptFacts = field(default_factory=AttemptFacts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """What the end of an attempt came to."""
+    """What the recorded end of an attempt means for its trial."""
 
-    state: TrialState  # of its trial, with all that was told together
-    counts: bool  # what it measured is its trial's; False: it failed, or another came first and it is kept beside that
+    state: TrialState  # of the trial, after all ends that were recorded together
+    counts: bool  # its measurement counts; False: it failed, or another came first
