@@ -297,7 +297,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for trial in store.trials(store.sweep_named(spec.name).id)
         )
         verdict = judge(store, spec.name, entries, num_trials=launched + pruned)
-        held = store.held(store.sweep_named(spec.name).id).total
+        held = store.reserved(store.sweep_named(spec.name).id).total
     ends = sorted(entry.at for entry in entries if entry.seen is not Seen.LAUNCHED)
     return {
         "num_nodes": arguments.nodes,

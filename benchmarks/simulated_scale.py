@@ -130,7 +130,7 @@ def main() -> None:
             observe=pace,
         )
         seconds = time.perf_counter() - began
-        held = store.held(result.sweep_id).total.held
+        held = store.reserved(result.sweep_id).total.held
         tenths = pace.tenths
         found = {
             "num_gpus": arguments.nodes * NODE_SLOTS,

@@ -202,7 +202,7 @@ def _large(
     return {
         "num_trials": num_trials,
         "num_cells": len(cell_ids),
-        "status_seconds": seconds(lambda: (store.status(sweep_id), store.held(sweep_id))),
+        "status_seconds": seconds(lambda: (store.status(sweep_id), store.reserved(sweep_id))),
         "best_seconds": seconds(lambda: store.best(sweep_id, top=10)),
         "trial_seconds": seconds(lambda: store.trial(5)),
         "v_best_seconds": seconds(

@@ -143,9 +143,9 @@ class StoreReads:
         """The number of trials in each state, and the best trial, of each cell."""
         return self._read(sweeps.status, sweep_id)
 
-    def held(self, sweep_id: int) -> ReservedBySweep:
+    def reserved(self, sweep_id: int) -> ReservedBySweep:
         """The GPU time that a sweep has reserved so far, and its uses."""
-        return self._read(sweeps.held, sweep_id)
+        return self._read(sweeps.reserved, sweep_id)
 
     def events(self, sweep_id: int, *, after_id: int = 0, limit: int = 1000) -> list[EventRow]:
         """The events of a sweep after an event id, oldest first."""

@@ -71,7 +71,7 @@ class ObservationRow:
     peak_flops_source: str | None
     num_nodes: int | None
     num_steps: int | None  # timed
-    held_seconds: float | None  # by the gang, from its placement to its end
+    reserved_seconds: float | None  # for the gang, from its placement to its end
     steady_seconds: float | None  # of it, in the steps after the first
 
 
@@ -266,7 +266,7 @@ def _row(
         peak_flops_source=row["peak_flops_source"],
         num_nodes=len(nodes) if nodes else None,
         num_steps=row["num_steps"],
-        held_seconds=row["gpu_seconds"] / row["num_gpus"]
+        reserved_seconds=row["gpu_seconds"] / row["num_gpus"]
         if row["gpu_seconds"] is not None
         else None,
         steady_seconds=row["steady_seconds"],

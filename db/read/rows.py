@@ -141,7 +141,7 @@ class AttemptRow:
     memory_by_part: Mapping[str, int] | None
     load: MachineLoad = NO_LOAD
 
-    def held(self, num_gpus: int) -> HeldGpuSeconds | None:
+    def reserved(self, num_gpus: int) -> HeldGpuSeconds | None:
         """The uses of its GPU-seconds; None: it has not ended, or its GPU-seconds are not known."""
         if self.gpu_seconds is None:
             return None

@@ -117,7 +117,7 @@ def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
     ]
 
 
-def held(connection: Connection, sweep_id: int) -> ReservedBySweep:
+def reserved(connection: Connection, sweep_id: int) -> ReservedBySweep:
     rows = (
         connection.execute(
             sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id"),

@@ -104,7 +104,7 @@ session = Table(
         "US dollars, by the sweep file or the device's list price; NULL: not known",
     ),
     required(
-        "held_gpu_seconds",
+        "reserved_gpu_seconds",
         Double,
         "the sum of these; in `session` what its gangs reserved until `seen_at`",
         server_default=text("0"),

@@ -1,4 +1,4 @@
--- Where the GPU-seconds went: one row per cell with what its attempts held, and one per sweep, without a cell, with what no attempt did. All rows of a sweep add up to what it held.
+-- Where the GPU-seconds went: one row per cell with what its attempts reserved, and one per sweep, without a cell, with the rest. All rows of a sweep add up to what it reserved.
 -- useful_gpu_seconds: in timed steps of measurements that count: [held GPU-seconds](measuring.md#held-gpu-seconds)
 -- warmup_gpu_seconds: in the steps before these
 -- startup_gpu_seconds: in the rest of these attempts, around and between their steps
@@ -22,7 +22,7 @@ SELECT
     coalesce(sum(CASE WHEN spent.outcome = 'cancelled' THEN spent.gpu_seconds END), 0) AS cancelled_gpu_seconds,
     NULL AS in_flight_gpu_seconds,
     NULL AS idle_gpu_seconds,
-    coalesce(sum(spent.gpu_seconds), 0) AS held_gpu_seconds,
+    coalesce(sum(spent.gpu_seconds), 0) AS reserved_gpu_seconds,
     NULL AS capacity_gpu_seconds
 FROM cell
 JOIN sweep ON sweep.id = cell.sweep_id
@@ -73,7 +73,7 @@ LEFT JOIN (
     FROM (
         SELECT
             session.*,
-            CASE WHEN session.ended_at IS NULL THEN session.held_gpu_seconds - session.idle_gpu_seconds - coalesce((
+            CASE WHEN session.ended_at IS NULL THEN session.reserved_gpu_seconds - session.idle_gpu_seconds - coalesce((
                 SELECT sum(attempt.gpu_seconds)
                 FROM attempt
                 JOIN trial ON trial.id = attempt.trial_id

@@ -109,7 +109,11 @@ def end_left(
 
 
 def _columns(leased: Leased) -> records.Columns:
-    return {f"{name}_gpu_seconds": getattr(leased, name) for name in ("held", "idle", "capacity")}
+    return {
+        "reserved_gpu_seconds": leased.held,
+        "idle_gpu_seconds": leased.idle,
+        "capacity_gpu_seconds": leased.capacity,
+    }
 
 
 def _is(sweep_id: int, epoch: int) -> tuple[sa.ColumnElement[bool], ...]:

@@ -94,9 +94,9 @@ class PriorKnowledge:
     def launch_seconds(self) -> float | None:
         """Mean seconds that a trial holds its GPUs beyond its steps after the first."""
         found = [
-            taught.row.held_seconds - taught.row.steady_seconds
+            taught.row.reserved_seconds - taught.row.steady_seconds
             for taught in self.rows
-            if taught.row.held_seconds is not None
+            if taught.row.reserved_seconds is not None
             and taught.row.steady_seconds is not None
             and _waited_for_its_steps(taught.row)
         ]

@@ -544,7 +544,7 @@ def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(
         )
         (never_seen,) = other.trial(just_lost).attempts
         assert (never_seen.gpu_seconds, never_seen.ended_at) == (0.0, never_seen.started_at)
-        assert other.held(old.sweep_id).total.lost == pytest.approx(1200.0, abs=60.0)
+        assert other.reserved(old.sweep_id).total.lost == pytest.approx(1200.0, abs=60.0)
 
 
 def test_a_lost_attempt_of_an_owner_whose_lease_has_not_ended_held_its_gpus_until_now(
@@ -582,7 +582,7 @@ def test_status_counts_every_trial_once_and_names_the_best(bench: Bench) -> None
     assert status.num_trials[TrialState.PRUNED] == 0
     assert status.best is not None
     assert status.best.id == best
-    assert bench.store.held(bench.sweep_id).by_cell[bench.cell_id].held == 8.0
+    assert bench.store.reserved(bench.sweep_id).by_cell[bench.cell_id].held == 8.0
 
 
 def test_the_best_come_fastest_first_and_only_of_the_current_fingerprint(bench: Bench) -> None:

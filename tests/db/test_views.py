@@ -293,6 +293,6 @@ def test_v_gpu_seconds_sorts_failures_as_the_core_does(
     part = outcome_of(kind, counts=False)
     (row,) = ask(
         store_url,
-        f"SELECT {part}_gpu_seconds AS own, held_gpu_seconds AS held FROM v_gpu_seconds WHERE cell_id IS NOT NULL",
+        f"SELECT {part}_gpu_seconds AS own, reserved_gpu_seconds AS held FROM v_gpu_seconds WHERE cell_id IS NOT NULL",
     )
     assert (row["own"], row["held"]) == (2.0, 2.0)

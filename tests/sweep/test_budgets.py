@@ -27,7 +27,7 @@ def store(sqlite_store: Store) -> Store:
 
 
 def held(store: Store) -> HeldGpuSeconds:
-    return store.held(store.sweep_named("t").id).total
+    return store.reserved(store.sweep_named("t").id).total
 
 
 def test_leases_that_stand_idle_are_spent_too(store: Store) -> None:
@@ -183,7 +183,7 @@ def test_what_waits_for_another_attempt_is_not_started_beyond_a_budget_either(st
     assert len(scheduler.started) == 1
     assert set(result.stopped.values()) == {StopReason.GPU_HOURS}
     assert result.counts[TrialState.QUEUED] == 1
-    assert store.held(sweep_id).total == HeldGpuSeconds(failed=2.0, useful=1.0)
+    assert store.reserved(sweep_id).total == HeldGpuSeconds(failed=2.0, useful=1.0)
 
 
 def test_a_larger_budget_goes_on_and_counts_what_was_held(store: Store) -> None:

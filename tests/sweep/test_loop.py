@@ -1293,7 +1293,7 @@ def test_what_a_cancelled_attempt_held_is_told_from_what_failed(store: Store) ->
         scheduler=FakeScheduler(fast, slots=4, device=Device.CUDA),
         stop=after(3, Stop.CANCEL),
     )
-    held = store.held(result.sweep_id).total
+    held = store.reserved(result.sweep_id).total
     cancelled = [
         a
         for row in store.trials(result.sweep_id)

@@ -120,7 +120,7 @@ def test_a_measurement_comes_with_its_cell_layout_device_stack_and_cost(bench: B
     assert (row.device_name, row.torch, row.cuda, row.driver) == (H100, "2.13.0", "13.0", "580.1")
     assert (row.peak_flops, row.peak_flops_source) == (989e12, "table: h100-sxm bf16")
     assert row.num_nodes == 2  # a GPU on each
-    assert (row.held_seconds, row.steady_seconds) == (47.0, 30.0)  # 94 GPU-seconds of two GPUs
+    assert (row.reserved_seconds, row.steady_seconds) == (47.0, 30.0)  # 94 GPU-seconds of two GPUs
 
 
 def test_reserved_memory_counts_where_it_is_known_and_allocated_memory_elsewhere(

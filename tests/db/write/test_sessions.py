@@ -43,7 +43,7 @@ def leased(held: float, idle: float, capacity: float | None = 100.0) -> Leased:
 
 
 def total(bench: Bench) -> HeldGpuSeconds:
-    return bench.store.held(bench.sweep_id).total
+    return bench.store.reserved(bench.sweep_id).total
 
 
 def set_time(
@@ -104,10 +104,10 @@ def test_the_view_splits_every_attempt_as_the_core_does_and_loses_nothing(
     by_core = HeldGpuSeconds(idle=70.0)
     for trial in bench.store.trials(bench.sweep_id):
         for attempt in bench.store.trial(trial.id).attempts:
-            held = attempt.held(GPUS)
+            held = attempt.reserved(GPUS)
             assert held is not None
             by_core += held
-    found = bench.store.held(bench.sweep_id)
+    found = bench.store.reserved(bench.sweep_id)
     assert found.total.parts == pytest.approx(by_core.parts)
     assert found.total.held == pytest.approx(sum(ended) + 70.0)
     assert sum(part.held for part in found.by_cell.values()) == pytest.approx(sum(ended))
@@ -139,7 +139,7 @@ def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
         leased=leased(36.0, 12.0, 50.0),
         stop_reasons=["max_cost reached"],
     )
-    found = bench.store.held(bench.sweep_id)
+    found = bench.store.reserved(bench.sweep_id)
     assert (found.total, found.capacity) == (HeldGpuSeconds(useful=24.0, idle=12.0), 50.0)
     session = bench.store.newest_session(bench.sweep_id)
     assert session is not None
@@ -159,7 +159,7 @@ def test_sessions_add_up_and_each_is_told_once(bench: Bench) -> None:
     again = Bench.on(bench.store)
     bench.store.begin_session(again.sweep_id, again.epoch, num_gpus=8, leased=NOTHING)
     bench.store.release(again.sweep_id, again.epoch, leased=leased(7.0, 7.0, 20.0))
-    found = bench.store.held(bench.sweep_id)
+    found = bench.store.reserved(bench.sweep_id)
     assert (found.total, found.capacity) == (HeldGpuSeconds(idle=12.0), 30.0)
 
 
@@ -178,7 +178,7 @@ def test_a_killed_owner_held_its_gpus_until_its_last_renewal_or_word(bench: Benc
     found = total(bench)
     assert found.lost == store.trial(trial_id).attempts[0].gpu_seconds
     assert (found.in_flight, found.idle) == (0.0, 40.0)
-    assert store.held(bench.sweep_id).capacity == 100.0  # as it was last seen
+    assert store.reserved(bench.sweep_id).capacity == 100.0  # as it was last seen
 
 
 def test_what_an_owner_wrote_after_its_last_renewal_shows_that_it_lived(bench: Bench) -> None:
@@ -191,7 +191,7 @@ def test_what_an_owner_wrote_after_its_last_renewal_shows_that_it_lived(bench: B
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
     store.reap(bench.sweep_id, epoch)
     assert store.trial(trial_id).attempts[0].gpu_seconds == pytest.approx(50.0 * GPUS, abs=5.0)
-    assert store.held(bench.sweep_id).capacity == pytest.approx(50.0 * 8, abs=20.0)
+    assert store.reserved(bench.sweep_id).capacity == pytest.approx(50.0 * 8, abs=20.0)
 
 
 def test_an_owner_that_gave_the_sweep_back_with_trials_in_flight_held_them_until_then(
