@@ -81,11 +81,8 @@ def current_version(connection: sa.Connection, *, where: str = "the database") -
     if not sa.inspect(connection).has_table(_VERSION_TABLE):
         return None
     try:
-        rows = (
-            connection.execute(sa.text(f"SELECT version_num FROM {_VERSION_TABLE} LIMIT 3"))
-            .scalars()
-            .all()
-        )
+        statement = sa.text(f"SELECT version_num FROM {_VERSION_TABLE} LIMIT 3")
+        rows = connection.scalars(statement).all()
     except (sa.exc.OperationalError, sa.exc.ProgrammingError) as exc:
         if "version_num" not in str(exc.orig):
             raise
@@ -93,9 +90,9 @@ def current_version(connection: sa.Connection, *, where: str = "the database") -
             f"{where} has a table {_VERSION_TABLE} of other origin. Choose an empty database"
         ) from None
     if len(rows) > 1 or any(not _is_version(row) for row in rows):
-        said = ", ".join(repr(row)[:40] for row in rows[:2])
+        shown = ", ".join(repr(row)[:40] for row in rows[:2])
         raise StoreUnavailable(
-            f"{where} has schema version {said}, which should be one row of four digits. "
+            f"{where} has schema version {shown}, which should be one row of four digits. "
             "Put a backup back"
         )
     return str(rows[0]) if rows else None
@@ -164,13 +161,13 @@ def _comment(connection: sa.Connection) -> None:
         ),
         {"names": [*schema.metadata.tables, *schema.VIEWS]},
     )
-    said = [
+    comments = [
         (f"{quoted(table)}.{quoted(name)}", means[name].replace("'", "''").replace("%", "%%"))
         for table, name in columns
         if name in means
     ]
     connection.exec_driver_sql(
-        "; ".join(f"COMMENT ON COLUMN {place} IS '{text}'" for place, text in said)
+        "; ".join(f"COMMENT ON COLUMN {place} IS '{text}'" for place, text in comments)
     )
 
 

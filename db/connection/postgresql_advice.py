@@ -95,11 +95,11 @@ def advised(
 
     `statement` was refused; `role` and `schema` are those of the session, if they are known.
     """
-    said = first_line(urls.redact(message, url))
+    line = first_line(urls.redact(message, url))
     advice = _mended_by(
         message, sqlstate, url, statement, role or url.username or "your_role", schema or "public"
     )
-    return f"{said}. {advice}" if advice else said
+    return f"{line}. {advice}" if advice else line
 
 
 def refused(exc: Exception, url: URL, *, before: str = "") -> SweepError:

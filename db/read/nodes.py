@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import schema
+from db.read import records
 from db.read.rows import BenchRow, LinkRow, NodeCheckRow
 from db.types import BenchReason
 from orchestrator.core.machines.check import Check, Status
@@ -56,19 +57,12 @@ def newest_checks(connection: Connection, sweep_id: int) -> dict[str, NodeCheckR
     rows = connection.execute(
         sa.select(node_check).where(node_check.c.id.in_(last)).order_by(node_check.c.node)
     )
-    return {
-        row.node: NodeCheckRow(
-            node=row.node,
-            at=row.at,
-            is_fit=row.is_fit,
-            failed=row.failed,
-            host=row.host,
-            checks=tuple(
-                Check(**{**check, "status": Status(check["status"])}) for check in row.checks or ()
-            ),
-        )
-        for row in rows
-    }
+    return {row["node"]: _check_row(row) for row in rows.mappings()}
+
+
+def _check_row(row: sa.RowMapping) -> NodeCheckRow:
+    checks = (Check(**{**one, "status": Status(one["status"])}) for one in row["checks"] or ())
+    return records.build(NodeCheckRow, row, checks=tuple(checks))
 
 
 def runs(connection: Connection, sweep_id: int, newest: int) -> list[NodeRun]:
@@ -136,15 +130,7 @@ def benches(connection: Connection, sweep_id: int) -> list[BenchRow]:
         sa.select(node_bench).where(node_bench.c.sweep_id == sweep_id).order_by(node_bench.c.id)
     )
     return [
-        BenchRow(
-            node=row.node,
-            since=row.since,
-            until=row.until,
-            reason=BenchReason(row.reason),
-            is_remeasured=row.is_remeasured,
-            evidence=row.evidence,
-        )
-        for row in rows
+        records.build(BenchRow, row, reason=BenchReason(row["reason"])) for row in rows.mappings()
     ]
 
 
@@ -152,22 +138,11 @@ def links(connection: Connection, run_token: str | None) -> list[LinkRow]:
     statement = sa.select(link).order_by(link.c.id.desc()).limit(MAX_LINKS)
     if run_token is not None:
         statement = statement.where(link.c.run_token == run_token)
-    return [
-        LinkRow(
-            run_token=row.run_token,
-            at=row.at,
-            device_name=row.device_name,
-            backend=row.backend,
-            sample=LinkSample(
-                collective=Collective(row.collective),
-                span=Span(num_ranks=row.num_ranks, num_nodes=row.num_nodes),
-                message_bytes=row.message_bytes,
-                seconds=row.seconds,
-            ),
-            num_calls=row.num_calls,
-            nodes=tuple(row.nodes or ()),
-            torch=row.torch,
-            nccl=row.nccl,
-        )
-        for row in reversed(connection.execute(statement).fetchall())
-    ]
+    rows = connection.execute(statement).mappings().fetchall()
+    return [_link_row(row) for row in reversed(rows)]
+
+
+def _link_row(row: sa.RowMapping) -> LinkRow:
+    span = records.build(Span, row)
+    sample = records.build(LinkSample, row, collective=Collective(row["collective"]), span=span)
+    return records.build(LinkRow, row, sample=sample, nodes=tuple(row["nodes"] or ()))

@@ -16,19 +16,14 @@ from sqlalchemy import Connection
 
 from db import schema
 from db.read import records
+from db.read.sweeps import cell_of
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, from_columns
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 
-sweep, cell, model, trial, attempt = (
-    schema.sweep,
-    schema.cell,
-    schema.model,
-    schema.trial,
-    schema.attempt,
-)
-measurement, fingerprint = schema.measurement, schema.fingerprint
+sweep, cell, model, trial = schema.sweep, schema.cell, schema.model, schema.trial
+attempt, measurement, fingerprint = schema.attempt, schema.measurement, schema.fingerprint
 
 Number = TypeVar("Number", int, float)
 
@@ -95,8 +90,8 @@ def observations(
     if sweep_name is not None:
         selected = selected.where(sweep.c.name == sweep_name)
     sweeps = {
-        row.id: MeasuredSweep(id=row.id, name=row.name, conditions=row.conditions)
-        for row in connection.execute(selected)
+        row["id"]: records.build(MeasuredSweep, row)
+        for row in connection.execute(selected).mappings()
     }
     wanted = [
         id
@@ -191,11 +186,7 @@ def _statement(
             cell.c.num_gpus,
             cell.c.sequence_length,
             cell.c.global_batch_size,
-            *(
-                column
-                for column in model.c
-                if column.name not in ("digest", "name", "num_parameters")
-            ),
+            *(model.c[name] for name in records.MODEL_COLUMNS),
             measurement.c.attempt_id,
             measurement.c.step_seconds_median,
             measurement.c.num_steps,
@@ -234,42 +225,25 @@ def _row(
 ) -> ObservationRow:
     of_cell = cells.get(row["cell_id"])
     if of_cell is None:
-        of_cell = cells[row["cell_id"]] = Cell(
-            model=records.model_of(row, name=row["model_name"]),
-            num_gpus=row["num_gpus"],
-            sequence_length=row["sequence_length"],
-            global_batch_size=row["global_batch_size"],
-        )
-    is_measured = row["attempt_id"] is not None
-    reserved, allocated = (
-        _read(row["peak_memory_reserved_bytes"]),
-        _read(row["peak_memory_allocated_bytes"]),
-    )
+        of_cell = cells[row["cell_id"]] = cell_of(row)
+    reserved = _read(row["peak_memory_reserved_bytes"])
+    allocated = _read(row["peak_memory_allocated_bytes"])
     nodes = json.loads(row["nodes"]) if row["nodes"] else None
-    return ObservationRow(
-        trial_id=row["trial_id"],
+    seconds = row["gpu_seconds"]
+    return records.build(
+        ObservationRow,
+        row,
         sweep=sweeps[row["sweep_id"]],
-        cell_id=row["cell_id"],
         cell=of_cell,
         layout=from_columns(row),
-        out_of_memory=not is_measured,
+        out_of_memory=row["attempt_id"] is None,
         step_seconds=_read(row["step_seconds_median"]),
         peak_memory_bytes=reserved if reserved is not None else allocated,
         is_peak_reserved=None if reserved is None and allocated is None else reserved is not None,
         device_memory_bytes=_read(row["device_memory_bytes"]),
-        thrashing=row["thrashing"],
-        device_name=row["device_name"],
-        torch=row["torch"],
-        cuda=row["cuda"],
-        driver=row["driver"],
         peak_flops=_read(row["peak_flops"]),
-        peak_flops_source=row["peak_flops_source"],
         num_nodes=len(nodes) if nodes else None,
-        num_steps=row["num_steps"],
-        reserved_seconds=row["gpu_seconds"] / row["num_gpus"]
-        if row["gpu_seconds"] is not None
-        else None,
-        steady_seconds=row["steady_seconds"],
+        reserved_seconds=None if seconds is None else seconds / row["num_gpus"],
     )
 
 

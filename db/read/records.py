@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 from sqlalchemy import RowMapping
 
+from db import schema
 from orchestrator.core.problem import layout as layouts
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import ModelShape
@@ -18,34 +20,19 @@ from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement, StepTime
 from orchestrator.core.trial.protocol import GpuUsage, Phase
 
+_T = TypeVar("_T")
 Columns = dict[str, Any]
 Row = Mapping[str, Any] | RowMapping
 
-_SHAPE = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "ffn_hidden_size",
-    "vocab_size",
-    "tied_embeddings",
+MODEL_COLUMNS = tuple(
+    column.name
+    for column in schema.model.c
+    if column.name not in ("digest", "name", "num_parameters")
 )
-_MEASURED = (
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "confident",
-    "mfu",
-    "hfu",
-    "mfu_formula",
-    "peak_flops",
-    "peak_flops_source",
-    "peak_memory_allocated_bytes",
-    "peak_memory_reserved_bytes",
-    "device_memory_bytes",
-    "allocator_retries",
-    "thrashing",
-    "loss_first",
-    "loss_last",
+_MEASURED = tuple(
+    field.name
+    for field in fields(Measurement)
+    if field.name in schema.measurement.c and field.name != "step_seconds"
 )
 LOAD_COLUMNS = tuple(field.name for field in fields(MachineLoad))
 _TELLING = (
@@ -58,22 +45,26 @@ _TELLING = (
 LAYOUT_COLUMNS = tuple(column.name for column in layouts.LAYOUT_COLUMNS)
 
 
+@cache
+def _names(kind: Any, given: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name not in given)
+
+
+def build(kind: Callable[..., _T], row: Row, **given: Any) -> _T:
+    """A dataclass whose fields are columns of the row, but for the `given` ones."""
+    return kind(**{name: row[name] for name in _names(kind, tuple(given))}, **given)
+
+
 def layout_columns(layout: Layout) -> Columns:
     return {"layout_key": layout.key, **layouts.to_columns(layout)}
 
 
 def model_columns(model: ModelShape) -> Columns:
-    sizes = {name: getattr(model, name) for name in _SHAPE}
-    return {
-        "digest": model.digest,
-        "name": model.name,
-        **sizes,
-        "num_parameters": model.num_parameters,
-    }
+    return {column.name: getattr(model, column.name) for column in schema.model.c}
 
 
 def model_of(row: Row, *, name: str) -> ModelShape:
-    return ModelShape(name=name, **{column: row[column] for column in _SHAPE})
+    return ModelShape(name=name, **{column: row[column] for column in MODEL_COLUMNS})
 
 
 def fingerprint_columns(fingerprint: Fingerprint) -> Columns:
@@ -166,17 +157,10 @@ def failure_columns(failure: Failure) -> Columns:
 def failure_of(row: Row) -> Failure | None:
     if row["failure_kind"] is None:
         return None
-    texts: Columns = {
-        name: row[f"failure_{name}"] or ""
-        for name in ("message", "evidence", "log_tail", "log_path")
-    }
-    others: Columns = {
-        name: row[f"failure_{name}"]
-        for name in ("rank", "node", "phase", "step", "signal", "exit_code")
-    }
-    return Failure(
-        kind=FailureKind(row["failure_kind"]), memory=shortage_of(row), **texts, **others
-    )
+    values = {name: row[f"failure_{name}"] for name in _names(Failure, ("kind", "memory"))}
+    texts = {name: values[name] or "" for name in ("message", "evidence", "log_tail", "log_path")}
+    kind = FailureKind(row["failure_kind"])
+    return Failure(kind=kind, memory=shortage_of(row), **values | texts)
 
 
 def shortage_of(row: Row) -> MemoryShortage | None:

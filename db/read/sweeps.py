@@ -28,64 +28,38 @@ from orchestrator.core.trial.reserved_time import HeldGpuSeconds
 sweep, session, cell, model = schema.sweep, schema.session, schema.cell, schema.model
 trial, event = schema.trial, schema.event
 
+_SWEEPS = sa.select(sweep, now().label("now"))
+
 
 def sweeps(connection: Connection) -> list[SweepRow]:
-    rows = connection.execute(
-        sa.select(sweep, now().label("now")).order_by(sweep.c.id.desc())
-    ).fetchall()
-    return [_sweep_row(row) for row in rows]
+    return [_sweep_row(row) for row in connection.execute(_SWEEPS.order_by(sweep.c.id.desc()))]
 
 
 def owner_epoch(connection: Connection, sweep_id: int) -> int:
     """The epoch of the sweep's last owner."""
-    return int(
-        connection.execute(
-            sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id)
-        ).scalar_one()
-    )
+    of_sweep = sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id)
+    return int(connection.execute(of_sweep).scalar_one())
 
 
 def sweep_named(connection: Connection, name: str) -> SweepRow:
-    row = connection.execute(
-        sa.select(sweep, now().label("now")).where(sweep.c.name == name)
-    ).one_or_none()
+    row = connection.execute(_SWEEPS.where(sweep.c.name == name)).one_or_none()
     if row is not None:
         return _sweep_row(row)
-    names = [
-        str(other)
-        for other in connection.execute(
-            sa.select(sweep.c.name).order_by(sweep.c.id.desc())
-        ).scalars()
-    ]
+    names = list(connection.scalars(sa.select(sweep.c.name).order_by(sweep.c.id.desc())))
     close = difflib.get_close_matches(name, names, n=1)
-    hint = (
-        f"did you mean {close[0]!r}?"
-        if close
-        else f"there are: {', '.join(names[:20]) or 'none yet'}"
-    )
+    there = f"there are: {', '.join(names[:20]) or 'none yet'}"
+    hint = f"did you mean {close[0]!r}?" if close else there
     raise UsageInvalid(f"no sweep is named {name!r}; {hint}")
 
 
 def newest_session(connection: Connection, sweep_id: int) -> SessionRow | None:
-    row = connection.execute(
-        sa.select(session)
-        .where(session.c.sweep_id == sweep_id)
-        .order_by(session.c.epoch.desc())
-        .limit(1)
-    ).one_or_none()
+    of_sweep = sa.select(session).where(session.c.sweep_id == sweep_id)
+    newest = connection.execute(of_sweep.order_by(session.c.epoch.desc()).limit(1))
+    row = newest.mappings().one_or_none()
     if row is None:
         return None
-    return SessionRow(
-        epoch=row.epoch,
-        host=row.host,
-        pid=row.pid,
-        started_at=row.started_at,
-        seen_at=row.seen_at,
-        ended_at=row.ended_at,
-        num_gpus=row.num_gpus,
-        price_per_gpu_hour=row.price_per_gpu_hour,
-        stop_reasons=tuple(row.stop_reasons or ()),
-    )
+    stop_reasons = tuple(row["stop_reasons"] or ())
+    return records.build(SessionRow, row, stop_reasons=stop_reasons)
 
 
 def cells(connection: Connection, sweep_id: int) -> list[CellRow]:
@@ -118,14 +92,8 @@ def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
 
 
 def reserved(connection: Connection, sweep_id: int) -> ReservedBySweep:
-    rows = (
-        connection.execute(
-            sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id"),
-            {"sweep_id": sweep_id},
-        )
-        .mappings()
-        .all()
-    )
+    statement = sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id")
+    rows = connection.execute(statement, {"sweep_id": sweep_id}).mappings().all()
     parts = {
         row["cell_id"]: HeldGpuSeconds(
             **{name: row[f"{name}_gpu_seconds"] or 0.0 for name in HeldGpuSeconds().parts}
@@ -151,51 +119,28 @@ def events(connection: Connection, sweep_id: int, after_id: int, limit: int) -> 
     return [event_row(row) for row in connection.execute(statement).mappings()]
 
 
-CELLS = sa.select(
-    cell, *(column for column in model.c if column.name not in ("digest", "name", "num_parameters"))
-).join(model, model.c.digest == cell.c.model_digest)
+CELLS = sa.select(cell, *(model.c[name] for name in records.MODEL_COLUMNS)).join(
+    model, model.c.digest == cell.c.model_digest
+)
 
 
-def _sweep_row(row: Any) -> SweepRow:
-    return SweepRow(
-        id=row.id,
-        name=row.name,
-        run_token=row.run_token,
-        spec_json=row.spec_json,
-        conditions=row.conditions,
+def _sweep_row(row: sa.Row[Any]) -> SweepRow:
+    return records.build(
+        SweepRow,
+        row._mapping,
         state=SweepState(row.state),
-        created_at=row.created_at,
         holder=live_holder(row),
-        owner_epoch=row.owner_epoch,
         stop_requested=StopRequest(row.stop_requested) if row.stop_requested else None,
     )
 
 
+def cell_of(row: records.Row) -> Cell:
+    return records.build(Cell, row, model=records.model_of(row, name=row["model_name"]))
+
+
 def cell_row(row: sa.RowMapping) -> CellRow:
-    value = Cell(
-        model=records.model_of(row, name=row["model_name"]),
-        num_gpus=row["num_gpus"],
-        sequence_length=row["sequence_length"],
-        global_batch_size=row["global_batch_size"],
-    )
-    return CellRow(
-        id=row["id"],
-        sweep_id=row["sweep_id"],
-        cell=value,
-        fingerprint_digest=row["fingerprint_digest"],
-    )
+    return records.build(CellRow, row, cell=cell_of(row))
 
 
 def event_row(row: sa.RowMapping) -> EventRow:
-    names = (
-        "id",
-        "at",
-        "trial_id",
-        "attempt",
-        "event",
-        "from_state",
-        "to_state",
-        "epoch",
-        "detail",
-    )
-    return EventRow(**{name: row[name] for name in names})
+    return records.build(EventRow, row)

@@ -60,25 +60,14 @@ def _attempt_row(row: sa.RowMapping) -> AttemptRow:
     stack = {name[2:]: value for name, value in row.items() if name.startswith("f_")}
     is_measured = numbers["attempt_id"] is not None
     usage = GpuUsage(utilisation=numbers["gpu_utilisation"], power_watts=numbers["gpu_power_watts"])
-    return AttemptRow(
-        number=row["number"],
-        epoch=row["epoch"],
+    return records.build(
+        AttemptRow,
+        row,
         state=AttemptState(row["state"]),
-        superseded=row["superseded"],
-        pooled=row["pooled"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
         nodes=None if row["nodes"] is None else tuple(row["nodes"]),
         purpose=None if row["purpose"] is None else Purpose(row["purpose"]),
-        measured_at=row["measured_at"],
-        shared_nodes=row["shared_nodes"],
         phase_seconds=records.phases_of(row),
-        gpu_seconds=row["gpu_seconds"],
-        timed_seconds=row["timed_seconds"],
-        warmup_seconds=row["warmup_seconds"],
         fingerprint=records.fingerprint_of(stack) if stack["digest"] is not None else None,
-        environment=row["environment"],
-        processes_killed=row["processes_killed"],
         failure=records.failure_of(row),
         measurement=records.measurement_of(numbers) if is_measured else None,
         gpu=usage if is_measured else None,

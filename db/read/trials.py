@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -238,44 +239,17 @@ def _is_current(table: Any) -> sa.ColumnElement[bool]:
 
 _last = attempt.alias("last")
 _counting = attempt.alias("counting")
-_OF_TRIAL = [
-    trial.c[name]
-    for name in (
-        "id",
-        "cell_id",
-        "state",
-        "num_attempts",
-        "num_measurements",
-        "why",
-        "condemned_by",
-        "created_at",
-        "updated_at",
-    )
-]
-_PREDICTED = [trial.c.predicted_tokens_per_second_per_gpu, trial.c.predicted_memory_bytes]
 _HEADLINES = [
-    measurement.c[name]
-    for name in (
-        "tokens_per_second",
-        "tokens_per_second_per_gpu",
-        "step_seconds_median",
-        "step_seconds_iqr",
-        "num_steps",
-        "relative_confidence",
-        "confident",
-        "mfu",
-        "hfu",
-        "peak_memory_reserved_bytes",
-        "thrashing",
-    )
+    measurement.c[field.name]
+    for field in fields(TrialRow)
+    if field.name in measurement.c
+    and field.name not in ("peak_memory_allocated_bytes", "device_memory_bytes")
 ]
 # An invalidated failure is no longer the trial's.
 _FAILED = sa.or_(sa.not_(_last.c.superseded), _last.c.pooled)
 _TRIALS = (
     sa.select(
-        *_OF_TRIAL,
-        *_PREDICTED,
-        *(trial.c[name] for name in records.LAYOUT_COLUMNS),
+        *(column for column in trial.c if column.name not in ("sweep_id", "layout_key")),
         *_HEADLINES,
         sa.func.coalesce(
             measurement.c.peak_memory_allocated_bytes, _last.c.failure_peak_memory_bytes
@@ -302,26 +276,6 @@ _TRIALS = (
     .outerjoin(_counting, _counts(_counting))
     .outerjoin(measurement, measurement.c.attempt_id == _counting.c.id)
 )
-_SAME_TRIAL = (
-    "id",
-    "cell_id",
-    "num_attempts",
-    "num_measurements",
-    "why",
-    "condemned_by",
-    "created_at",
-    "updated_at",
-)
-_SAME_NUMBERS = (
-    *(column.name for column in (*_PREDICTED, *_HEADLINES)),
-    "peak_memory_allocated_bytes",
-    "device_memory_bytes",
-    "fingerprint_digest",
-    "measured_at",
-    "failure_message",
-    "gpu_seconds",
-)
-
 _FAILURE_COUNTS = ByIds(
     lambda ids: (
         sa.select(attempt.c.trial_id, attempt.c.failure_kind, sa.func.count().label("n"))
@@ -333,9 +287,9 @@ _FAILURE_COUNTS = ByIds(
 
 
 def _trial_row(row: sa.RowMapping) -> TrialRow:
-    return TrialRow(
-        **{name: row[name] for name in _SAME_TRIAL},
-        **{name: row[name] for name in _SAME_NUMBERS},
+    return records.build(
+        TrialRow,
+        row,
         layout=from_columns(row),
         state=TrialState(row["state"]),
         is_current_fingerprint=None

@@ -115,10 +115,10 @@ def _fetch(
         _answer(ask, bounds, mistakes, parent, outbox)
     os.close(outbox)
     with (
-        os.fdopen(inbox, "rb") as told,
+        os.fdopen(inbox, "rb") as reply,
         _killed_after(child, bounds.seconds + _GRACE_SECONDS) as end,
     ):
-        answer = _received(told, mistakes)
+        answer = _received(reply, mistakes)
     if answer is None:
         raise UsageInvalid(_why_none(end, bounds))
     return answer
@@ -154,11 +154,11 @@ def _killed_after(child: int, seconds: float) -> Iterator[_End]:
         found.exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _received(told: BufferedReader, mistakes: Sequence[type[Exception]]) -> Answer | None:
+def _received(reply: BufferedReader, mistakes: Sequence[type[Exception]]) -> Answer | None:
     """The answer; None: the child ended without one."""
     columns: tuple[str, ...] = ()
     rows: list[tuple[Any, ...]] = []
-    for line in told:
+    for line in reply:
         match json.loads(line, object_hook=_value):
             case ["columns", names]:
                 columns = tuple(names)

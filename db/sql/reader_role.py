@@ -125,11 +125,7 @@ def powers(connection: Any, role: str | None = None) -> list[str]:
     row = connection.execute(
         f"SELECT {questions} FROM pg_roles WHERE rolname = coalesce(%s, current_user)", (role,)
     ).fetchone()
-    return (
-        [word for (word, _), has in zip(_POWERS, row, strict=True) if has]
-        if row is not None
-        else []
-    )
+    return [word for (word, _), has in zip(_POWERS, row or (), strict=row is not None) if has]
 
 
 def _refuse_powers(connection: Any) -> None:
@@ -231,21 +227,19 @@ def _as_owner(database_url: sa.URL) -> Iterator[Any]:
         with psycopg.connect(**{**_CONNECTING, **urls.libpq_arguments(database_url)}) as connection:
             yield connection
     except psycopg.errors.InsufficientPrivilege as exc:
-        said = postgresql_advice.first_line(str(exc))
+        line = postgresql_advice.first_line(str(exc))
         who = quoted(database_url.username or "your_role")
         needs = (
             f"Role {who} lacks CREATEROLE, or does not own the tables: ALTER ROLE {who} CREATEROLE"
         )
-        raise StoreUnavailable(f"store {urls.display(database_url)}: {said}. {needs}") from None
+        raise StoreUnavailable(f"store {urls.display(database_url)}: {line}. {needs}") from None
     except psycopg.Error as exc:
         raise postgresql_advice.refused(exc, database_url) from None
 
 
 def _has_role(connection: Any, role: str) -> bool:
-    return (
-        connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
-        is not None
-    )
+    found = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,))
+    return found.fetchone() is not None
 
 
 def _grant(connection: Any, role: str, password: str | None) -> Granted:

@@ -161,29 +161,11 @@ def _sqlite_refusal(exc: Exception, timeout_seconds: float) -> UsageInvalid | _W
     return _WrongStatement(message)
 
 
-_READING_PRAGMAS = frozenset(
-    {
-        "table_info",
-        "table_xinfo",
-        "table_list",
-        "index_list",
-        "index_info",
-        "index_xinfo",
-        "foreign_key_list",
-        "function_list",
-    }
-)
-_ASKING_PRAGMAS = frozenset(
-    {
-        "user_version",
-        "schema_version",
-        "page_count",
-        "page_size",
-        "encoding",
-        "compile_options",
-        "query_only",
-    }
-)
+_READING = """
+table_info table_xinfo table_list index_list index_info index_xinfo foreign_key_list function_list
+"""
+_ASKING = "user_version schema_version page_count page_size encoding compile_options query_only"
+_READING_PRAGMAS, _ASKING_PRAGMAS = frozenset(_READING.split()), frozenset(_ASKING.split())
 
 
 def _authorize(
@@ -240,13 +222,14 @@ def _settle(connection: Any, timeout_seconds: float) -> None:
         f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL lock_timeout = {milliseconds};"
         " SET LOCAL standard_conforming_strings = on; SET LOCAL client_encoding = 'UTF8'"
     )
-    said = {
+    settings = {
         name: connection.pgconn.parameter_status(name.encode())
         for name in ("standard_conforming_strings", "client_encoding")
     }
-    if said not in ({"standard_conforming_strings": b"on", "client_encoding": b"UTF8"},):
+    if settings not in ({"standard_conforming_strings": b"on", "client_encoding": b"UTF8"},):
         raise StoreUnavailable(
-            f"the server, or a pool before it, does not keep settings that reading needs: {said}"
+            "the server, or a pool before it, does not keep settings that reading needs: "
+            f"{settings}"
         )
 
 
@@ -259,11 +242,9 @@ def _postgresql_refusal(message: str, sqlstate: str | None) -> UsageInvalid | _W
     ):
         line = sql_mistakes.one_line(message)
         return UsageInvalid(f"the answer is too large: {line}; {bounded_answer.ASK_FOR_LESS}")
-    return (
-        UsageInvalid(sql_mistakes.refused(message))
-        if sqlstate in _BEYOND_READING
-        else _WrongStatement(message)
-    )
+    if sqlstate in _BEYOND_READING:
+        return UsageInvalid(sql_mistakes.refused(message))
+    return _WrongStatement(message)
 
 
 def _prepare(connection: Any, sql: str) -> list[str]:

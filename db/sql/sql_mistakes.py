@@ -42,9 +42,8 @@ def one_line(message: str) -> str:
 
 def _meant(message: str, sql: str, columns: Mapping[str, Iterable[str]]) -> str:
     if name := _name_in(_UNKNOWN_TABLE.fullmatch(message)):
-        return (
-            did_you_mean(name, columns) or f"; there are {', '.join(sorted(columns, reverse=True))}"
-        )
+        there = f"; there are {', '.join(sorted(columns, reverse=True))}"
+        return did_you_mean(name, columns) or there
     if name := _name_in(_UNKNOWN_FUNCTION.fullmatch(message)):
         return did_you_mean(name, ALLOWED_FUNCTIONS)
     if name := _name_in(_UNKNOWN_COLUMN.fullmatch(message)):
@@ -53,8 +52,8 @@ def _meant(message: str, sql: str, columns: Mapping[str, Iterable[str]]) -> str:
 
 
 def _meant_column(name: str, sql: str, columns: Mapping[str, Iterable[str]]) -> str:
-    said = set(re.findall(r"\w+", sql.lower()))
-    asked = {relation: set(names) for relation, names in columns.items() if relation in said}
+    words = set(re.findall(r"\w+", sql.lower()))
+    asked = {relation: set(names) for relation, names in columns.items() if relation in words}
     close = get_close_matches(name, sorted(set().union(*asked.values())), n=2)
     elsewhere = sorted(
         relation
@@ -63,11 +62,9 @@ def _meant_column(name: str, sql: str, columns: Mapping[str, Iterable[str]]) -> 
     )
     if elsewhere:
         return f"; it is a column of {', '.join(elsewhere)}"
-    return (
-        f"; did you mean {' or '.join(close)}?"
-        if close
-        else "; `sweep sql --schema` shows the columns"
-    )
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return "; `sweep sql --schema` shows the columns"
 
 
 def _name_in(match: re.Match[str] | None) -> str:

@@ -1,5 +1,5 @@
--- Per cell and fingerprint the fastest layout. Numbers of two fingerprints are not comparable: rows with is_current are the ones to read.
--- is_current: whether the fingerprint is the one of the cell's newest measurement
+-- The fastest layout of each cell and fingerprint. Numbers of two fingerprints are not comparable: read the rows with is_current.
+-- is_current: whether the cell's newest measurement has this fingerprint
 CREATE VIEW v_best AS
 SELECT
     v_trial.sweep_id,
@@ -28,7 +28,7 @@ SELECT
     v_trial.thrashing,
     v_trial.updated_at
 FROM (
-    -- Only what is needed to rank: sorting whole rows of v_trial takes three times as long.
+    -- Only the columns that rank: sorting whole rows of v_trial takes three times as long.
     SELECT
         trial.id AS trial_id,
         row_number() OVER (

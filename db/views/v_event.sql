@@ -1,4 +1,4 @@
--- The log of what happened, with names.
+-- The log of events, with the names of sweep, cell and layout.
 -- event_id: number of the event; grows
 CREATE VIEW v_event AS
 SELECT

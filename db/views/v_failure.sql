@@ -1,4 +1,4 @@
--- Every attempt that failed: its kind, whose it was, and what shows it.
+-- Every attempt that failed, with the kind of failure, its rank and node, and the evidence.
 CREATE VIEW v_failure AS
 SELECT
     sweep.id AS sweep_id,

@@ -1,12 +1,12 @@
--- Where the GPU-seconds went: one row per cell with what its attempts reserved, and one per sweep, without a cell, with the rest. All rows of a sweep add up to what it reserved.
+-- The uses of reserved GPU-seconds: one row per cell with what its attempts reserved, and one per sweep, without a cell, with the rest. All rows of a sweep add up to what it reserved.
 -- useful_gpu_seconds: in timed steps of measurements that count: [held GPU-seconds](measuring.md#held-gpu-seconds)
 -- warmup_gpu_seconds: in the steps before these
 -- startup_gpu_seconds: in the rest of these attempts, around and between their steps
--- failed_gpu_seconds: in attempts without a measurement that counts, but for the two kinds that follow
+-- failed_gpu_seconds: in attempts without a measurement that counts, except those of the next three columns
 -- out_of_memory_gpu_seconds: in attempts that ran out of memory
 -- lost_gpu_seconds: in attempts that were lost with their node or orchestrator, or preempted
--- cancelled_gpu_seconds: in attempts that somebody ended: a second Ctrl-C, SIGTERM, `sweep cancel`
--- in_flight_gpu_seconds: in attempts that have not ended, when the orchestrator was last seen; NULL: not known by cell
+-- cancelled_gpu_seconds: in attempts that a person ended: a second Ctrl-C, SIGTERM, `sweep cancel`
+-- in_flight_gpu_seconds: in attempts that had not ended when the orchestrator was last seen; NULL: not known by cell
 CREATE VIEW v_gpu_seconds AS
 SELECT
     sweep.id AS sweep_id,
@@ -68,7 +68,7 @@ LEFT JOIN (
         unended.sweep_id,
         unended.idle_gpu_seconds,
         unended.capacity_gpu_seconds,
-        -- An attempt that ended since its orchestrator was last seen is counted with its cell.
+        -- An attempt that ended after its orchestrator was last seen is counted with its cell.
         CASE WHEN unended.rest > 0 AND unended.ended_at IS NULL THEN unended.rest ELSE 0 END AS in_flight
     FROM (
         SELECT

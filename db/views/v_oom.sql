@@ -1,4 +1,4 @@
--- Every layout that does not fit: those that ran out of memory, and those that another trial condemned without a launch.
+-- Every layout that does not fit: it ran out of memory, or another trial condemned it without a launch.
 -- condemned_by_layout: that trial's layout
 CREATE VIEW v_oom AS
 SELECT

@@ -1,5 +1,5 @@
--- Every measurement that counts, in the order of time: of a repeat how it changed against the first run of its trial. Anchors show the machine's drift.
--- change_since_first: of a repeat: its step time over that of its trial's first run, less 1; NULL: it is the first
+-- Every measurement that counts, and for a repeat its change against the first run of its trial. Anchors show the drift of the machine.
+-- change_since_first: step time of a repeat over that of its trial's first run, less 1; NULL: it is the first
 CREATE VIEW v_run AS
 SELECT
     sweep.id AS sweep_id,

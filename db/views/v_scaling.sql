@@ -1,5 +1,5 @@
--- The best of each number of GPUs of one problem, against the best of the smallest: efficiency is speed-up over growth in GPUs.
--- smallest_num_gpus: the number of GPUs that it is compared with
+-- The best layout for each number of GPUs of one problem, against that for the smallest number. Efficiency is speed-up over growth in GPUs.
+-- smallest_num_gpus: the smallest number of GPUs of the problem
 -- speed_up: tokens/s against the best of the smallest number of GPUs
 -- efficiency: tokens/s/GPU against the best of the smallest number of GPUs
 -- is_comparable: whether both points of the efficiency have the same fingerprint

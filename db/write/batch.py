@@ -72,7 +72,7 @@ _OF_ATTEMPTS = frozenset({TrialEvent.REPEATED, TrialEvent.MEASURED})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """What the database, or this write, says of a trial."""
+    """A trial as read, or as changed by this write."""
 
     id: int
     sweep_id: int
@@ -134,10 +134,10 @@ class Batch:
             else None
         )
         for each, (before, after) in zip((*unreported, event), pairwise(states), strict=True):
-            said = detail if each is event else None
+            its_detail = detail if each is event else None
             self._entries.append(
                 event_log.entry(
-                    was.sweep_id, trial_id, each, before, after, self._epoch, of_attempt, said
+                    was.sweep_id, trial_id, each, before, after, self._epoch, of_attempt, its_detail
                 )
             )
         self._now[trial_id] = is_now
@@ -194,15 +194,7 @@ def _standings(connection: Connection, trial_ids: Sequence[int], epoch: int) -> 
         if row.owner_epoch != epoch or row.owner_token is None:
             raise LeaseLost(lease.lost(connection, row.sweep_id, epoch))
     found = {
-        row.id: Standing(
-            id=row.id,
-            sweep_id=row.sweep_id,
-            cell_id=row.cell_id,
-            state=TrialState(row.state),
-            num_attempts=row.num_attempts,
-            num_measurements=row.num_measurements,
-        )
-        for row in rows
+        row.id: records.build(Standing, row._mapping, state=TrialState(row.state)) for row in rows
     }
     for trial_id in trial_ids:
         if trial_id not in found:

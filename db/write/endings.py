@@ -55,6 +55,7 @@ _INSERT_FINGERPRINTS = {
     name: insert(schema.fingerprint).values(first_seen_at=now()).on_conflict_do_nothing()
     for name, insert in INSERTS.items()
 }
+_FACTS = ("gpu_seconds", "timed_seconds", "warmup_seconds", "processes_killed")
 _UPDATE_CELL = sa.update(cell).where(cell.c.id == sa.bindparam("cell_id"))
 
 
@@ -240,25 +241,24 @@ def _ensure_fingerprints(
     connection: Connection, ends: Sequence[Ended], *, known: Set[str | None]
 ) -> dict[Fingerprint, str]:
     """Store the fingerprints of the ends that are not `known`, and return the digests of all."""
-    told = {
+    digests = {
         fingerprint: fingerprint.digest
         for end in ends
         if (fingerprint := end.facts.get("fingerprint")) is not None
     }
     new = [
         records.fingerprint_columns(fingerprint)
-        for fingerprint, digest in told.items()
+        for fingerprint, digest in digests.items()
         if digest not in known
     ]
     if new:
         connection.execute(_INSERT_FINGERPRINTS[connection.dialect.name], new)
-    return told
+    return digests
 
 
 def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records.Columns:
     values: records.Columns = {
-        **{name: facts.get(name) for name in ("gpu_seconds", "timed_seconds", "warmup_seconds")},
-        "processes_killed": facts.get("processes_killed"),
+        **{name: facts.get(name) for name in _FACTS},
         "environment": facts.get("environment") or None,
         "fingerprint_digest": fingerprint_digest,
         **records.phase_columns(facts.get("phases") or {}),
@@ -267,8 +267,5 @@ def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records
         values |= records.load_columns(load)
     if (nodes := facts.get("nodes")) is not None:
         values["nodes"] = list(nodes)
-    if (shared := facts.get("shared_nodes")) is not None:
-        values["shared_nodes"] = shared
-    if (measured_at := facts.get("measured_at")) is not None:
-        values["measured_at"] = measured_at
-    return values
+    known = {name: facts.get(name) for name in ("shared_nodes", "measured_at")}
+    return values | {name: value for name, value in known.items() if value is not None}

@@ -65,12 +65,8 @@ def is_done(connection: Connection, change: Change) -> bool:
     """Return whether an earlier try of this same change was committed after all."""
     if not change.is_retry:
         return False
-    return (
-        connection.execute(
-            sa.select(_table.c.id).where(_table.c.change_id == change.id).limit(1)
-        ).first()
-        is not None
-    )
+    mine = sa.select(_table.c.id).where(_table.c.change_id == change.id)
+    return connection.scalar(mine.limit(1)) is not None
 
 
 def done_before(

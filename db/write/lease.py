@@ -104,12 +104,8 @@ def release(connection: Connection, sweep_id: int, epoch: int, state: SweepState
         "owner_namespace": None,
         "lease_until": now(),
     }
-    if (
-        connection.execute(
-            sa.update(sweep).where(*_is_owner(sweep_id, epoch)).values(**values)
-        ).rowcount
-        != 1
-    ):
+    statement = sa.update(sweep).where(*_is_owner(sweep_id, epoch)).values(**values)
+    if connection.execute(statement).rowcount != 1:
         raise LeaseLost(lost(connection, sweep_id, epoch))
 
 

@@ -22,14 +22,8 @@ from orchestrator.core.physics.links import LinkSample
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialState
 
-node_check, node_bench, attempt, trial, cell = (
-    schema.node_check,
-    schema.node_bench,
-    schema.attempt,
-    schema.trial,
-    schema.cell,
-)
-measurement, event = schema.measurement, schema.event
+node_check, node_bench = schema.node_check, schema.node_bench
+attempt, trial, event = schema.attempt, schema.trial, schema.event
 
 
 def record_checks(
@@ -41,45 +35,34 @@ def record_checks(
 ) -> None:
     """Insert a row for each node that has checks. A node that did not answer has no facts."""
     if sweep_id is not None:
-        assert epoch is not None, "only who holds a sweep looks at its nodes"
+        assert epoch is not None, "only the owner of a sweep checks its nodes"
         lease.fence(connection, sweep_id, epoch)
     for node, some in checks.items():
         found = facts.get(node)
         values = {
+            **(_facts_columns(found) if found is not None else {}),
             "sweep_id": sweep_id,
             "epoch": epoch,
             "node": node,
             "is_fit": unfit(some) is None,
             "failed": records.storable(unfit(some) or "") or None,
             "checks": [asdict(check) for check in some],
-            **(_facts_columns(found) if found is not None else {}),
         }
         connection.execute(sa.insert(node_check).values(at=now(), **values))
 
 
 def _facts_columns(facts: NodeFacts) -> records.Columns:
     rates = [gpu.matmul_flops for gpu in facts.gpus] if facts.gpus else [facts.cpu_matmul_flops]
+    values = asdict(facts)
+    if facts.xids is not None:
+        values["xids"] = {str(key): count for key, count in facts.xids.items()}
     return {
-        "host": facts.host,
-        "boot_id": facts.boot_id,
-        "kernel": facts.kernel,
-        "python": facts.python,
+        **{name: values[name] for name in values.keys() & node_check.c.keys()},
         "torch": facts.packages.get("torch"),
-        "cuda": facts.cuda,
-        "nccl": facts.nccl,
-        "driver": facts.driver,
         "device_name": facts.gpus[0].name if facts.gpus else facts.cpu_name,
         "num_gpus": len(facts.gpus),
-        "num_cores": facts.num_cores,
         "matmul_flops": min((rate for rate in rates if rate is not None), default=None),
-        "free_disk_bytes": facts.free_disk_bytes,
-        "clock_offset_seconds": facts.clock_offset_seconds,
-        "facts": {
-            **asdict(facts),
-            "xids": None
-            if facts.xids is None
-            else {str(key): count for key, count in facts.xids.items()},
-        },
+        "facts": values,
     }
 
 
@@ -201,19 +184,16 @@ def record_links(
     rows = [
         {
             "run_token": run_token,
-            "device_name": stack.device_name,
             "backend": backend,
             "collective": sample.collective,
-            "num_ranks": sample.span.num_ranks,
-            "num_nodes": sample.span.num_nodes,
             "message_bytes": sample.message_bytes,
             "num_calls": num_calls,
             "seconds": sample.seconds,
             "algorithm_bytes_per_second": sample.algorithm_bytes_per_second,
             "bus_bytes_per_second": sample.bus_bytes_per_second,
             "nodes": list(nodes),
-            "torch": stack.torch,
-            "nccl": stack.nccl,
+            **asdict(sample.span),
+            **{name: getattr(stack, name) for name in ("device_name", "torch", "nccl")},
         }
         for sample, num_calls in samples
     ]

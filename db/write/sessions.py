@@ -29,10 +29,7 @@ def begin(
     leased: Leased,
 ) -> None:
     """Insert the session of the sweep's owner, unless it is there."""
-    if (
-        connection.execute(sa.select(session.c.id).where(*_is(sweep_id, epoch))).one_or_none()
-        is not None
-    ):
+    if connection.scalar(sa.select(session.c.id).where(*_is(sweep_id, epoch))) is not None:
         return
     owner = connection.execute(
         sa.select(sweep.c.owner_host, sweep.c.owner_pid, sweep.c.owner_since).where(

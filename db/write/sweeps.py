@@ -48,9 +48,8 @@ def ensure_sweep(
         "lease_until": now(),
     }
     insert_absent(connection, sweep, values)
-    sweep_id: int = connection.execute(
-        sa.select(sweep.c.id).where(sweep.c.name == name)
-    ).scalar_one()
+    found = connection.execute(sa.select(sweep.c.id).where(sweep.c.name == name))
+    sweep_id: int = found.scalar_one()
     _differs(connection, sweep_id, conditions)
     return sweep_id
 
@@ -108,11 +107,11 @@ def request_stop(
 def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -> int:
     """The id of the cell in the sweep, made if it is new."""
     lease.fence(connection, sweep_id, epoch)
-    table, digest = schema.cell, cell.model.digest
+    table = schema.cell
     insert_absent(connection, schema.model, records.model_columns(cell.model))
     identity = {
         "sweep_id": sweep_id,
-        "model_digest": digest,
+        "model_digest": cell.model.digest,
         "num_gpus": cell.num_gpus,
         "sequence_length": cell.sequence_length,
         "global_batch_size": cell.global_batch_size,
@@ -158,21 +157,13 @@ _ABSENT = object()
 def _has_launched(connection: Connection, sweep_id: int, epoch: int) -> bool:
     """Return whether the owner of an epoch has begun an attempt of a sweep."""
     begun = sa.select(attempt.c.id).join(trial, trial.c.id == attempt.c.trial_id)
-    return (
-        connection.execute(
-            begun.where(trial.c.sweep_id == sweep_id, attempt.c.epoch == epoch).limit(1)
-        ).first()
-        is not None
-    )
+    mine = begun.where(trial.c.sweep_id == sweep_id, attempt.c.epoch == epoch)
+    return connection.scalar(mine.limit(1)) is not None
 
 
 def _has_trials(connection: Connection, sweep_id: int) -> bool:
-    return (
-        connection.execute(
-            sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1)
-        ).first()
-        is not None
-    )
+    trials = sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id)
+    return connection.scalar(trials.limit(1)) is not None
 
 
 def _update(connection: Connection, sweep_id: int, **values: Any) -> None:
