@@ -144,7 +144,7 @@ def start_repeat(
     why: str | None = None,
     purpose: Purpose = Purpose.CONFIRMATION,
 ) -> int:
-    """`begin_trials` of one that is MEASURED. What it measures counts beside the others, the median standing for all."""
+    """`begin_trials` of a MEASURED trial; the median of its measurements counts."""
     return store.begin_trials(
         [NewAttempt(trial_id=trial_id, nodes=nodes, purpose=purpose, why=why)], epoch=epoch
     )[0][1]
@@ -161,7 +161,7 @@ def record_measurement(
     memory_by_part: Mapping[str, int] | None = None,
     **facts: Unpack[AttemptFacts],
 ) -> bool:
-    """`record_ends` of one that was measured. True: it counts; False: another came first, and it is kept beside it."""
+    """`record_ends` of a measured attempt. True: it counts; False: another came first."""
     outcome = MeasuredEnd(measurement=measurement, gpu=gpu, memory_by_part=memory_by_part)
     return store.record_ends(
         [Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch
@@ -180,7 +180,7 @@ def record_failure(
     device_memory_bytes: int | None = None,
     **facts: Unpack[AttemptFacts],
 ) -> TrialState:
-    """`record_ends` of one that failed. Its trial's new state: OUT_OF_MEMORY, FAILED or REQUEUED, unless the attempt was not the latest."""
+    """`record_ends` of a failed attempt; returns its trial's new state."""
     outcome = FailedEnd(
         failure=failure,
         event=event,
@@ -202,7 +202,7 @@ def add_trial(
     predicted_tokens_per_second_per_gpu: float | None = None,
     predicted_memory_bytes: float | None = None,
 ) -> TrialRow:
-    """The trial of the layout, QUEUED if it is new; one that exists is returned as it stands, with its results."""
+    """The trial of the layout, QUEUED if it is new, else with its results."""
     new = NewTrial(
         cell_id=cell_id,
         layout=layout,
@@ -251,7 +251,7 @@ class Bench:
         )
 
     def prune(self, micro_batch_sizes: Iterable[int], *, condemned_by: int | None = None) -> int:
-        """Trials that are never launched, for another proves them too large. How many are newly so."""
+        """Prune layouts that another trial proves too large; returns how many are newly pruned."""
         why = "needs more than what ran out of memory"
         some = [
             Pruned(cell_id=self.cell_id, layout=layout(size), why=why, condemned_by=condemned_by)
@@ -280,7 +280,7 @@ class Bench:
 
 
 def losing_answers(write: Callable[..., object]) -> Callable[..., object]:
-    """`Database.write` with every commit's answer lost: the write is tried again, and has to find itself done."""
+    """`Database.write` with every commit's answer lost, so that each write is tried again."""
 
     def lossy(
         self: Database, work: Callable[[sa.Connection, Change], object], *, durable: bool = False

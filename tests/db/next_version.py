@@ -1,4 +1,4 @@
-"""A version of the schema after this one, so that an upgrade can be tried: one more column, which an upgrade fills."""
+"""A next version of the schema for tests of upgrades: one more column, which an upgrade fills."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def in_force(folder: Path) -> Iterator[None]:
 
 
 def take_back(url: str) -> None:
-    """Bring a store of the next version back to this one. Only for tests: the product knows no way back."""
+    """Bring a store of the next version back to this one, which only tests do."""
     engine = sa.create_engine(urls.resolve(url))
     with engine.begin() as connection:
         version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()

@@ -1,4 +1,4 @@
-"""An empty database gets its tables by itself; any other is changed only when asked, after a copy."""
+"""An empty database gets its tables; any other is upgraded only on request, after a copy."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def test_postgresql_says_what_every_column_means(postgresql_url: str) -> None:
         said = store._database.read(
             lambda connection: connection.execute(
                 sa.text(
-                    "SELECT c.table_name, c.column_name, col_description(c.table_name::regclass, c.ordinal_position)"
-                    " FROM information_schema.columns c WHERE table_schema = 'public' AND table_name <> 'alembic_version'"
+                    "SELECT c.table_name, c.column_name, "
+                    "col_description(c.table_name::regclass, c.ordinal_position)"
+                    " FROM information_schema.columns c WHERE table_schema = 'public' AND "
+                    "table_name <> 'alembic_version'"
                 )
             ).all()
         )
@@ -85,7 +87,7 @@ def test_a_store_from_before_the_first_release_is_refused_by_all(store_url: str)
     for ask in (Store.open, migrate.upgrade, lambda place: Store.open(place, to_read=True)):
         with pytest.raises(
             StoreUnavailable,
-            match="has schema 0007, and not this program's 0008: it is older than the first release",
+            match="has schema 0007, and not this program's 0008: it is older than the first",
         ) as caught:
             ask(store_url)
         assert "Keep it for the program that made it, and begin another (SWEEP_DB)" in str(

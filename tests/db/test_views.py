@@ -152,7 +152,8 @@ def test_v_scaling_is_relative_to_the_smallest_number_of_gpus(bench: Bench, stor
         )
     rows = ask(
         store_url,
-        "SELECT num_gpus, smallest_num_gpus, speed_up, efficiency, is_comparable FROM v_scaling ORDER BY num_gpus",
+        "SELECT num_gpus, smallest_num_gpus, speed_up, efficiency, is_comparable FROM v_scaling "
+        "ORDER BY num_gpus",
     )
     assert [(row["num_gpus"], row["smallest_num_gpus"]) for row in rows] == [(2, 2), (4, 2), (8, 2)]
     assert [row["speed_up"] for row in rows] == pytest.approx(
@@ -245,7 +246,8 @@ def test_v_run_shows_how_each_repeat_differs_from_the_first(bench: Bench, store_
         )
     rows = ask(
         store_url,
-        "SELECT attempt, purpose, step_seconds_median, change_since_first FROM v_run ORDER BY attempt",
+        "SELECT attempt, purpose, step_seconds_median, change_since_first FROM v_run ORDER BY "
+        "attempt",
     )
     assert [(row["attempt"], row["purpose"], row["step_seconds_median"]) for row in rows] == [
         (1, "new", 0.5),
@@ -293,6 +295,7 @@ def test_v_gpu_seconds_sorts_failures_as_the_core_does(
     part = outcome_of(kind, counts=False)
     (row,) = ask(
         store_url,
-        f"SELECT {part}_gpu_seconds AS own, reserved_gpu_seconds AS held FROM v_gpu_seconds WHERE cell_id IS NOT NULL",
+        f"SELECT {part}_gpu_seconds AS own, reserved_gpu_seconds AS held FROM v_gpu_seconds "
+        "WHERE cell_id IS NOT NULL",
     )
     assert (row["own"], row["held"]) == (2.0, 2.0)

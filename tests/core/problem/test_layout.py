@@ -47,10 +47,15 @@ layouts = st.builds(
     precision=st.sampled_from(Precision),
     options=st.dictionaries(
         st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True),
-        st.one_of(st.booleans(), st.integers(-(10**15), 10**15), st.text(st.characters(codec="utf-8"), max_size=12), st.sampled_from(["true", "1", "-7", "a-b", "-x=1"])),
+        st.one_of(
+            st.booleans(),
+            st.integers(-(10**15), 10**15),
+            st.text(st.characters(codec="utf-8"), max_size=12),
+            st.sampled_from(["true", "1", "-7", "a-b", "-x=1"]),
+        ),
         max_size=3,
     ).map(lambda options: tuple(sorted(options.items()))),
-)  # fmt: skip
+)
 
 
 @given(layout=layouts)
@@ -124,8 +129,21 @@ def test_options_without_an_order_would_have_two_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["", "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-", "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-a", "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-a=b=c", "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-b=1-a=2", "dp8", "dp8_tp1_pp1_cp1_mbs2_ga4_full_z4_bf16", "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf61", "dp8_tp1_pp1_cp1_mbs2_ga4_none.3_z0_bf16", "dp-1_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16", "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16\n"]
-)  # fmt: skip
+    "key",
+    [
+        "",
+        "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-",
+        "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-a",
+        "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-a=b=c",
+        "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-b=1-a=2",
+        "dp8",
+        "dp8_tp1_pp1_cp1_mbs2_ga4_full_z4_bf16",
+        "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf61",
+        "dp8_tp1_pp1_cp1_mbs2_ga4_none.3_z0_bf16",
+        "dp-1_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16",
+        "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16\n",
+    ],
+)
 def test_what_is_no_key_is_refused(key: str) -> None:
     with pytest.raises(ValueError):
         parse_key(key)

@@ -361,7 +361,8 @@ def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(
             nonlocal num_ended
             while not over.wait(random.uniform(0.05, 0.15)):
                 num_ended += killer.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'layout-sweep' AND datname = current_database()"
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
+                    "application_name = 'layout-sweep' AND datname = current_database()"
                 ).rowcount
 
         thread = threading.Thread(target=end_connections)
@@ -394,7 +395,7 @@ def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(
 def test_a_commit_whose_answer_is_lost_is_not_done_twice(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver's error comes after the commit: the write is tried again, and finds itself done."""
+    """The driver's error comes after the commit, so that the write is tried again."""
     bench = Bench.on(store)
     monkeypatch.setattr(Database, "write", losing_answers(Database.write))
     assert (

@@ -1,4 +1,4 @@
-"""PostgreSQL's rights are a person's to mend: one line names the right, the role and the SQL that gives it, and nothing is a bug of ours."""
+"""Missing rights in PostgreSQL: one line names the right, the role and the SQL that grants it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_a_right_on_a_table_that_is_revoked_midway(
         bench = Bench.on(store)
         bench.measure()
         server.execute(
-            f"ALTER TABLE trial OWNER TO CURRENT_USER; GRANT ALL ON trial TO {ROLE}; REVOKE {right} ON trial FROM {ROLE}"
+            f"ALTER TABLE trial OWNER TO CURRENT_USER; GRANT ALL ON trial TO {ROLE}; REVOKE "
+            f"{right} ON trial FROM {ROLE}"
         )
         server.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {ROLE}")
         with refusal() as caught:
@@ -115,7 +116,8 @@ def test_texts_of_a_database_without_an_encoding_are_texts(
 ) -> None:
     server.execute("DROP DATABASE IF EXISTS ascii")
     server.execute(
-        f"CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0 OWNER {ROLE}"
+        "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE "
+        f"template0 OWNER {ROLE}"
     )
     try:
         with Store.open(url.replace("/postgres?", "/ascii?")) as store:
@@ -131,7 +133,8 @@ def test_a_database_whose_encoding_lacks_characters_is_refused_before_it_is_fill
 ) -> None:
     server.execute("DROP DATABASE IF EXISTS latin")
     server.execute(
-        f"CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0 OWNER {ROLE}"
+        "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE "
+        f"template0 OWNER {ROLE}"
     )
     try:
         with refusal() as caught:

@@ -1,4 +1,4 @@
-"""What the store gives to calibration: every measurement that counts and every out-of-memory, over all sweeps, on both databases."""
+"""The data for calibration: measurements that count and out-of-memories of all sweeps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Makes hostile statements of pieces on which two lexers may differ, and says where PostgreSQL reads another thing than `db.sql.sql_text` does.
+"""Makes hostile statements, and shows where PostgreSQL reads them otherwise than `db.sql.sql_text`.
 
-For longer than a test may take: python -m tests.db.sql.sql_traps --seconds 600 [--seed 7]. It needs pglast, which is PostgreSQL's own parser.
+To run it for longer than a test: python -m tests.db.sql.sql_traps --seconds 600 [--seed 7]. It
+needs pglast, which is PostgreSQL's own parser.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from orchestrator.core.errors import UsageInvalid
 CANARY = "canary('seen')"
 # What may begin or end a text, a name, a comment or a number, or seem to.
 OPENERS = (
-    "'", "''", "'''", "' '", "'\n'", "E'", "e'a'\n'", "E'\\'", "E'\\\\'", "E'\\\\\\'", "E'\\n'\n'\\'", "'a' -- b\n'", "'a' /* b */ '", "'a'\r'", "'a'\f'", "'\\'",
-    "N'", "n'a'\n'", "B'", "b'1'\n'", "X'", "x'1f'\n'", "U&'", "u&'\\0027'", 'U&"', 'u&"', "U& '", "1e'", "1E'\\'", "0x'", "1x'", "1_e'", "1.e'", ".5e'", "1n'",
-    "$$", "$a$", "$é$", "$1", "$1$", "$_$", "$ $", "$a", "a$$", "x😀$$", "é$$", "1$$", "a$b$", "\u00a0$$", "_$$", "$$$", "$A$a$",
-    '"', '""', '"""', '"a""', 'a"', '1"', '"é"', '"$$', '"\'', '\'"', "'$$", "$$'", "/*", "/**/", "/*/", "/* /*", "/*/**/", "/***/", "*/", "/*'", "'/*", "--", "--\n",
-    "--'\n", "'--", "--\r", "--\f", "--\v\n", "--\u2028", "--\u0085", "-", "+--", "*/*", "+/*", "/-/*", "@--", "#/*", "`", "\\", "\\'", "\\\\'", ";", "'a'b'", "e'a'E'\\'",
-    "'a'U&'", "date'", "date '", "text'\\'", "interval '1'", "::text'", "[", "(", "{", "?", "?'", ":", ":'", "::", ".", "..", "1..", "1.", "t.", "a.b.", "E''", "E'''", "e''\n''",
-    "'\0'", "\ufeff", "\u200b", "\v", "\x1c", "\x85", "ﬀ", "K", "ı$$", "\u0301'", "é'", "é\"", "éE'", "_e'", "ue'", "xU&'", "1U&'", "U&1'", "U &'", "UESCAPE'!'", "U&'!0027' UESCAPE '!' '",
+    "'", "''", "'''", "' '", "'\n'", "E'", "e'a'\n'", "E'\\'", "E'\\\\'", "E'\\\\\\'",
+    "E'\\n'\n'\\'", "'a' -- b\n'", "'a' /* b */ '", "'a'\r'", "'a'\f'", "'\\'", "N'", "n'a'\n'",
+    "B'", "b'1'\n'", "X'", "x'1f'\n'", "U&'", "u&'\\0027'", 'U&"', 'u&"', "U& '", "1e'", "1E'\\'",
+    "0x'", "1x'", "1_e'", "1.e'", ".5e'", "1n'", "$$", "$a$", "$é$", "$1", "$1$", "$_$", "$ $",
+    "$a", "a$$", "x😀$$", "é$$", "1$$", "a$b$", "\u00a0$$", "_$$", "$$$", "$A$a$", '"', '""',
+    '"""', '"a""', 'a"', '1"', '"é"', '"$$', '"\'', '\'"', "'$$", "$$'", "/*", "/**/", "/*/",
+    "/* /*", "/*/**/", "/***/", "*/", "/*'", "'/*", "--", "--\n", "--'\n", "'--", "--\r", "--\f",
+    "--\v\n", "--\u2028", "--\u0085", "-", "+--", "*/*", "+/*", "/-/*", "@--", "#/*", "`", "\\",
+    "\\'", "\\\\'", ";", "'a'b'", "e'a'E'\\'", "'a'U&'", "date'", "date '", "text'\\'",
+    "interval '1'", "::text'", "[", "(", "{", "?", "?'", ":", ":'", "::", ".", "..", "1..", "1.",
+    "t.", "a.b.", "E''", "E'''", "e''\n''", "'\0'", "\ufeff", "\u200b", "\v", "\x1c", "\x85", "ﬀ",
+    "K", "ı$$", "\u0301'", "é'", "é\"", "éE'", "_e'", "ue'", "xU&'", "1U&'", "U&1'", "U &'",
+    "UESCAPE'!'", "U&'!0027' UESCAPE '!' '",
 )  # fmt: skip
 GLUE = (
     "",
@@ -98,25 +105,35 @@ def endless(seed: int) -> Iterator[str]:
 
 VALID = (
     "SELECT a , b FROM trial AS t ( a , b ) WHERE a IN ( SELECT 1 ) ORDER BY 1",
-    "WITH RECURSIVE n ( i ) AS ( SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5 ) SELECT sum ( i ) FROM n",
-    "SELECT row_number ( ) OVER ( PARTITION BY a ORDER BY b ) , count ( * ) FILTER ( WHERE a > 1 ) FROM t",
-    "SELECT CAST ( a AS numeric ( 10 , 2 ) ) , CASE WHEN ( a ) THEN 1 ELSE ( 2 ) END FROM t LIMIT ( 3 )",
-    "SELECT t.a , t . b FROM trial t JOIN v_trial USING ( trial_id ) LEFT JOIN LATERAL ( SELECT 1 ) x ON ( true )",
-    "SELECT a FROM t GROUP BY GROUPING SETS ( ( a ) , ( ) ) HAVING count ( * ) > ALL ( ARRAY [ 1 ] )",
-    "EXPLAIN ( ANALYZE ) SELECT date '2020-01-01' + interval '1 day' , extract ( year FROM now ( ) )",
+    "WITH RECURSIVE n ( i ) AS ( SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5 ) SELECT "
+    "sum ( i ) FROM n",
+    "SELECT row_number ( ) OVER ( PARTITION BY a ORDER BY b ) , count ( * ) FILTER ( WHERE a > "
+    "1 ) FROM t",
+    "SELECT CAST ( a AS numeric ( 10 , 2 ) ) , CASE WHEN ( a ) THEN 1 ELSE ( 2 ) END FROM t "
+    "LIMIT ( 3 )",
+    "SELECT t.a , t . b FROM trial t JOIN v_trial USING ( trial_id ) LEFT JOIN LATERAL ( SELECT "
+    "1 ) x ON ( true )",
+    "SELECT a FROM t GROUP BY GROUPING SETS ( ( a ) , ( ) ) HAVING count ( * ) > ALL ( ARRAY [ "
+    "1 ] )",
+    "EXPLAIN ( ANALYZE ) SELECT date '2020-01-01' + interval '1 day' , extract ( year FROM now "
+    "( ) )",
     "VALUES ( 1 , 'a' ) , ( 2 , 'b' )",
-    "SELECT percentile_cont ( 0.5 ) WITHIN GROUP ( ORDER BY a ) , ( t ) . a FROM t WHERE a BETWEEN ( 1 ) AND ( 2 )",
+    "SELECT percentile_cont ( 0.5 ) WITHIN GROUP ( ORDER BY a ) , ( t ) . a FROM t WHERE a "
+    "BETWEEN ( 1 ) AND ( 2 )",
     "SELECT * FROM ROWS FROM ( generate_series ( 1 , 2 ) ) WITH ORDINALITY AS x ( i , n )",
 )
 INSERTED = (
-    "canary ( 'seen' )", "canary ( 'seen' )", "canary", "AS", "WITH", "RECURSIVE", '"as"', ".", ",", "(", ")", "t . as", "t . with", "OVER", "FILTER", "OPERATOR ( + )",
-    "USING", "COLLATION FOR", "TABLESAMPLE", "FROM", "LATERAL", "ROWS FROM (", "SELECT", "VALUES", "xmlparse ( document 'x' )", "overlay ( 'a' placing 'b' from 1 )",
-    "CAST (", "::", "[", "]", "NOT", "IN", "EXISTS", "WINDOW", "VARIADIC", "=>", ":=", "MATERIALIZED", "lower ( 'a' )", "-", "1", "'a'",
+    "canary ( 'seen' )", "canary ( 'seen' )", "canary", "AS", "WITH", "RECURSIVE", '"as"', ".",
+    ",", "(", ")", "t . as", "t . with", "OVER", "FILTER", "OPERATOR ( + )", "USING",
+    "COLLATION FOR", "TABLESAMPLE", "FROM", "LATERAL", "ROWS FROM (", "SELECT", "VALUES",
+    "xmlparse ( document 'x' )", "overlay ( 'a' placing 'b' from 1 )", "CAST (", "::", "[", "]",
+    "NOT", "IN", "EXISTS", "WINDOW", "VARIADIC", "=>", ":=", "MATERIALIZED", "lower ( 'a' )", "-",
+    "1", "'a'",
 )  # fmt: skip
 
 
 def bent(seed: int) -> Iterator[str]:
-    """Statements that mean something, with words put in: where a parenthesis opens a call depends on what stands before it."""
+    """Valid statements with inserted words: what precedes a parenthesis decides if it is a call."""
     chance = random.Random(seed)
     while True:
         words = chance.choice(VALID).split(" ")
@@ -137,7 +154,7 @@ def is_let_through(sql: str) -> bool:
 
 
 def difference(sql: str) -> str | None:
-    """What PostgreSQL reads in a statement that is let through and we do not; None: nothing, or it reads nothing at all."""
+    """A call that PostgreSQL reads and we do not in a statement that is let through; or None."""
     from pglast import parser, visitors
 
     try:
@@ -219,7 +236,8 @@ def main() -> int:
                 print(f"seed {asked.seed}: {sql!r}: {found}")
                 return 1
     print(
-        f"seed {asked.seed}: {num:,} statements, {num_let_through:,} let through, none read otherwise by PostgreSQL"
+        f"seed {asked.seed}: {num:,} statements, {num_let_through:,} let through, none read "
+        "otherwise by PostgreSQL"
     )
     return 0
 

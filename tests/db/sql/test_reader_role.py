@@ -1,4 +1,4 @@
-"""The role that may only select: what it may do, how it is made, and that a statement that we misread calls nothing through it."""
+"""The role that may only select: its rights, how it is made, and that it calls no function."""
 
 from __future__ import annotations
 
@@ -120,11 +120,13 @@ def test_a_fooled_lexer_calls_nothing_that_harms_through_the_reader(
     )
     before = contents(postgresql_url)
     escapes = (
-        "SELECT 1 AS x😀$$, set_config('role','none',false), pg_read_file('/etc/hostname'), 2 AS y😀$$",
+        "SELECT 1 AS x😀$$, set_config('role','none',false), pg_read_file('/etc/hostname'), 2 AS "
+        "y😀$$",
         "SELECT set_config('role','none',false), pg_create_physical_replication_slot('evil')",
         "SELECT query_to_xml('reset role; delete from trial', true, true, '')",
         "SELECT set_config('session_authorization','postgres',false)",
-        "SELECT set_config('transaction_read_only','off',false), query_to_xml('delete from trial', true, true, '')",
+        "SELECT set_config('transaction_read_only','off',false), query_to_xml('delete from "
+        "trial', true, true, '')",
     )
     for attack in (*ATTACKS, *escapes):
         if "pg_advisory" not in attack and "pg_reload_conf" not in attack:
@@ -173,7 +175,7 @@ def test_no_secret_of_the_owner_is_in_the_url_of_the_reader() -> None:
 
 @pytest.fixture
 def canaries(postgresql_url: str) -> Iterator[Any]:
-    """A connection whose notices tell which function of the database ran: canary(text), canary(row), and the check of a domain."""
+    """A connection with notices of each canary function that ran, also of a domain's check."""
     with Store.open(postgresql_url) as store:
         Bench.on(store).measure()
     with as_owner(postgresql_url) as connection:
@@ -183,7 +185,8 @@ def canaries(postgresql_url: str) -> Iterator[Any]:
                 " $f$ BEGIN RAISE NOTICE 'canary'; RETURN 'sung'; END $f$"
             )
         connection.execute(
-            "CREATE FUNCTION over(int) RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RAISE NOTICE 'canary'; RETURN 1; END $f$"
+            "CREATE FUNCTION over(int) RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RAISE NOTICE "
+            "'canary'; RETURN 1; END $f$"
         )
         connection.execute("CREATE DOMAIN caged AS text CHECK (canary(VALUE) IS NOT NULL)")
         yield connection
@@ -192,7 +195,7 @@ def canaries(postgresql_url: str) -> Iterator[Any]:
 
 
 def sung(connection: Any, sql: str) -> int:
-    """How often a canary is heard when a statement runs, as `sweep sql` would run it but for the child process."""
+    """How often a canary runs when `sweep sql` runs a statement (here without a child process)."""
     heard: list[str] = []
     connection.add_notice_handler(lambda notice: heard.append(notice.message_primary))
     try:

@@ -1,4 +1,4 @@
-"""Who may not write may read: somebody else's SQLite file, also while it is written, and a PostgreSQL of which only SELECT was granted."""
+"""Reading without the right to write: another user's SQLite file, and PostgreSQL with SELECT."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def foreign_file() -> Iterator[Path]:
-    """A store of ours in a folder that others may only read; not below tmp_path, which they cannot enter."""
+    """A store in a folder that others may only read, outside tmp_path, which they cannot enter."""
     with tempfile.TemporaryDirectory(prefix="sweep-foreign-") as name:
         folder = Path(name)
         file = folder / "s.sqlite"
@@ -35,7 +35,7 @@ def foreign_file() -> Iterator[Path]:
 
 
 def as_nobody(file: Path) -> dict[str, object]:
-    """What a process finds in a store that it may not write: the number of its trials, asked in two ways, and of its models."""
+    """The numbers of trials (asked in two ways) and models in a store without write access."""
     inbox, outbox = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(
         target=_look, args=(f"sqlite:///{file}", outbox), daemon=True
@@ -76,7 +76,8 @@ def _written_to(file: Path, *, left: str) -> None:
 
 
 _MODEL = (
-    "INSERT INTO model (digest, name, num_layers, hidden_size, num_attention_heads, num_key_value_heads, ffn_hidden_size, vocab_size,"
+    "INSERT INTO model (digest, name, num_layers, hidden_size, num_attention_heads, "
+    "num_key_value_heads, ffn_hidden_size, vocab_size,"
     " tied_embeddings, num_parameters) VALUES ('other', 'other', 1, 1, 1, 1, 1, 1, 0, 1)"
 )
 

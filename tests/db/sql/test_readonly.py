@@ -123,7 +123,7 @@ ATTACKS = (
 
 
 def contents(url: str) -> str:
-    """All that an attack could change, as one digest: rows, tables and views; on a server also roles, databases and settings."""
+    """A digest of all that an attack could change, on a server also roles and settings."""
     if url.startswith("sqlite"):
         import sqlite3
 
@@ -214,11 +214,14 @@ def test_a_lexer_that_is_fooled_is_not_the_only_guard(
     "sql",
     [
         "SELECT count(*), avg(num_attempts), coalesce(max(why), '-') FROM trial",
-        "select layout, round(tokens_per_second_per_gpu) as r from v_trial where state in ('measured') order by r desc limit 3;",
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5) SELECT sum(i) FROM n",
+        "select layout, round(tokens_per_second_per_gpu) as r from v_trial where state in "
+        "('measured') order by r desc limit 3;",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5) SELECT "
+        "sum(i) FROM n",
         "SELECT row_number() OVER (PARTITION BY cell ORDER BY trial_id) FROM v_trial",
         "SELECT 'it''s; DELETE FROM trial -- (' AS text /* comment; with pg_read_file( */",
-        "SELECT CAST(num_gpus AS numeric(10, 2)) FROM v_best WHERE is_current AND (num_gpus > 1 OR (mfu > 0.1))",
+        "SELECT CAST(num_gpus AS numeric(10, 2)) FROM v_best WHERE is_current AND (num_gpus > 1 "
+        "OR (mfu > 0.1))",
         "EXPLAIN SELECT 1",
         "VALUES (1, 2), (3, 4)",
     ],
@@ -244,7 +247,10 @@ def test_the_columns_of_a_table_can_be_asked_for_on_sqlite(sqlite_url: str) -> N
 
 
 def test_a_long_answer_is_cut_and_says_so(store: Store, store_url: str) -> None:
-    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000) SELECT i FROM n"
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000) "
+        "SELECT i FROM n"
+    )
     result = readonly.query(store_url, endless, max_rows=10)
     assert (len(result.rows), result.truncated) == (10, True)
     assert not readonly.query(store_url, "SELECT 1", max_rows=1).truncated
@@ -364,8 +370,11 @@ def test_an_answer_that_is_too_large_is_refused_and_never_held(
 
 def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(sqlite_url: str) -> None:
     Store.open(sqlite_url).close()
-    # instr() looks for a long text in a longer one, without asking whether it should go on: minutes.
-    endless = "SELECT instr(replace(printf('%*d', 30000000, 1), ' ', 'a'), replace(printf('%*d', 15000000, 1), ' ', 'a') || 'b')"
+    # instr() searches a long text in a longer one for minutes, and cannot be interrupted.
+    endless = (
+        "SELECT instr(replace(printf('%*d', 30000000, 1), ' ', 'a'),"
+        " replace(printf('%*d', 15000000, 1), ' ', 'a') || 'b')"
+    )
     began = time.monotonic()
     with pytest.raises(UsageInvalid, match=r"longer than 0\.5 s"):
         readonly.query(sqlite_url, endless, timeout_seconds=0.5)
@@ -449,5 +458,8 @@ def test_every_kind_of_value_comes_back_as_it_is(postgresql_url: str, sqlite_url
     assert readonly.query(
         sqlite_url, "SELECT 1, 1.5, NULL, 'ü😀', x'00ff', 9007199254740993"
     ).rows == [(1, 1.5, None, "ü😀", b"\x00\xff", 9007199254740993)]
-    sql = "SELECT 1.50, date '2020-01-02', timestamp '2020-01-02 03:04:05', true, ARRAY[1, NULL], to_json('a'::text), CAST('{\"a\": [1, {}]}' AS jsonb)"
+    sql = (
+        "SELECT 1.50, date '2020-01-02', timestamp '2020-01-02 03:04:05', true, ARRAY[1, NULL],"
+        " to_json('a'::text), CAST('{\"a\": [1, {}]}' AS jsonb)"
+    )
     assert readonly.query(postgresql_url, sql).rows == readonly.own_query(postgresql_url, sql).rows

@@ -1,4 +1,4 @@
-"""What the reader of statements refuses, and that PostgreSQL reads in what it lets through nothing that it did not see."""
+"""What the lexer refuses, and that PostgreSQL reads nothing else in what it lets through."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_what_could_be_read_in_two_ways_is_refused_in_one_line(sql: str, says: s
     [
         "SELECT 'größe 😀', \"größe\" FROM t -- größe\n/* 😀 */",
         "SELECT E'a\\n\\t\\\\b', 'it''s', X'1f', B'10', N'x', 1.5e-3, .5, 1.",
-        "SELECT t.*, a->>'x', b::text, c[1:2], date '2020-01-01' FROM t WHERE a LIKE ('x%') AND NOT (b)",
+        "SELECT t.*, a->>'x', b::text, c[1:2], date '2020-01-01' FROM t WHERE a LIKE ('x%') AND "
+        "NOT (b)",
         "SELECT string_agg(a, E'\\n') FILTER (WHERE a > 'b') FROM t",
     ],
 )

@@ -1,4 +1,4 @@
-"""Many trials in one commit: what a batch comes to, what it costs, and what one bad member does to the others."""
+"""Many trials in one commit: its result, its cost, and the effect of one bad member."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_ends_that_are_told_again_after_a_lost_answer_change_nothing(
 def test_the_statements_of_a_write_do_not_depend_on_how_many_trials_it_is_of(
     bench: Bench, size: int
 ) -> None:
-    """The numbers are those of the statements in batch.py, changes.py and endings.py; SQLite takes one or two more to begin a transaction.
+    """The numbers of statements in batch.py, changes.py, endings.py; SQLite needs one or two more.
 
     PostgreSQL holds the sweep with one of its own, before its trials.
     """
@@ -272,7 +272,7 @@ def test_a_list_of_ids_is_looked_up_whatever_its_length(bench: Bench, count: int
 
 
 def test_no_write_reads_through_a_whole_table(bench: Bench) -> None:
-    """Or else a trial would cost the more, the more there are: SQLite, for one, looks a list of pairs up in no index."""
+    """Otherwise a trial costs more the more there are: SQLite uses no index for a list of pairs."""
     if bench.store.path is None:
         pytest.skip("only SQLite says so of a table that is nearly empty")
     said: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A condition that a person gives to `invalidate` stays within its parentheses, and may ask for the stack it was measured on."""
+"""A condition of `invalidate` stays within its parentheses, and may ask for the stack."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_the_clock_of_a_client_does_not_matter(
 
 
 def _measure_for_ever(url: str, seed: int, acks: Connection) -> None:
-    """Takes the sweep at once, although its last owner's lease has not ended, and measures; tells of each result once it is recorded."""
+    """Takes the sweep before its last owner's lease has ended, and reports recorded results."""
     with Store.open(url) as store:
         bench = Bench.on(store)
         store.reap(bench.sweep_id, bench.epoch)

@@ -1,4 +1,4 @@
-"""What the store keeps of nodes: looks at them, measurements taken on them, and the bench. On SQLite and on PostgreSQL."""
+"""What the store keeps of nodes: checks, measurements and benches, on both databases."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_node_is_benched_once_and_may_be_used_again(store: Store) -> None:
 def test_of_an_owner_and_a_person_who_bench_a_node_at_once_one_is_told_that_it_was(
     store_url: str,
 ) -> None:
-    """The second statement waits for the first one's transaction: on both databases it then finds the row."""
+    """The second statement waits for the first one's transaction, and then finds the row."""
     with Store.open(store_url) as owners, Store.open(store_url) as persons:
         bench = Bench.on(owners)
         with ThreadPoolExecutor(2) as both:

@@ -1,4 +1,4 @@
-"""What orchestrators held, call by call: it adds up, and a kill leaves seconds uncounted. On both databases."""
+"""The GPU time that each call reserved adds up; a kill leaves seconds uncounted."""
 
 from __future__ import annotations
 
