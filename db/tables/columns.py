@@ -48,7 +48,7 @@ _SHARED = {
     "running, stopped, finished; of an attempt: running, measured, out_of_memory, failed, "
     "requeued, lost",
     "torch": "version of torch",
-    "trial_id": "number of the trial, as `sweep show` takes it",
+    "trial_id": "number of the trial: what `sweep show` takes",
 }
 _Type = TypeEngine[Any] | type[TypeEngine[Any]]
 
