@@ -110,7 +110,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         for phase, value in attempt.phase_seconds.items()
     ]
     hours = None
-    reserved = attempt.held(num_gpus)
+    reserved = attempt.reserved(num_gpus)
     if reserved is not None and reserved.held:
         hours = f"{show_as.gpu_hours(reserved.held)}: {show_as.shares(reserved.parts)}"
     killed = attempt.processes_killed

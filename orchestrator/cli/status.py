@@ -121,7 +121,7 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
             row=row,
             cells=store.status(row.id),
             running=_running(db, row),
-            reserved=store.held(row.id),
+            reserved=store.reserved(row.id),
             session=store.newest_session(row.id),
         )
         for row in rows

@@ -174,7 +174,7 @@ def detail_record(detail: TrialDetail) -> Record:
 
 
 def _attempt_record(row: AttemptRow, num_gpus: int) -> Record:
-    reserved, fingerprint = row.held(num_gpus), row.fingerprint
+    reserved, fingerprint = row.reserved(num_gpus), row.fingerprint
     return {
         "attempt": row.number,
         "state": row.state,

@@ -55,7 +55,7 @@ def test_the_record_of_a_cell_counts_every_state_and_holds_its_best(sqlite_store
     bench = Bench.on(sqlite_store)
     bench.measure(1)
     bench.add(2)
-    reserved = sqlite_store.held(bench.sweep_id)
+    reserved = sqlite_store.reserved(bench.sweep_id)
     (status,) = sqlite_store.status(bench.sweep_id)
     record = records.cell_status_record(status, "tiny", reserved.by_cell[bench.cell_id])
     assert record["num_trials"].keys() == set(TrialState)
@@ -67,7 +67,7 @@ def test_the_record_of_a_cell_counts_every_state_and_holds_its_best(sqlite_store
 def test_money_is_reserved_time_by_the_price_and_unknown_without_one(sqlite_store: Store) -> None:
     bench = Bench.on(sqlite_store)
     bench.measure()
-    reserved = sqlite_store.held(bench.sweep_id)
+    reserved = sqlite_store.reserved(bench.sweep_id)
     hours = reserved.total.held / 3600
     assert records.reserved_record(reserved, 36.0)["dollars"] == 36.0 * hours
     assert records.reserved_record(reserved, None)["dollars"] is None
