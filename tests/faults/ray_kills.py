@@ -19,7 +19,7 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-from orchestrator.cluster.ray.local import bare
+from orchestrator.cluster.ray.local import lean_ray
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.node.processes import descendants, kill, start_time
 from tests.faults.campaign import SURVIVOR_SECONDS, Outcome
@@ -376,5 +376,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with bare():
+    with lean_ray():
         raise SystemExit(main())

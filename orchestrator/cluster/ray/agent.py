@@ -13,7 +13,7 @@ from types import FrameType
 
 import ray
 
-from orchestrator.cluster.ray.cluster import within
+from orchestrator.cluster.ray.bounded_calls import within
 from orchestrator.cluster.ray.head_watch import HeadWatch
 from orchestrator.core.trial.protocol import Device, Heartbeat, LaunchOrder, NodeReport
 from orchestrator.node.launcher import NodeLauncher

@@ -17,7 +17,8 @@ import ray
 from ray.util.placement_group import placement_group
 
 from orchestrator.cluster.contract import Slots
-from orchestrator.cluster.ray import local as local_ray
+from orchestrator.cluster.ray import local
+from orchestrator.cluster.ray.bounded_calls import first_line, within
 from orchestrator.cluster.ray.guard import RayGuard
 from orchestrator.cluster.ray.head_watch import why_unreachable
 from orchestrator.cluster.ray.node_names import NodeNames
@@ -34,7 +35,6 @@ AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
 CUT_OFF_SECONDS = (
     60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
 )
-VAIN_SECONDS = 0.5  # between two looks at whether the Ray that we wait for still runs
 HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it is well
 DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leases.md)
 
@@ -54,7 +54,7 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
         with _own_handler_of_sigterm():
             if guard is not None:
                 with guard.starting():
-                    local_ray.start(_temp_dir=str(guard.folder), **options)
+                    local.start(guard.end_processes, **options)
             else:
                 ray.init(address=address, **options)
     except Exception as exc:  # Ray raises all kinds, a bare Exception among them, and each means that there is no cluster
@@ -65,8 +65,7 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
             else " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?"
         )
         raise ClusterUnavailable(f"no connection to {where}: {first_line(exc)}.{hint}") from exc
-    # Ray's thread that repeats the cluster's errors on stderr: without a head it asks again and again, and keeps a core busy for as long as we live.
-    ray._private.worker.global_worker.threads_stopped.set()
+    local.stop_error_listener()
     _protect_token()
 
 
@@ -274,25 +273,6 @@ def answered(call: Callable[[], _T], *, is_vain: Callable[[], bool] = lambda: Fa
     if raised:
         raise raised[0]
     return told[0]
-
-
-def within(
-    seconds: float, call: Callable[[], object], *, is_vain: Callable[[], bool] = lambda: False
-) -> bool:
-    """Make a call of Ray's that has no time limit and waits for ever where a node is gone. False: it still waits, in a thread left behind."""
-    thread = threading.Thread(target=call, name="bounded-ray-call", daemon=True)
-    thread.start()
-    until = time.monotonic() + seconds
-    while thread.is_alive() and (left := until - time.monotonic()) > 0:
-        thread.join(min(left, VAIN_SECONDS))
-        if thread.is_alive() and is_vain():
-            break
-    return not thread.is_alive()
-
-
-def first_line(exc: BaseException) -> str:
-    text = str(exc).strip().splitlines()
-    return f"{type(exc).__name__}: {text[0] if text else ''}"
 
 
 def _knock(address: str) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 
-from orchestrator.cluster.ray import session_folder as ray_folder
+from orchestrator.cluster.ray import session_folder
 from orchestrator.core.trial.rank_environment import RAY_FOLDER_VARIABLE, ray_environment
 from orchestrator.node.cgroups import orphaned_cgroups
 from orchestrator.node.processes import (
@@ -57,16 +57,23 @@ class RayGuard:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Around the start of Ray: its processes, and what they start, carry its folder in their environment."""
-        before = os.environ.get(RAY_FOLDER_VARIABLE)
-        os.environ[RAY_FOLDER_VARIABLE] = str(self.folder)
+        """Set the environment in which Ray starts, and which all that it starts inherits.
+
+        It names the folder, and hides the database and all secrets.
+        """
+        folder = str(self.folder)
+        added = {RAY_FOLDER_VARIABLE: folder, session_folder.VARIABLE: folder}
+        kept = ray_environment(os.environ).keys() - added.keys()
+        hidden = {name: value for name, value in os.environ.items() if name not in kept}
+        for name in hidden:
+            del os.environ[name]
+        os.environ.update(added)
         try:
             yield
         finally:
-            if before is None:
-                del os.environ[RAY_FOLDER_VARIABLE]
-            else:
-                os.environ[RAY_FOLDER_VARIABLE] = before
+            for name in added:
+                os.environ.pop(name, None)
+            os.environ.update(hidden)
         below = {pid: start_time(pid) for pid in descendants(os.getpid()) if _name(pid) in VITAL}
         self._vital = {pid: started for pid, started in below.items() if started is not None}
 
@@ -78,6 +85,10 @@ class RayGuard:
                 self._begin()  # the other one still waits at the first pipe
             self._is_gone = any(start_time(pid) != started for pid, started in self._vital.items())
         return self._is_gone
+
+    def end_processes(self) -> None:
+        """End what a failed start of Ray left behind, and keep the folder for the next start."""
+        kill_processes(self.folder, but=(os.getpid(), self._process.pid))
 
     def dismiss(self) -> None:
         """End what is left of Ray, with its folder, and the guard."""
@@ -115,7 +126,7 @@ class RayGuard:
 
 def _new_folder() -> Path:
     """A name for the folder of one Ray, where Rays of ours may keep their files. Raises MachineUnready."""
-    return ray_folder.chosen(os.environ) / ray_folder.name(os.getpid())
+    return session_folder.chosen(os.environ) / session_folder.name(os.getpid())
 
 
 def _name(pid: int) -> str:
@@ -155,7 +166,18 @@ def _writes_in(pid: int, folder: Path) -> bool:
 
 
 def end_ray(folder: Path, *, but: Sequence[int]) -> None:
-    """Kill all that belongs to it, until nothing does; what launchers have started is left to their wardens for a while."""
+    """Kill all processes of the Ray of this folder, and remove the folder."""
+    kill_processes(folder, but=but)
+    for group in orphaned_cgroups():
+        group.end()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def kill_processes(folder: Path, *, but: Sequence[int]) -> None:
+    """Kill what belongs to the Ray of this folder, until nothing does.
+
+    Wardens get a while to end what their launchers have started.
+    """
     began = time.monotonic()
     num_empty_looks = 0
     while num_empty_looks < _EMPTY_LOOKS and time.monotonic() - began < KILL_SECONDS:
@@ -166,14 +188,11 @@ def end_ray(folder: Path, *, but: Sequence[int]) -> None:
             if is_over or launcher_of(pid) is None:
                 kill(pid)
         time.sleep(0.02)
-    for group in orphaned_cgroups():
-        group.end()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_orphaned(beside: Path) -> None:
     """End the Rays that keep their files next to this folder, and whose orchestrator and guard were killed together."""
-    for file in beside.parent.glob(f"{ray_folder.PREFIX}*/{_OWNER_FILE}"):
+    for file in beside.parent.glob(f"{session_folder.PREFIX}*/{_OWNER_FILE}"):
         with suppress(OSError, ValueError):
             pid, start, namespace = file.read_text().split(":")
             if (

@@ -22,7 +22,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray.agent import CLOSE_SECONDS, NodeAgent
-from orchestrator.cluster.ray.cluster import ClusterNodes, Head, bundle, first_line, within
+from orchestrator.cluster.ray.bounded_calls import first_line, within
+from orchestrator.cluster.ray.cluster import ClusterNodes, Head, bundle
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
 from orchestrator.core.machines.packing import FreeOnNode
 from orchestrator.core.trial.communication import passed

@@ -1,99 +1,125 @@
-"""A Ray of our own on this machine, without what only clusters need: the autoscaler's monitor, the log monitor, the dashboard and its agent's modules.
+"""Starts a Ray of our own on this machine, without the services that only clusters need.
 
-They take as long to start as all the rest of it (docs/decisions/local-ray.md), and look at logs and devices while trials are timed. No
-option of `ray.init` reaches what has to be switched for that; a Ray that has one of these switches no more starts as it is.
+These are the autoscaler's monitor, the log monitor, the dashboard and the modules of its agent.
+They take as long to start as all the rest (docs/decisions/local-ray.md), and they read logs and
+devices while trials are timed. No option of `ray.init` leaves them out, so `lean_ray` replaces
+private functions of Ray. If that fails in any way, the plain `ray.init` starts all of Ray.
+
+No other module uses names that Ray does not document.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import ray
-from ray._private import parameter, services, utils
 
-from orchestrator.core.trial.rank_environment import ray_environment
+from orchestrator.cluster.ray.bounded_calls import first_line, within
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 15.0
 
 
-def start(**options: Any) -> None:
-    """Start it, and join it. `options`: of `ray.init`."""
-    # Ray's memory monitor would kill an agent for what its ranks use; the kernel takes a rank, which offers itself (see rank_server).
+def start(end_processes: Callable[[], None], **options: Any) -> None:
+    """Start a local Ray and join it, lean if possible, plain otherwise.
+
+    `end_processes` kills what a failed start leaves behind; `options` are those of `ray.init`.
+    """
+    # Ray's memory monitor would kill an agent for what its ranks use. The kernel kills a rank
+    # instead, which offers itself (see rank_server).
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-    # Else Ray begins with an idle Python process per core of the machine; a gang needs one agent, which has one started for it.
+    # Otherwise Ray starts an idle Python process per core. A gang needs one agent, which Ray
+    # starts on request.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    with bare():
-        ray.init(
-            address="local", include_dashboard=False, **options
-        )  # "local": never a cluster that happens to run on this machine
+    # "local": never join a cluster that happens to run on this machine.
+    options |= {"address": "local", "include_dashboard": False}
+    try:
+        with lean_ray():
+            ray.init(**options)
+    except Exception as exc:  # noqa: BLE001  whatever it is, the plain start does without it
+        logger.warning(
+            "The lean start of Ray failed (%s); all of Ray is started, which takes seconds more",
+            first_line(exc),
+        )
+        within(SHUTDOWN_SECONDS, ray.shutdown)
+        end_processes()
+        ray.init(**options)
 
 
 @contextmanager
-def bare() -> Iterator[None]:
-    """What this process starts of Ray meanwhile, it starts without them."""
-    switches = [(owner, name, ours) for owner, name, ours in _SWITCHES if hasattr(owner, name)]
-    usual = [(owner, name, getattr(owner, name)) for owner, name, _ in switches]
-    try:
-        for owner, name, ours in switches:
+def lean_ray() -> Iterator[None]:
+    """Leave the services out of each Ray that this process starts meanwhile.
+
+    Replaces all of the functions or none. Raises whatever shows that this Ray is unlike the known.
+    """
+    with ExitStack() as restored:
+        for owner, name, ours in _replacements():
+            restored.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, ours)
         yield
-    finally:
-        for owner, name, theirs in usual:
-            setattr(owner, name, theirs)
 
 
-class _Parameters(parameter.RayParams):
-    """As of `ray start --no-monitor --include-log-monitor=false`."""
+def stop_error_listener() -> None:
+    """End Ray's thread that prints the cluster's errors.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options | {"no_monitor": True, "include_log_monitor": False})
-
-
-def _no_dashboard(*_: Any, **__: Any) -> tuple[str, None]:
-    """Its address, and its process. Without its pages it is still started, to report how Ray is used."""
-    return "", None
-
-
-def _not_installed() -> Exception:
-    """As in a Ray that was installed without its extra `default`: else it is imported to see whether it is there, and the node's agent serves it."""
-    return ImportError("a local Ray has no dashboard")
+    Once the head is gone, that thread polls without a pause and keeps a core busy.
+    """
+    try:
+        import_module("ray._private.worker").global_worker.threads_stopped.set()
+    except (ImportError, AttributeError) as exc:
+        logger.debug("Ray's error listener goes on: %s", exc)
 
 
-def _python(component: str, *args: Any, **options: Any) -> list[str]:
-    """How Python is called for one of Ray's own programs, whose path and options follow."""
-    usual: list[str] = _USUAL_PYTHON(component, *args, **options)
-    is_plain = "-m" not in usual  # else a profiler runs it
-    # -P: of the folder that the sweep was started in nothing is imported.
-    return (
-        [*usual, "-P", "-c", _WITHOUT_MODULES]
-        if component == "dashboard_agent" and is_plain
-        else usual
+def _replacements() -> list[tuple[Any, str, Any]]:
+    """Return the owner, the name and the replacement of each function."""
+    parameter, services, utils = (
+        import_module(f"ray._private.{name}") for name in ("parameter", "services", "utils")
     )
+    if find_spec("ray.dashboard.utils") is None:
+        raise ImportError("no module ray.dashboard.utils, which the agent replaces a function of")
+    usual_python = services._build_python_executable_command_memory_profileable
+    return [
+        # As `ray start --no-monitor --include-log-monitor=false`.
+        (
+            parameter,
+            "RayParams",
+            partial(parameter.RayParams, no_monitor=True, include_log_monitor=False),
+        ),
+        # Returns no address and no process. Even without its pages Ray starts the dashboard.
+        (services, "start_api_server", lambda *_, **__: ("", None)),
+        (
+            services,
+            "_build_python_executable_command_memory_profileable",
+            partial(_python_command, usual_python),
+        ),
+        # As in a Ray without its extra `default`: the agent serves no pages, and Ray need not
+        # import the dashboard to see whether it is installed.
+        (utils, "get_dashboard_dependency_error", lambda: ImportError("no dashboard is wanted")),
+    ]
 
 
-# A raylet ends without its dashboard agent; the modules of that read logs, ask for the dashboard once a second, and for all devices every five.
-_WITHOUT_MODULES = (
+def _python_command(
+    usual: Callable[..., list[str]], component: str, *args: Any, **options: Any
+) -> list[str]:
+    """Return how Ray calls Python for one of its programs, whose path and options follow."""
+    command = usual(component, *args, **options)
+    # With -m a profiler runs the program. -P: import nothing from the current folder.
+    if component == "dashboard_agent" and "-m" not in command:
+        return [*command, "-P", "-c", _AGENT_WITHOUT_MODULES]
+    return command
+
+
+# A raylet ends without its dashboard agent, but the agent runs without its modules.
+# These read logs, and poll the dashboard every second and all devices every five.
+_AGENT_WITHOUT_MODULES = (
     "import runpy, sys; from ray.dashboard import utils; utils.get_all_modules = lambda _: [];"
     " del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-)
-_UsualPopen: Any = getattr(services, "ConsolePopen", subprocess.Popen)
-
-
-class _NarrowPopen(_UsualPopen):  # type: ignore[misc]  # which class that is, Ray decides
-    """Shows Ray's processes, and so all that they start, what ranks may see and Ray's own switches: not the database, no secret."""
-
-    def __init__(self, *args: Any, env: Mapping[str, str] | None = None, **options: Any) -> None:
-        super().__init__(*args, env=ray_environment(os.environ if env is None else env), **options)
-
-
-_USUAL_PYTHON: Any = getattr(services, "_build_python_executable_command_memory_profileable", None)
-
-_SWITCHES: tuple[tuple[Any, str, Any], ...] = (
-    (parameter, "RayParams", _Parameters),
-    (services, "start_api_server", _no_dashboard),
-    (services, "_build_python_executable_command_memory_profileable", _python),
-    (services, "ConsolePopen", _NarrowPopen),
-    (utils, "get_dashboard_dependency_error", _not_installed),
 )

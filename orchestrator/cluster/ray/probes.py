@@ -17,7 +17,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.cluster.lease_meter import LeaseMeter
-from orchestrator.cluster.ray.cluster import ClusterNodes, Head, first_line
+from orchestrator.cluster.ray.bounded_calls import first_line
+from orchestrator.cluster.ray.cluster import ClusterNodes, Head
 from orchestrator.core.machines.node_health import NodeFacts
 from orchestrator.core.trial.protocol import Device
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock

@@ -32,13 +32,12 @@ from orchestrator.cluster.contract import (
 )
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray.agent import CLOSE_SECONDS
+from orchestrator.cluster.ray.bounded_calls import first_line, within
 from orchestrator.cluster.ray.cluster import (
     CUT_OFF_SECONDS,
     ClusterNodes,
     Head,
     connect,
-    first_line,
-    within,
 )
 from orchestrator.cluster.ray.guard import RayGuard
 from orchestrator.cluster.ray.job import threads_asked_for

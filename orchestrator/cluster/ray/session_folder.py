@@ -16,8 +16,8 @@ from orchestrator.core.errors import MachineUnready
 
 VARIABLE = "RAY_TMPDIR"
 PREFIX = "sweep-"
-# What comes behind it: /sweep-4194304-a1/session_2026-11-23_03-36-06_454563_4194304/sockets/plasma_store, with the longest process id.
-SESSION_PATH_BYTES = 81
+# What comes behind it: /sweep-4194304-a1/ray/session_2026-11-23_03-36-06_454563_4194304/sockets/plasma_store, with the longest process id.
+SESSION_PATH_BYTES = 85
 SOCKET_PATH_BYTES = 107  # sockaddr_un(7) has 108, with a NUL
 LONGEST_BYTES = SOCKET_PATH_BYTES - SESSION_PATH_BYTES
 NEEDED_BYTES = 32 << 20  # a session of seconds writes 0.2 MB; logs grow by the hour

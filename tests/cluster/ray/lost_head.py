@@ -13,7 +13,7 @@ import time
 from ray.cluster_utils import Cluster
 
 from orchestrator.cluster.ray.cluster import HEAD_SECONDS, await_nodes
-from orchestrator.cluster.ray.local import bare
+from orchestrator.cluster.ray.local import lean_ray
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.trial.protocol import Device
@@ -55,5 +55,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with bare():
+    with lean_ray():
         main()

@@ -141,12 +141,38 @@ def test_what_is_started_after_ray_carries_no_mark_of_it() -> None:
     guard.dismiss()
 
 
-def test_ray_s_files_lie_where_it_would_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket's path has 107 characters at most: session_2026-11-23_03-40-51_094913_4194304/sockets/plasma_store has 64 of them."""
+def test_rays_files_lie_where_it_would_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/var/tmp")
     assert _new_folder().parent == Path("/var/tmp")
-    for _ in range(3):
-        assert (
-            len(f"{_new_folder()}/session_2026-11-23_03-40-51_094913_4194304/sockets/plasma_store")
-            <= 107
-        )
+
+
+def test_what_starts_with_ray_knows_its_folder_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/var/tmp")
+    monkeypatch.setenv("SWEEP_DB", "postgresql://u:p@h/d")
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    guard, before = RayGuard(), dict(os.environ)
+    with guard.starting():
+        os.environ["RAY_SET_BY_RAY"] = "1"
+        told = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+    guard.dismiss()
+    assert f"RAY_TMPDIR={guard.folder}\n" in told
+    assert f"{RAY_FOLDER_VARIABLE}={guard.folder}\n" in told
+    assert "SWEEP_DB" not in told
+    assert "WANDB" not in told
+    assert os.environ.pop("RAY_SET_BY_RAY") == "1"
+    assert dict(os.environ) == before
+
+
+def test_leftovers_of_a_failed_start_are_ended_and_the_folder_and_guard_stay() -> None:
+    guard = RayGuard()
+    with guard.starting():
+        left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    assert _within(guard.folder.exists)
+    guard.end_processes()
+    assert left.wait(1) != 0
+    assert guard.folder.exists()
+    assert not guard.ray_is_gone()
+    assert guard._process.poll() is None
+    guard.dismiss()

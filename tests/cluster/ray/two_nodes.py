@@ -24,7 +24,7 @@ from orchestrator.cluster.ray import scheduler as schedulers
 from orchestrator.cluster.ray.agent import NodeAgent
 from orchestrator.cluster.ray.cluster import ClusterNodes
 from orchestrator.cluster.ray.leases import Leases
-from orchestrator.cluster.ray.local import bare
+from orchestrator.cluster.ray.local import lean_ray
 from orchestrator.cluster.ray.scheduler import NODES_SECONDS, RayScheduler
 from orchestrator.core.machines.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.machines.packing import Shape
@@ -458,5 +458,5 @@ def _loses_a_node_on_the_way(scheduler: RayScheduler, lose: Any) -> dict[str, An
 
 
 if __name__ == "__main__":
-    with bare():
+    with lean_ray():
         main()

@@ -1,0 +1,31 @@
+"""Bounds calls of Ray that have no time limit of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+CHECK_SECONDS = 0.5  # between two checks of `is_vain`
+
+
+def within(
+    seconds: float, call: Callable[[], object], *, is_vain: Callable[[], bool] = lambda: False
+) -> bool:
+    """Return whether the call ends in time; if not, it goes on in a thread.
+
+    `is_vain` returns whether there is no point in waiting any longer.
+    """
+    thread = threading.Thread(target=call, name="bounded-ray-call", daemon=True)
+    thread.start()
+    until = time.monotonic() + seconds
+    while thread.is_alive() and (left := until - time.monotonic()) > 0:
+        thread.join(min(left, CHECK_SECONDS))
+        if thread.is_alive() and is_vain():
+            break
+    return not thread.is_alive()
+
+
+def first_line(exc: BaseException) -> str:
+    text = str(exc).strip().splitlines()
+    return f"{type(exc).__name__}: {text[0] if text else ''}"
