@@ -78,11 +78,11 @@ def _join(ray_address: str | None) -> RayScheduler:
 def _ask_nodes(scheduler: RayScheduler) -> dict[str, NodeFacts | str]:
     """The facts of each node, sorted by name; an error text for a node that does not answer."""
     nodes = sorted(scheduler.slots.nodes)
-    scheduler.begin_looks(nodes, reserve=False)
+    scheduler.begin_probes(nodes, reserve=False)
     answers: dict[str, NodeFacts | str] = {}
     while len(answers) < len(nodes):
         scheduler.poll(POLL_SECONDS)
-        answers |= scheduler.looks()
+        answers |= scheduler.probed()
     return {node: answers[node] for node in nodes}
 
 

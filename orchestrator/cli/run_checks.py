@@ -62,7 +62,7 @@ def check_this_machine(spec: SweepSpec) -> None:
             "workload llama needs torch, which is not installed here: pip install"
             " 'layout-sweep[train]'"
         )
-    session_folder.check(os.environ)
+    session_folder.usable_parent(os.environ)
     surroundings.check_for_ray()
     if Path("/dev/nvidiactl").exists() or device_name() is not None:
         return

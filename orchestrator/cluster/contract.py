@@ -1,6 +1,6 @@
-"""What a scheduler is asked to run and what it says back: plain values, shared by the Ray scheduler and its scripted twin in tests.
+"""What a scheduler is asked to run and what it reports, for real, simulated and scripted ones.
 
-And what follows from such values alone: the gang of each cell, how far one is, and what it died of.
+Also what follows from these values alone: the gang of each cell, its progress and its failure.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from orchestrator.core.trial.reserved_time import Leased
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """What a cluster has, as seen last."""
+    """The slots of a cluster, when it was last asked."""
 
     device: Device
-    device_name: str | None  # as the driver calls it; None on CPU or where nobody asked
-    nodes: Mapping[str, int]  # slots by the node's name, which no two share
-    usual_at_once: int | None = (
-        None  # trials beside each other where the sweep file says nothing; None: as many as fit
-    )
+    device_name: str | None  # as the driver calls it; None on CPUs, or if unknown
+    nodes: Mapping[str, int]  # unique name of the node -> slots
+    # Trials at a time if the sweep file says nothing; None: as many as fit.
+    usual_at_once: int | None = None
 
     @cached_property
     def total(self) -> int:
@@ -41,20 +40,21 @@ class Slots:
 
     @property
     def by_size(self) -> list[int]:
-        """The slots of each node, the largest first."""
+        """Slots of the nodes, in descending order."""
         return sorted(self.nodes.values(), reverse=True)
 
     def hold(self, shape: Shape) -> bool:
-        """Whether the empty cluster can hold such a gang. Ray never says "impossible", so we ask ourselves."""
+        """Return whether the empty cluster can hold such a gang; Ray would wait for ever."""
         return FreeSlots(self.nodes).holds(shape)
 
 
 def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dict[Cell, Shape]:
-    """The gang of each cell. Raises ResourcesInsufficient when the empty cluster cannot hold one: it never will."""
+    """Return the gang of each cell. Raises ResourcesInsufficient if no empty cluster holds one."""
     unit = "GPUs" if slots.device is Device.CUDA else "cores (without GPUs a slot is a core)"
     if not slots.nodes:
         raise ResourcesInsufficient(
-            "the sweep asks for GPUs, and there are none. Use device: cpu, --ray-address of a cluster that has them, or --simulate"
+            "the sweep asks for GPUs, and there are none."
+            " Use device: cpu, --ray-address of a cluster that has them, or --simulate"
         )
     shapes = {}
     for cell in cells:
@@ -64,48 +64,46 @@ def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dic
             raise ResourcesInsufficient(f"gpus: {cell.num_gpus}: {exc}") from exc
         if not slots.hold(shape):
             raise ResourcesInsufficient(
-                f"gpus: {cell.num_gpus} needs {shape.num_nodes} node(s) with {shape.slots_per_node} {unit} each; here are"
-                f" {slots.by_size}. Lower gpus, or give --ray-address of a cluster that has them"
+                f"gpus: {cell.num_gpus} needs {shape.num_nodes} node(s) with"
+                f" {shape.slots_per_node} {unit} each; here are {slots.by_size}."
+                " Lower gpus, or give --ray-address of a cluster that has them"
             )
         shapes[cell] = shape
     return shapes
 
 
 def least_advanced(heartbeats: Sequence[Heartbeat | None]) -> Heartbeat | None:
-    """What every node has reached; None while one of them has not said yet how far it is."""
+    """Return what every node has reached; None until each of them has a heartbeat."""
     known = [heartbeat for heartbeat in heartbeats if heartbeat is not None]
     if len(known) < len(heartbeats):
         return None
-    return min(
-        known,
-        key=lambda heartbeat: (tuple(Phase).index(heartbeat.phase), heartbeat.step),
-        default=None,
-    )
+    phases = tuple(Phase)
+    return min(known, key=lambda each: (phases.index(each.phase), each.step), default=None)
 
 
 def first_failure(reports: Sequence[NodeReport]) -> Failure | None:
-    """The gang's: what one node died of, not what others then suffered. An out-of-memory explains the rest, whenever it was seen."""
-    bad = [
-        (report.failure, report.failed_at_unix_seconds or 0.0)
-        for report in reports
-        if report.failure is not None
-    ]
+    """Return the gang's failure: the one that caused the others.
 
-    def order(of: tuple[Failure, float]) -> tuple[bool, bool, bool, float]:
-        failure, at = of
+    An out-of-memory explains all others, whenever it was noticed.
+    """
+
+    def order(report: NodeReport) -> tuple[bool, bool, bool, float]:
+        failure = report.failure
+        assert failure is not None
         return (
             failure.kind is FailureKind.CANCELLED,
             failure.kind not in OUT_OF_MEMORY_KINDS,
             is_aftermath(failure),
-            at,
+            report.failed_at_unix_seconds or 0.0,
         )
 
-    return min(bad, key=order, default=(None, 0.0))[0]
+    failed = [report for report in reports if report.failure is not None]
+    return min(failed, key=order).failure if failed else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """The gang of an attempt has its nodes; its ranks are being started."""
+    """The gang of an attempt has its nodes, and its ranks are starting."""
 
     trial_id: int
     nodes: Sequence[str]
@@ -113,7 +111,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Progressed:
-    """A running attempt reached a phase and step: those of its least advanced rank, which the others wait for, on whatever node."""
+    """All ranks of a running attempt have reached a phase and step."""
 
     trial_id: int
     phase: Phase
@@ -122,38 +120,40 @@ class Progressed:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """An attempt is over, and none of its processes is left. `failure` is the first bad rank's, over all nodes."""
+    """An attempt is over, and no process of it is left. `failure` is the first bad rank's."""
 
     trial_id: int
     reports: Sequence[NodeReport]
     failure: Failure | None
-    gpu_seconds: float  # held for it, from the moment its gang stood and was its own to clean-up
-    shared_nodes: bool | None = (
-        None  # another gang of this scheduler ran on one of its nodes meanwhile; None: it was never placed
-    )
+    gpu_seconds: float  # held for it alone, clean-up included
+    # Another gang of this scheduler ran on one of its nodes meanwhile; None: it was never placed.
+    shared_nodes: bool | None = None
 
 
 SchedulerEvent = Placed | Progressed | Finished
 
 
 class Scheduler(Protocol):
-    """Starts gangs and reports how they ended. One attempt of a trial at a time."""
+    """Starts gangs and reports how they ended. A trial has one attempt at a time."""
 
     @property
     def slots(self) -> Slots:
-        """May change from poll to poll: nodes come and go."""
+        """May change with each `poll`: nodes come and go."""
         ...
 
     def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
-        """What one gang can have of nodes where slots are leased: on others an agent has to start first, and all that is free is one room."""
+        """Return what one gang can have of the nodes that have leases.
+
+        On other nodes an agent has to start first, and one gang can have all free slots.
+        """
         ...
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
-        """Begin an attempt on these nodes, in rank order, whose slots are free; its events come from `poll`."""
+        """Begin an attempt on free slots of these nodes, in rank order."""
         ...
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
-        """Wait until something happened, or the time is over."""
+        """Wait until there are events, or the time is over."""
         ...
 
     def cancel(self, trial_id: int) -> None:
@@ -161,7 +161,7 @@ class Scheduler(Protocol):
         ...
 
     def leased(self) -> Leased:
-        """What its gangs have held so far, also after it was closed."""
+        """Return what the gangs have held so far, also after `close`."""
         ...
 
     def close(self) -> None: ...
@@ -169,16 +169,16 @@ class Scheduler(Protocol):
 
 @runtime_checkable
 class Prober(Protocol):
-    """A scheduler whose nodes are real machines, and can be looked at while trials run on others of them."""
+    """A scheduler whose nodes are real machines, which can be probed while trials run on others."""
 
     def life_of(self, node: str) -> str:
-        """Changes when a node has gone and come back under its name: what it said of itself may be true no more."""
+        """Return an id that changes when the node restarts: earlier facts may no longer hold."""
         ...
 
-    def begin_looks(self, nodes: Collection[str]) -> None:
-        """Begin to look at nodes on which nothing of ours runs. One that is well has answered within seconds; nobody waits for it here."""
+    def begin_probes(self, nodes: Collection[str]) -> None:
+        """Begin to probe nodes on which no attempt runs. A healthy node takes seconds."""
         ...
 
-    def looks(self) -> Mapping[str, NodeFacts | str]:
-        """What nodes have said of themselves since this was asked last, by `poll`; a text for one that does not answer."""
+    def probed(self) -> Mapping[str, NodeFacts | str]:
+        """Return the results that `poll` received; a text for a node that does not answer."""
         ...

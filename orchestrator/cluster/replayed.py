@@ -1,6 +1,7 @@
-"""Schedulers of workload replay: a launch ends at once with what a table says was measured, or through a process that Ray places.
+"""Schedulers of workload replay: a launch ends with what a table of measured runs has of it.
 
-GPU-seconds are those that the launch would have held, not those of this machine; time is virtual, so of several at once the shortest ends first.
+It ends at once, or through a process that Ray places. GPU-seconds are those of the measured run,
+not of this machine. Time is virtual: of several launches the shortest ends first.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ONE_PROCESS = Shape(num_nodes=1, slots_per_node=1)  # stands for the whole gang
 
 
 def table_of(spec: SweepSpec) -> ReplayTable | None:
-    """The table that a sweep replays, read and held against it; None for any other workload. Raises UsageInvalid."""
+    """Return the checked table of a sweep that replays one, else None. Raises UsageInvalid."""
     options = spec.workload.options
     if not isinstance(options, ReplayOptions):
         return None
@@ -45,16 +46,16 @@ def table_of(spec: SweepSpec) -> ReplayTable | None:
 
 
 def goes_through_ray(spec: SweepSpec) -> bool:
-    """Whether each launch is to be a process."""
+    """Return whether each launch is a process."""
     options = spec.workload.options
     return isinstance(options, ReplayOptions) and options.through_ray
 
 
-MAX_TABLE_BYTES = 64 << 20  # the largest published table that we know has 2 MB
+MAX_TABLE_BYTES = 64 << 20  # the largest published table known has 2 MB
 
 
 def table_in(path: str | Path, table_id: str) -> ReplayTable:
-    """One table of a file of measured runs. Raises UsageInvalid, which names the file."""
+    """Read one table of a file of measured runs. Raises UsageInvalid."""
     text = table_text(path)
     try:
         return read_table(text, table_id)
@@ -63,12 +64,13 @@ def table_in(path: str | Path, table_id: str) -> ReplayTable:
 
 
 def table_text(path: str | Path) -> str:
-    """A file of measured runs. Raises UsageInvalid."""
+    """Read a file of measured runs. Raises UsageInvalid."""
     try:
         return read_text(Path(path), most_bytes=MAX_TABLE_BYTES)
     except TooLarge:
         raise UsageInvalid(
-            f"the table {path} is larger than {MAX_TABLE_BYTES >> 20} MiB; keep the rows of one table in a file of its own"
+            f"the table {path} is larger than {MAX_TABLE_BYTES >> 20} MiB;"
+            " keep the rows of one table in a file of its own"
         ) from None
     except UnicodeDecodeError as exc:
         raise UsageInvalid(f"{path}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
@@ -86,12 +88,12 @@ class _ReplayedTrial:
 
 
 class ReplayScheduler:
-    """See `orchestrator.cluster.contract.Scheduler`. As many gangs at once as the sweep file asks for by number, else one."""
+    """A `Scheduler` of as many gangs at once as the sweep file asks for by number, else one."""
 
     def __init__(self, spec: SweepSpec, table: ReplayTable) -> None:
         self._table = table
         self._slots = _slots(spec, table)
-        self._flights: dict[int, _ReplayedTrial] = {}
+        self._running: dict[int, _ReplayedTrial] = {}
         self._cancelled: set[int] = set()
         self._now = 0.0
         self._held_gpu_seconds = 0.0  # by what has ended
@@ -106,30 +108,29 @@ class ReplayScheduler:
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         run = self._table.run(cell_of(request), request.layout)
         seconds = held_gpu_seconds(run, request.measurement) / run.num_gpus
-        self._flights[request.trial_id] = _ReplayedTrial(
+        self._running[request.trial_id] = _ReplayedTrial(
             request=request, nodes=nodes, run=run, began_at=self._now, ends_at=self._now + seconds
         )
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
-        if not self._flights:
+        if not self._running:
             return []
-        trial_id, flight = min(self._flights.items(), key=lambda item: (item[1].ends_at, item[0]))
-        del self._flights[trial_id]
+        trial_id, trial = min(self._running.items(), key=lambda item: (item[1].ends_at, item[0]))
+        del self._running[trial_id]
         if trial_id in self._cancelled:
             self._cancelled.discard(trial_id)
-            return [_cancelled(trial_id, flight.nodes)]
-        self._now = flight.ends_at
-        self._held_gpu_seconds += (flight.ends_at - flight.began_at) * flight.run.num_gpus
-        return [self._finished(trial_id, flight)]
+            return [_cancelled(trial_id, trial.nodes)]
+        self._now = trial.ends_at
+        self._held_gpu_seconds += (trial.ends_at - trial.began_at) * trial.run.num_gpus
+        return [self._finished(trial_id, trial)]
 
     def cancel(self, trial_id: int) -> None:
-        if trial_id in self._flights:
+        if trial_id in self._running:
             self._cancelled.add(trial_id)
 
     def leased(self) -> Leased:
-        """Nothing stands idle in a replay, beyond what the table's runs held."""
         under_way = sum(
-            (self._now - flight.began_at) * flight.run.num_gpus for flight in self._flights.values()
+            (self._now - trial.began_at) * trial.run.num_gpus for trial in self._running.values()
         )
         return Leased(
             held=self._held_gpu_seconds + under_way,
@@ -138,16 +139,16 @@ class ReplayScheduler:
         )
 
     def close(self) -> None:
-        self._flights.clear()
+        self._running.clear()
 
-    def _finished(self, trial_id: int, flight: _ReplayedTrial) -> Finished:
-        nodes, run = flight.nodes, flight.run
-        held = held_gpu_seconds(run, flight.request.measurement)
+    def _finished(self, trial_id: int, trial: _ReplayedTrial) -> Finished:
+        nodes, run = trial.nodes, trial.run
+        held = held_gpu_seconds(run, trial.request.measurement)
         if run.status is RunStatus.OK:
             result, failure = replayed_result(run, self._table.device), None
         else:
             result, failure = None, replayed_failure(run, node=nodes[0])
-        # One rank speaks for all: a table has one row for them.
+        # One rank stands for all, as one row of the table does.
         rank = RankOutcome(rank=0, exit_code=0 if failure is None else 1, result=result)
         reports = [
             NodeReport(node=nodes[0], ranks=[rank], failure=failure),
@@ -163,9 +164,9 @@ class ReplayScheduler:
 
 
 class RayReplayScheduler:
-    """The same through another scheduler, Ray's: each launch is a process that reads the table; one stands for the whole gang.
+    """A `Scheduler` whose launches are processes of Ray, which read the table; one for a gang.
 
-    Such processes take the slots of the real cluster; those that find none free wait here.
+    Processes take slots of the real cluster, and wait here until one is free.
     """
 
     def __init__(self, spec: SweepSpec, table: ReplayTable, inner: Scheduler) -> None:
@@ -173,7 +174,7 @@ class RayReplayScheduler:
         self._slots = _slots(spec, table)
         self._free_slots = FreeSlots(inner.slots.nodes)
         self._waiting: deque[TrialRequest] = deque()
-        self._flights: dict[int, TrialRequest] = {}
+        self._running: dict[int, TrialRequest] = {}
         self._ended: list[SchedulerEvent] = []
         self._held_gpu_seconds = 0.0
 
@@ -190,7 +191,7 @@ class RayReplayScheduler:
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         if not self._ended:
-            self._ended = [self._told(event) for event in self._inner.poll(timeout_seconds)]
+            self._ended = [self._replayed(event) for event in self._inner.poll(timeout_seconds)]
         self._free_slots.resize(self._inner.slots.nodes)
         self._start_what_fits()
         ended, self._ended = self._ended, []
@@ -205,7 +206,7 @@ class RayReplayScheduler:
             self._ended.append(_cancelled(trial_id, ["nowhere yet"]))
 
     def leased(self) -> Leased:
-        """As in the other: what its processes hold of this machine is not what the runs of the table held of their cluster."""
+        """Return what the runs of the table held, not what the processes hold."""
         return Leased(held=self._held_gpu_seconds, idle=0.0, capacity=None)
 
     def close(self) -> None:
@@ -213,24 +214,20 @@ class RayReplayScheduler:
 
     def _start_what_fits(self) -> None:
         gang = WaitingGang(shape=ONE_PROCESS, seconds=0.0)
-        while (
-            self._waiting
-            and (
-                found := self._free_slots.next_start(
-                    [gang], now=0.0, free_on_nodes=self._inner.free_on_nodes()
-                )
-            )
-            is not None
-        ):
+        while self._waiting:
+            free_on_nodes = self._inner.free_on_nodes()
+            found = self._free_slots.next_start([gang], now=0.0, free_on_nodes=free_on_nodes)
+            if found is None:
+                return
             request = self._waiting.popleft()
             self._free_slots.take(request.trial_id, ONE_PROCESS, found.nodes, ends_at=0.0)
-            self._flights[request.trial_id] = request
+            self._running[request.trial_id] = request
             self._inner.start(for_one_process(request), ONE_PROCESS, found.nodes)
 
-    def _told(self, event: SchedulerEvent) -> SchedulerEvent:
+    def _replayed(self, event: SchedulerEvent) -> SchedulerEvent:
         if not isinstance(event, Finished):
             return event
-        request = self._flights.pop(event.trial_id)
+        request = self._running.pop(event.trial_id)
         self._free_slots.give_back(event.trial_id)
         if event.failure is not None and event.failure.kind is FailureKind.CANCELLED:
             return replace(event, gpu_seconds=0.0)
@@ -242,7 +239,10 @@ class RayReplayScheduler:
 
 
 def for_one_process(request: TrialRequest) -> TrialRequest:
-    """What one process is asked that stands for a gang: the layout by its key, and the file by a path that holds in its run folder."""
+    """Return the request to the process that stands for a gang, with the key of the layout.
+
+    The path of the table is absolute, since the process runs in its run folder.
+    """
     options: Mapping[str, object] = {
         **request.options,
         "table": str(Path(str(request.options["table"])).resolve()),
@@ -258,7 +258,7 @@ def for_one_process(request: TrialRequest) -> TrialRequest:
 
 
 def cell_of(request: TrialRequest) -> Cell:
-    """The cell whose layout is asked for."""
+    """Return the cell of a request."""
     return Cell(
         model=request.model,
         num_gpus=request.layout.world_size,
@@ -267,15 +267,11 @@ def cell_of(request: TrialRequest) -> Cell:
     )
 
 
-def _parallel(spec: SweepSpec) -> int:
-    asked = spec.search.max_parallel_trials
-    return asked if isinstance(asked, int) else 1
-
-
 def _slots(spec: SweepSpec, table: ReplayTable) -> Slots:
-    """As large a cluster as the trials at once need: the table's nodes."""
+    """Return enough of the table's nodes for the trials at once."""
     per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else table.gpus_per_node
-    nodes = _parallel(spec) * -(-max(spec.gpus) // per_node)
+    asked = spec.search.max_parallel_trials
+    nodes = (asked if isinstance(asked, int) else 1) * -(-max(spec.gpus) // per_node)
     return Slots(
         device=Device.CUDA,
         device_name=table.hardware,

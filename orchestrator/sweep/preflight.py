@@ -86,7 +86,7 @@ class Preflight:
             self._lives |= {node: lives[node] for node in due}
             self._began |= dict.fromkeys(due, now)
             self._awaited.update(due)
-            self._prober.begin_looks(due)
+            self._prober.begin_probes(due)
         return {node for node in nodes if node in self._facts and node not in self._unfit}
 
     def _is_to_be_asked_again(self, node: str, now: float) -> bool:
@@ -105,7 +105,7 @@ class Preflight:
     def _hear(self, now: float) -> None:
         """Take in what nodes have answered. An answer waits for the others only for a while."""
         assert self._prober is not None
-        said = self._prober.looks()
+        said = self._prober.probed()
         self._awaited -= said.keys()
         self._unheard |= said
         if self._unheard and (not self._awaited or now - self._judged_at >= TOGETHER_SECONDS):

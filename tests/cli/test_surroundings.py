@@ -94,8 +94,8 @@ def test_a_temporary_folder_too_long_for_sockets_is_passed_over(
     long.mkdir()
     monkeypatch.setattr(ray_folder, "USUAL", (Path("/tmp"),))
     for asked in (str(long), str(tmp_path / "missing"), "/proc"):
-        assert ray_folder.chosen({"TMPDIR": asked}) == Path("/tmp")
-    assert ray_folder.chosen({}) == Path("/tmp")
+        assert ray_folder.usable_parent({"TMPDIR": asked}) == Path("/tmp")
+    assert ray_folder.usable_parent({}) == Path("/tmp")
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_the_folder_that_somebody_named_for_ray_is_refused_rather_than_replaced(
     folder: str, says: str
 ) -> None:
     with pytest.raises(MachineUnready, match=says):
-        ray_folder.chosen({"RAY_TMPDIR": folder})
+        ray_folder.usable_parent({"RAY_TMPDIR": folder})
 
 
 def test_a_folder_without_room_is_told_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 20))
     with pytest.raises(MachineUnready, match="5 MiB are free, of 32 that it needs"):
-        ray_folder.chosen({})
+        ray_folder.usable_parent({})
 
 
 def test_the_paths_of_sockets_are_as_long_as_is_allowed_for() -> None:

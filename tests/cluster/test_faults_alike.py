@@ -13,7 +13,8 @@ import pytest
 
 from db.store import Store
 from orchestrator.cluster.contract import Finished
-from orchestrator.cluster.simulated import CLEAN_UP_SECONDS, SimulatedScheduler, simulated
+from orchestrator.cluster.simulated import SimulatedScheduler, simulated
+from orchestrator.cluster.simulated_attempt import CLEAN_UP_SECONDS
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.synthetic_options import FaultKind

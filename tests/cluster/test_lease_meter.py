@@ -45,7 +45,7 @@ def test_leases_add_up_to_the_slots_held_in_each_second(moves: list[tuple[str, i
         gang = counted.gangs[which % len(counted.gangs)] if counted.gangs else None
         if move == "form":
             counted.gangs.append(Gang(which + 1))
-            meter.stands(id(counted.gangs[-1]), num_slots=which + 1, at=now)
+            meter.reserved(id(counted.gangs[-1]), num_slots=which + 1, at=now)
         elif move == "wait":
             for _ in range(which):
                 counted.pass_a_second()
@@ -68,7 +68,7 @@ def test_leases_add_up_to_the_slots_held_in_each_second(moves: list[tuple[str, i
 
 def test_what_of_a_lease_no_attempt_has_is_idle() -> None:
     meter = LeaseMeter(0.0)
-    meter.stands("lease", num_slots=8, at=1.0)
+    meter.reserved("lease", num_slots=8, at=1.0)
     meter.begins("first", num_slots=2, at=2.0)
     meter.begins("second", num_slots=4, at=3.0)
     assert meter.ends("first", 4.0) == 4.0

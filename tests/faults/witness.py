@@ -93,11 +93,11 @@ class WitnessedProber(WitnessedScheduler):
     def life_of(self, node: str) -> str:
         return self._prober.life_of(node)
 
-    def begin_looks(self, nodes: Collection[str]) -> None:
-        self._prober.begin_looks(nodes)
+    def begin_probes(self, nodes: Collection[str]) -> None:
+        self._prober.begin_probes(nodes)
 
-    def looks(self) -> Mapping[str, NodeFacts | str]:
-        return self._prober.looks()
+    def probed(self) -> Mapping[str, NodeFacts | str]:
+        return self._prober.probed()
 
 
 def witnessed(inner: Scheduler, log: Log) -> Scheduler:

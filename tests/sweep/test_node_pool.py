@@ -66,11 +66,11 @@ class ProbedScheduler(FakeScheduler):
     def life_of(self, name: str) -> str:
         return self.lives.get(name, "first")
 
-    def begin_looks(self, nodes: Collection[str]) -> None:
+    def begin_probes(self, nodes: Collection[str]) -> None:
         self.asked.append(set(nodes))
         self._due |= {name: self.num_polls + self._polls.get(name, 1) for name in nodes}
 
-    def looks(self) -> Mapping[str, NodeFacts | str]:
+    def probed(self) -> Mapping[str, NodeFacts | str]:
         answered = [name for name, at in self._due.items() if self.num_polls >= at]
         for name in answered:
             del self._due[name]

@@ -1,4 +1,4 @@
-"""What runs on a node for the orchestrator: a Ray actor around launchers of that node, in the slots of one lease."""
+"""Runs on a node for the orchestrator: a Ray actor with launchers, in the slots of one lease."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLOSE_SECONDS = 10.0  # for an agent to end its ranks by itself
 
 
 class NodeAgent:
-    """Runs inside a Ray actor. It has a launcher for the first slot of every attempt that runs in its lease, and for those before it."""
+    """Is a Ray actor. Has a launcher for each slot that is the first one of an attempt."""
 
     def __init__(
         self, root: str, program: str, node: str, node_environment: Mapping[str, str]
@@ -30,21 +30,21 @@ class NodeAgent:
         os.environ.update(node_environment)
         self._root, self._node = Path(root), node
         self._launchers: dict[int, NodeLauncher] = {}  # by slot
-        self._making = Lock()
+        self._creation = Lock()
         if current_thread() is main_thread():
             self._end_by_ray = signal.signal(signal.SIGTERM, self._preempted)
         self._launcher(0).prepare(program)  # imports torch while the rest of the gang still forms
         self._head_watch = HeadWatch(ray.get_runtime_context().gcs_address, self._end)
 
     def address(self) -> str:
-        """Where other nodes reach this one."""
+        """Return the address of this node for other nodes."""
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     def rendezvous(self, slot: int) -> int:
         return self._launcher(slot).rendezvous()
 
     def run(self, slots: Sequence[int], order: LaunchOrder) -> NodeReport:
-        """`slots` of the lease, counted from 0; no two attempts have one of them at a time."""
+        """Run ranks on these slots of the lease, counted from 0; no other attempt has them."""
         if order.request.device is Device.CUDA:
             own = ray.get_gpu_ids()  # those that Ray gave this actor alone
             order = replace(order, devices=[str(own[slot]) for slot in slots])
@@ -57,30 +57,30 @@ class NodeAgent:
         self._launcher(slot).kill(tag)
 
     def close(self) -> None:
-        self._head_watch.let_go()
+        self._head_watch.stop()
         self._close_launchers()
 
     def _preempted(self, number: int, frame: FrameType | None) -> None:
-        """Asked from outside to end: first the ranks, so that no thread waits for them, then this process as Ray ends it."""
+        """End the ranks, for which threads wait, and then this process as Ray would."""
         within(CLOSE_SECONDS, self._preempt_launchers)
         if callable(self._end_by_ray):
             self._end_by_ray(number, frame)
 
     def _preempt_launchers(self) -> None:
-        with self._making, ThreadPoolExecutor(max_workers=max(1, len(self._launchers))) as pool:
+        with self._creation, ThreadPoolExecutor(max_workers=max(1, len(self._launchers))) as pool:
             list(pool.map(NodeLauncher.preempt, self._launchers.values()))
 
     def _launcher(self, slot: int) -> NodeLauncher:
-        """The one whose attempts begin at this slot."""
-        with self._making:
+        """Return the launcher of attempts whose first slot is this one."""
+        with self._creation:
             if slot not in self._launchers:
                 self._launchers[slot] = NodeLauncher(self._root, node=self._node)
             return self._launchers[slot]
 
     def _close_launchers(self) -> None:
-        with self._making, ThreadPoolExecutor(max_workers=len(self._launchers)) as pool:
+        with self._creation, ThreadPoolExecutor(max_workers=len(self._launchers)) as pool:
             list(pool.map(NodeLauncher.close, self._launchers.values()))
 
     def _end(self) -> None:
         within(CLOSE_SECONDS, self._close_launchers)
-        os._exit(1)  # whatever the launchers could not end, their wardens do now
+        os._exit(1)  # then wardens end what the launchers could not

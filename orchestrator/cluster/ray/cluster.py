@@ -1,4 +1,4 @@
-"""One Ray cluster, seen from its driver: joined or started, what it has, and whether its head answers."""
+"""One Ray cluster, as its driver sees it: connecting, its nodes, and whether its head answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,17 +32,17 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CONNECT_SECONDS = 5.0
-AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
-CUT_OFF_SECONDS = (
-    60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
-)
-HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it is well
-DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leases.md)
+AWAIT_SECONDS = 1.0  # between two questions about which nodes have come
+HEAD_SECONDS = 15.0  # for the head to answer a question; usually milliseconds
+DOUBT_SECONDS = 20.0  # Ray notices a killed node after 13 s (docs/decisions/leases.md)
+# Ray notices a node whose network is cut after 64 s. Its agent has been silent for 20 s by then.
+CUT_OFF_SECONDS = 60.0
 
 
 def connect(address: str | None, guard: RayGuard | None = None) -> None:
-    """Join the cluster at an address, or start a local one under its guard. Raises ClusterUnavailable."""
-    # Actors that declare no GPU must still see what the launcher gives them; the launcher sets CUDA_VISIBLE_DEVICES itself.
+    """Join a cluster, or start a local one under its guard. Raises ClusterUnavailable."""
+    # Lets actors that declare no GPU see those that the launcher gives them by setting
+    # CUDA_VISIBLE_DEVICES itself.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {
         "log_to_driver": False,
@@ -49,7 +50,7 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
         "namespace": "layout-sweep",
     }
     if address is not None:
-        _knock(address)
+        _check_port(address)
     try:
         with _own_handler_of_sigterm():
             if guard is not None:
@@ -57,13 +58,15 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
                     local.start(guard.end_processes, **options)
             else:
                 ray.init(address=address, **options)
-    except Exception as exc:  # Ray raises all kinds, a bare Exception among them, and each means that there is no cluster
-        where = address or "a local Ray"
-        hint = (
-            ""
-            if address is None
-            else " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?"
-        )
+    # Ray raises all kinds, a bare Exception among them. Each means that there is no cluster.
+    except Exception as exc:
+        where, hint = "a local Ray", ""
+        if address is not None:
+            where = address
+            hint = (
+                " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token"
+                " (RAY_AUTH_MODE=token)?"
+            )
         raise ClusterUnavailable(f"no connection to {where}: {first_line(exc)}.{hint}") from exc
     local.stop_error_listener()
     _protect_token()
@@ -71,9 +74,12 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
 
 @contextmanager
 def _own_handler_of_sigterm() -> Iterator[None]:
-    """Keep our handler: Ray installs one that ends this process with code 15. A SIGTERM that comes meanwhile is handed to ours."""
+    """Restore our handler: Ray installs one that ends this process with code 15.
+
+    Passes a SIGTERM that comes meanwhile to ours.
+    """
     before = signal.getsignal(signal.SIGTERM)
-    is_main = threading.current_thread() is threading.main_thread()  # else neither Ray nor we can
+    is_main = threading.current_thread() is threading.main_thread()
     was_rays = False
     try:
         yield
@@ -97,10 +103,11 @@ def await_nodes(
     patience_seconds: float,
     give_up: Callable[[], bool],
 ) -> bool:
-    """Wait until a cluster is large enough for such a gang: its nodes are on their way, or an autoscaler has still to order them.
+    """Wait until a cluster can hold a gang of this shape: its nodes are starting.
 
-    A placement group that waits is what an autoscaler goes by; ours ends with this connection. False: given up. Raises
-    ClusterUnavailable when there is no cluster, or the time is over.
+    An autoscaler starts nodes for a placement group that waits; ours ends with this connection.
+    Returns False if `give_up` says so. Raises ClusterUnavailable if there is no cluster, or the
+    time is over.
     """
     connect(address)
     try:
@@ -115,8 +122,10 @@ def await_nodes(
                 return False
             if time.monotonic() > until:
                 raise ClusterUnavailable(
-                    f"after {patience_seconds:.0f} s the cluster has nodes of {nodes.slots.by_size} slots; {shape.num_nodes} x"
-                    f" {shape.slots_per_node} are needed. Is the autoscaler's upper limit high enough? `ray status` tells what it waits for"
+                    f"after {patience_seconds:.0f} s the cluster has nodes of"
+                    f" {nodes.slots.by_size} slots; {shape.num_nodes} x {shape.slots_per_node} are"
+                    " needed. Is the autoscaler's upper limit high enough? `ray status` tells what"
+                    " it waits for"
                 )
             time.sleep(AWAIT_SECONDS)
             answered(nodes.refresh)
@@ -126,12 +135,10 @@ def await_nodes(
 
 
 def bundle(num_slots: int, device: Device) -> dict[str, float]:
-    """What so many slots of a node are to Ray. Beside GPUs a core for the agent."""
-    return (
-        {"GPU": float(num_slots), "CPU": 1.0}
-        if device is Device.CUDA
-        else {"CPU": float(num_slots)}
-    )
+    """Return the resources that these slots of a node are to Ray, with a core for the agent."""
+    if device is Device.CUDA:
+        return {"GPU": float(num_slots), "CPU": 1.0}
+    return {"CPU": float(num_slots)}
 
 
 @dataclass(eq=False)
@@ -140,29 +147,24 @@ class ClusterNodes:
 
     device: Device
     device_name: str | None
-    gpus_per_node: int | None  # slots that are used of a node at most
+    gpus_per_node: int | None  # the most slots of a node that are used
     _names: NodeNames = field(default_factory=NodeNames)
-    _ids: dict[str, str] = field(default_factory=dict)  # name -> Ray's id of who had it last
+    _ids: dict[str, str] = field(default_factory=dict)  # name -> Ray's id of its last node
     _alive: dict[str, int] = field(default_factory=dict)  # name -> slots
-    _doubted: dict[str, float] = field(
-        default_factory=dict
-    )  # name -> monotonic time until which nothing is put there
+    _doubted: dict[str, float] = field(default_factory=dict)  # name -> unused until (monotonic)
     _slots: Slots = field(init=False)
 
     @classmethod
     def of(cls, device: Device | None, gpus_per_node: int | None) -> ClusterNodes:
-        """What is there now. Without a device: GPUs where any node has some, else cores."""
-        nodes = _alive_nodes()
-        chosen = device or (
-            Device.CUDA if any(node["Resources"].get("GPU") for node in nodes) else Device.CPU
-        )
-        kinds = (
-            key.split(":", 1)[1]
-            for node in nodes
-            for key in node["Resources"]
-            if key.startswith("accelerator_type:")
-        )
-        found = cls(device=chosen, device_name=next(kinds, None), gpus_per_node=gpus_per_node)
+        """Return the present nodes. Without a device: by GPUs if any node has some, else cores."""
+        resources = [node["Resources"] for node in _alive_nodes()]
+        if device is None:
+            has_gpus = any(each.get("GPU") for each in resources)
+            device = Device.CUDA if has_gpus else Device.CPU
+        prefix = "accelerator_type:"
+        kinds = (key for each in resources for key in each if key.startswith(prefix))
+        name = next(kinds, prefix).removeprefix(prefix) or None
+        found = cls(device=device, device_name=name, gpus_per_node=gpus_per_node)
         found.refresh()
         return found
 
@@ -172,36 +174,35 @@ class ClusterNodes:
         return self._slots
 
     def refresh(self) -> None:
-        """Ask Ray again: nodes come and go."""
+        """Ask Ray for the present nodes."""
         resource = "GPU" if self.device is Device.CUDA else "CPU"
         nodes = {
             node["NodeID"]: node
             for node in _alive_nodes()
             if node["Resources"].get(resource, 0) >= 1
         }
-        names = self._names.see(
+        names = self._names.update(
             {node_id: node["NodeManagerHostname"] for node_id, node in nodes.items()},
             time.monotonic(),
         )
-        most = self.gpus_per_node
         self._alive = {}
-        for node_id in (node_id for node_id in nodes if node_id in names):
+        for node_id, name in names.items():
             count = int(nodes[node_id]["Resources"][resource])
-            self._alive[names[node_id]] = min(count, most) if most is not None else count
-            self._ids[names[node_id]] = node_id
+            self._alive[name] = min(count, self.gpus_per_node or count)
+            self._ids[name] = node_id
         self._count()
 
     def doubt(self, name: str, *, seconds: float = DOUBT_SECONDS) -> None:
-        """An agent there stopped answering: Ray may take a while to see whether the node is gone."""
+        """Leave a node unused for a while: its agent does not answer, and Ray may notice late."""
         self._doubted[name] = max(self._doubted.get(name, 0.0), time.monotonic() + seconds)
         self._count()
 
     def is_alive(self, node_id: str) -> bool:
-        """Whether Ray has it among its nodes, doubted or not."""
+        """Return whether Ray lists the node, doubted or not."""
         return any(self._ids[name] == node_id for name in self._alive)
 
     def id_of(self, name: str) -> str:
-        """Ray's, of the node that has this name or had it last: another one each time that it starts."""
+        """Return Ray's id of the last node of this name; a node gets a new one at each start."""
         return self._ids[name]
 
     def _count(self) -> None:
@@ -211,7 +212,7 @@ class ClusterNodes:
             device=self.device,
             device_name=self.device_name,
             nodes={name: count for name, count in self._alive.items() if name not in self._doubted},
-            # On a machine without GPUs trials share caches and memory bandwidth: one at a time keeps their timing apart.
+            # Without GPUs trials share caches and memory bandwidth: one at a time disturbs none.
             usual_at_once=1 if self.device is Device.CPU else None,
         )
 
@@ -222,7 +223,7 @@ def _alive_nodes() -> list[dict[str, Any]]:
 
 
 class Head:
-    """The head of the cluster: once it has not answered in time, or the local Ray that `guard` watches has ended, it is gone for good."""
+    """The head of the cluster. It is gone for good once a call times out, or our local Ray ends."""
 
     def __init__(self, guard: RayGuard | None) -> None:
         self._guard, self._is_lost = guard, False
@@ -235,7 +236,7 @@ class Head:
         return self._guard is not None and self._guard.ray_is_gone()
 
     def ask(self, call: Callable[[], _T]) -> _T:
-        """What it answers. Raises ClusterUnavailable where it is gone."""
+        """Return the answer. Raises ClusterUnavailable if the head is gone."""
         try:
             return answered(call, is_vain=self._has_ended)
         except ClusterUnavailable:
@@ -243,51 +244,51 @@ class Head:
             raise
 
     def lost(self) -> None:
-        """Something else shows that it is gone."""
+        """Something else shows that the head is gone."""
         self._is_lost = True
 
 
 def answered(call: Callable[[], _T], *, is_vain: Callable[[], bool] = lambda: False) -> _T:
-    """What the head answers. Raises ClusterUnavailable where it is gone: Ray itself would wait for a minute, and then end this process.
+    """Return the head's answer. Raises ClusterUnavailable if the head is gone.
 
-    `is_vain` says that nobody will answer, however long we wait.
+    Ray itself would wait for a minute, and then end this process. `is_vain` returns whether there
+    is no point in waiting any longer.
     """
-    told: list[_T] = []
-    raised: list[Exception] = []
+    answer: Future[_T] = Future()
 
     def ask() -> None:
         try:
-            told.append(call())
-        except Exception as exc:  # noqa: BLE001  raised again below, in the caller's thread
-            raised.append(exc)
+            answer.set_result(call())
+        except Exception as exc:  # noqa: BLE001  raised again in the caller's thread
+            answer.set_exception(exc)
 
-    if not within(HEAD_SECONDS, ask, is_vain=is_vain):
-        if is_vain():
-            raise ClusterUnavailable(
-                "the local Ray was ended from outside. Nothing acknowledged is lost; the same command goes on"
-            )
+    if within(HEAD_SECONDS, ask, is_vain=is_vain):
+        return answer.result(timeout=0)
+    if is_vain():
         raise ClusterUnavailable(
-            f"the head of the Ray cluster has not answered for {HEAD_SECONDS:.0f} s: it is gone. Nothing acknowledged is lost;"
-            " the same command goes on once a cluster is there again"
+            "the local Ray was ended from outside. Nothing acknowledged is lost;"
+            " the same command goes on"
         )
-    if raised:
-        raise raised[0]
-    return told[0]
+    raise ClusterUnavailable(
+        f"the head of the Ray cluster has not answered for {HEAD_SECONDS:.0f} s: it is gone."
+        " Nothing acknowledged is lost; the same command goes on once a cluster is there again"
+    )
 
 
-def _knock(address: str) -> None:
-    """Ray tries an address that nobody answers for minutes; a look at the port says so at once."""
+def _check_port(address: str) -> None:
+    """Raise ClusterUnavailable at once if nobody listens there; Ray would try for minutes."""
     if not address.rpartition(":")[2].isdigit() or "://" in address:
         return
-    unreachable = why_unreachable(address, patience_seconds=CONNECT_SECONDS)
+    unreachable = why_unreachable(address, timeout_seconds=CONNECT_SECONDS)
     if unreachable is not None:
         raise ClusterUnavailable(
-            f"no Ray cluster answers at {address}: {unreachable}. Start one with `ray start --head`, or correct --ray-address"
+            f"no Ray cluster answers at {address}: {unreachable}."
+            " Start one with `ray start --head`, or correct --ray-address"
         )
 
 
 def _protect_token() -> None:
-    """Ray writes its token readable by everyone on the machine."""
+    """Let only the owner read Ray's token, which Ray makes readable by everyone."""
     token = Path.home() / ".ray" / "auth_token"
     try:
         if token.stat().st_mode & 0o077 and token.stat().st_uid == os.getuid():

@@ -1,8 +1,9 @@
-"""Ends a local Ray with the orchestrator that started it, however that ends, and removes the folder that Ray kept on this machine.
+"""Ends a local Ray with the orchestrator that started it, and removes Ray's folder.
 
-Ray's own agents notice such an end too, but while they report it to the head that is gone as well they live on for a minute. The
-guard is two processes, each in a session of its own, and each does the work where the other was killed. They are there before Ray
-is, and wait for the end of a pipe whose other end only the orchestrator holds.
+Ray's own agents notice such an end too, but they live on for a minute, while they report it to the
+head that is gone. The guard is two processes, each in its own session, and each does the work if
+the other is killed. They start before Ray, and wait for the end of a pipe whose other end only the
+orchestrator has.
 """
 
 from __future__ import annotations
@@ -30,28 +31,24 @@ from orchestrator.node.processes import (
     start_time,
 )
 
-# For the wardens of launchers: they end within 0.1 s, and also clear up processes without our mark. A warden that is killed cannot.
+# For wardens, which end within 0.1 s, and also end processes without our mark.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 30.0
 DISMISS_SECONDS = 10.0
-VITAL = (
-    "raylet",
-    "gcs_server",
-)  # without one of them Ray answers no more, and many calls of its driver wait for ever
-LOOK_SECONDS = (
-    0.1  # between two looks at whether Ray still runs: it is asked several times for each trial
-)
-_EMPTY_LOOKS = 5  # 20 ms apart, after which nothing is left: what Ray was just starting has shown itself by then
-_OWNER_FILE = "owner"  # in the folder: whose Ray this is
+# If one of them ends, Ray answers no more, and many calls of its driver wait for ever.
+VITAL = ("raylet", "gcs_server")
+CHECK_SECONDS = 0.1  # between two checks whether Ray runs: several calls for each trial ask
+_EMPTY_SCANS = 5  # 20 ms apart, after which nothing is left: Ray may just be starting a process
+_OWNER_FILE = "owner"  # in the folder: the identity of the orchestrator
 
 
 class RayGuard:
-    """A guard over the local Ray that keeps its files in `folder`. Make it before Ray is started."""
+    """The guard of a local Ray that keeps its files in `folder`. Create it before Ray starts."""
 
     def __init__(self) -> None:
         self.folder = _new_folder()
         self._vital: dict[int, int] = {}  # process id -> start time
-        self._is_gone, self._looked = False, -inf  # as of then, monotonic
+        self._is_gone, self._checked_at = False, -inf  # monotonic
         self._life_lines: list[int] = []
         self._begin()
 
@@ -78,11 +75,14 @@ class RayGuard:
         self._vital = {pid: started for pid, started in below.items() if started is not None}
 
     def ray_is_gone(self) -> bool:
-        """Whether Ray was ended from outside, as of the last tenth of a second. Starts a guard anew that was ended so, unless it was dismissed."""
-        if time.monotonic() - self._looked > LOOK_SECONDS:
-            self._looked = time.monotonic()
+        """Return whether Ray was ended from outside, as of the last tenth of a second.
+
+        Also starts a guard again that was ended from outside, unless it was dismissed.
+        """
+        if time.monotonic() - self._checked_at > CHECK_SECONDS:
+            self._checked_at = time.monotonic()
             if self._life_lines and self._process.poll() is not None:
-                self._begin()  # the other one still waits at the first pipe
+                self._begin()  # the second process still waits at the first pipe
             self._is_gone = any(start_time(pid) != started for pid, started in self._vital.items())
         return self._is_gone
 
@@ -94,12 +94,12 @@ class RayGuard:
         """End what is left of Ray, with its folder, and the guard."""
         while self._life_lines:
             os.close(self._life_lines.pop())
-        # Where processes hang in the kernel, the guard goes on waiting for them.
+        # If processes hang in the kernel, the guard goes on waiting for them.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(DISMISS_SECONDS)
 
     def remove_folder(self) -> None:
-        """Once more, after `ray.shutdown`: in this process Ray may have made it again."""
+        """Remove the folder after `ray.shutdown`, which may have created it again."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _begin(self) -> None:
@@ -125,8 +125,8 @@ class RayGuard:
 
 
 def _new_folder() -> Path:
-    """A name for the folder of one Ray, where Rays of ours may keep their files. Raises MachineUnready."""
-    return session_folder.chosen(os.environ) / session_folder.name(os.getpid())
+    """Return a new name for the folder of one Ray. Raises MachineUnready."""
+    return session_folder.usable_parent(os.environ) / session_folder.name(os.getpid())
 
 
 def _name(pid: int) -> str:
@@ -137,9 +137,10 @@ def _name(pid: int) -> str:
 
 
 def belonging(folder: Path, *, but: Sequence[int]) -> list[int]:
-    """Living processes of the Ray that keeps its files there: they carry its folder in their environment, or write in it.
+    """Return the living processes of the Ray that keeps its files there.
 
-    Ray's Python processes overwrite their environment with their name; but then they have their logs open.
+    They have its folder in their environment, or a file there open for writing: Ray's Python
+    processes overwrite their environment with their title.
     """
     entry = f"{RAY_FOLDER_VARIABLE}={folder}".encode()
     return [
@@ -156,7 +157,7 @@ def _pids() -> list[int]:
 
 
 def _writes_in(pid: int, folder: Path) -> bool:
-    """Whether a file there is open in the process for writing: who only reads logs there is somebody else."""
+    """Return whether the process has a file there open for writing. Anyone may read logs."""
     with suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
@@ -179,10 +180,10 @@ def kill_processes(folder: Path, *, but: Sequence[int]) -> None:
     Wardens get a while to end what their launchers have started.
     """
     began = time.monotonic()
-    num_empty_looks = 0
-    while num_empty_looks < _EMPTY_LOOKS and time.monotonic() - began < KILL_SECONDS:
+    num_empty_scans = 0
+    while num_empty_scans < _EMPTY_SCANS and time.monotonic() - began < KILL_SECONDS:
         found = belonging(folder, but=but)
-        num_empty_looks = 0 if found else num_empty_looks + 1
+        num_empty_scans = 0 if found else num_empty_scans + 1
         is_over = time.monotonic() - began > GRACE_SECONDS
         for pid in found:
             if is_over or launcher_of(pid) is None:
@@ -191,7 +192,7 @@ def kill_processes(folder: Path, *, but: Sequence[int]) -> None:
 
 
 def end_orphaned(beside: Path) -> None:
-    """End the Rays that keep their files next to this folder, and whose orchestrator and guard were killed together."""
+    """End Rays with folders next to this one whose orchestrator and guard were killed together."""
     for file in beside.parent.glob(f"{session_folder.PREFIX}*/{_OWNER_FILE}"):
         with suppress(OSError, ValueError):
             pid, start, namespace = file.read_text().split(":")
@@ -208,7 +209,7 @@ def main() -> int:
     if os.fork() == 0:
         os.setsid()
         return _wait_and_end(life_line, orchestrator, folder)
-    with suppress(OSError):  # Ray says what is wrong with the folder
+    with suppress(OSError):  # Ray reports what is wrong with the folder
         folder.mkdir(mode=0o700, exist_ok=True)
         (folder / _OWNER_FILE).write_text(process_identity(orchestrator))
         end_orphaned(folder)

@@ -1,6 +1,7 @@
-"""A look at the head of the cluster every few seconds, from a node of it, and what follows when nobody answers there for long.
+"""Checks from a node every few seconds whether the head of the cluster can be reached.
 
-Ray leaves a node that is cut off as it is: its processes go on, and ranks that wait for ranks elsewhere hold their GPUs for hours.
+Ray leaves a node that is cut off as it is: its processes go on, and ranks that wait for ranks on
+other nodes keep their GPUs for hours.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-CUT_SECONDS = 30.0  # as long as an orchestrator's lease: by then its attempts are others'
-KNOCK_SECONDS = 5.0  # between two looks, and for one of them
+CUT_SECONDS = 30.0  # as long as an orchestrator's lease: then its attempts belong to another
+CHECK_SECONDS = 5.0  # between two checks, and for one of them
 
 
 class HeadWatch:
-    """Calls `on_cut` once, from a thread of its own, when nobody has answered at `address` (HOST:PORT) for too long."""
+    """Calls `on_cut` once, in its own thread, if HOST:PORT cannot be reached for `cut_seconds`."""
 
     def __init__(
         self,
@@ -26,23 +27,22 @@ class HeadWatch:
         on_cut: Callable[[], None],
         *,
         cut_seconds: float = CUT_SECONDS,
-        knock_seconds: float = KNOCK_SECONDS,
+        check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self._address = address
         self._on_cut = on_cut
-        self._cut_seconds, self._knock_seconds = cut_seconds, knock_seconds
-        self._let_go = threading.Event()
+        self._cut_seconds, self._check_seconds = cut_seconds, check_seconds
+        self._stop = threading.Event()
         threading.Thread(target=self._watch, name="head-watch", daemon=True).start()
 
-    def let_go(self) -> None:
-        """Look no more."""
-        self._let_go.set()
+    def stop(self) -> None:
+        self._stop.set()
 
     def _watch(self) -> None:
         reached_at = time.monotonic()
-        while not self._let_go.wait(self._knock_seconds):
-            # A look comes before the verdict: who was stopped for an hour, and wakes, finds out first whether anything is wrong.
-            unreachable = why_unreachable(self._address, patience_seconds=self._knock_seconds)
+        while not self._stop.wait(self._check_seconds):
+            # Check before deciding: this process may have been stopped for an hour.
+            unreachable = why_unreachable(self._address, timeout_seconds=self._check_seconds)
             now = time.monotonic()
             if unreachable is None:
                 reached_at = now
@@ -57,11 +57,11 @@ class HeadWatch:
                 return
 
 
-def why_unreachable(address: str, *, patience_seconds: float) -> str | None:
-    """Why nobody answers at HOST:PORT, or None where somebody does."""
+def why_unreachable(address: str, *, timeout_seconds: float) -> str | None:
+    """Return why nobody answers at HOST:PORT, or None if somebody does."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=patience_seconds).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds).close()
     except OSError as exc:
         return exc.strerror or str(exc)
     return None

@@ -1,7 +1,8 @@
-"""Leases: slots of a node that Ray has reserved for us, with an agent in them, kept from one attempt to the next.
+"""Leases: slots of a node that Ray has reserved for us, with an agent in them.
 
-A lease is of one node, and a gang has a part of one on each of its nodes, whichever attempts were there before: several narrow gangs run
-beside one agent. A lease that is lost is thrown away, for Ray re-homes placement groups silently, and those of other nodes stay.
+A lease is kept from one attempt to the next. It is on one node, and a gang has a part of one on
+each of its nodes, so several narrow gangs run in one lease. A lost lease is discarded alone, since
+Ray silently moves placement groups to other nodes.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from orchestrator.core.trial.protocol import Device
 
 logger = logging.getLogger(__name__)
 
-REMOVE_SECONDS = 10.0  # for the head to remove placement groups: milliseconds where it is well
+REMOVE_SECONDS = 10.0  # for the head to remove placement groups; usually milliseconds
 NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
-CALLS_BESIDE = 3  # kill and progress, beside one run for each slot at most
-SETTLE_SECONDS = 5.0  # slots just given back take up to one heartbeat of the head to show
+OTHER_CALLS = 3  # kill and progress, in addition to one run per slot
+SETTLE_SECONDS = 5.0  # for the head to see returned slots: up to one of its heartbeats
 
 
 @dataclass(eq=False, kw_only=True)
@@ -42,20 +43,23 @@ class Lease:
     """Slots of one node, and the agent in them."""
 
     node: str
-    node_id: str  # Ray's: the node may go and come back
+    node_id: str  # Ray's; another one each time that the node starts
     num_slots: int
     group: PlacementGroup
     agent: Any
     asked_at: float  # monotonic
-    reserved_at: float | None = None  # monotonic; None until that is known
-    address: str | None = None  # where other nodes reach its node; None until the agent answers
+    reserved_at: float | None = None  # monotonic; None until known
+    address: str | None = None  # of its node for other nodes; None until the agent answers
     parts: list[Part] = field(default_factory=list)  # that attempts have
     used_at: float = 0.0  # monotonic; when the last attempt on it ended
-    num_served: int = 0  # attempts that it served at once when it was given back, or lost
+    num_served: int = 0  # attempts on it when it was returned, or lost
 
     @property
     def is_shared(self) -> bool:
-        """Whether it serves several attempts at once, or did when it was lost: which of them its agent died of, nobody knows."""
+        """True if it serves several attempts, or did when it was lost.
+
+        Then it is unknown which of them its agent died of.
+        """
         return max(len(self.parts), self.num_served) > 1
 
     @property
@@ -71,13 +75,13 @@ class Lease:
 
 @dataclass(eq=False, kw_only=True)
 class Part:
-    """What one attempt has of a lease: some of its slots, and the agent's launcher for the first of them."""
+    """Some slots of a lease, which one attempt has, and the agent's launcher for the first one."""
 
     lease: Lease
     slots: tuple[int, ...]
     taken_at: float  # monotonic
-    has_begun: bool = False  # the attempt holds it: Ray has reserved its slots
-    gpu_seconds: float = 0.0  # that the attempt held; known once it is over, or the lease lost
+    has_begun: bool = False  # Ray has reserved its slots for the attempt
+    gpu_seconds: float = 0.0  # held by the attempt; known once it or the lease has ended
 
     @property
     def node(self) -> str:
@@ -89,78 +93,76 @@ class Part:
 
 
 class Leases:
-    """All that one scheduler holds of a cluster."""
+    """The leases of one scheduler."""
 
     def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter, *, root: str) -> None:
         self._nodes, self._head, self._meter, self._root = nodes, head, meter, root
         self._agent_class = ray.remote(NodeAgent)
-        self._on: dict[str, list[Lease]] = {}  # by node; none without a lease
+        self._on: dict[str, list[Lease]] = {}  # by node, if there are any
 
     def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
-        """What a gang can have of the nodes on which there are leases."""
+        """Return what a gang can have of the nodes that have leases."""
         free_on_nodes = {}
         for node, here in self._on.items():
             standing = max(len(lease.free_slots) for lease in here)
-            unleased = self._nodes.slots.nodes.get(node, 0) - sum(
-                lease.num_slots for lease in here if not lease.is_idle
-            )
+            used = sum(lease.num_slots for lease in here if not lease.is_idle)
+            unleased = self._nodes.slots.nodes.get(node, 0) - used
             free_on_nodes[node] = FreeOnNode(standing=standing, widest=max(standing, unleased))
         return free_on_nodes
 
     def take(self, num_slots: int, nodes: Sequence[str], *, program: str) -> list[Part]:
-        """So many slots on each of the nodes, in their order: of leases that stand there, and of new ones in the room of idle others.
+        """Return a part with so many slots on each node, in order.
 
-        Raises ResourcesInsufficient where attempts hold the slots.
+        Uses free slots of leases, and otherwise new leases, which replace idle ones if needed.
+        Raises ResourcesInsufficient if attempts have the slots.
         """
         found = {
-            node: lease for node in nodes if (lease := self._with_room(num_slots, node)) is not None
+            node: lease for node in nodes if (lease := self._fitting(num_slots, node)) is not None
         }
         missing = [node for node in nodes if node not in found]
-        self._make_room(num_slots, missing)
+        self._return_idle(num_slots, missing)
         for node in missing:
             found[node] = self._form(num_slots, node, program)
         return [self._part(found[node], num_slots) for node in nodes]
 
-    def stand(self, parts: Sequence[Part]) -> None:
-        """The attempt's gang is complete, or given up: it has held what was formed for it from the moment that Ray had reserved the slots."""
+    def begin(self, parts: Sequence[Part]) -> None:
+        """The attempt's gang is complete, or given up: meter what it holds.
+
+        A new lease is held from the moment that Ray had reserved its slots.
+        """
         for part in parts:
             lease = part.lease
-            if (
-                lease.reserved_at is None
-                and self._has(lease)
-                and (reserved_at := self._reserved_at(lease)) is not None
-            ):
-                lease.reserved_at = min(reserved_at, time.monotonic())
-                self._meter.stands(lease, num_slots=lease.num_slots, at=lease.reserved_at)
+            if lease.reserved_at is None and self._has(lease):
+                reserved_at = self._reserved_at(lease)
+                if reserved_at is not None:
+                    lease.reserved_at = min(reserved_at, time.monotonic())
+                    self._meter.reserved(lease, num_slots=lease.num_slots, at=lease.reserved_at)
             self._begin(part)
 
     def put_back(self, parts: Sequence[Part]) -> float:
-        """The attempt is over, and they wait for another. The GPU-seconds that it held."""
+        """The attempt is over: keep its leases. Returns the GPU-seconds that it held."""
         for part in parts:
             self._end(part, time.monotonic())
         return sum(part.gpu_seconds for part in parts)
 
     def discard(self, parts: Sequence[Part]) -> float:
-        """Their agents are gone, or cannot be trusted any more: end them at once, whatever else they serve. The GPU-seconds that the attempt held."""
+        """End the agents of these parts at once, with all attempts on them.
+
+        Returns the GPU-seconds that the attempt of these parts held.
+        """
         gpu_seconds = self.put_back(parts)
-        self._remove(
-            [lease for lease in dict.fromkeys(part.lease for part in parts) if self._has(lease)]
-        )
+        leases = dict.fromkeys(part.lease for part in parts)
+        self._remove([lease for lease in leases if self._has(lease)])
         return gpu_seconds
 
     def vacate(self, nodes: Collection[str]) -> None:
-        """Give back what stands idle on these nodes."""
+        """Return the idle leases of these nodes."""
         self._remove([lease for node in nodes for lease in self._on.get(node, ()) if lease.is_idle])
 
     def discard_lost(self) -> None:
-        """What stood idle on nodes that are no more."""
-        self._remove(
-            [
-                lease
-                for lease in self._all
-                if lease.is_idle and not self._nodes.is_alive(lease.node_id)
-            ]
-        )
+        """Forget the idle leases of lost nodes."""
+        idle = (lease for lease in self._all if lease.is_idle)
+        self._remove([lease for lease in idle if not self._nodes.is_alive(lease.node_id)])
 
     def close(self) -> None:
         """End all agents and their ranks. Placement groups go with their driver."""
@@ -181,10 +183,10 @@ class Leases:
     def _unit(self) -> str:
         return "GPUs" if self._nodes.device is Device.CUDA else "cores"
 
-    def _with_room(self, num_slots: int, node: str) -> Lease | None:
-        """The lease there that so many slots leave the fewest of."""
-        roomy = (lease for lease in self._on.get(node, ()) if len(lease.free_slots) >= num_slots)
-        return min(roomy, key=lambda lease: (len(lease.free_slots), -lease.used_at), default=None)
+    def _fitting(self, num_slots: int, node: str) -> Lease | None:
+        """Return the lease with the fewest free slots among those that have enough."""
+        fitting = (lease for lease in self._on.get(node, ()) if len(lease.free_slots) >= num_slots)
+        return min(fitting, key=lambda lease: (len(lease.free_slots), -lease.used_at), default=None)
 
     def _part(self, lease: Lease, num_slots: int) -> Part:
         part = Part(
@@ -195,7 +197,7 @@ class Leases:
         return part
 
     def _begin(self, part: Part) -> None:
-        """Nothing happens before the slots are reserved, nor where the lease was lost before."""
+        """Do nothing before the slots are reserved, or if the lease was lost."""
         if not part.has_begun and part.lease.reserved_at is not None and part in part.lease.parts:
             part.has_begun = True
             self._meter.begins(
@@ -203,45 +205,42 @@ class Leases:
             )
 
     def _end(self, part: Part, now: float) -> None:
-        """The attempt has it no longer; nothing happens where the lease was lost before."""
+        """The attempt no longer has the part; do nothing if the lease was lost before."""
         if part in part.lease.parts:
             part.lease.parts.remove(part)
             part.lease.used_at, part.gpu_seconds = now, self._meter.ends(part, now)
 
     def _returned(self, lease: Lease) -> None:
-        """Its slots are no longer ours, nor those of the attempts on it."""
+        """The slots are no longer ours, nor of the attempts on them."""
         now, lease.num_served = time.monotonic(), len(lease.parts)
         for part in list(lease.parts):
             self._begin(part)
             self._end(part, now)
         self._meter.returned(lease, now)
 
-    def _make_room(self, num_slots: int, nodes: Sequence[str]) -> None:
-        """Give idle leases back, least recently used first, until each of these nodes has the slots free."""
-        leaving: list[Lease] = []
+    def _return_idle(self, num_slots: int, nodes: Sequence[str]) -> None:
+        """Return idle leases, least recently used first, until each node has the slots free."""
+        returned: list[Lease] = []
         for node in nodes:
             here, has = self._on.get(node, ()), self._nodes.slots.nodes.get(node, 0)
-            idle = sorted(
-                (lease for lease in here if lease.is_idle), key=lambda lease: lease.used_at
-            )
-            held = sum(lease.num_slots for lease in here)
-            while held + num_slots > has and idle:
-                leaving.append(idle.pop(0))
-                held -= leaving[-1].num_slots
-            if held + num_slots > has:
+            idle = sorted((each for each in here if each.is_idle), key=lambda each: each.used_at)
+            leased = sum(lease.num_slots for lease in here)
+            while leased + num_slots > has and idle:
+                returned.append(idle.pop(0))
+                leased -= returned[-1].num_slots
+            if leased + num_slots > has:
                 taken = sum(len(part.slots) for lease in here for part in lease.parts)
                 raise ResourcesInsufficient(
-                    f"a trial needs {num_slots} {self._unit} on {node}, which has {has}, {taken} of them taken;"
-                    f" the cluster's nodes have {self._nodes.slots.by_size}"
+                    f"a trial needs {num_slots} {self._unit} on {node}, which has {has},"
+                    f" {taken} of them taken; the cluster's nodes have {self._nodes.slots.by_size}"
                 )
-        if leaving:
-            self._close_agents(leaving)
-            self._remove(leaving)
-            self._await_free(sum(lease.num_slots for lease in leaving))
+        if returned:
+            self._close_agents(returned)
+            self._remove(returned)
+            self._await_free(sum(lease.num_slots for lease in returned))
 
     def _form(self, num_slots: int, node: str, program: str) -> Lease:
-        reserved = bundle(num_slots, self._nodes.device)
-        node_id = self._nodes.id_of(node)
+        reserved, node_id = bundle(num_slots, self._nodes.device), self._nodes.id_of(node)
         selector = [{NODE_ID: node_id}]
         group = self._head.ask(
             lambda: placement_group(
@@ -254,7 +253,7 @@ class Leases:
                 num_gpus=reserved.get("GPU", 0.0),
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=num_slots + CALLS_BESIDE,
+                max_concurrency=num_slots + OTHER_CALLS,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=0
                 ),
@@ -280,7 +279,7 @@ class Leases:
             del self._on[lease.node]
 
     def _remove(self, leases: Sequence[Lease]) -> None:
-        """End the agents, whatever they do, and give the slots back."""
+        """End the agents, whatever they do, and return the slots."""
         for lease in leases:
             try:
                 self._head.ask(partial(ray.kill, lease.agent))
@@ -296,7 +295,8 @@ class Leases:
         if leases and not within(REMOVE_SECONDS, remove, is_vain=lambda: self._head.is_gone):
             self._head.lost()
             raise ClusterUnavailable(
-                "Ray does not give slots back: it is gone, or going. Nothing acknowledged is lost; the same command goes on"
+                "Ray does not give slots back: it is gone, or going."
+                " Nothing acknowledged is lost; the same command goes on"
             )
 
     def _close_agents(self, leases: Sequence[Lease]) -> None:
@@ -306,7 +306,10 @@ class Leases:
             logger.warning("An agent did not close by itself: %s", first_line(exc))
 
     def _await_free(self, num_slots: int) -> None:
-        """Wait until the head sees so many slots free: a group asked for earlier waits a whole second in Ray's back-off."""
+        """Wait until the head sees so many slots free.
+
+        A placement group that is requested earlier waits a second in Ray's back-off.
+        """
         resource = "GPU" if self._nodes.device is Device.CUDA else "CPU"
         held = sum(lease.num_slots for lease in self._all)
         deadline = time.monotonic() + SETTLE_SECONDS
@@ -317,7 +320,7 @@ class Leases:
             time.sleep(0.01)
 
     def _reserved_at(self, lease: Lease) -> float | None:
-        """When Ray had reserved its slots, by its own account of how long that took; None: it has not, or is gone with its account."""
+        """Return when Ray had reserved the slots, by its own measurement; None if unknown."""
         if self._head.is_gone:
             return None
         try:

@@ -1,49 +1,49 @@
-"""What the nodes of a cluster are called: by their host's name, which a node that was lost has again when it comes back.
+"""Names the nodes of a cluster by their hosts, so that a node that returns has its name again.
 
-What is known of a node, in the store and here, goes by its name. Ray's id of it is another each time that it starts.
+All that is known of a node, here and in the store, is known by its name. Ray's id of a node is
+another one each time that it starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-SETTLE_SECONDS = 30.0  # for Ray to see that a node is dead whose host has started another: 13 s, and it is asked every 5
+# For Ray to see that a node is dead whose host has started another: 13 s, asked every 5.
+SETTLE_SECONDS = 30.0
 
 
 class NodeNames:
-    """Names the nodes of one cluster. No two living nodes share a name, and no living node changes its own."""
+    """No two living nodes share a name, and no living node changes its own."""
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}  # Ray's id -> name, of the living
-        self._given: dict[str, list[str]] = {}  # host -> names that nodes of it have had
-        self._new_since: dict[
-            str, float
-        ] = {}  # Ray's id -> when it was first seen, beside another of its host
+        self._names: dict[str, str] = {}  # Ray's id of a living node -> name
+        self._known: dict[str, list[str]] = {}  # host -> names that its nodes have had
+        # Ray's id -> when a node was first seen whose host has another node
+        self._new_since: dict[str, float] = {}
 
-    def see(self, hosts: Mapping[str, str], now: float) -> dict[str, str]:
-        """The name of each living node, by Ray's id; of the hosts that are given by it. One that may have another's place is left out until that is known."""
-        is_first = not self._given
+    def update(self, hosts: Mapping[str, str], now: float) -> dict[str, str]:
+        """Return the names of the living nodes; keys of both are Ray's ids.
+
+        Leaves out a node for as long as it may be the successor of another one.
+        """
+        is_first = not self._known
         self._names = {node_id: name for node_id, name in self._names.items() if node_id in hosts}
         for node_id, host in hosts.items():
             if node_id not in self._names:
                 name = self._free_name(host)
-                if name is None and (
-                    is_first or now - self._new_since.setdefault(node_id, now) >= SETTLE_SECONDS
-                ):
-                    name = f"{host}-{node_id[:8]}"  # simulated on one machine
-                if name is not None:
-                    self._names[node_id] = name
-                    self._remember(host, name)
+                if name is None:
+                    waited = now - self._new_since.setdefault(node_id, now)
+                    if not is_first and waited < SETTLE_SECONDS:
+                        continue
+                    name = f"{host}-{node_id[:8]}"  # several nodes simulated on one machine
+                self._names[node_id] = name
+                known = self._known.setdefault(host, [])
+                if name not in known:
+                    known.append(name)
         return self._names
 
     def _free_name(self, host: str) -> str | None:
-        """One that a node of this host has had, or the host's own."""
+        """Return a name that a node of this host has had, or the host's own."""
         taken = set(self._names.values())
-        return next(
-            (name for name in (*self._given.get(host, ()), host) if name not in taken), None
-        )
-
-    def _remember(self, host: str, name: str) -> None:
-        names = self._given.setdefault(host, [])
-        if name not in names:
-            names.append(name)
+        names = (*self._known.get(host, ()), host)
+        return next((name for name in names if name not in taken), None)

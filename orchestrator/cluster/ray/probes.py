@@ -1,6 +1,7 @@
-"""Looks at nodes of a Ray cluster: an actor on each, alone with the node's GPUs where that is wanted, ended once it has answered.
+"""Probes nodes of a Ray cluster: an actor on each, alone with the node's GPUs if that is wanted.
 
-It waits for nobody: who polls says what is ready, and a node that never answers holds up no other.
+It waits for no node: whoever polls hands in what is ready, and a node that never answers delays
+no other.
 """
 
 from __future__ import annotations
@@ -24,21 +25,17 @@ from orchestrator.core.trial.protocol import Device
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.node.processes import age_seconds
 
-LOOK_SECONDS = (
-    150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
-)
-LOOKS_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nodes share one machine
-TIMES_ASKED_AGAIN = 3  # where a connection broke under a question: a node is not unfit for that, and the same answer does
-CLOCK_ANSWER_SECONDS = (
-    2.0  # a round trip takes milliseconds; the only time that anybody waits for a node
-)
+PROBE_SECONDS = 150.0  # torch from a cold disk, and two seconds of matrix products
+PROBES_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nodes share a machine
+RETRIES = 3  # if the connection breaks: that alone makes no node unfit
+CLOCK_SECONDS = 2.0  # for a round trip, which takes milliseconds; nothing else is waited for
 
 
 class RayProbe(NodeProbe):
-    """Looks at the GPUs that Ray gave it alone, where it was given any: on others somebody else may be at work."""
+    """Probes the GPUs that Ray gave it, if any: on others somebody else may be at work."""
 
     def age(self) -> float:
-        """Seconds since Ray had its GPUs, and started this process for them."""
+        """Return the seconds since Ray had the GPUs, and started this process for them."""
         return age_seconds(os.getpid())
 
     def gather(self, plan: ProbePlan, *, nvml: Any = None) -> NodeFacts:
@@ -48,68 +45,60 @@ class RayProbe(NodeProbe):
 
 @dataclass(eq=False, kw_only=True)
 class _ProbeUnderWay:
-    """One that is under way."""
-
     actor: Any
-    num_gpus: int  # that it holds, once it answers at all
-    age: Any  # the ref of how long it has held them
+    num_gpus: int  # held, once the actor has started
+    age: Any  # the ref of how long it has held them; None once known
     facts: Any  # the ref of what it gathers
     began: float  # monotonic
 
 
 class Probes:
-    """Looks at nodes for one scheduler. What the probes hold of nodes is metered like a lease on which no attempt is."""
+    """The probes of one scheduler. Their slots are metered like those of an idle lease."""
 
     def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter) -> None:
         self._nodes, self._head, self._meter = nodes, head, meter
         self._actor_class = ray.remote(RayProbe)
-        self._waiting: dict[
-            str, tuple[ProbePlan, bool]
-        ] = {}  # node -> what is asked of it, and whether with its GPUs
+        self._waiting: dict[str, tuple[ProbePlan, bool]] = {}  # node -> plan, with its GPUs
         self._under_way: dict[str, _ProbeUnderWay] = {}
-        self._said: dict[str, NodeFacts | str] = {}
+        self._results: dict[str, NodeFacts | str] = {}
 
     def begin(self, plans: Collection[ProbePlan], *, reserve: bool) -> None:
-        """Look at nodes, anew where a look is under way. `reserve`: with a node's GPUs, once they are free."""
+        """Probe nodes, and replace probes under way. `reserve`: with GPUs, once they are free."""
         for plan in plans:
-            self._said.pop(plan.node, None)
+            self._results.pop(plan.node, None)
             self._end(plan.node)
             self._waiting[plan.node] = (plan, reserve)
         self._begin_next()
 
-    def tell(self, facts: NodeFacts) -> None:
-        """What is known of a node without an actor on it."""
-        self._said[facts.node] = facts
+    def add_facts(self, facts: NodeFacts) -> None:
+        """Add what is known of a node without an actor."""
+        self._results[facts.node] = facts
 
     @property
     def refs(self) -> list[Any]:
-        """What there is to wait for."""
-        return [
-            ref
-            for look in self._under_way.values()
-            for ref in (look.age, look.facts)
-            if ref is not None
-        ]
+        """The outstanding refs."""
+        probes = self._under_way.values()
+        return [ref for probe in probes for ref in (probe.age, probe.facts) if ref is not None]
 
-    def hear(self, ready: Collection[Any]) -> None:
-        """Take in what is ready of `refs`, and give up who is late."""
+    def take_answers(self, ready: Collection[Any]) -> None:
+        """Take those of `refs` that are ready, and give up probes that are late."""
         now, refs = time.monotonic(), set(ready)
-        for node, look in list(self._under_way.items()):
-            if look.age in refs:
-                self._meter_from(look)
-            if look.facts in refs:
-                self._said[node] = self._answer(look)
-            elif now - look.began > LOOK_SECONDS:
-                self._said[node] = f"no answer within {LOOK_SECONDS:.0f} s"
+        for node, probe in list(self._under_way.items()):
+            if probe.age in refs:
+                self._meter_from(probe)
+            if probe.facts in refs:
+                self._results[node] = self._answer(probe)
+            elif now - probe.began > PROBE_SECONDS:
+                self._results[node] = f"no answer within {PROBE_SECONDS:.0f} s"
             else:
                 continue
             self._end(node)
         self._begin_next()
 
-    def said(self) -> dict[str, NodeFacts | str]:
-        """By node, what came since this was asked last."""
-        said, self._said = self._said, {}
-        return said
+    def take_results(self) -> dict[str, NodeFacts | str]:
+        """Return the results since the last call, by node."""
+        results, self._results = self._results, {}
+        return results
 
     def close(self) -> None:
         self._waiting.clear()
@@ -117,58 +106,57 @@ class Probes:
             self._end(node)
 
     def _begin_next(self) -> None:
-        while self._waiting and len(self._under_way) < LOOKS_AT_ONCE:
+        while self._waiting and len(self._under_way) < PROBES_AT_ONCE:
             node = next(iter(self._waiting))
             plan, reserve = self._waiting.pop(node)
             has_gpus = reserve and self._nodes.device is Device.CUDA
             num_gpus = self._nodes.slots.nodes.get(node, 0) if has_gpus else 0
             began = time.monotonic()
             actor = self._head.ask(partial(self._actor, node, num_gpus=num_gpus))
-            look = _ProbeUnderWay(
+            self._under_way[node] = _ProbeUnderWay(
                 actor=actor,
                 num_gpus=num_gpus,
                 age=actor.age.remote(),
                 facts=actor.gather.remote(plan),
                 began=began,
             )
-            self._under_way[node] = look
 
     def _actor(self, node: str, *, num_gpus: int) -> Any:
         return self._actor_class.options(
             num_cpus=0,
             num_gpus=num_gpus,
             max_restarts=0,
-            max_task_retries=TIMES_ASKED_AGAIN,
+            max_task_retries=RETRIES,
             scheduling_strategy=NodeAffinitySchedulingStrategy(self._nodes.id_of(node), soft=False),
         ).remote()
 
-    def _meter_from(self, look: _ProbeUnderWay) -> None:
-        """It has its GPUs: since its process was started, unless that process had waited for work."""
-        ref, look.age = look.age, None
+    def _meter_from(self, probe: _ProbeUnderWay) -> None:
+        """Meter the GPUs since the actor's process started, unless an idle process became it."""
+        ref, probe.age = probe.age, None
         try:
-            since = max(time.monotonic() - ray.get(ref), look.began)
+            since = max(time.monotonic() - ray.get(ref), probe.began)
         except RayError:
-            return  # what it gathers says the same
-        if look.num_gpus:
-            self._meter.stands(look, num_slots=look.num_gpus, at=since)
+            return  # `facts` raises the same
+        if probe.num_gpus:
+            self._meter.reserved(probe, num_slots=probe.num_gpus, at=since)
 
-    def _answer(self, look: _ProbeUnderWay) -> NodeFacts | str:
+    def _answer(self, probe: _ProbeUnderWay) -> NodeFacts | str:
         try:
-            facts: NodeFacts = ray.get(look.facts)
-            return with_clock(facts, partial(_clock_of, look.actor))
+            facts: NodeFacts = ray.get(probe.facts)
+            return with_clock(facts, partial(_clock_of, probe.actor))
         except GetTimeoutError:
-            return facts  # how its clock goes is not known
+            return facts  # without its clock
         except RayError as exc:
             return f"it cannot be looked at: {first_line(exc)}"
 
     def _end(self, node: str) -> None:
-        look = self._under_way.pop(node, None)
-        if look is None:
+        probe = self._under_way.pop(node, None)
+        if probe is None:
             return
         if not self._head.is_gone:
-            self._head.ask(partial(ray.kill, look.actor))
-        self._meter.returned(look, time.monotonic())
+            self._head.ask(partial(ray.kill, probe.actor))
+        self._meter.returned(probe, time.monotonic())
 
 
 def _clock_of(actor: Any) -> float:
-    return float(ray.get(actor.clock.remote(), timeout=CLOCK_ANSWER_SECONDS))
+    return float(ray.get(actor.clock.remote(), timeout=CLOCK_SECONDS))

@@ -1,7 +1,7 @@
-"""Gangs on Ray: starts attempts on the nodes chosen for them, reaches their agents, and reports how they ended.
+"""Gangs on Ray: starts attempts on given nodes, calls their agents, and reports how they ended.
 
-Ray places and connects; it retries nothing here (max_restarts=0) and holds no queue: the queue is in SQL. The agents of a gang stand in
-leases (leases.py), which outlive it.
+Ray places and connects. It repeats nothing (max_restarts=0) and holds no queue: the queue is in
+SQL. The agents of a gang are in leases (leases.py), which outlive it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import random
-import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
-from ray.exceptions import OutOfMemoryError as RayOutOfMemory
+from ray.exceptions import ActorUnavailableError, RayError
 
 from orchestrator.cluster.contract import (
     Finished,
@@ -33,30 +29,19 @@ from orchestrator.cluster.contract import (
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray.agent import CLOSE_SECONDS
 from orchestrator.cluster.ray.bounded_calls import first_line, within
-from orchestrator.cluster.ray.cluster import (
-    CUT_OFF_SECONDS,
-    ClusterNodes,
-    Head,
-    connect,
-)
+from orchestrator.cluster.ray.cluster import CUT_OFF_SECONDS, ClusterNodes, Head, connect
+from orchestrator.cluster.ray.gang import Gang, GangStage, program_of, why_lost
 from orchestrator.cluster.ray.guard import RayGuard
 from orchestrator.cluster.ray.job import threads_asked_for
-from orchestrator.cluster.ray.leases import Leases, Part
+from orchestrator.cluster.ray.leases import Leases
 from orchestrator.cluster.ray.probes import Probes
-from orchestrator.cluster.ray.unanswered_calls import UNANSWERED_SECONDS, UnansweredCalls
+from orchestrator.cluster.ray.unanswered_calls import UNANSWERED_SECONDS
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.node_health import ENOUGH_OF_A_KIND, NodeFacts
 from orchestrator.core.machines.packing import FreeOnNode, Shape
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.failures import is_aftermath
-from orchestrator.core.trial.protocol import (
-    Device,
-    Heartbeat,
-    LaunchOrder,
-    NodeReport,
-    Phase,
-    TrialRequest,
-)
+from orchestrator.core.trial.protocol import Device, Heartbeat, LaunchOrder, Phase, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.node.processes import global_identity
@@ -64,79 +49,24 @@ from orchestrator.node.supervisor import SERVER_START_SECONDS
 
 logger = logging.getLogger(__name__)
 
-PLACEMENT_SECONDS = (
-    120.0  # a gang that was promised free slots and has no agents by then is given up
-)
-PLACEMENT_JITTER_SECONDS = 30.0  # more, by chance: two sweeps that hold half of each other's nodes do not give up, and try again, in step
-OVERTIME_SECONDS = (
-    SERVER_START_SECONDS + 60.0
-)  # beyond a trial's own total limit: an agent that is silent for so long is lost
-ENDING_SECONDS = 40.0  # after which an agent that was told to end its ranks is ended itself
-PROGRESS_SECONDS = 1.0
-NODES_SECONDS = 5.0  # how often the head is asked which nodes there are
-SIGTERM_TEXT = "The process receives a SIGTERM"  # what Ray says of a worker
-GPU_MATMUL_SECONDS, CPU_MATMUL_SECONDS = (
-    2.0,
-    0.3,
-)  # a GPU takes a second to get as hot as it will be; cores are only compared
-
-
-class _GangStage(StrEnum):
-    FORMING = "forming"
-    RENDEZVOUS = "rendezvous"
-    RUNNING = "running"
-
-
-@dataclass(eq=False, kw_only=True)
-class _GangOnRay:
-    request: TrialRequest
-    parts: list[Part]  # of leases, in rank order
-    stage: _GangStage
-    refs: dict[Any, int]  # outstanding object refs -> index of the agent
-    since: float  # monotonic; when the stage began
-    patience_seconds: float  # for its gang to form
-    placed_at: float | None = None  # monotonic; its gang is formed
-    ending_since: float | None = None  # monotonic; agents were told to end their ranks
-    is_cancelled: bool = False
-    reports: dict[int, NodeReport] = field(default_factory=dict)
-    loss: Failure | None = (
-        None  # what the first agent to be lost stands for, where no rank had failed before
-    )
-    lost: set[int] = field(default_factory=set)  # agents that are thrown away
-    gpu_seconds: float = 0.0  # that it held of leases which are lost
-    shares_nodes: bool = False  # another attempt ran on one of its nodes meanwhile
-    progress: dict[int, Heartbeat] = field(default_factory=dict)  # what each agent said last
-    progress_refs: dict[Any, int] = field(
-        default_factory=dict
-    )  # outstanding questions -> index of the agent
-    progress_at: float = 0.0  # monotonic; when the last question was asked
-    unanswered_calls: UnansweredCalls = field(default_factory=UnansweredCalls)
-    told: Heartbeat | None = None  # the last `Progressed`
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return tuple(part.node for part in self.parts)
-
-    @property
-    def total_limit_seconds(self) -> float:
-        """As the launchers said last: steps that are seen may have raised it."""
-        told = [heartbeat.total_limit_seconds or 0.0 for heartbeat in self.progress.values()]
-        return max(self.request.limits.total, *told) if told else self.request.limits.total
-
-    @property
-    def running(self) -> list[int]:
-        """Agents whose report is still to come."""
-        return [
-            index
-            for index in range(len(self.parts))
-            if index not in self.reports and index not in self.lost
-        ]
+# After which a gang on free slots whose agents have not started is given up. The jitter keeps two
+# sweeps that hold half of each other's nodes from giving up, and trying again, at the same time.
+PLACEMENT_SECONDS = 120.0
+PLACEMENT_JITTER_SECONDS = 30.0
+# Beyond a trial's own total limit. An agent that has not answered by then is lost.
+OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0
+ENDING_SECONDS = 40.0  # for an agent to end its ranks, else it is ended too
+PROGRESS_SECONDS = 1.0  # between two questions about progress
+NODES_SECONDS = 5.0  # between two questions about the nodes
+# A GPU takes a second to become as hot as it will be; cores are only compared.
+GPU_MATMUL_SECONDS, CPU_MATMUL_SECONDS = 2.0, 0.3
 
 
 class RayScheduler:
-    """See `orchestrator.cluster.contract.Scheduler`. `address` None starts a local Ray; `auto` or HOST:PORT joins a cluster.
+    """A `Scheduler` and `Prober` (see `orchestrator.cluster.contract`).
 
-    `rank_environment` and `rank_secrets` reach ranks and nothing else; the values of the latter are written and told nowhere.
+    `address` None starts a local Ray; `auto` or HOST:PORT joins a cluster. `rank_environment` and
+    `rank_secrets` reach only ranks; the secrets' values are never stored or logged.
     """
 
     def __init__(
@@ -160,17 +90,16 @@ class RayScheduler:
             self._leave()
             raise
         self._nodes_at = time.monotonic()
-        # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
+        # A slot without GPUs is one core. A rank that uses more cores slows its peers.
         threads = threads_asked_for(os.environ) or ("1" if self._nodes.device is Device.CPU else "")
-        self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(
-            rank_environment or {}
-        )
+        of_threads = {"OMP_NUM_THREADS": threads} if threads else {}
+        self._rank_environment = of_threads | dict(rank_environment or {})
         self._rank_secrets = dict(rank_secrets or {})
         self._identity = global_identity()
         self._meter = LeaseMeter(time.monotonic())
         self._leases = Leases(self._nodes, self._head, self._meter, root=self._root)
         self._probes = Probes(self._nodes, self._head, self._meter)
-        self._flights: dict[int, _GangOnRay] = {}
+        self._gangs: dict[int, Gang] = {}  # by trial
         self._events: list[SchedulerEvent] = []
 
     @property
@@ -181,11 +110,10 @@ class RayScheduler:
         return self._leases.free_on_nodes()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
-        parts = self._leases.take(shape.slots_per_node, nodes, program=_program(request))
-        flight = _GangOnRay(
+        parts = self._leases.take(shape.slots_per_node, nodes, program=program_of(request))
+        gang = Gang(
             request=request,
             parts=parts,
-            stage=_GangStage.FORMING,
             refs={
                 part.agent.address.remote(): index
                 for index, part in enumerate(parts)
@@ -194,9 +122,9 @@ class RayScheduler:
             since=time.monotonic(),
             patience_seconds=PLACEMENT_SECONDS + random.uniform(0.0, PLACEMENT_JITTER_SECONDS),
         )
-        self._flights[request.trial_id] = flight
-        if not flight.refs:
-            self._begin(flight)
+        self._gangs[request.trial_id] = gang
+        if not gang.refs:
+            self._begin(gang)
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         if self._head.is_gone:
@@ -209,60 +137,60 @@ class RayScheduler:
                 f"{whose}. Nothing acknowledged is lost; the same command goes on"
             )
         if not self._events:
-            ready = self._ready(
-                min(timeout_seconds, PROGRESS_SECONDS) if self._flights else timeout_seconds
-            )
-            for flight in list(self._flights.values()):
-                self._advance(flight, [ref for ref in ready if ref in flight.refs])
-                self._follow(flight, ready)
-                self._overdue(flight)
-            self._probes.hear(ready)
+            if self._gangs:
+                timeout_seconds = min(timeout_seconds, PROGRESS_SECONDS)
+            ready = self._ready(timeout_seconds)
+            for gang in list(self._gangs.values()):
+                self._advance(gang, [ref for ref in ready if ref in gang.refs])
+                self._follow(gang, ready)
+                self._check_overdue(gang)
+            self._probes.take_answers(ready)
         if time.monotonic() - self._nodes_at > NODES_SECONDS:
             self._head.ask(self._nodes.refresh)
             self._nodes_at = time.monotonic()
             self._leases.discard_lost()
-            self._lose_what_cannot_form()
+            self._lose_gangs_on_lost_nodes()
         events, self._events = self._events, []
         return events
 
     def cancel(self, trial_id: int) -> None:
-        flight = self._flights.get(trial_id)
-        if flight is None:
+        gang = self._gangs.get(trial_id)
+        if gang is None:
             return
-        flight.is_cancelled = True
-        flight.ending_since = time.monotonic()
+        gang.is_cancelled = True
+        gang.ending_since = time.monotonic()
         if self._head.is_gone:
             return
-        if flight.stage is _GangStage.RUNNING:
-            self._end_ranks(flight)
-        elif flight.stage is _GangStage.FORMING:
-            self._give_up(flight, FailureKind.CANCELLED, "cancelled before its ranks were started")
-        # The agent that holds the meeting point answers at once, and may serve others: it is waited for.
+        if gang.stage is GangStage.RUNNING:
+            self._end_ranks(gang)
+        elif gang.stage is GangStage.FORMING:
+            self._give_up(gang, FailureKind.CANCELLED, "cancelled before its ranks were started")
+        # An agent that opens a rendezvous answers at once, and may serve other attempts.
 
     def life_of(self, node: str) -> str:
         return self._nodes.id_of(node)
 
-    def begin_looks(self, nodes: Collection[str], *, reserve: bool = True) -> None:
-        """See `orchestrator.cluster.contract.Prober`. Without `reserve` GPUs are looked at while others use them."""
+    def begin_probes(self, nodes: Collection[str], *, reserve: bool = True) -> None:
+        """See `Prober`. Without `reserve`, GPUs are probed while others use them."""
         on_gpus = self._nodes.device is Device.CUDA
-        is_comparable = (
-            on_gpus or len(self._nodes.slots.nodes) >= ENOUGH_OF_A_KIND
-        )  # else the cores of nobody would tell anything
+        # The speed of cores says something only in comparison.
+        is_comparable = on_gpus or len(self._nodes.slots.nodes) >= ENOUGH_OF_A_KIND
         seconds = (GPU_MATMUL_SECONDS if on_gpus else CPU_MATMUL_SECONDS) if is_comparable else 0.0
         plans = [ProbePlan(node=name, home=self._root, matmul_seconds=seconds) for name in nodes]
-        if self._local and not on_gpus:  # an actor would be a second's work, and say the same
+        # An actor would take a second longer and return the same.
+        if self._local and not on_gpus:
             for plan in plans:
-                self._probes.tell(with_clock(NodeProbe().gather(plan), time.time))
+                self._probes.add_facts(with_clock(NodeProbe().gather(plan), time.time))
         else:
             if reserve:
                 self._leases.vacate(nodes)
             self._probes.begin(plans, reserve=reserve)
 
-    def looks(self) -> Mapping[str, NodeFacts | str]:
-        return self._probes.said()
+    def probed(self) -> Mapping[str, NodeFacts | str]:
+        return self._probes.take_results()
 
     def close(self) -> None:
-        """End all agents and their ranks, and leave Ray; a local one ends with it. Placement groups go with their driver."""
+        """End all agents and their ranks, and disconnect; a local Ray ends too."""
         self._probes.close()
         self._leases.close()
         self._leave()
@@ -270,12 +198,11 @@ class RayScheduler:
     def _leave(self) -> None:
         guard, self._guard = self._guard, None
         is_gone = guard is not None and guard.ray_is_gone()
-        if (
-            guard is not None and is_gone
-        ):  # first: `ray.shutdown` waits for what is gone, and agents and ranks go on meanwhile
+        # First: `ray.shutdown` waits for a Ray that is gone, and meanwhile its ranks would run on.
+        if guard is not None and is_gone:
             guard.dismiss()
         if ray.is_initialized():
-            within(CLOSE_SECONDS, ray.shutdown)  # it waits for a head that is gone
+            within(CLOSE_SECONDS, ray.shutdown)
         if guard is not None and not is_gone:
             guard.dismiss()
         elif guard is not None:
@@ -285,148 +212,100 @@ class RayScheduler:
         return self._meter.leased(time.monotonic(), total_slots=self._nodes.slots.total)
 
     def _ready(self, timeout_seconds: float) -> list[Any]:
-        """The refs that have a value; waits for the first of them."""
-        refs = [
-            ref for f in self._flights.values() for ref in (*f.refs, *f.progress_refs)
-        ] + self._probes.refs
+        """Wait for the first ref that has a value, and return all that have one."""
+        gangs = self._gangs.values()
+        refs = [ref for gang in gangs for ref in (*gang.refs, *gang.progress_refs)]
+        refs += self._probes.refs
         if not refs:
-            time.sleep(0.0 if self._flights else timeout_seconds)
+            time.sleep(0.0 if self._gangs else timeout_seconds)
             return []
         try:
             ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_seconds, fetch_local=True)
-            if ready:  # whatever else is ready by now
+            if ready:
                 ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
         except RayError as exc:
             raise ClusterUnavailable(
-                f"the Ray cluster stopped answering: {first_line(exc)}. Run the same command again to go on"
+                f"the Ray cluster stopped answering: {first_line(exc)}."
+                " Run the same command again to go on"
             ) from exc
         return list(ready)
 
-    # -- attempts ------------------------------------------------------------------------------------------------------------
+    # -- attempts --------------------------------------------------------------------------------
 
-    def _advance(self, flight: _GangOnRay, ready: Sequence[Any]) -> None:
+    def _advance(self, gang: Gang, ready: Sequence[Any]) -> None:
         for ref in ready:
-            index = flight.refs.pop(ref, None)
+            index = gang.refs.pop(ref, None)
             if index is None:
-                continue  # of an agent that was lost with another's answer
+                continue  # its agent was lost with another's answer
             try:
                 value = ray.get(ref)
             except RayError as exc:
-                self._lose(flight, [index], self._why_lost(flight.parts[index], exc))
-                if self._flights.get(flight.request.trial_id) is not flight:
+                part = gang.parts[index]
+                failure = why_lost(part, exc)
+                is_lost = failure.kind is FailureKind.NODE_LOST
+                if is_lost and isinstance(exc, ActorUnavailableError):
+                    self._nodes.doubt(part.node)
+                self._lose(gang, [index], failure)
+                if self._gangs.get(gang.trial_id) is not gang:
                     return
                 continue
-            match flight.stage:
-                case _GangStage.FORMING:
-                    flight.parts[index].lease.address = value
-                case _GangStage.RENDEZVOUS:
-                    if flight.is_cancelled:
-                        flight.loss = Failure(
+            match gang.stage:
+                case GangStage.FORMING:
+                    gang.parts[index].lease.address = value
+                case GangStage.RENDEZVOUS:
+                    if gang.is_cancelled:
+                        gang.loss = Failure(
                             kind=FailureKind.CANCELLED,
                             message="cancelled before its ranks were started",
                         )
-                        self._end(flight)
+                        self._end(gang)
                     else:
-                        self._run(flight, master_port=value)
+                        self._run(gang, master_port=value)
                     return
-                case _GangStage.RUNNING:
-                    flight.reports[index] = value
+                case GangStage.RUNNING:
+                    gang.reports[index] = value
                     if value.failure is not None:
-                        self._end_ranks(flight)
-        if not flight.refs:
-            if flight.stage is _GangStage.FORMING:
-                self._begin(flight)
-            elif flight.stage is _GangStage.RUNNING:
-                self._end(flight)
+                        self._end_ranks(gang)
+        if not gang.refs:
+            if gang.stage is GangStage.FORMING:
+                self._begin(gang)
+            elif gang.stage is GangStage.RUNNING:
+                self._end(gang)
 
-    def _why_lost(self, part: Part, exc: RayError) -> Failure:
-        """What the loss of its agent stands for."""
-        node = part.node
-        if isinstance(exc, RayTaskError):
-            text = f"the launcher raised {first_line(exc.cause or exc)}"
-            return Failure(
-                kind=FailureKind.LAUNCH_FAILED, message=text, node=node, log_tail=str(exc)
-            )
-        if isinstance(
-            exc, RayOutOfMemory
-        ):  # Ray's memory monitor chose the agent, whatever it was that grew: its ranks
-            text = "the node ran out of memory, and Ray ended the agent"
-            if (
-                part.lease.is_shared
-            ):  # of one attempt's ranks: each is tried again alone, and shows whose
-                return Failure(
-                    kind=FailureKind.NODE_LOST,
-                    message=f"{text}, which served several attempts",
-                    node=node,
-                    log_tail=str(exc),
-                )
-            return Failure(
-                kind=FailureKind.OOM_HOST,
-                message=text,
-                node=node,
-                memory=MemoryShortage(),
-                log_tail=str(exc),
-            )
-        if isinstance(exc, RayActorError) and (exc.preempted or SIGTERM_TEXT in str(exc)):
-            text = (
-                "Ray drained the node for preemption"
-                if exc.preempted
-                else "SIGTERM from outside ended the agent"
-            )
-            number = None if exc.preempted else signal.SIGTERM
-            return Failure(
-                kind=FailureKind.PREEMPTED,
-                message=f"{node}: {text}",
-                node=node,
-                signal=number,
-                evidence=first_line(exc),
-            )
-        if isinstance(exc, ActorUnavailableError):
-            self._nodes.doubt(node)
-        return Failure(
-            kind=FailureKind.NODE_LOST,
-            message=f"lost the agent on node {node}: {first_line(exc)}",
-            node=node,
-        )
-
-    def _begin(self, flight: _GangOnRay) -> None:
-        """The gang stands: find a meeting point, or start the ranks at once where all of them share a node."""
-        self._events.append(Placed(trial_id=flight.request.trial_id, nodes=flight.nodes))
-        flight.since = flight.placed_at = time.monotonic()
-        self._leases.stand(flight.parts)
-        self._note_shared_nodes(flight)
-        if len(flight.parts) == 1:
-            self._run(flight, master_port=None)
+    def _begin(self, gang: Gang) -> None:
+        """All agents have started: open a rendezvous, or start the ranks if they share a node."""
+        self._events.append(Placed(trial_id=gang.trial_id, nodes=gang.nodes))
+        gang.since = gang.placed_at = time.monotonic()
+        self._leases.begin(gang.parts)
+        self._note_shared_nodes(gang)
+        if len(gang.parts) == 1:
+            self._run(gang, master_port=None)
         else:
-            flight.stage, first = _GangStage.RENDEZVOUS, flight.parts[0]
-            flight.refs = {first.agent.rendezvous.remote(first.slots[0]): 0}
+            gang.stage, first = GangStage.RENDEZVOUS, gang.parts[0]
+            gang.refs = {first.agent.rendezvous.remote(first.slots[0]): 0}
 
-    def _note_shared_nodes(self, flight: _GangOnRay) -> None:
-        own = set(flight.nodes)
-        for other in self._flights.values():
-            if (
-                other is not flight
-                and other.placed_at is not None
-                and not own.isdisjoint(other.nodes)
-            ):
-                flight.shares_nodes = other.shares_nodes = True
+    def _note_shared_nodes(self, gang: Gang) -> None:
+        own = set(gang.nodes)
+        for other in self._gangs.values():
+            is_placed = other is not gang and other.placed_at is not None
+            if is_placed and not own.isdisjoint(other.nodes):
+                gang.shares_nodes = other.shares_nodes = True
 
-    def _run(self, flight: _GangOnRay, *, master_port: int | None) -> None:
-        flight.stage, flight.since = _GangStage.RUNNING, time.monotonic()
-        first = flight.parts[0].lease.address
-        flight.refs = {
+    def _run(self, gang: Gang, *, master_port: int | None) -> None:
+        gang.stage, gang.since = GangStage.RUNNING, time.monotonic()
+        request, first = gang.request, gang.parts[0].lease.address
+        master_addr = first if first is not None and master_port is not None else "127.0.0.1"
+        gang.refs = {
             part.agent.run.remote(
                 part.slots,
                 LaunchOrder(
-                    request=flight.request,
-                    program=_program(flight.request),
+                    request=request,
+                    program=program_of(request),
                     first_rank=index * len(part.slots),
-                    local_world_size=1 if flight.request.one_rank_per_node else len(part.slots),
+                    local_world_size=1 if request.one_rank_per_node else len(part.slots),
                     node_rank=index,
                     node_slots=self._nodes.slots.nodes.get(part.node),
-                    master_addr=first
-                    if first is not None and master_port is not None
-                    else "127.0.0.1",
+                    master_addr=master_addr,
                     master_port=master_port,
                     address=part.lease.address,
                     environment=self._rank_environment,
@@ -434,149 +313,120 @@ class RayScheduler:
                     orchestrator=self._identity,
                 ),
             ): index
-            for index, part in enumerate(flight.parts)
+            for index, part in enumerate(gang.parts)
         }
 
-    def _end_ranks(self, flight: _GangOnRay) -> None:
-        """Have those agents end their ranks that have not reported."""
-        flight.ending_since = flight.ending_since or time.monotonic()
-        for part in (flight.parts[index] for index in flight.running):
-            part.agent.kill.remote(part.slots[0], flight.request.tag)
+    def _end_ranks(self, gang: Gang) -> None:
+        """Tell agents that have not reported to end their ranks."""
+        gang.ending_since = gang.ending_since or time.monotonic()
+        for part in (gang.parts[index] for index in gang.running):
+            part.agent.kill.remote(part.slots[0], gang.request.tag)
 
-    def _follow(self, flight: _GangOnRay, ready: Sequence[Any]) -> None:
-        """Ask the nodes of a long attempt how far they are, at most once a second, and tell what all of them have reached."""
-        for ref in [ref for ref in ready if ref in flight.progress_refs]:
-            index = flight.progress_refs.pop(ref)
+    def _follow(self, gang: Gang, ready: Sequence[Any]) -> None:
+        """Ask agents about progress, and report what all of their nodes have reached."""
+        for ref in [ref for ref in ready if ref in gang.progress_refs]:
+            index = gang.progress_refs.pop(ref)
             try:
                 heartbeat = ray.get(ref)
             except RayError:
-                continue  # the run's own ref says what happened
-            flight.progress[index] = heartbeat or flight.progress.get(
-                index, Heartbeat(phase=Phase.START)
-            )
-        if (
-            flight.stage is not _GangStage.RUNNING
-            or self._flights.get(flight.request.trial_id) is not flight
-        ):
+                continue  # the ref of the run has the reason
+            known = gang.progress.get(index, Heartbeat(phase=Phase.START))
+            gang.progress[index] = heartbeat or known
+        if gang.stage is not GangStage.RUNNING or self._gangs.get(gang.trial_id) is not gang:
             return
-        running = flight.running
-        flight.unanswered_calls.listen(
-            time.monotonic(), set(flight.progress_refs.values()).intersection(running)
-        )
-        least = least_advanced([flight.progress.get(index) for index in running])
-        if least is not None and least != flight.told:
-            flight.told = least
+        running, outstanding = set(gang.running), set(gang.progress_refs.values())
+        now = time.monotonic()
+        gang.unanswered_calls.count(now, outstanding & running)
+        least = least_advanced([gang.progress.get(index) for index in gang.running])
+        if least is not None and least != gang.reported:
+            gang.reported = least
             self._events.append(
-                Progressed(trial_id=flight.request.trial_id, phase=least.phase, step=least.step)
+                Progressed(trial_id=gang.trial_id, phase=least.phase, step=least.step)
             )
-        now = time.monotonic()
-        if now - max(flight.since, flight.progress_at) > PROGRESS_SECONDS:
-            flight.progress_at = now
-            asked = {
-                index: flight.parts[index]
-                for index in set(running) - set(flight.progress_refs.values())
-            }
-            flight.progress_refs |= {
-                part.agent.progress.remote(part.slots[0]): index for index, part in asked.items()
-            }
+        if now - max(gang.since, gang.progress_at) > PROGRESS_SECONDS:
+            gang.progress_at = now
+            for index in running - outstanding:
+                part = gang.parts[index]
+                gang.progress_refs[part.agent.progress.remote(part.slots[0])] = index
 
-    def _overdue(self, flight: _GangOnRay) -> None:
-        if flight.request.trial_id not in self._flights:
+    def _check_overdue(self, gang: Gang) -> None:
+        if gang.trial_id not in self._gangs:
             return
         now = time.monotonic()
-        waited = now - flight.since
-        if flight.ending_since is not None and now - flight.ending_since > ENDING_SECONDS:
-            self._give_up(
-                flight,
-                FailureKind.NODE_LOST,
-                f"an agent has not ended its ranks for {ENDING_SECONDS:.0f} s",
+        waited, is_running = now - gang.since, gang.stage is GangStage.RUNNING
+        if gang.ending_since is not None and now - gang.ending_since > ENDING_SECONDS:
+            text = f"an agent has not ended its ranks for {ENDING_SECONDS:.0f} s"
+            self._give_up(gang, FailureKind.NODE_LOST, text)
+        elif not is_running and waited > gang.patience_seconds:
+            late = ", ".join(gang.parts[index].node for index in sorted(set(gang.refs.values())))
+            text = (
+                f"no agent on {late} within {waited:.0f} s: are its slots held by another job of"
+                " the cluster? If not, start Ray there anew"
             )
-        elif flight.stage is not _GangStage.RUNNING and waited > flight.patience_seconds:
-            late = ", ".join(
-                flight.parts[index].node for index in sorted(set(flight.refs.values()))
-            )
-            text = f"no agent on {late} within {waited:.0f} s: are its slots held by another job of the cluster? If not, start Ray there anew"
-            self._give_up(flight, FailureKind.LAUNCH_FAILED, text)
-            self._leases.vacate(
-                flight.nodes
-            )  # a gang of another sweep may wait for what this one has of its nodes, and hold the rest
-        elif (index := flight.unanswered_calls.lost()) is not None and index in flight.running:
-            node = flight.parts[index].node
+            self._give_up(gang, FailureKind.LAUNCH_FAILED, text)
+            # Another sweep's gang may wait for these nodes, and hold the others that we wait for.
+            self._leases.vacate(gang.nodes)
+        elif (index := gang.unanswered_calls.lost()) is not None and index in gang.running:
+            node = gang.parts[index].node
             self._nodes.doubt(node, seconds=CUT_OFF_SECONDS)
             text = f"node {node} has been silent for {UNANSWERED_SECONDS:.0f} s"
-            self._lose(
-                flight, [index], Failure(kind=FailureKind.NODE_LOST, message=text, node=node)
-            )
-        elif (
-            flight.stage is _GangStage.RUNNING
-            and waited > flight.total_limit_seconds + OVERTIME_SECONDS
-        ):
-            self._give_up(
-                flight,
-                FailureKind.NODE_LOST,
-                f"an agent was silent {OVERTIME_SECONDS:.0f} s beyond the trial's total limit",
-            )
+            failure = Failure(kind=FailureKind.NODE_LOST, message=text, node=node)
+            self._lose(gang, [index], failure)
+        elif is_running and waited > gang.total_limit_seconds + OVERTIME_SECONDS:
+            text = f"an agent was silent {OVERTIME_SECONDS:.0f} s beyond the trial's total limit"
+            self._give_up(gang, FailureKind.NODE_LOST, text)
 
-    def _give_up(self, flight: _GangOnRay, kind: FailureKind, message: str) -> None:
-        """Throw away every agent that owes an answer."""
-        self._lose(flight, sorted(set(flight.refs.values())), Failure(kind=kind, message=message))
+    def _give_up(self, gang: Gang, kind: FailureKind, message: str) -> None:
+        """Discard every agent that has not answered."""
+        self._lose(gang, sorted(set(gang.refs.values())), Failure(kind=kind, message=message))
 
-    def _lose_what_cannot_form(self) -> None:
-        """Gangs that wait for an agent on a node that is no more: Ray would have them wait for ever."""
-        for flight in list(self._flights.values()):
-            gone = [
+    def _lose_gangs_on_lost_nodes(self) -> None:
+        """Give up gangs that wait for an agent on a lost node. Ray would let them wait for ever.
+
+        The agents of a running gang report the loss themselves.
+        """
+        for gang in list(self._gangs.values()):
+            lost = [
                 index
-                for index, part in enumerate(flight.parts)
+                for index, part in enumerate(gang.parts)
                 if not self._nodes.is_alive(part.lease.node_id)
             ]
-            if (
-                gone and flight.stage is not _GangStage.RUNNING
-            ):  # of a running one the agents themselves tell
-                node = flight.parts[gone[0]].node
+            if lost and gang.stage is not GangStage.RUNNING:
+                node = gang.parts[lost[0]].node
                 text = f"node {node} left the cluster while the gang formed"
-                self._lose(
-                    flight, gone, Failure(kind=FailureKind.NODE_LOST, message=text, node=node)
-                )
+                failure = Failure(kind=FailureKind.NODE_LOST, message=text, node=node)
+                self._lose(gang, lost, failure)
 
-    def _lose(self, flight: _GangOnRay, indices: Sequence[int], failure: Failure) -> None:
-        """Agents are gone, or cannot be trusted any more: they die, and with them their ranks. The others end theirs, and stay."""
-        known = first_failure(list(flight.reports.values()))
-        if flight.loss is None and (known is None or is_aftermath(known)):
-            flight.loss = (
-                Failure(kind=FailureKind.CANCELLED, message="cancelled")
-                if flight.is_cancelled
-                else failure
-            )
-        flight.lost |= set(indices)
-        if (
-            flight.stage is not _GangStage.RUNNING
-        ):  # nothing runs yet: the others are not waited for
-            flight.refs = {}
-            self._leases.stand(
-                flight.parts
-            )  # slots may have been reserved while their agents were on their way
-        flight.refs = {ref: index for ref, index in flight.refs.items() if index not in flight.lost}
-        flight.gpu_seconds += self._leases.discard([flight.parts[index] for index in indices])
-        if flight.refs:
-            self._end_ranks(flight)
+    def _lose(self, gang: Gang, indices: Sequence[int], failure: Failure) -> None:
+        """Discard agents with their ranks. The gang's other agents end their ranks, and stay."""
+        known = first_failure(list(gang.reports.values()))
+        if gang.loss is None and (known is None or is_aftermath(known)):
+            cancelled = Failure(kind=FailureKind.CANCELLED, message="cancelled")
+            gang.loss = cancelled if gang.is_cancelled else failure
+        gang.lost |= set(indices)
+        # Before the ranks start, the other agents need not end any.
+        if gang.stage is not GangStage.RUNNING:
+            gang.refs = {}
+            # Ray may have reserved slots while their agents were starting.
+            self._leases.begin(gang.parts)
+        gang.refs = {ref: index for ref, index in gang.refs.items() if index not in gang.lost}
+        gang.gpu_seconds += self._leases.discard([gang.parts[index] for index in indices])
+        if gang.refs:
+            self._end_ranks(gang)
         else:
-            self._end(flight)
+            self._end(gang)
 
-    def _end(self, flight: _GangOnRay) -> None:
-        """Nobody owes an answer: the attempt is over."""
-        del self._flights[flight.request.trial_id]
-        reports = [flight.reports[index] for index in sorted(flight.reports)]
-        kept = [part for index, part in enumerate(flight.parts) if index not in flight.lost]
+    def _end(self, gang: Gang) -> None:
+        """No agent has to answer any more: report the end of the attempt."""
+        del self._gangs[gang.trial_id]
+        reports = [gang.reports[index] for index in sorted(gang.reports)]
+        kept = [part for index, part in enumerate(gang.parts) if index not in gang.lost]
         self._events.append(
             Finished(
-                trial_id=flight.request.trial_id,
+                trial_id=gang.trial_id,
                 reports=reports,
-                failure=flight.loss or first_failure(reports),
-                gpu_seconds=flight.gpu_seconds + self._leases.put_back(kept),
-                shared_nodes=flight.shares_nodes if flight.placed_at is not None else None,
+                failure=gang.loss or first_failure(reports),
+                gpu_seconds=gang.gpu_seconds + self._leases.put_back(kept),
+                shared_nodes=gang.shares_nodes if gang.placed_at is not None else None,
             )
         )
-
-
-def _program(request: TrialRequest) -> str:
-    return f"workloads.{request.workload}"

@@ -1,6 +1,6 @@
-"""The folder in which a Ray of our own keeps its sessions: one that can be written to, has room, and whose paths are short enough for sockets.
+"""Finds the folder for the sessions of a local Ray: writable, with space, its path short enough.
 
-Ray itself takes RAY_TMPDIR, else TMPDIR, unchecked, and fails after seconds where it cannot use the folder.
+Ray itself takes RAY_TMPDIR, else TMPDIR, unchecked, and fails after seconds if it cannot use it.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from orchestrator.core.errors import MachineUnready
 
 VARIABLE = "RAY_TMPDIR"
 PREFIX = "sweep-"
-# What comes behind it: /sweep-4194304-a1/ray/session_2026-11-23_03-36-06_454563_4194304/sockets/plasma_store, with the longest process id.
+# The rest of a socket's path, with the longest process id:
+# /sweep-4194304-a1/ray/session_2026-11-23_03-36-06_454563_4194304/sockets/plasma_store
 SESSION_PATH_BYTES = 85
 SOCKET_PATH_BYTES = 107  # sockaddr_un(7) has 108, with a NUL
 LONGEST_BYTES = SOCKET_PATH_BYTES - SESSION_PATH_BYTES
 NEEDED_BYTES = 32 << 20  # a session of seconds writes 0.2 MB; logs grow by the hour
-USUAL = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # where TMPDIR cannot be used
+USUAL = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # if TMPDIR cannot be used
 
 
-def chosen(environment: Mapping[str, str]) -> Path:
-    """RAY_TMPDIR where it is set, else the first of TMPDIR and the usual folders that can be used. Raises MachineUnready with the reason."""
+def usable_parent(environment: Mapping[str, str]) -> Path:
+    """Return RAY_TMPDIR if set, else the first usable one of TMPDIR and the usual folders.
+
+    Raises MachineUnready with the reason.
+    """
     if VARIABLE in environment:
-        return _usable(
-            Path(environment[VARIABLE]), f"{VARIABLE}={environment[VARIABLE]}", make=True
-        )
-    told = []
-    asked = [Path(environment["TMPDIR"])] if environment.get("TMPDIR") else []
-    for folder in dict.fromkeys((*asked, *USUAL)):
+        asked = environment[VARIABLE]
+        return _checked(Path(asked), f"{VARIABLE}={asked}", create=True)
+    reasons = []
+    asked_folders = [Path(environment["TMPDIR"])] if environment.get("TMPDIR") else []
+    for folder in dict.fromkeys((*asked_folders, *USUAL)):
         try:
-            return _usable(folder, str(folder))
+            return _checked(folder, str(folder))
         except MachineUnready as exc:
-            told.append(str(exc))
-    raise MachineUnready(told[0])
+            reasons.append(str(exc))
+    raise MachineUnready(reasons[0])
 
 
 def name(pid: int) -> str:
-    """A new name for the folder of one Ray of the orchestrator of this process id."""
+    """Return a new name for the folder of a Ray of this orchestrator."""
     return f"{PREFIX}{pid}-{secrets.token_hex(1)}"
 
 
-def check(environment: Mapping[str, str]) -> None:
-    """Raise MachineUnready where a local Ray would find no folder."""
-    chosen(environment)
-
-
-def _usable(folder: Path, name: str, *, make: bool = False) -> Path:
+def _checked(folder: Path, name: str, *, create: bool = False) -> Path:
     def unready(why: str) -> MachineUnready:
         return MachineUnready(
-            f"a local Ray cannot keep its session in {name}: {why}. Set {VARIABLE} to a folder of your own, as short as /tmp"
+            f"a local Ray cannot keep its session in {name}: {why}."
+            f" Set {VARIABLE} to a folder of your own, as short as /tmp"
         )
 
     if len(os.fsencode(folder.absolute())) > LONGEST_BYTES:
         raise unready(
-            f"the paths of its sockets would exceed {SOCKET_PATH_BYTES} bytes; at most {LONGEST_BYTES} are left for the folder"
+            f"the paths of its sockets would exceed {SOCKET_PATH_BYTES} bytes;"
+            f" at most {LONGEST_BYTES} are left for the folder"
         )
     try:
-        if make:
+        if create:
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free

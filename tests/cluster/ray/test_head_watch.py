@@ -27,8 +27,8 @@ def test_a_head_that_answers_no_more_ends_what_runs_here_once(
     cut = threading.Event()
     answered: list[float] = []
 
-    def look(address: str, *, patience_seconds: float) -> str | None:
-        found = why_unreachable(address, patience_seconds=patience_seconds)
+    def look(address: str, *, timeout_seconds: float) -> str | None:
+        found = why_unreachable(address, timeout_seconds=timeout_seconds)
         if found is None:
             answered.append(time.monotonic())
         return found
@@ -39,7 +39,7 @@ def test_a_head_that_answers_no_more_ends_what_runs_here_once(
         calls.append(time.monotonic())
         cut.set()
 
-    HeadWatch(address, on_cut, cut_seconds=0.3, knock_seconds=0.05)
+    HeadWatch(address, on_cut, cut_seconds=0.3, check_seconds=0.05)
     assert not cut.wait(1.0)  # it answers
     server.close()
     assert cut.wait(PATIENCE_SECONDS)
@@ -48,18 +48,18 @@ def test_a_head_that_answers_no_more_ends_what_runs_here_once(
     assert len(calls) == 1
 
 
-def test_nothing_is_ended_by_a_watch_that_was_let_go() -> None:
+def test_nothing_is_ended_by_a_watch_that_was_stopped() -> None:
     server, address = listening()
     cut = threading.Event()
-    watch = HeadWatch(address, cut.set, cut_seconds=0.1, knock_seconds=0.05)
-    watch.let_go()
+    watch = HeadWatch(address, cut.set, cut_seconds=0.1, check_seconds=0.05)
+    watch.stop()
     server.close()
     assert not cut.wait(1.0)
 
 
 def test_an_address_where_nobody_answers_is_told_with_the_reason() -> None:
     server, address = listening()
-    assert why_unreachable(address, patience_seconds=5.0) is None
+    assert why_unreachable(address, timeout_seconds=5.0) is None
     server.close()
-    assert why_unreachable(address, patience_seconds=5.0) == "Connection refused"
-    assert why_unreachable("[::1]:1", patience_seconds=5.0) is not None
+    assert why_unreachable(address, timeout_seconds=5.0) == "Connection refused"
+    assert why_unreachable("[::1]:1", timeout_seconds=5.0) is not None

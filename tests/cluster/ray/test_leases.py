@@ -15,8 +15,8 @@ from ray.exceptions import OutOfMemoryError as RayOutOfMemory
 from db.store import Store
 from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
 from orchestrator.cluster.lease_meter import LeaseMeter
+from orchestrator.cluster.ray import gang
 from orchestrator.cluster.ray.leases import Lease, Leases, Part
-from orchestrator.cluster.ray.scheduler import RayScheduler
 from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape, WaitingGang
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, TrialRequest
@@ -185,8 +185,8 @@ def test_an_attempt_whose_lease_was_lost_before_it_began_never_begins() -> None:
     leases._forget(lease)
     leases._returned(lease)
     assert lease.is_shared, "which of the two its agent died of, nobody knows"
-    leases.stand([fourth])
-    leases.stand([third])
+    leases.begin([fourth])
+    leases.begin([third])
     assert not leases._meter._attempts, "nobody would end them"
     leases.put_back([third, fourth, second])
 
@@ -199,14 +199,13 @@ def test_of_an_agent_that_ran_out_of_memory_beside_others_nobody_knows_whose_ran
     assert why_lost(alone) is FailureKind.OOM_HOST
     (beside,) = leases.take(2, ["a"], program="")
     leases._forget(alone.lease)
-    leases._returned(
-        alone.lease
-    )  # the first to hear of it throws the agent away, and the other hears of it then
+    # The first attempt to notice discards the agent, and then the other one notices.
+    leases._returned(alone.lease)
     assert (why_lost(alone), why_lost(beside)) == (FailureKind.NODE_LOST, FailureKind.NODE_LOST)
 
 
 def why_lost(part: Part) -> FailureKind:
-    return RayScheduler._why_lost(cast(Any, None), part, RayOutOfMemory("the node is full")).kind
+    return gang.why_lost(part, RayOutOfMemory("the node is full")).kind
 
 
 def test_a_gang_takes_the_lease_that_it_leaves_the_fewest_slots_of() -> None:

@@ -19,7 +19,7 @@ def listened(
     now = since
     while now < since + seconds:
         now += every
-        unanswered_calls.listen(now, unanswered)
+        unanswered_calls.count(now, unanswered)
     return now
 
 
@@ -34,7 +34,7 @@ def test_an_agent_that_does_not_answer_is_lost_after_a_while_and_no_other_is() -
 def test_an_answer_makes_good_for_all_silence_before_it() -> None:
     unanswered_calls = UnansweredCalls()
     now = listened(unanswered_calls, seconds=UNANSWERED_SECONDS - 2, unanswered={0, 1})
-    unanswered_calls.listen(now, {0})
+    unanswered_calls.count(now, {0})
     now = listened(unanswered_calls, seconds=UNANSWERED_SECONDS - 2, unanswered={1}, since=now)
     assert unanswered_calls.lost() is None
     listened(unanswered_calls, seconds=4.0, unanswered={1}, since=now)
@@ -45,5 +45,5 @@ def test_an_answer_makes_good_for_all_silence_before_it() -> None:
 def test_time_in_which_nobody_listened_counts_for_nothing(asleep_seconds: float) -> None:
     unanswered_calls = UnansweredCalls()
     now = listened(unanswered_calls, seconds=3.0, unanswered={0})
-    unanswered_calls.listen(now + asleep_seconds, {0})
+    unanswered_calls.count(now + asleep_seconds, {0})
     assert unanswered_calls.lost() is None

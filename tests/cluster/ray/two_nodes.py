@@ -101,13 +101,13 @@ def main() -> None:
 
 def _looks(scheduler: RayScheduler) -> dict[str, Any]:
     began = time.monotonic()
-    scheduler.begin_looks(list(scheduler.slots.nodes))
+    scheduler.begin_probes(list(scheduler.slots.nodes))
     began_seconds = time.monotonic() - began
     said: dict[str, NodeFacts | str] = {}
     while len(said) < 2:
         assert time.monotonic() - began < 60, said
         scheduler.poll(1.0)
-        said |= scheduler.looks()
+        said |= scheduler.probed()
     facts = [found for found in said.values() if isinstance(found, NodeFacts)]
     return {
         "looked": {
@@ -127,7 +127,7 @@ def _works_while_it_looks(scheduler: RayScheduler, file: Path) -> dict[str, Any]
         scheduler._probes._actor_class,
         ray.remote(SlowProbe),
     )
-    scheduler.begin_looks([SlowProbe.slow, well])
+    scheduler.begin_probes([SlowProbe.slow, well])
     scheduler.start(request(1), PART, [well])
     order: list[str] = []
     deadline = time.monotonic() + 60
@@ -135,13 +135,13 @@ def _works_while_it_looks(scheduler: RayScheduler, file: Path) -> dict[str, Any]
         if finished(scheduler.poll(0.2)):
             order.append("attempt")
             file.touch()
-        order += ["slow" if name == SlowProbe.slow else "well" for name in scheduler.looks()]
+        order += ["slow" if name == SlowProbe.slow else "well" for name in scheduler.probed()]
     file.unlink()
-    patience, probes.LOOK_SECONDS = probes.LOOK_SECONDS, 1.0
-    scheduler.begin_looks([SlowProbe.slow])
-    while not (said := scheduler.looks()) and time.monotonic() < deadline:
+    usual_seconds, probes.PROBE_SECONDS = probes.PROBE_SECONDS, 1.0
+    scheduler.begin_probes([SlowProbe.slow])
+    while not (said := scheduler.probed()) and time.monotonic() < deadline:
         scheduler.poll(0.2)
-    probes.LOOK_SECONDS, scheduler._probes._actor_class = patience, of_the_product
+    probes.PROBE_SECONDS, scheduler._probes._actor_class = usual_seconds, of_the_product
     scheduler._leases.vacate([well])
     while left := _running("SlowProbe"):
         if time.monotonic() > deadline:
@@ -153,17 +153,17 @@ def _works_while_it_looks(scheduler: RayScheduler, file: Path) -> dict[str, Any]
 def _holds_gpus_while_it_looks(scheduler: RayScheduler) -> dict[str, Any]:
     """The second node says that it has two GPUs; a look takes both of them, and a second longer than it has to."""
     nodes, meter = ClusterNodes.of(Device.CUDA, None), LeaseMeter(time.monotonic())
-    looks = probes.Probes(nodes, scheduler._head, meter)
+    probing = probes.Probes(nodes, scheduler._head, meter)
     (SlowProbe.slow,) = nodes.slots.nodes
-    looks._actor_class = ray.remote(SlowProbe)
+    probing._actor_class = ray.remote(SlowProbe)
     began = time.monotonic()
-    looks.begin([ProbePlan(node=SlowProbe.slow, home=sys.argv[1])], reserve=True)
+    probing.begin([ProbePlan(node=SlowProbe.slow, home=sys.argv[1])], reserve=True)
     while meter.leased(time.monotonic(), total_slots=2).held == 0.0:
-        _listen(looks)
+        _listen(probing)
     time.sleep(1.0)
     SlowProbe.file.touch()
-    while not looks.said():
-        _listen(looks)
+    while not probing.take_results():
+        _listen(probing)
     seconds = time.monotonic() - began
     leased = meter.leased(time.monotonic(), total_slots=2)
     later = meter.leased(time.monotonic() + 100.0, total_slots=2)
@@ -175,8 +175,8 @@ def _holds_gpus_while_it_looks(scheduler: RayScheduler) -> dict[str, Any]:
     }
 
 
-def _listen(looks: probes.Probes) -> None:
-    looks.hear(ray.wait(looks.refs, timeout=30.0)[0])
+def _listen(probing: probes.Probes) -> None:
+    probing.take_answers(ray.wait(probing.refs, timeout=30.0)[0])
 
 
 def _begin(scheduler: RayScheduler, asked: TrialRequest, nodes: Sequence[str] = ()) -> None:
