@@ -1,12 +1,14 @@
-# make demo: measure layouts of a small Llama on this machine.  make test: everything the tests need, then the tests.
+# make demo: measure layouts of a small Llama on this machine.
+# make test: install everything the tests need, then run all tests.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# The project's folder in a .pth file: the finder that is written otherwise costs every Python process as much again as its start.
+# Puts the project's folder into a .pth file. The finder that setuptools writes otherwise doubles
+# the start time of every Python process.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-.PHONY: demo test chaos check install install-dev clean
+.PHONY: demo test chaos compat check install install-dev clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -24,19 +26,23 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) $(EDITABLE) '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-# With one GPU, or one core and none, the demo measures one of its two cells.
+# With one GPU, or with one core and no GPU, the demo measures one of its two cells.
 demo: install
 	@slots=$$(nvidia-smi --list-gpus 2>/dev/null | wc -l); [ "$$slots" -gt 0 ] || slots=$$(nproc); \
 	cell=$$([ "$$slots" -ge 2 ] || echo gpus=1); \
 	echo "sweep run sweeps/quickstart.yaml $$cell"; $(BIN)/sweep run sweeps/quickstart.yaml $$cell
 
-# The bytecode of tests and package is kept, whatever is usual here: hundreds of processes would compile it anew.
+# Keep the bytecode of tests and package: hundreds of processes would compile it again.
 test: install-dev
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
-# Kills everything that may be killed, 5,000 times, within an hour; one line of JSON says what that cost.
+# Kill everything that may be killed, 5,000 times within an hour; prints one line of JSON.
 chaos: install-dev
 	$(BIN)/python -m benchmarks.chaos
+
+# Run sweeps on each minor version of Ray in the range of pyproject.toml; takes 20 minutes.
+compat: install-dev
+	$(BIN)/python -m tests.compat.ray_versions
 
 check: install-dev
 	$(BIN)/ruff check .
