@@ -1,4 +1,4 @@
-"""What follows from the values of gangs alone: whether they fit beside each other, how far one is, and what it died of."""
+"""What follows from the values of gangs: whether they fit, their progress and their failure."""
 
 from __future__ import annotations
 

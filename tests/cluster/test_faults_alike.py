@@ -1,4 +1,4 @@
-"""Every fault of workload synthetic, at every place where it may strike: real ranks under a real launcher, and their simulation, come to the same."""
+"""Every fault of workload synthetic at every place: real ranks and their simulation end alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.sweep.fake_scheduler import FakeScheduler
 
 K, P, F = FailureKind, Phase, FaultKind
 
-# Where a fault may strike, and the phase that its rank is in there.
+# The places of faults, and the phase of the rank there.
 PLACES = {
     "init": P.RENDEZVOUS,
     "forward": P.FIRST_STEP,
@@ -43,7 +43,7 @@ BEFORE_THE_RESULT = ("init", "forward", "step_1", "step_3")
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a fault comes to at each place; where it is not listed it does no harm."""
+    """The failure that a fault leads to at each place; at others it does no harm."""
 
     kinds: Mapping[str, FailureKind]
     phase: Phase | None = None  # that its rank is in, where that is not the place's
@@ -143,7 +143,7 @@ def came_to(failure: Failure | None) -> tuple[FailureKind, str | None] | None:
 
 
 def decisions(failure: Failure | None) -> tuple[list[bool], bool] | None:
-    """Whether it is tried again after its first, second and third time, and whether it proves that others do not fit."""
+    """Whether a trial is retried after its first, second and third failure, and proves others."""
     if failure is None:
         return None
     again = [may_retry(failure.kind, Counter({failure.kind: times})) for times in (1, 2, 3)]
@@ -207,7 +207,7 @@ def test_a_simulated_hang_is_told_as_a_real_one_is_and_holds_its_gang_until_the_
 def test_a_step_over_its_limit_is_hung_in_both(
     launcher: NodeLauncher, name: str, seconds: float
 ) -> None:
-    """A step takes 2 s here: longer than a launcher on a busy machine may look away."""
+    """A step takes 2 s here: longer than a launcher on a busy machine may pause."""
     options = {"sleep": True, "noise": 0.0, "time_scale": 2.0 / STEP_SECONDS}
     limits = {"first_step": 30.0, "steady": 30.0, name: seconds}
     asked = order(trial_id=next(_trial_ids), options=options, limits=limits)

@@ -1,4 +1,4 @@
-"""What gangs hold, against a count of every slot in every second."""
+"""What gangs hold, compared with a count of every slot in every second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps over a table: the real loop, searcher and store, and launches that return what was measured."""
+"""Sweeps over a table: the real loop, searcher and store, with launches that return its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep on a cluster that is not there: the real loop and store, and the numbers that real ranks of workload synthetic would have given."""
+"""A simulated sweep: the real loop and store, and the numbers that real ranks would report."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_budget_of_time_is_of_the_simulated_clock(store: Store) -> None:
 
 
 def test_lost_nodes_cost_attempts_and_no_trial(store: Store) -> None:
-    # On eight nodes of which one is lost every six minutes in the mean; a trial of a minute or two is tried three times.
+    # One of eight nodes is lost every six minutes on average; a trial takes a minute or two.
     wide = spec(
         axes={
             "micro_batch_size": [1, 2, 4],
@@ -201,7 +201,7 @@ def test_lost_nodes_cost_attempts_and_no_trial(store: Store) -> None:
 
 
 def test_a_lost_node_is_back_before_a_sweep_that_needs_it_gives_up(store: Store) -> None:
-    """All of its nodes, of which one is lost every quarter of an hour in the mean: every gang waits for it."""
+    """One node is lost every quarter of an hour on average, and every gang needs all nodes."""
     result, scheduler = run(
         store,
         spec(
@@ -239,8 +239,19 @@ def test_a_simulated_step_over_its_limit_hangs_its_layout_and_ends_no_other_cell
     store: Store,
 ) -> None:
     """70B on 16 GPUs takes 60 to 160 s a step, and 8B takes 5."""
-    slow = spec(model=["llama-3.1-8b", "llama-3.1-70b"], gpus=16, global_batch_size=256, measurement={"limits": {"steady": 60}},
-                axes={"micro_batch_size": [1, 2], "tensor_parallel_size": 8, "pipeline_parallel_size": [1, 2], "recompute": ["none", "full"], "zero_stage": [0, 1]})  # fmt: skip
+    slow = spec(
+        model=["llama-3.1-8b", "llama-3.1-70b"],
+        gpus=16,
+        global_batch_size=256,
+        measurement={"limits": {"steady": 60}},
+        axes={
+            "micro_batch_size": [1, 2],
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": [1, 2],
+            "recompute": ["none", "full"],
+            "zero_stage": [0, 1],
+        },
+    )
     result, _ = run(store, slow)
     reasons = {cell.model.name: reason for cell, reason in result.stopped.items()}
     assert reasons["llama-3.1-8b"] is StopReason.EXHAUSTED
@@ -257,7 +268,7 @@ def test_a_simulated_step_over_its_limit_hangs_its_layout_and_ends_no_other_cell
 def test_a_node_that_is_lost_with_all_its_gangs_does_not_end_a_sweep(
     store: Store, seed: int
 ) -> None:
-    # Eight gangs of one GPU to a node, and one of eight nodes is lost every 90 s in the mean.
+    # Eight gangs of one GPU per node; one of eight nodes is lost every 90 s on average.
     wide = spec(
         gpus=1,
         model="llama-3.2-1b",
@@ -293,7 +304,7 @@ def test_what_a_simulated_sweep_held_adds_up_on_the_simulated_clock(store: Store
     assert (found.total.idle, found.total.in_flight) == (
         pytest.approx(0.0, abs=1e-6),
         0.0,
-    )  # a simulated gang is there for its attempt alone
+    )  # its lease ends with its attempt
     assert found.capacity is not None
     assert found.total.held < found.capacity <= 8 * 8 * scheduler.clock()
 
@@ -310,7 +321,7 @@ def test_a_simulated_budget_of_money_is_hardly_passed(store: Store) -> None:
         for t in store.trials(result.sweep_id)
         for a in store.trial(t.id).attempts
     ]
-    # Of two hours: the first of each of four nodes start when nothing is known of such trials, and launches differ by a fifth.
+    # Of two hours: at first nothing is known of such trials, and launches differ by a fifth.
     assert 2 * 3600 - max(attempts) < sum(attempts) < 2 * 3600 + max(attempts)
 
 

@@ -1,4 +1,4 @@
-"""Whether hosts can be made here at all, and a cluster of three of them."""
+"""Fixtures: skips if no hosts can be made here, and a cluster of three hosts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEEDED = {
 
 @pytest.fixture(scope="session")
 def namespaces() -> None:
-    """Skips where this user may not make namespaces. Where he may, a missing program is a failure of the checks."""
+    """Skip if this user may not make namespaces; else a missing program fails the checks."""
     if os.geteuid() != 0:
         pytest.skip("hosts are network namespaces, which only root may make")
     need({program: package for program, package in NEEDED.items() if program == "unshare"})
@@ -39,7 +39,7 @@ def namespaces() -> None:
 
 
 def need(programs: dict[str, str]) -> None:
-    """Skip with what is missing; the checks on a new machine install it, and fail without."""
+    """Skip if programs are missing; fail in the checks on a new machine, which install them."""
     missing = sorted(
         {
             package
@@ -56,7 +56,7 @@ def need(programs: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def three_hosts(namespaces: None, postgresql_server: str) -> Iterator[RayHosts]:
-    """A Ray cluster with token authentication over three hosts of one core each. Only the head can reach PostgreSQL."""
+    """A Ray cluster of three hosts with one core each. Only the head can reach PostgreSQL."""
     folder = Path(postgresql_server.partition("host=")[2])
     assert folder.is_dir(), postgresql_server
     with Network(["head", "worker-1", "worker-2"], seen_by_first=[folder]) as network:

@@ -1,7 +1,8 @@
-"""Hosts on one machine, for tests: each has processes, addresses, a name, /tmp, /dev/shm and a folder of its own, and ends with the test.
+"""Hosts on one machine, for tests, with their own processes, addresses, names and folders.
 
-Namespaces of Linux, held by one process per host: when that process ends, the kernel ends whatever runs in the host, and takes the
-network away with it. Nothing outside is touched: the switch that connects the hosts is in a namespace of its own, too.
+They are namespaces of Linux, and one process per host holds them: when it ends, the kernel ends
+all that runs in the host, and removes the network. Nothing outside is touched: the switch that
+connects the hosts has its own namespace.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Any
 PROJECT = Path(__file__).parents[2]
 START_SECONDS = 20.0
 END_SECONDS = 10.0
+NAMESPACES = ["--net", "--pid", "--mount", "--uts", "--ipc"]
 
-# Its own end ends the host. bash, since as the first process of its namespace it reaps what loses its parent: Ray takes a zombie for alive.
+# The host ends with this process. It is bash, which reaps orphans: Ray takes a zombie for alive.
 _FIRST_PROCESS = """
 set -e
 mount -t tmpfs -o size=1g tmpfs /dev/shm
@@ -32,9 +34,13 @@ for path in $SEEN; do exec {number}<"$path"; kept+=("$path") opened+=("$number")
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mkdir "$BASE"
 mount --no-canonicalize --bind "/proc/self/fd/$own" "$BASE"
-for i in "${!kept[@]}"; do mkdir -p "${kept[i]}"; mount --no-canonicalize --bind "/proc/self/fd/${opened[i]}" "${kept[i]}"; done
+for i in "${!kept[@]}"; do
+    mkdir -p "${kept[i]}"
+    mount --no-canonicalize --bind "/proc/self/fd/${opened[i]}" "${kept[i]}"
+done
 mount --bind "$BASE/hosts" /etc/hosts
-mount --bind "$BASE/resolv.conf" /etc/resolv.conf || true  # a machine without name servers may have no such file
+# A machine without name servers may have no such file.
+mount --bind "$BASE/resolv.conf" /etc/resolv.conf || true
 hostname "$NAME"
 ip link set lo up
 ip link add docker0 type bridge
@@ -86,7 +92,7 @@ class Host:
         env: Mapping[str, str] | None = None,
         timeout: float = 180.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program in the host, with its output in a file: what it leaves behind may hold that open."""
+        """Run a program in the host, with a file as output, which what it leaves may keep open."""
         with tempfile.TemporaryFile("w+", errors="replace") as out:
             done = subprocess.run(
                 self._within(command, cwd),
@@ -103,12 +109,13 @@ class Host:
     def ok(self, *command: str | Path, **options: Any) -> str:
         done = self.run(*command, **options)
         assert done.returncode == 0, (
-            f"{self.name}: {' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}"
+            f"{self.name}: {' '.join(map(str, command))} ended with {done.returncode}\n"
+            f"{done.stdout}"
         )
         return str(done.stdout)
 
     def signal(self, process: subprocess.Popen[str], number: int) -> None:
-        """Signal what `start` has started: the process that nsenter has forked, not nsenter itself."""
+        """Signal what `start` has started: the child of nsenter, not nsenter itself."""
         for child in _children(process.pid):
             os.kill(child, number)
 
@@ -136,30 +143,23 @@ class Host:
             process.communicate(timeout=END_SECONDS)
 
     def _within(self, command: Sequence[str | Path], cwd: Path | None) -> list[str]:
-        enter = [
-            "nsenter",
-            f"--target={self.pid}",
-            "--net",
-            "--pid",
-            "--mount",
-            "--uts",
-            "--ipc",
-            "--",
-        ]
+        enter = ["nsenter", f"--target={self.pid}", *NAMESPACES, "--"]
         # nsenter's own option for a folder means the folder outside.
         return [*enter, "env", f"--chdir={cwd or self.base}", *map(str, command)]
 
 
 @dataclass
 class Network:
-    """Hosts `10.77.0.N` on one switch. Each has a /tmp of its own; `seen_by_first` are folders in this machine's that the first sees too."""
+    """Hosts `10.77.0.N` on one switch, each with its own /tmp.
+
+    The first one also sees the folders `seen_by_first` of this machine's /tmp.
+    """
 
     names: Sequence[str]
     seen_by_first: Sequence[Path] = ()
     hosts: list[Host] = field(default_factory=list)
-    base: Path = field(
-        default_factory=lambda: Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))
-    )  # short: Ray's sockets lie below it
+    # Short, for the paths of Ray's sockets.
+    base: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp")))
 
     def __enter__(self) -> Network:
         try:
@@ -194,7 +194,7 @@ class Network:
         shutil.rmtree(self.base, ignore_errors=True)
 
     def cut(self, host: Host) -> None:
-        """Pull the host's plug out of the switch: packets are lost, and nobody is told."""
+        """Unplug the host from the switch: packets are lost, and no connection closes."""
         self._on_switch("ip", "link", "set", f"to-{host.name}", "down")
 
     def mend(self, host: Host) -> None:
@@ -212,16 +212,7 @@ class Network:
             if path.is_relative_to("/tmp")
         }
         first = _hold(
-            [
-                "--net",
-                "--pid",
-                "--mount",
-                "--uts",
-                "--ipc",
-                "--fork",
-                "--kill-child",
-                "--mount-proc",
-            ],
+            [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"],
             _FIRST_PROCESS,
             {"BASE": str(self.base), "NAME": name, "SEEN": " ".join(map(str, [*programs, *seen]))},
         )
@@ -235,19 +226,8 @@ class Network:
             environment=self._environment(),
         )
         plug = f"to-{name}"
-        self._on_switch(
-            "ip",
-            "link",
-            "add",
-            plug,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            host.interface,
-            "netns",
-            str(pid),
-        )
+        peer = ["peer", "name", host.interface, "netns", str(pid)]
+        self._on_switch("ip", "link", "add", plug, "type", "veth", *peer)
         self._on_switch("ip", "link", "set", plug, "master", "switch0", "up")
         host.ok("ip", "addr", "add", f"{address}/24", "dev", host.interface)
         host.ok("ip", "link", "set", host.interface, "up")
@@ -256,12 +236,8 @@ class Network:
     def _environment(self) -> dict[str, str]:
         dropped = ("RAY_", "SWEEP_", "PG", "TMPDIR", "XDG_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-        own = {
-            "HOME": str(self.base),
-            "TMPDIR": str(self.base),
-            "PYTHONPATH": str(PROJECT),
-            "NO_COLOR": "1",
-        }
+        base = str(self.base)
+        own = {"HOME": base, "TMPDIR": base, "PYTHONPATH": str(PROJECT), "NO_COLOR": "1"}
         return kept | own
 
     def _on_switch(self, *command: str) -> None:
@@ -276,7 +252,7 @@ class Network:
 def _hold(
     namespaces: Sequence[str], script: str, environment: Mapping[str, str]
 ) -> subprocess.Popen[str]:
-    """A process that holds new namespaces until it is killed, or the test is."""
+    """Start a process that holds new namespaces until it or the test ends."""
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces, "bash", "-c", script]
     process = subprocess.Popen(
         command,

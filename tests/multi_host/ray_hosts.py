@@ -1,4 +1,4 @@
-"""A Ray cluster with token authentication over the hosts of a network, and the `sweep` command on its head."""
+"""A Ray cluster with token authentication over the hosts of a network, and `sweep` on its head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_SECONDS = 240.0
 
 
 def runs_one(file: Path) -> bool:
-    """Whether a trial of a SQLite store runs: asked of the file, since a `sweep status` again and again takes cores from what is waited for."""
+    """Return whether a trial of a SQLite store runs; repeated `sweep status` would take cores."""
     if not file.exists():
         return False
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
@@ -49,7 +49,7 @@ class RayHosts:
         return self.network.hosts[1:]
 
     def start(self, *, num_cpus: int, dashboard: bool = False) -> None:
-        """Start Ray on every host, each under its own address, with one token that only its user can read."""
+        """Start Ray on every host, under its own address, with one token in private files."""
         token = secrets.token_hex(32)
         for host in self.network.hosts:
             file = host.folder / "token"
@@ -60,7 +60,8 @@ class RayHosts:
                 "RAY_AUTH_TOKEN_PATH": str(host.base / "token"),
                 "RAY_TMPDIR": str(host.base),
                 "RAY_USAGE_STATS_ENABLED": "0",
-                "PATH": f"{BIN}:{host.environment['PATH']}",  # as in a shell with the environment activated
+                # As in a shell with the virtual environment activated.
+                "PATH": f"{BIN}:{host.environment['PATH']}",
             }
         share = [f"--num-cpus={num_cpus}", "--object-store-memory=80000000"]
         head = self.head
@@ -107,7 +108,7 @@ class RayHosts:
     def sweep(
         self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300.0
     ) -> str:
-        """What a command about a sweep printed to stdout, on the head."""
+        """Run a command on the head, and return its stdout."""
         process = self.head.start(SWEEP, *arguments, env=env)
         out, err = process.communicate(timeout=timeout)
         assert process.returncode == 0, (

@@ -1,4 +1,4 @@
-"""A cluster that begins with a head without slots: `--wait-for-nodes` has Ray's own autoscaler order the nodes of the largest gang.
+"""With `--wait-for-nodes` Ray's autoscaler starts the nodes of the largest gang.
 
 The nodes come from the provider with which Ray tests its autoscaler, as processes on one host.
 """

@@ -1,4 +1,6 @@
-"""What the batch script of deploy/slurm does with its signals: bash is real, and every program that it calls is played by a script.
+"""What the batch script of deploy/slurm does with its signals.
+
+Bash is real; scripts play all programs that it calls.
 
 The sweep itself under this script is in test_slurm.py.
 """
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.timeout(600)
 
 SBATCH = PROJECT / "deploy/slurm/sweep.sbatch"
 MOST_SECONDS = 60.0
-# What a sweep does: it goes on until it is asked for what $ENDS_ON says, and a stop is refused as often as $REFUSED says.
+# Runs until it is asked for $ENDS_ON, and refuses a stop $REFUSED times.
 _SWEEP = """#!/usr/bin/env bash
 case $1 in
     validate) echo '{"name": "mine"}' ;;
@@ -36,7 +38,9 @@ _PLAYED = {
     "sweep": _SWEEP,
     "srun": '#!/usr/bin/env bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
     "ray": '#!/usr/bin/env bash\nwhile [[ $1 != -- ]]; do shift; done\nshift\nexec "$@"\n',
-    "scontrol": '#!/usr/bin/env bash\ncase $1 in show) echo node-1 ;; requeue) echo "$2" >>requeued ;; esac\n',
+    "scontrol": """#!/usr/bin/env bash
+case $1 in show) echo node-1 ;; requeue) echo "$2" >>requeued ;; esac
+""",
 }
 _REFUSALS = {
     "fails": {"ANSWER": "", "REFUSAL": "75"},

@@ -1,4 +1,4 @@
-"""The hosts that these tests make: apart from each other while they live, and gone with whoever made them."""
+"""The hosts that these tests make: separate while they live, and gone with their maker."""
 
 from __future__ import annotations
 

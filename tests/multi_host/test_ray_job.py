@@ -1,4 +1,4 @@
-"""`ray job submit -- sweep run ...` on a cluster with token authentication: looked at from outside, stopped, and gone on with."""
+"""`ray job submit -- sweep run ...` with token authentication: watched, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MORE_THAN_A_JOB_MAY_UPLOAD = 101 << 20  # Ray refuses 100 MiB
 
 @dataclass
 class Told:
-    """What was seen of three jobs: one whose trial hangs and that is stopped, the same once more, and one without a store of its own."""
+    """Results of three jobs: one that hangs and is stopped, its repetition, one without a store."""
 
     during: Any = None  # `sweep status --json`, from a shell beside the first job
     after_stop: Any = None  # `sweep show --json`, and `status`
@@ -131,7 +131,7 @@ def test_a_client_without_the_token_is_told_what_to_look_at(head: RayHosts) -> N
 
 
 def _write(project: Path) -> None:
-    """A sweep of one layout whose first attempt hangs, beside a file that is too large for a job and that git ignores."""
+    """A sweep of one layout whose first attempt hangs, and a large file that git ignores."""
     project.mkdir()
     hang = {"fault": "hang", "at": "step_3", "first_attempt_only": True}
     write_sweep(

@@ -1,6 +1,7 @@
-"""`ray up`, `ray submit` and `ray down` over ssh, with the template of deploy/local: from machines without Ray to results, and back.
+"""`ray up`, `ray submit` and `ray down` over ssh, with the template of deploy/local.
 
-Two hosts with an sshd on port 22 each; the second joins when the head's own monitor has reached it, which a sweep can wait for.
+Two hosts have an sshd on port 22. The second one joins once the head's monitor has reached it,
+which a sweep can wait for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ STEP_SECONDS = 300.0
 OF_OURS = ("orchestrator.node.rank_server", "NodeAgent")
 _USERS = "root:x:0:0:root:{home}:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
 _PASSWORDS = "root:*:19000:0:99999:7:::\nsshd:*:19000:0:99999:7:::\n"
-_SSHD = "HostKey {home}/.ssh/host_key\nPidFile none\nUsePAM no\nPasswordAuthentication no\nAuthorizedKeysFile {home}/.ssh/authorized_keys\n"
+_SSHD = """HostKey {home}/.ssh/host_key
+PidFile none
+UsePAM no
+PasswordAuthentication no
+AuthorizedKeysFile {home}/.ssh/authorized_keys
+"""
 
 
 @dataclass
@@ -67,7 +73,8 @@ def told(namespaces: None) -> Iterator[Told]:
             host.name: [pid for text in OF_OURS for pid in host.processes(text)]
             for host in network.hosts
         }
-        # `ray down` reaches the head alone with this provider; a worker's Ray ends by itself within a minute of its head's.
+        # With this provider `ray down` reaches only the head. A worker's Ray ends by itself within
+        # a minute.
         left["head"] += head.processes("raylet") + head.processes("gcs_server")
         yield Told(
             submitted=submitted,
@@ -98,7 +105,7 @@ def test_the_end_of_the_cluster_leaves_no_rank_and_no_ray_on_the_head(told: Told
 
 
 def _let_in(*hosts: Host) -> None:
-    """Start an sshd on each that lets the first's key in. The users of this machine's files are not those of the hosts."""
+    """Start an sshd on each host that accepts the first one's key, whoever owns the files."""
     first = hosts[0]
     for host in hosts:
         ssh = host.folder / ".ssh"
@@ -118,12 +125,13 @@ def _let_in(*hosts: Host) -> None:
         host.ok("/usr/sbin/sshd", "-f", host.base / "sshd_config")
         # What the template's setup commands do, with the environment that is already here.
         (host.folder / ".bashrc").write_text(
-            f"export PATH={BIN}:$PATH PYTHONPATH={PROJECT} RAY_AUTH_MODE=token NO_COLOR=1 RAY_TMPDIR={host.base}\n"
+            f"export PATH={BIN}:$PATH PYTHONPATH={PROJECT}"
+            f" RAY_AUTH_MODE=token NO_COLOR=1 RAY_TMPDIR={host.base}\n"
         )
 
 
 def _write(head: Host, worker: Host) -> None:
-    """The template, filled in: addresses, user, key. Instead of an installation the environment at hand; and as little as Ray can do with."""
+    """The template with addresses, user and key; it installs nothing, and Ray gets little."""
     config: Any = yaml.safe_load(TEMPLATE.read_text())
     text = json.dumps(config).replace(config["provider"]["head_ip"], head.address)
     config = json.loads(text)

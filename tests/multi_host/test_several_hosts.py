@@ -1,7 +1,8 @@
-"""Gangs over hosts with addresses, processes and files of their own: ranks meet, and one host is cut off midway.
+"""Gangs over several hosts: ranks meet, and one host is cut off midway.
 
-The hosts share no file system that is written to, and only the head reaches the store, a PostgreSQL. As on many machines, a host's
-name means loopback to itself, and there is a container bridge of the same address on each.
+The hosts share no writable file system, and only the head reaches the store, a PostgreSQL. As on
+many machines, a host's own name resolves to loopback, and each host has a container bridge with the
+same address.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SERVER_PROCESSES = 3  # two wardens and the rank server; one more is a rank
 
 @dataclass
 class Told:
-    """What was seen of a sweep with gangs over two of the three hosts, of which one is cut off midway."""
+    """Results of a sweep with gangs over two of the three hosts, one of which is cut off."""
 
     victim: str = ""
     seen_after_seconds: float = 0.0
@@ -161,7 +162,8 @@ def _write(folder: Path) -> None:
 def _happened(store: str, event: str) -> list[Any]:
     """The nodes of the attempts to which it happened, where they are known."""
     statement = """
-        SELECT attempt.nodes FROM event JOIN attempt ON attempt.trial_id = event.trial_id AND attempt.number = event.attempt
+        SELECT attempt.nodes FROM event JOIN attempt
+            ON attempt.trial_id = event.trial_id AND attempt.number = event.attempt
         WHERE event.event = %s AND attempt.nodes IS NOT NULL
     """
     return _query(store, statement, event)
@@ -198,7 +200,7 @@ def _clean_after_seconds(host: Host, since: float) -> float:
 
 
 def _still_there(host: Host) -> list[int]:
-    """Processes of ours that do not end. How soon they end is for `make chaos`: here Ray may end its actors on a machine full of other work."""
+    """Processes of ours that do not end. `make chaos` tests how soon they end."""
     until = time.monotonic() + CLEAN_SECONDS
     while (left := _ours(host)) and time.monotonic() < until:
         time.sleep(0.1)

@@ -1,6 +1,8 @@
-"""The batch script of deploy/slurm, run: bash, `ray symmetric-run` and the sweep are real, Slurm's own programs are played by two scripts.
+"""The batch script of deploy/slurm, with real bash, `ray symmetric-run` and sweep.
 
-What Slurm does on its own (allocations, signals at the time limit, killing what is left) is not tested here.
+Two scripts play Slurm's own programs.
+
+Allocations, signals at the time limit and Slurm's killing of what is left are not tested.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ SBATCH = PROJECT / "deploy/slurm/sweep.sbatch"
 JOB_SECONDS = 300.0
 # What follows srun's own options runs once per node; here there is one.
 _SRUN = '#!/usr/bin/env bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
-_SCONTROL = '#!/usr/bin/env bash\ncase $1 in show) echo "$3" ;; requeue) echo "$2" >>"$HOME/requeued" ;; esac\n'
+_SCONTROL = """#!/usr/bin/env bash
+case $1 in show) echo "$3" ;; requeue) echo "$2" >>"$HOME/requeued" ;; esac
+"""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The templates in deploy/, as far as a machine without those services can tell: schemas, syntax, and every command that they name."""
+"""The templates in deploy/: schemas, syntax, and every command that they name."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ SBATCH = DEPLOY / "slurm/sweep.sbatch"
 RAY_JOB = DEPLOY / "kuberay/rayjob.yaml"
 IMAGE = DEPLOY / "kuberay/Dockerfile"
 _CALL = re.compile(
-    r"(?:^|[\s'\"(;&|])(sweep (?:run|cancel|validate|status|best|doctor|plan|show|logs|sql|export)\b[^|;&)#\n]*)",
+    r"(?:^|[\s'\"(;&|])"
+    r"(sweep (?:run|cancel|validate|status|best|doctor|plan|show|logs|sql|export)\b[^|;&)#\n]*)",
     re.MULTILINE,
 )
 _SHELL_VARIABLE = re.compile(r"\$\{?[A-Za-z_@][A-Za-z_]*\}?")
 
 
 def lines_of_documents() -> Iterator[str]:
-    """What a person is shown to type, line by line; a line that ends with a backslash goes on."""
+    """Return the commands for people, line by line; a backslash at the end continues a line."""
     for document in documents():
         for block in re.findall(
             r"^```console\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE
@@ -47,7 +48,7 @@ def lines_of_documents() -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The calls of `sweep` in some lines of shell; shell variables and the name TRIAL are filled in."""
+    """Return the calls of `sweep` in lines of shell, with variables and TRIAL filled in."""
     for found in _CALL.finditer(text):
         words = shlex.split(found[1].split("'")[0].split(" > ")[0])
         yield [
@@ -221,7 +222,7 @@ def test_every_call_of_sweep_in_a_template_is_one_that_the_program_takes(path: P
 
 
 def test_the_templates_have_calls_of_sweep_to_be_parsed() -> None:
-    """A pattern that found none would pass all of them."""
+    """Otherwise the pattern would pass all templates by finding no command."""
     found = {
         path: {words[0] for words in calls_in(path)} for path in DEPLOY.rglob("*") if path.is_file()
     }

@@ -1,4 +1,4 @@
-"""A sweep that waits for nodes while the head of their cluster dies; printed as one JSON line, for test_cluster.
+"""A sweep that waits for nodes while the head dies. Prints one JSON line, for test_cluster.
 
 Run as a program, since a process joins one cluster at a time.
 """

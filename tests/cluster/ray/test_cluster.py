@@ -1,4 +1,4 @@
-"""The cluster seen from its driver, where its head dies while something is asked of it."""
+"""The cluster as its driver sees it, when the head dies during a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard of a local Ray, with processes in place of Ray's: it ends whatever belongs to that Ray, and nobody else."""
+"""The guard of a local Ray, with other processes in place of Ray's: it ends only that Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.node.processes import start_time
 
 ENOUGH_SECONDS = 5.0
 
-# An orchestrator that begins a guard, says its folder, starts what the arguments say in Ray's name, and is then killed by its test.
+# An orchestrator with a guard that starts one process as Ray and one otherwise, and is killed.
 _ORCHESTRATOR = """
 import subprocess, sys, time
 from orchestrator.cluster.ray.guard import RayGuard
@@ -60,8 +60,8 @@ def test_the_end_of_the_orchestrator_is_the_end_of_its_ray_whenever_that_began(
     try:
         assert _within(folder.is_dir)
         (folder / "logs").mkdir()
-        time.sleep(0.2)  # a second process of the guard is there by now
-        # As Ray's agents: nothing of them tells whose they are but the log that they write, and they begin long after the guard.
+        time.sleep(0.2)  # by now the guard has a second process
+        # Like Ray's agents, they start long after the guard, and only their log shows whose.
         with (folder / "logs" / "agent.log").open("w") as log:
             agent = subprocess.Popen(["sleep", "600"], stdout=log, env={}, start_new_session=True)
         with (folder / "logs" / "agent.log").open() as log:

@@ -1,4 +1,4 @@
-"""A node that looks at its cluster's head, here a real socket: what happens when nobody answers there any more."""
+"""A node that checks the head of its cluster, here a real socket that stops answering."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_a_head_that_answers_no_more_ends_what_runs_here_once(
     cut = threading.Event()
     answered: list[float] = []
 
-    def look(address: str, *, timeout_seconds: float) -> str | None:
+    def check(address: str, *, timeout_seconds: float) -> str | None:
         found = why_unreachable(address, timeout_seconds=timeout_seconds)
         if found is None:
             answered.append(time.monotonic())
         return found
 
-    monkeypatch.setattr(head_watch, "why_unreachable", look)
+    monkeypatch.setattr(head_watch, "why_unreachable", check)
 
     def on_cut() -> None:
         calls.append(time.monotonic())
@@ -43,7 +43,7 @@ def test_a_head_that_answers_no_more_ends_what_runs_here_once(
     assert not cut.wait(1.0)  # it answers
     server.close()
     assert cut.wait(PATIENCE_SECONDS)
-    assert calls[0] - answered[-1] > 0.29, "one look that fails is not enough"
+    assert calls[0] - answered[-1] > 0.29, "one failed check is not enough"
     time.sleep(0.5)
     assert len(calls) == 1
 

@@ -1,4 +1,4 @@
-"""What an entrypoint of a Ray job makes of where it is, and of what Ray put into its environment."""
+"""What the entrypoint of a Ray job derives from its folder and its environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ OF_A_JOB = {
     ("path", "is_in_it"),
     [
         (
-            "/tmp/ray/session_2026-11-21_21-20-29_381246_14/runtime_resources/working_dir_files/_ray_pkg_35c391bb364e3fe6/.sweep",
+            "/tmp/ray/session_2026-11-21_21-20-29_381246_14/runtime_resources/working_dir_files"
+            "/_ray_pkg_35c391bb364e3fe6/.sweep",
             True,
         ),
         ("/home/me/project/.sweep", False),

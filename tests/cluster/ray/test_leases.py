@@ -1,4 +1,4 @@
-"""What is leased of nodes, against the packing that hands their slots out; without Ray, which has its own tests (test_scheduler.py)."""
+"""Leases, against the packing that assigns their slots; without Ray, as in test_scheduler.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Nodes:
 
 
 class LeasesOfNobody(Leases):
-    """Leases in which no agent stands. It counts those that were formed."""
+    """Leases without agents. Counts the leases that were formed."""
 
     def __init__(self) -> None:
         super().__init__(cast(Any, _Nodes()), cast(Any, None), LeaseMeter(0.0), root="")
@@ -126,7 +126,7 @@ def test_a_node_that_a_wide_gang_has_leased_serves_narrower_ones_with_the_same_a
 
 
 class SchedulerWithLeases(FakeScheduler):
-    """Its attempts have parts of leases; several end in one poll, as they do where a loop was busy meanwhile."""
+    """Its attempts have parts of leases. Several end in one poll, as if the loop had been busy."""
 
     def __init__(self, chance: Random) -> None:
         super().__init__(
@@ -157,7 +157,7 @@ class SchedulerWithLeases(FakeScheduler):
 def test_what_a_loop_starts_together_finds_the_room_that_it_was_chosen_for(
     sqlite_store: Store, seed: int
 ) -> None:
-    """Several gangs on pieces of one node: each takes of the room that the next was to have."""
+    """Several gangs on parts of one node take slots that the next one was to have."""
     axes = {"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "zero_stage": [0, 1]}
     wanted = spec(
         gpus=[1, 2, 3, 4, 6],
@@ -174,7 +174,7 @@ def test_what_a_loop_starts_together_finds_the_room_that_it_was_chosen_for(
 
 
 def test_an_attempt_whose_lease_was_lost_before_it_began_never_begins() -> None:
-    """Its agent died as it formed, and another attempt heard of that first."""
+    """Its agent died before it had started, and another attempt noticed that first."""
     leases = LeasesOfNobody()
     (first,), (second,) = leases.take(2, ["a"], program=""), leases.take(2, ["b"], program="")
     lease = first.lease

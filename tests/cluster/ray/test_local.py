@@ -1,6 +1,6 @@
-"""The lean start of a local Ray, and the plain start behind it, with a `ray.init` that starts nothing.
+"""The lean and the plain start of a local Ray, with a `ray.init` that starts nothing.
 
-That both start a Ray that works: test_scheduler, and for each minor version tests/compat.
+test_scheduler and tests/compat test that both start a working Ray.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What nodes are called as they come, go and come back."""
+"""The names of nodes that come, go and come back."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ def request(
 
 
 def begin(scheduler: RayScheduler, asked: TrialRequest, shape: Shape) -> None:
-    """On the first nodes that have the slots at all: whether they are free is the scheduler's to say."""
-    roomy = [node for node, slots in scheduler.slots.nodes.items() if slots >= shape.slots_per_node]
-    scheduler.start(asked, shape, roomy[: shape.num_nodes])
+    """Start on the first nodes with enough slots; the scheduler decides whether they are free."""
+    large = [node for node, slots in scheduler.slots.nodes.items() if slots >= shape.slots_per_node]
+    scheduler.start(asked, shape, large[: shape.num_nodes])
 
 
 def until_finished(
@@ -86,7 +86,7 @@ def until_finished(
 
 
 def title_of(pid: int) -> str:
-    """Nothing, where it has ended meanwhile."""
+    """Return "" if the process has ended meanwhile."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     return ""
@@ -266,7 +266,8 @@ def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_ar
     scheduler: RayScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler._leases.vacate(scheduler.slots.nodes)
-    other = _OfAnotherJob.options(num_cpus=scheduler.slots.total).remote()  # type: ignore[attr-defined]
+    num_cpus = scheduler.slots.total
+    other = _OfAnotherJob.options(num_cpus=num_cpus).remote()  # type: ignore[attr-defined]
     ray.get(other.answer.remote(), timeout=180)
     monkeypatch.setattr("orchestrator.cluster.ray.scheduler.PLACEMENT_SECONDS", 2.0)
     monkeypatch.setattr("orchestrator.cluster.ray.scheduler.PLACEMENT_JITTER_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""Gangs that span nodes: simulated nodes of a real Ray cluster on this machine, each with declared slots of its own."""
+"""Gangs that span nodes: simulated nodes of a real Ray cluster, with declared slots."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_node_says_how_it_is_and_leaves_its_slots_free(out: dict[str, Any]) -> None:
-    """The first two questions are lost on their way, and asked again."""
-    assert set(out["looked"]) == set(out["names"])
-    assert {host for host, _, _ in out["looked"].values()} == {socket.gethostname()}
-    assert all(abs(offset) < 0.5 for _, offset, _ in out["looked"].values()), (
+    """The first two calls are lost, and repeated."""
+    assert set(out["probed"]) == set(out["names"])
+    assert {host for host, _, _ in out["probed"].values()} == {socket.gethostname()}
+    assert all(abs(offset) < 0.5 for _, offset, _ in out["probed"].values()), (
         "both have this machine's clock"
     )
-    assert all(rate is None for _, _, rate in out["looked"].values()), (
+    assert all(rate is None for _, _, rate in out["probed"].values()), (
         "of two that differ nobody could tell which is slow"
     )
     assert out["unfit"] == []
 
 
-def test_an_attempt_begins_and_ends_while_another_node_is_looked_at(out: dict[str, Any]) -> None:
+def test_an_attempt_begins_and_ends_while_another_node_is_probed(out: dict[str, Any]) -> None:
     assert sorted(out["order"]) == ["attempt", "slow", "well"]
     assert out["order"].index("attempt") < out["order"].index("slow"), (
         "it was told to answer once the attempt had ended"
     )
 
 
-def test_a_node_that_does_not_answer_is_given_up_and_nothing_of_the_look_is_left(
+def test_a_node_that_does_not_answer_is_given_up_and_nothing_of_the_probe_is_left(
     out: dict[str, Any],
 ) -> None:
     assert out["silent"] == ["no answer within 1 s"]
     assert out["probes_left"] == 0
 
 
-def test_gpus_that_a_look_holds_are_held_and_idle_until_it_has_ended(out: dict[str, Any]) -> None:
-    assert 2 * 1.0 <= out["look_held"] <= 2 * out["look_seconds"], (
-        "two GPUs, for a second and what it takes to look"
+def test_gpus_that_a_probe_holds_are_held_and_idle_until_it_has_ended(out: dict[str, Any]) -> None:
+    assert 2 * 1.0 <= out["probe_held"] <= 2 * out["probe_seconds"], (
+        "two GPUs, for a second and the time of a probe"
     )
-    assert out["look_idle"] == out["look_held"]
-    assert out["held_after_look"] == 0.0
+    assert out["probe_idle"] == out["probe_held"]
+    assert out["held_after_probe"] == 0.0
 
 
 def test_a_gang_over_two_nodes_meets_and_measures(out: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ def test_the_agents_of_other_nodes_outlive_the_loss_of_one(out: dict[str, Any]) 
 
 def test_a_node_that_comes_back_has_its_name_again_and_is_used(out: dict[str, Any]) -> None:
     assert out["names_after_return"] == out["names"]
-    assert out["has_another_life"], "Ray has it under another id, so it is looked at anew"
+    assert out["has_another_life"], "Ray has it under another id, so it is probed again"
     assert out["after_return"] is None
 
 

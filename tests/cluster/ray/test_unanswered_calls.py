@@ -1,4 +1,4 @@
-"""When an agent that does not answer is lost, told from the times at which somebody listened."""
+"""When an agent that does not answer is lost, by the times at which somebody listened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What gangs do on a Ray cluster of two simulated nodes with two slots each; printed as one JSON line, for test_scheduler_nodes.
+"""Runs gangs on a Ray cluster of two simulated nodes with two slots each.
+
+Prints one JSON line, for test_scheduler_nodes.
 
 Run as a program, since a process joins one cluster at a time.
 """
@@ -60,24 +62,26 @@ class SlowProbe(probes.RayProbe):
         return super().gather(plan, nvml=nvml)
 
 
-# Read by all of Ray's processes. This one asks first how a node is: both questions are lost on their way.
-FIRST_LOOK_IS_LOST = {
+# Read by all processes of Ray. The first two calls of this process to a probe are lost.
+FIRST_CALLS_ARE_LOST = {
     "CoreWorkerService.grpc_client.PushTask": {"num_failures": 2, "req_failure_prob": 100}
 }
 
 
 def main() -> None:
-    os.environ |= {"RAY_testing_rpc_failure": json.dumps(FIRST_LOOK_IS_LOST)}
+    os.environ |= {"RAY_testing_rpc_failure": json.dumps(FIRST_CALLS_ARE_LOST)}
     head = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
-    second = cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
+    second = cluster.add_node(  # type: ignore[no-untyped-call]
+        num_cpus=2, num_gpus=2, object_store_memory=80_000_000
+    )
     cluster.wait_for_nodes()
     scheduler = RayScheduler(address=cluster.address, device=Device.CPU, root=Path(sys.argv[1]))
     out: dict[str, Any] = {"slots": list(scheduler.slots.nodes.values())}
     out |= (
-        _looks(scheduler)
-        | _works_while_it_looks(scheduler, Path(sys.argv[1]) / "answer")
-        | _holds_gpus_while_it_looks(scheduler)
+        _probes(scheduler)
+        | _works_during_a_probe(scheduler, Path(sys.argv[1]) / "answer")
+        | _holds_gpus_during_a_probe(scheduler)
         | _meets(scheduler)
         | _splits(scheduler)
         | _is_cancelled_where_it_meets(scheduler)
@@ -88,7 +92,9 @@ def main() -> None:
         | _fails_on_the_second_node(scheduler)
     )
     out |= _loses_a_node(scheduler, lambda: cluster.remove_node(second, allow_graceful=False))
-    third = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
+    third = cluster.add_node(  # type: ignore[no-untyped-call]
+        num_cpus=2, object_store_memory=80_000_000
+    )
     cluster.wait_for_nodes()
     out |= _gets_it_back(scheduler, out["lost_on"])
     out |= _loses_a_node_on_the_way(
@@ -99,7 +105,7 @@ def main() -> None:
     print("OUT " + json.dumps(out))
 
 
-def _looks(scheduler: RayScheduler) -> dict[str, Any]:
+def _probes(scheduler: RayScheduler) -> dict[str, Any]:
     began = time.monotonic()
     scheduler.begin_probes(list(scheduler.slots.nodes))
     began_seconds = time.monotonic() - began
@@ -110,7 +116,7 @@ def _looks(scheduler: RayScheduler) -> dict[str, Any]:
         said |= scheduler.probed()
     facts = [found for found in said.values() if isinstance(found, NodeFacts)]
     return {
-        "looked": {
+        "probed": {
             found.node: [found.host, found.clock_offset_seconds, found.cpu_matmul_flops]
             for found in facts
         },
@@ -119,8 +125,8 @@ def _looks(scheduler: RayScheduler) -> dict[str, Any]:
     }
 
 
-def _works_while_it_looks(scheduler: RayScheduler, file: Path) -> dict[str, Any]:
-    """A node does not answer before an attempt has begun and ended on the other one, and the next time not at all."""
+def _works_during_a_probe(scheduler: RayScheduler, file: Path) -> dict[str, Any]:
+    """A node answers a probe after an attempt on the other one, and the next probe never."""
     well, SlowProbe.slow = scheduler.slots.nodes
     SlowProbe.file = file
     of_the_product, scheduler._probes._actor_class = (
@@ -150,8 +156,8 @@ def _works_while_it_looks(scheduler: RayScheduler, file: Path) -> dict[str, Any]
     return {"order": order, "silent": list(said.values()), "probes_left": len(left)}
 
 
-def _holds_gpus_while_it_looks(scheduler: RayScheduler) -> dict[str, Any]:
-    """The second node says that it has two GPUs; a look takes both of them, and a second longer than it has to."""
+def _holds_gpus_during_a_probe(scheduler: RayScheduler) -> dict[str, Any]:
+    """The second node declares two GPUs; a probe holds both, a second longer than needed."""
     nodes, meter = ClusterNodes.of(Device.CUDA, None), LeaseMeter(time.monotonic())
     probing = probes.Probes(nodes, scheduler._head, meter)
     (SlowProbe.slow,) = nodes.slots.nodes
@@ -168,10 +174,10 @@ def _holds_gpus_while_it_looks(scheduler: RayScheduler) -> dict[str, Any]:
     leased = meter.leased(time.monotonic(), total_slots=2)
     later = meter.leased(time.monotonic() + 100.0, total_slots=2)
     return {
-        "look_seconds": seconds,
-        "look_held": leased.held,
-        "look_idle": leased.idle,
-        "held_after_look": later.held - leased.held,
+        "probe_seconds": seconds,
+        "probe_held": leased.held,
+        "probe_idle": leased.idle,
+        "held_after_probe": later.held - leased.held,
     }
 
 
@@ -203,7 +209,10 @@ def _standing(scheduler: RayScheduler) -> dict[str, int]:
 
 
 def _splits(scheduler: RayScheduler) -> dict[str, Any]:
-    """Gangs of one node where one of two stood, then of half a node, side by side, and the one of two again: with the agents that were there."""
+    """After a gang of two nodes run gangs of one, of half a node, and of two again.
+
+    All use the agents of the first one.
+    """
     before = _agents()
     for name in scheduler.slots.nodes:
         scheduler.start(request(2), HALF, [name])
@@ -247,7 +256,8 @@ def _gives_back_what_it_had(scheduler: RayScheduler) -> dict[str, Any]:
     scheduler._leases.vacate(scheduler.slots.nodes)
     held = sorted(scheduler.slots.nodes)[1]
     affinity = NodeAffinitySchedulingStrategy(scheduler.life_of(held), soft=False)
-    other = OfAnotherJob.options(num_cpus=2, scheduling_strategy=affinity).remote()  # type: ignore[attr-defined]
+    options = {"num_cpus": 2, "scheduling_strategy": affinity}
+    other = OfAnotherJob.options(**options).remote()  # type: ignore[attr-defined]
     ray.get(other.answer.remote(), timeout=180)
     usual = schedulers.PLACEMENT_SECONDS, schedulers.PLACEMENT_JITTER_SECONDS
     schedulers.PLACEMENT_SECONDS, schedulers.PLACEMENT_JITTER_SECONDS = 3.0, 0.0
@@ -290,7 +300,7 @@ class _Teller:
 
 
 def _hands_gpus_out(scheduler: RayScheduler) -> dict[str, Any]:
-    """The second node says that it has two GPUs."""
+    """The second node declares two GPUs."""
     nodes, meter = ClusterNodes.of(Device.CUDA, None), LeaseMeter(time.monotonic())
     leases = Leases(nodes, scheduler._head, meter, root=sys.argv[1])
     leases._agent_class = ray.remote(AgentThatTells)
