@@ -107,11 +107,9 @@ class SimulatedScheduler:
         self._tenants: dict[str, set[int]] = {node: set() for node in self._nodes}
         # When, trial, attempt; entries of lost or cancelled attempts are ignored.
         self._ends: list[tuple[float, int, int]] = []
-        self._losses = (
-            [(self._runs_for(node, 0), node, 1) for node in self._nodes]
-            if node_loss_hours is not None
-            else []
-        )
+        self._losses: list[tuple[float, str, int]] = []  # when, node, number of the loss
+        if node_loss_hours is not None:
+            self._losses = [(self._runs_for(node, 0), node, 1) for node in self._nodes]
         self._returns: list[tuple[float, str]] = []
         heapq.heapify(self._losses)
 
@@ -128,12 +126,12 @@ class SimulatedScheduler:
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         options = SyntheticOptions.model_validate(request.options)
         end = simulate_attempt(request, options, nodes[0], shape)
-        beside: set[int] = set()
+        neighbours: set[int] = set()
         if shape.slots_per_node < self._per_node:  # else the gang has whole nodes
-            beside = {other for node in nodes for other in self._tenants[node]}
+            neighbours = {other for node in nodes for other in self._tenants[node]}
             for node in nodes:
                 self._tenants[node].add(request.trial_id)
-        for other in beside:
+        for other in neighbours:
             self._gangs[other].shares_nodes = True
         gang = _SimulatedGang(
             request=request,
@@ -142,7 +140,7 @@ class SimulatedScheduler:
             began=self._now,
             ends_at=self._now + end.seconds,
             end=end,
-            shares_nodes=bool(beside),
+            shares_nodes=bool(neighbours),
         )
         self._gangs[request.trial_id] = gang
         self._meter.reserved(gang, num_slots=shape.num_slots, at=self._now)

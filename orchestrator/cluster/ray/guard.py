@@ -62,10 +62,10 @@ class RayGuard:
         added = {RAY_FOLDER_VARIABLE: folder, session_folder.VARIABLE: folder}
         kept = ray_environment(os.environ).keys() - added.keys()
         hidden = {name: value for name, value in os.environ.items() if name not in kept}
-        for name in hidden:
-            del os.environ[name]
-        os.environ.update(added)
         try:
+            for name in hidden:
+                del os.environ[name]
+            os.environ.update(added)
             yield
         finally:
             for name in added:

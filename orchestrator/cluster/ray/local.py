@@ -25,7 +25,7 @@ from orchestrator.cluster.ray.bounded_calls import first_line, within
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_SECONDS = 15.0
+SHUTDOWN_SECONDS = 15.0  # for what a failed start has to disconnect
 
 
 def start(end_processes: Callable[[], None], **options: Any) -> None:
@@ -44,12 +44,14 @@ def start(end_processes: Callable[[], None], **options: Any) -> None:
     try:
         with lean_ray():
             ray.init(**options)
-    except Exception as exc:  # noqa: BLE001  whatever it is, the plain start does without it
+    except Exception as exc:
         logger.warning(
             "The lean start of Ray failed (%s); all of Ray is started, which takes seconds more",
             first_line(exc),
         )
-        within(SHUTDOWN_SECONDS, ray.shutdown)
+        # A shutdown that goes on in its thread would also end the next start.
+        if not within(SHUTDOWN_SECONDS, ray.shutdown):
+            raise
         end_processes()
         ray.init(**options)
 
@@ -58,7 +60,7 @@ def start(end_processes: Callable[[], None], **options: Any) -> None:
 def lean_ray() -> Iterator[None]:
     """Leave the services out of each Ray that this process starts meanwhile.
 
-    Replaces all of the functions or none. Raises whatever shows that this Ray is unlike the known.
+    Replaces all of the functions or none. Raises if this Ray lacks one of them.
     """
     with ExitStack() as restored:
         for owner, name, ours in _replacements():

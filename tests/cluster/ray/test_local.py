@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,6 +126,19 @@ def test_a_plain_start_that_fails_too_is_the_callers_error(starts: Starts) -> No
     )
     with pytest.raises(ConnectionError, match="plain"):
         local.start(starts.end_processes, namespace="n")
+
+
+def test_no_plain_start_while_the_failed_one_still_shuts_down(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(local, "SHUTDOWN_SECONDS", 0.05)
+    monkeypatch.setattr(local.ray, "shutdown", ended.wait)
+    starts.first = lambda: _raise(RuntimeError("lean"))
+    with pytest.raises(RuntimeError, match="lean"):
+        local.start(starts.end_processes, namespace="n")
+    ended.set()
+    assert (starts.lean, starts.ended) == ([True], 0)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(15)])
