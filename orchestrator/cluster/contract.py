@@ -25,8 +25,8 @@ class Slots:
     """The slots of a cluster, when it was last asked."""
 
     device: Device
-    device_name: str | None  # as the driver calls it; None on CPUs, or if unknown
-    nodes: Mapping[str, int]  # unique name of the node -> slots
+    device_name: str | None  # the driver's; None on CPUs
+    nodes: Mapping[str, int]  # unique name -> slots
     # Trials at a time if the sweep file says nothing; None: as many as fit.
     usual_at_once: int | None = None
 

@@ -15,7 +15,7 @@ class _SlotSeconds:
 
     def __init__(self) -> None:
         self._slots = 0
-        self._weight = 0.0  # slots x begin - slots x end
+        self._weight = 0.0  # slots x (begin - end)
 
     def begin(self, num_slots: int, at: float) -> None:
         self._slots += num_slots

@@ -51,7 +51,7 @@ def goes_through_ray(spec: SweepSpec) -> bool:
     return isinstance(options, ReplayOptions) and options.through_ray
 
 
-MAX_TABLE_BYTES = 64 << 20  # the largest published table known has 2 MB
+MAX_TABLE_BYTES = 64 << 20  # the largest published one has 2
 
 
 def table_in(path: str | Path, table_id: str) -> ReplayTable:

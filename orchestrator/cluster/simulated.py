@@ -27,10 +27,12 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.protocol import Device, NodeReport, RankOutcome, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 
-NODE_SLOTS = 8  # if neither the file nor the caller sets it
-TICK_SECONDS = 0.5  # ends so close together are reported together, as a loop would see them
-NODE_AWAY_SECONDS = 600.0  # less than a sweep waits for a node (measurement.wait_for_nodes)
-FOUND_SECONDS = 15.0  # until the loss of a node is noticed
+NODE_SLOTS = 8  # unless the file sets it
+# Ends so close together are reported together, as the loop would see them.
+TICK_SECONDS = 0.5
+# Less than a sweep waits for a node (measurement.wait_for_nodes).
+NODE_AWAY_SECONDS = 600.0
+FOUND_SECONDS = 15.0  # until a loss is noticed
 
 
 def simulated(spec: SweepSpec) -> SweepSpec:
@@ -100,7 +102,7 @@ class SimulatedScheduler:
         self._nodes = {f"node-{number:0{len(str(count))}d}": per_node for number in range(count)}
         self._slots = _slots(self._nodes)
         self._now = 0.0
-        self._meter = LeaseMeter(self._now)  # a gang's lease ends with its attempt
+        self._meter = LeaseMeter(self._now)  # leases end with their attempts
         self._gangs: dict[int, _SimulatedGang] = {}
         self._per_node = per_node
         # Node -> trials that have a part of it.
@@ -150,7 +152,7 @@ class SimulatedScheduler:
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         self._drop_stale_ends()
         if not self._gangs:
-            self._now += timeout_seconds  # meanwhile nodes may go and come back
+            self._now += timeout_seconds  # nodes may go and return
             while self._losses and self._losses[0][0] + FOUND_SECONDS <= self._now:
                 self._lose_a_node()
             self._nodes_return()

@@ -52,7 +52,7 @@ PHASE_SECONDS: Mapping[Phase, float] = {
 }
 CLEAN_UP_SECONDS = 5.0
 LAUNCH_SD = 0.2
-LAUNCH_SHARE = 0.5  # of a limit, which a launch takes at most
+LAUNCH_SHARE = 0.5  # of a limit at most
 
 # The failure that an injected fault leads to; all others do no harm.
 _KINDS: Mapping[FaultKind, FailureKind] = {
@@ -195,7 +195,7 @@ class _Position:
     request: TrialRequest
     node: str
     phase: Phase = Phase.START
-    step: int = 0  # that has begun; 0 in the first one, as ranks report it
+    step: int = 0  # begun; 0 in the first one
     passed: float = 0.0  # seconds since the start
     since: float = 0.0  # when the phase began
     seen: SeenSteps = NOTHING_SEEN

@@ -16,7 +16,7 @@ def test_a_gang_is_as_far_as_its_least_advanced_node() -> None:
     building = Heartbeat(phase=Phase.RENDEZVOUS, step=0)
     assert least_advanced([ahead, behind, ahead]) == behind
     assert least_advanced([ahead, building]) == building  # phases come before steps
-    assert least_advanced([ahead, None]) is None  # a node that has not answered yet may be anywhere
+    assert least_advanced([ahead, None]) is None  # the other has not answered
     assert least_advanced([]) is None
 
 

@@ -46,7 +46,7 @@ class Expected:
     """The failure that a fault leads to at each place; at others it does no harm."""
 
     kinds: Mapping[str, FailureKind]
-    phase: Phase | None = None  # that its rank is in, where that is not the place's
+    phase: Phase | None = None  # if other than the place's
 
     def at(self, place: str) -> tuple[FailureKind, Phase] | None:
         return (self.kinds[place], self.phase or PLACES[place]) if place in self.kinds else None

@@ -25,7 +25,7 @@ class Counted:
     gangs: list[Gang] = field(default_factory=list)
     held: int = 0
     idle: int = 0
-    ended: float = 0.0  # as the meter said at the end of each attempt
+    ended: float = 0.0  # the meter's, of all attempts
 
     def pass_a_second(self) -> None:
         for gang in self.gangs:
@@ -75,10 +75,8 @@ def test_what_of_a_lease_no_attempt_has_is_idle() -> None:
     assert meter.ends("second", 5.0) == 8.0
     meter.returned("lease", 5.0)
     leased = meter.leased(9.0, total_slots=8)
-    assert (leased.held, leased.idle) == (
-        32.0,
-        20.0,
-    )  # 4 s of 8 slots, of which attempts had 2 for 2 s and 4 for 2 s
+    # 4 s of 8 slots; attempts had 2 of them for 2 s, and 4 for 2 s.
+    assert (leased.held, leased.idle) == (32.0, 20.0)
 
 
 def test_an_attempt_whose_gang_never_stood_held_nothing() -> None:

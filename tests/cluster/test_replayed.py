@@ -140,9 +140,8 @@ def test_of_several_at_once_the_shortest_ends_first(csv_file: Path) -> None:
     )
     (first,) = scheduler.poll(1.0)
     assert isinstance(first, Finished)
-    assert scheduler.leased().held == pytest.approx(
-        2 * first.gpu_seconds
-    )  # the other runs as long by then
+    # By then the other one has run for as long.
+    assert scheduler.leased().held == pytest.approx(2 * first.gpu_seconds)
     (second,) = scheduler.poll(1.0)
     assert isinstance(second, Finished)
     assert (first.trial_id, second.trial_id) == (2, 1)

@@ -31,7 +31,7 @@ LOWEST = (2, 55)
 CLUSTER_SERVICES = ("monitor.py", "log_monitor.py", "dashboard.py")
 WARNING = "lean start of Ray failed"
 SWEEP_SECONDS = 300.0
-LEFT_SECONDS = 15.0  # the kill chain takes 5 on an idle machine
+LEFT_SECONDS = 15.0  # 5 on an idle machine
 
 # A lean start is made to fail in the way that an unknown Ray would.
 ENTRY = {

@@ -59,7 +59,7 @@ class Host:
     address: str
     base: Path
     first: subprocess.Popen[str]
-    pid: int  # of the first process of its namespaces, as seen from outside
+    pid: int  # of its first process, seen outside
     environment: dict[str, str]
     interface: str = "fabric0"
     started: list[subprocess.Popen[str]] = field(default_factory=list)

@@ -17,9 +17,7 @@ from tests.multi_host.ray_hosts import RAY, SWEEP, RayHosts, runs_one
 
 pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(900)]
 
-JOB_SECONDS = (
-    300.0  # for one job from its submission to its end, on a machine that is full of other work
-)
+JOB_SECONDS = 300.0  # on a busy machine
 OF_OURS = ("orchestrator.node.rank_server", "NodeAgent", "sweep run")
 MORE_THAN_A_JOB_MAY_UPLOAD = 101 << 20  # Ray refuses 100 MiB
 
@@ -28,7 +26,7 @@ MORE_THAN_A_JOB_MAY_UPLOAD = 101 << 20  # Ray refuses 100 MiB
 class Told:
     """Results of three jobs: one that hangs and is stopped, its repetition, one without a store."""
 
-    during: Any = None  # `sweep status --json`, from a shell beside the first job
+    during: Any = None  # `sweep status --json` from a shell
     after_stop: Any = None  # `sweep show --json`, and `status`
     state_after_stop: str = ""
     second_code: int | None = None
@@ -55,10 +53,8 @@ def told(head: RayHosts) -> Told:
     (host.folder / "kept").mkdir()
     _write(project)
     store = {"SWEEP_DB": f"sqlite:///{kept}/sweep.sqlite"}
-    of_job = store | {
-        "SWEEP_HOME": str(kept / "home"),
-        "RAY_JOB_STOP_WAIT_TIME_S": "60",
-    }  # Ray's default of 3 s is short on a busy machine
+    # Ray's default of 3 s is short on a busy machine.
+    of_job = store | {"SWEEP_HOME": str(kept / "home"), "RAY_JOB_STOP_WAIT_TIME_S": "60"}
     command = ["--", "sweep", "run", "mine.yaml"]
 
     refused = head.job(*command, cwd=host.base / "project", env={})

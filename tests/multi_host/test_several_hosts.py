@@ -26,11 +26,10 @@ from tests.multi_host.ray_hosts import RayHosts
 pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(600)]
 
 NODE_LOSS_SECONDS = 30.0  # what this project promises
-CLEAN_SECONDS = (
-    60.0  # for a host that is cut off to end its ranks; they end after HeadWatch.CUT_SECONDS = 30
-)
+# For a host that is cut off to end its ranks, which it does after HeadWatch.CUT_SECONDS = 30.
+CLEAN_SECONDS = 60.0
 OF_OURS = ("orchestrator.node.rank_server", "NodeAgent")
-SERVER_PROCESSES = 3  # two wardens and the rank server; one more is a rank
+SERVER_PROCESSES = 3  # wardens and rank server
 
 
 @dataclass
@@ -45,9 +44,7 @@ class Told:
     remarks: str = ""
     attempts: list[Any] = field(default_factory=list)
     files: dict[str, list[str]] = field(default_factory=dict)  # under SWEEP_HOME, by host
-    left: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # processes of ours after the end, by host
+    left: dict[str, list[int]] = field(default_factory=dict)  # our processes, by host
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +96,8 @@ def test_the_environment_of_the_ranks_is_kept_with_the_interface_that_was_chosen
         "NCCL_ALGO": "Ring",
         "NCCL_SOCKET_IFNAME": "=fabric0",
     }
-    assert attempt["fingerprint"]["settings"] == {
-        "NCCL_ALGO": "Ring"
-    }  # which was not chosen, but asked for
+    # Only what was asked for, not what was selected.
+    assert attempt["fingerprint"]["settings"] == {"NCCL_ALGO": "Ring"}
 
 
 def test_a_host_that_is_cut_off_is_seen_in_time_and_its_trial_waits(told: Told) -> None:
@@ -140,9 +136,8 @@ def test_each_host_has_the_files_of_its_own_ranks_and_no_store(told: Told) -> No
         name: sum(file.startswith("result-") for file in files)
         for name, files in told.files.items()
     }
-    assert (
-        dict.fromkeys(told.attempts[-1]["nodes"], 1) | {told.victim: 0} == results
-    )  # each rank's on its own host alone
+    # Each rank's result is only on its own host.
+    assert dict.fromkeys(told.attempts[-1]["nodes"], 1) | {told.victim: 0} == results
 
 
 def _write(folder: Path) -> None:
@@ -173,7 +168,7 @@ def _query(store: str, statement: str, *values: Any) -> list[Any]:
     try:
         with psycopg.connect(store) as connection:
             return connection.execute(statement, values).fetchall()  # type: ignore[call-overload]
-    except psycopg.errors.UndefinedTable:  # the orchestrator has still to make it
+    except psycopg.errors.UndefinedTable:  # not created yet
         return []
 
 

@@ -50,10 +50,8 @@ def told(namespaces: None) -> Iterator[Told]:
             host.folder,
             "mine",
             axes={"micro_batch_size": [1], "recompute": ["none", "full"], "zero_stage": [0, 1]},
-            workload={
-                "name": "synthetic",
-                "options": {"sleep": True, "time_scale": 100},
-            },  # eight steps of 8 ms or more, times that
+            # Eight steps of 8 ms or more, times 100.
+            workload={"name": "synthetic", "options": {"sleep": True, "time_scale": 100}},
         )
         first = host.start("bash", SBATCH, "mine.yaml")
         _until_one_runs(host)

@@ -120,7 +120,7 @@ def test_the_batch_script_asks_for_what_ray_and_the_sweep_need() -> None:
     assert asked["ntasks-per-node"] == "1"  # symmetric-run starts one Ray per node
     assert "exclusive" in asked  # and ends with `ray stop`
     assert asked["wait-all-nodes"] == "1"
-    assert asked["signal"] == "B:USR1@900"  # to the script alone: sent to the step it would end Ray
+    assert asked["signal"] == "B:USR1@900"  # to the script, not to Ray
     assert "--kill-on-bad-exit=0" in SBATCH.read_text()
 
 

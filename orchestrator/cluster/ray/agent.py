@@ -18,7 +18,7 @@ from orchestrator.cluster.ray.head_watch import HeadWatch
 from orchestrator.core.trial.protocol import Device, Heartbeat, LaunchOrder, NodeReport
 from orchestrator.node.launcher import NodeLauncher
 
-CLOSE_SECONDS = 10.0  # for an agent to end its ranks by itself
+CLOSE_SECONDS = 10.0  # for an agent to end ranks
 
 
 class NodeAgent:
@@ -33,7 +33,8 @@ class NodeAgent:
         self._creation = Lock()
         if current_thread() is main_thread():
             self._end_by_ray = signal.signal(signal.SIGTERM, self._preempted)
-        self._launcher(0).prepare(program)  # imports torch while the rest of the gang still forms
+        # Imports torch while other agents start.
+        self._launcher(0).prepare(program)
         self._head_watch = HeadWatch(ray.get_runtime_context().gcs_address, self._end)
 
     def address(self) -> str:
@@ -46,7 +47,7 @@ class NodeAgent:
     def run(self, slots: Sequence[int], order: LaunchOrder) -> NodeReport:
         """Run ranks on these slots of the lease, counted from 0; no other attempt has them."""
         if order.request.device is Device.CUDA:
-            own = ray.get_gpu_ids()  # those that Ray gave this actor alone
+            own = ray.get_gpu_ids()  # of this actor alone
             order = replace(order, devices=[str(own[slot]) for slot in slots])
         return self._launcher(slots[0]).run(order)
 
@@ -83,4 +84,4 @@ class NodeAgent:
 
     def _end(self) -> None:
         within(CLOSE_SECONDS, self._close_launchers)
-        os._exit(1)  # then wardens end what the launchers could not
+        os._exit(1)  # wardens end what is left

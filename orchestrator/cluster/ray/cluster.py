@@ -32,9 +32,10 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CONNECT_SECONDS = 5.0
-AWAIT_SECONDS = 1.0  # between two questions about which nodes have come
-HEAD_SECONDS = 15.0  # for the head to answer a question; usually milliseconds
-DOUBT_SECONDS = 20.0  # Ray notices a killed node after 13 s (docs/decisions/leases.md)
+AWAIT_SECONDS = 1.0  # between two questions about nodes
+HEAD_SECONDS = 15.0  # for an answer that takes milliseconds
+# Ray notices a killed node after 13 s (docs/decisions/leases.md).
+DOUBT_SECONDS = 20.0
 # Ray notices a node whose network is cut after 64 s. Its agent has been silent for 20 s by then.
 CUT_OFF_SECONDS = 60.0
 
@@ -147,9 +148,9 @@ class ClusterNodes:
 
     device: Device
     device_name: str | None
-    gpus_per_node: int | None  # the most slots of a node that are used
+    gpus_per_node: int | None  # used slots at most
     _names: NodeNames = field(default_factory=NodeNames)
-    _ids: dict[str, str] = field(default_factory=dict)  # name -> Ray's id of its last node
+    _ids: dict[str, str] = field(default_factory=dict)  # name -> Ray's last id
     _alive: dict[str, int] = field(default_factory=dict)  # name -> slots
     _doubted: dict[str, float] = field(default_factory=dict)  # name -> unused until (monotonic)
     _slots: Slots = field(init=False)

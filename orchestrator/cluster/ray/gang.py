@@ -39,10 +39,11 @@ class Gang:
     patience_seconds: float  # for the agents to start
     stage: GangStage = GangStage.FORMING
     placed_at: float | None = None  # when all agents had started
-    ending_since: float | None = None  # when agents were told to end their ranks
+    ending_since: float | None = None  # agents were told to end ranks
     is_cancelled: bool = False
     reports: dict[int, NodeReport] = field(default_factory=dict)
-    loss: Failure | None = None  # of the first lost agent, unless a rank had failed before
+    # Of the first lost agent, unless a rank had failed before.
+    loss: Failure | None = None
     lost: set[int] = field(default_factory=set)  # agents that were discarded
     gpu_seconds: float = 0.0  # held of leases that are lost
     shares_nodes: bool = False  # with another attempt, at any time

@@ -37,9 +37,10 @@ KILL_SECONDS = 30.0
 DISMISS_SECONDS = 10.0
 # If one of them ends, Ray answers no more, and many calls of its driver wait for ever.
 VITAL = ("raylet", "gcs_server")
-CHECK_SECONDS = 0.1  # between two checks whether Ray runs: several calls for each trial ask
-_EMPTY_SCANS = 5  # 20 ms apart, after which nothing is left: Ray may just be starting a process
-_OWNER_FILE = "owner"  # in the folder: the identity of the orchestrator
+CHECK_SECONDS = 0.1  # between two checks whether Ray runs
+# 20 ms apart, after which nothing is left: Ray may just be starting a process.
+_EMPTY_SCANS = 5
+_OWNER_FILE = "owner"  # has the orchestrator's identity
 
 
 class RayGuard:
@@ -58,8 +59,7 @@ class RayGuard:
 
         It names the folder, and hides the database and all secrets.
         """
-        folder = str(self.folder)
-        added = {RAY_FOLDER_VARIABLE: folder, session_folder.VARIABLE: folder}
+        added = dict.fromkeys((RAY_FOLDER_VARIABLE, session_folder.VARIABLE), str(self.folder))
         kept = ray_environment(os.environ).keys() - added.keys()
         hidden = {name: value for name, value in os.environ.items() if name not in kept}
         try:
@@ -82,7 +82,8 @@ class RayGuard:
         if time.monotonic() - self._checked_at > CHECK_SECONDS:
             self._checked_at = time.monotonic()
             if self._life_lines and self._process.poll() is not None:
-                self._begin()  # the second process still waits at the first pipe
+                # The second process still waits at the first pipe.
+                self._begin()
             self._is_gone = any(start_time(pid) != started for pid, started in self._vital.items())
         return self._is_gone
 
@@ -105,15 +106,9 @@ class RayGuard:
     def _begin(self) -> None:
         reader, life_line = os.pipe2(os.O_CLOEXEC)
         self._life_lines.append(life_line)
+        command = [sys.executable, "-m", "orchestrator.cluster.ray.guard"]
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "orchestrator.cluster.ray.guard",
-                str(reader),
-                str(os.getpid()),
-                str(self.folder),
-            ],
+            [*command, str(reader), str(os.getpid()), str(self.folder)],
             pass_fds=(reader,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -209,7 +204,7 @@ def main() -> int:
     if os.fork() == 0:
         os.setsid()
         return _wait_and_end(life_line, orchestrator, folder)
-    with suppress(OSError):  # Ray reports what is wrong with the folder
+    with suppress(OSError):  # Ray reports errors of the folder
         folder.mkdir(mode=0o700, exist_ok=True)
         (folder / _OWNER_FILE).write_text(process_identity(orchestrator))
         end_orphaned(folder)

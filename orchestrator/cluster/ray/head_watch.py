@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-CUT_SECONDS = 30.0  # as long as an orchestrator's lease: then its attempts belong to another
-CHECK_SECONDS = 5.0  # between two checks, and for one of them
+# As long as an orchestrator's lease: then its attempts belong to another.
+CUT_SECONDS = 30.0
+CHECK_SECONDS = 5.0  # between checks, and for each
 
 
 class HeadWatch:

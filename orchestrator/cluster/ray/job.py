@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the environment of a job's entrypoint
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set for a job's entrypoint
 # Ray unpacks here what a job uploads, and deletes it when it needs the space.
 UNPACKED = ("runtime_resources", "working_dir_files")
 THREADS_VARIABLE = "OMP_NUM_THREADS"

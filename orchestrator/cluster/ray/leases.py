@@ -32,10 +32,10 @@ from orchestrator.core.trial.protocol import Device
 
 logger = logging.getLogger(__name__)
 
-REMOVE_SECONDS = 10.0  # for the head to remove placement groups; usually milliseconds
-NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
-OTHER_CALLS = 3  # kill and progress, in addition to one run per slot
-SETTLE_SECONDS = 5.0  # for the head to see returned slots: up to one of its heartbeats
+REMOVE_SECONDS = 10.0  # to remove groups, usually milliseconds
+NODE_ID = "ray.io/node-id"  # Ray's label of every node
+OTHER_CALLS = 3  # kill and progress, besides runs
+SETTLE_SECONDS = 5.0  # until the head sees returned slots
 
 
 @dataclass(eq=False, kw_only=True)
@@ -43,16 +43,16 @@ class Lease:
     """Slots of one node, and the agent in them."""
 
     node: str
-    node_id: str  # Ray's; another one each time that the node starts
+    node_id: str  # Ray's; new at each start
     num_slots: int
     group: PlacementGroup
     agent: Any
     asked_at: float  # monotonic
     reserved_at: float | None = None  # monotonic; None until known
-    address: str | None = None  # of its node for other nodes; None until the agent answers
+    address: str | None = None  # of its node; the agent's answer
     parts: list[Part] = field(default_factory=list)  # that attempts have
-    used_at: float = 0.0  # monotonic; when the last attempt on it ended
-    num_served: int = 0  # attempts on it when it was returned, or lost
+    used_at: float = 0.0  # monotonic; end of the last attempt
+    num_served: int = 0  # attempts on it at its end
 
     @property
     def is_shared(self) -> bool:
@@ -80,8 +80,9 @@ class Part:
     lease: Lease
     slots: tuple[int, ...]
     taken_at: float  # monotonic
-    has_begun: bool = False  # Ray has reserved its slots for the attempt
-    gpu_seconds: float = 0.0  # held by the attempt; known once it or the lease has ended
+    has_begun: bool = False  # its slots are reserved
+    # Held by the attempt; known once it or the lease has ended.
+    gpu_seconds: float = 0.0
 
     @property
     def node(self) -> str:

@@ -25,7 +25,7 @@ from orchestrator.cluster.ray.bounded_calls import first_line, within
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_SECONDS = 15.0  # for what a failed start has to disconnect
+SHUTDOWN_SECONDS = 15.0  # to disconnect from a failed start
 
 
 def start(end_processes: Callable[[], None], **options: Any) -> None:

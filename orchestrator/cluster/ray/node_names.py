@@ -16,8 +16,8 @@ class NodeNames:
     """No two living nodes share a name, and no living node changes its own."""
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}  # Ray's id of a living node -> name
-        self._known: dict[str, list[str]] = {}  # host -> names that its nodes have had
+        self._names: dict[str, str] = {}  # Ray's id -> name, if living
+        self._known: dict[str, list[str]] = {}  # host -> all names so far
         # Ray's id -> when a node was first seen whose host has another node
         self._new_since: dict[str, float] = {}
 

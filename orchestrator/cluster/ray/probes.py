@@ -25,10 +25,11 @@ from orchestrator.core.trial.protocol import Device
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.node.processes import age_seconds
 
-PROBE_SECONDS = 150.0  # torch from a cold disk, and two seconds of matrix products
-PROBES_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nodes share a machine
-RETRIES = 3  # if the connection breaks: that alone makes no node unfit
-CLOCK_SECONDS = 2.0  # for a round trip, which takes milliseconds; nothing else is waited for
+PROBE_SECONDS = 150.0  # import torch, multiply for 2 s
+# An actor takes 0.1 GB and a second to start; simulated nodes share a machine.
+PROBES_AT_ONCE = 64
+RETRIES = 3  # if the connection breaks
+CLOCK_SECONDS = 2.0  # for a round trip of milliseconds
 
 
 class RayProbe(NodeProbe):
@@ -47,8 +48,8 @@ class RayProbe(NodeProbe):
 class _ProbeUnderWay:
     actor: Any
     num_gpus: int  # held, once the actor has started
-    age: Any  # the ref of how long it has held them; None once known
-    facts: Any  # the ref of what it gathers
+    age: Any  # a ref; None once known
+    facts: Any  # a ref
     began: float  # monotonic
 
 

@@ -55,7 +55,7 @@ PLACEMENT_SECONDS = 120.0
 PLACEMENT_JITTER_SECONDS = 30.0
 # Beyond a trial's own total limit. An agent that has not answered by then is lost.
 OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0
-ENDING_SECONDS = 40.0  # for an agent to end its ranks, else it is ended too
+ENDING_SECONDS = 40.0  # for an agent to end ranks
 PROGRESS_SECONDS = 1.0  # between two questions about progress
 NODES_SECONDS = 5.0  # between two questions about the nodes
 # A GPU takes a second to become as hot as it will be; cores are only compared.
@@ -236,7 +236,7 @@ class RayScheduler:
         for ref in ready:
             index = gang.refs.pop(ref, None)
             if index is None:
-                continue  # its agent was lost with another's answer
+                continue  # its agent was lost meanwhile
             try:
                 value = ray.get(ref)
             except RayError as exc:
@@ -329,7 +329,7 @@ class RayScheduler:
             try:
                 heartbeat = ray.get(ref)
             except RayError:
-                continue  # the ref of the run has the reason
+                continue  # `run` raises the reason
             known = gang.progress.get(index, Heartbeat(phase=Phase.START))
             gang.progress[index] = heartbeat or known
         if gang.stage is not GangStage.RUNNING or self._gangs.get(gang.trial_id) is not gang:

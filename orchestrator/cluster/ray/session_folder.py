@@ -21,7 +21,7 @@ PREFIX = "sweep-"
 SESSION_PATH_BYTES = 85
 SOCKET_PATH_BYTES = 107  # sockaddr_un(7) has 108, with a NUL
 LONGEST_BYTES = SOCKET_PATH_BYTES - SESSION_PATH_BYTES
-NEEDED_BYTES = 32 << 20  # a session of seconds writes 0.2 MB; logs grow by the hour
+NEEDED_BYTES = 32 << 20  # 0.2 MB at first; logs grow
 USUAL = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # if TMPDIR cannot be used
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-UNANSWERED_SECONDS = 20.0  # then an agent is lost; on a node that swaps, answers take seconds
-LISTENED_SECONDS = 2.0  # the most that counts between two calls of `count`; usually 1
+# Then an agent is lost; on a node that swaps, answers take seconds.
+UNANSWERED_SECONDS = 20.0
+# The most that counts between two calls of `count`, which are usually 1 s apart.
+LISTENED_SECONDS = 2.0
 
 
 class UnansweredCalls:

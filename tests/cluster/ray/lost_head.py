@@ -23,9 +23,8 @@ def main() -> None:
     head = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
     killed_at: list[float] = []
-    listening: list[
-        str
-    ] = []  # before the driver gives its head up, which ends all of Ray's threads
+    # Threads before the driver gives up its head, which ends all threads of Ray.
+    listening: list[str] = []
 
     def note_listeners() -> None:
         listening.extend(thread.name for thread in threading.enumerate() if "listen" in thread.name)
@@ -51,7 +50,7 @@ def main() -> None:
     out = {"said": said, "seconds": time.monotonic() - killed_at[0], "still_listening": listening}
     cluster.head_node.kill_all_processes(check_alive=False)
     print("OUT " + json.dumps(out), flush=True)
-    os._exit(0)  # Ray's own end of a process waits for the head
+    os._exit(0)  # exit handlers of Ray would wait
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_the_end_of_the_orchestrator_is_the_end_of_its_ray_whenever_that_began(
     try:
         assert _within(folder.is_dir)
         (folder / "logs").mkdir()
-        time.sleep(0.2)  # by now the guard has a second process
+        time.sleep(0.2)  # for the second process
         # Like Ray's agents, they start long after the guard, and only their log shows whose.
         with (folder / "logs" / "agent.log").open("w") as log:
             agent = subprocess.Popen(["sleep", "600"], stdout=log, env={}, start_new_session=True)

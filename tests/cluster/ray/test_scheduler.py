@@ -100,7 +100,8 @@ def test_a_local_ray_has_processes_for_agents_and_none_that_wait_for_work(
     scheduler: RayScheduler,
 ) -> None:
     begin(scheduler, request(), PAIR)
-    until_finished(scheduler)  # one that waited would have been there for longer than the agent
+    # A process that waits for work would have started before the agent.
+    until_finished(scheduler)
     titles = [title_of(pid) for pid in descendants(os.getpid())]
     assert len([title for title in titles if title.startswith("ray::NodeAgent")]) == 1
     assert [title for title in titles if title.startswith("ray::IDLE")] == []

@@ -9,10 +9,8 @@ import pytest
 
 from tests.programs import told
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.timeout(700),
-]  # 80 s where nobody else uses the cores, half of it waiting
+# It takes 80 s on idle cores, half of it waiting.
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(700)]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +112,7 @@ def test_a_hang_on_the_second_node_shows_in_the_progress(out: dict[str, Any]) ->
 def test_a_rank_that_fails_on_one_node_ends_those_of_the_other_at_once(out: dict[str, Any]) -> None:
     assert out["crash"] == ["user_error", 3]
     assert out["ended_by_themselves"] == [3]
-    assert out["crash_seconds"] < 15  # of the 30 that they would have hung for
+    assert out["crash_seconds"] < 15  # they would hang for 30
 
 
 def test_the_loss_of_a_node_ends_its_gang(out: dict[str, Any]) -> None:

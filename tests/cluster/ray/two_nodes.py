@@ -373,7 +373,7 @@ def _hangs_on_the_second_node(scheduler: RayScheduler) -> dict[str, Any]:
     while not reached or reached[-1][0] is not Phase.STEADY:
         assert time.monotonic() < deadline, reached
         reached += _progress(scheduler.poll(0.2))
-    for _ in range(5):  # the first node's ranks have gone on to where they hang themselves
+    for _ in range(5):  # ranks now hang by themselves
         reached += _progress(scheduler.poll(0.5))
     scheduler.cancel(asked.trial_id)
     until_finished(scheduler)
