@@ -1,1 +1,1 @@
-"""What measures this project. Run on purpose (`python -m benchmarks.NAME --out FILE.json`), never by tests; results/ keeps what was measured."""
+"""Programs that measure this project. The tests do not run them."""

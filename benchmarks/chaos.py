@@ -1,14 +1,15 @@
-"""Everything that may be killed, is, thousands of times; then it is told what that cost: one line of JSON, and 1 where anything was lost.
+"""Kills everything that may be killed, thousands of times, and counts what that cost.
 
-python -m benchmarks.chaos [--kills 5000] [--pauses 1000] [--seconds 3600] [--seed N] [--only NAME ...] [--out FILE.json]
+python -m benchmarks.chaos [--kills 5000] [--pauses 1000] [--seconds 3600] [--seed N]
+    [--only NAME ...] [--out FILE.json]
 
-Deaths at every statement and in every campaign count as kills. Each part has its share of the seconds that are left, and leaves to those
-that follow what it does not need: on two cores all of them are done in 50 minutes.
+Prints one line of JSON, and ends with 1 if anything was lost. Deaths at every statement and in
+every campaign count as kills. Each part gets its share of the remaining seconds, and leaves what
+it does not need to the later parts: on two cores all parts are done in 50 minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import random
@@ -24,7 +25,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine, write_result
+from benchmarks.machine import describe_machine, parser_of, write_result
 from tests.faults import outage, small_sweep
 from tests.faults.campaign import Campaign, Outcome, outcome_of, total
 from tests.faults.crash_points import die_everywhere, small_play
@@ -36,13 +37,13 @@ from tests.faults.sick_nodes import AMONG_SICK_NODES
 from tests.programs import finished
 
 SHOWN_COMPLAINTS = 20
-PROGRAM_SECONDS = 300.0  # beyond its share: for the last sweep to come to its end
-RAY_SECONDS = 900.0  # beyond its share: a cluster takes a while to come and to go
+PROGRAM_SECONDS = 300.0  # more than its share, so that the last sweep can end
+RAY_SECONDS = 900.0  # more than its share, so that a cluster can start and end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a part is asked for; the seconds are its own."""
+    """What a part has to do; the seconds are for this part alone."""
 
     kills: int
     pauses: int
@@ -51,7 +52,7 @@ class Bounds:
 
 
 def crash_points(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """An orchestrator dies at every statement of twelve trials, and in all that is written of sick nodes."""
+    """Kill an orchestrator at every statement of twelve trials and of records of bad nodes."""
     plays = {
         "crash-points": small_play(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS),
         "sick-nodes": AMONG_SICK_NODES,
@@ -71,7 +72,7 @@ def crash_points(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 
 
 def migrations(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """A program dies at every statement while it makes or upgrades a store: of that nothing but the store can be lost."""
+    """Kill a program at every statement while it creates or upgrades a store."""
     with server() as postgresql:
         urls = {"sqlite": f"sqlite:///{folder}/sweep.sqlite", "postgresql": postgresql.url}
         for (name, url), (play, of) in product(
@@ -89,7 +90,7 @@ def migrations(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 
 
 def scripted(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """Orchestrators alone are killed, on both databases: most of all kills, since they cost least."""
+    """Kill orchestrators alone, on both databases: the cheapest kills, and so most of them."""
     with server() as postgresql:
         for number, url in enumerate((f"sqlite:///{folder}/scripted.sqlite", postgresql.url)):
             campaign = Campaign(
@@ -103,7 +104,7 @@ def scripted(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 
 
 def processes(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """Orchestrators, agents, wardens, rank servers and ranks, on both databases."""
+    """Kill orchestrators, agents, wardens, rank servers and ranks, on both databases."""
     with server() as postgresql:
         for number, url in enumerate((f"sqlite:///{folder}/processes.sqlite", postgresql.url)):
             campaign = Campaign(
@@ -113,7 +114,7 @@ def processes(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 
 
 def programs(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """Programs that leave daemons behind, and kills of everything around them: with launchers alone, and with `sweep run` on a Ray of its own."""
+    """Kill everything around programs that leave daemons: launchers alone, and on a local Ray."""
     what = {
         "programs": ("agents", max(10, bounds.kills // 25)),
         "programs-on-ray": ("ray", max(4, bounds.kills // 100)),
@@ -138,7 +139,7 @@ def programs(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 
 
 def rivals(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """Orchestrators that begin at once, and orchestrators that sleep past their lease. Nobody is killed."""
+    """Start orchestrators at once, and let some sleep past their lease. Kill none."""
     with server() as postgresql:
         for name, fresh in _both(folder, postgresql):
             began = time.monotonic()
@@ -163,7 +164,7 @@ def rivals(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 
 
 def outages(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """PostgreSQL's connections are ended under load, its server is killed, and once it stays away for 20 s."""
+    """End PostgreSQL's connections under load, kill its server, and keep it down for 20 s once."""
     with server() as postgresql:
         yield outage.terminations(
             postgresql, _new(folder / "outages"), seed=bounds.seed, count=300, away_seconds=20.0
@@ -171,7 +172,7 @@ def outages(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 
 
 def on_ray(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """Real Ray: orchestrators, agents, ranks, raylets and the head; a trial that takes its node down whenever it runs; messages that are lost."""
+    """On real Ray: kill processes of every kind, run a trial that kills its node, lose messages."""
     what = {"ray": str(max(4, bounds.kills // 200)), "ray-poison": "poison", "ray-rpc": "rpc"}
     for number, (name, kills) in enumerate(what.items()):
         seconds, seed = bounds.seconds / len(what), bounds.seed + 20 + number
@@ -186,12 +187,14 @@ def on_ray(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 
 
 def told(command: Sequence[str], *, name: str, seed: int, patience_seconds: float) -> Outcome:
-    """What a program of its own came to, of which nothing is left; a complaint where it does not say."""
+    """Run a program until none of its processes is left. A missing outcome is a complaint."""
     try:
         done = finished(command, seconds=patience_seconds)
     except subprocess.TimeoutExpired:
         return Outcome(
-            campaign=name, seed=seed, complaints=[f"it was not over after {patience_seconds:.0f} s"]
+            campaign=name,
+            seed=seed,
+            complaints=[f"it had not ended after {patience_seconds:.0f} s"],
         )
     said = done.stdout.partition("OUT ")[2]
     if said:
@@ -205,11 +208,12 @@ def told(command: Sequence[str], *, name: str, seed: int, patience_seconds: floa
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is done, the campaigns that it tells of, and how much of the time is its own."""
+    """A part of the benchmark, the campaigns that it reports, and its share of the time."""
 
     run: Callable[[Bounds, Path], Iterator[Outcome]]
     campaigns: Sequence[str]
-    seconds: float  # that it takes to the end, at the rates of the campaign of 2026-11-22, on two cores that others used at times
+    # How long the whole part took on 2026-11-22, on two cores that others used at times.
+    seconds: float
 
 
 PARTS: Mapping[str, Part] = {
@@ -238,39 +242,34 @@ PARTS: Mapping[str, Part] = {
 
 
 def missing(names: Sequence[str], campaigns: Sequence[str]) -> list[str]:
-    """The campaigns of these parts that nobody told of."""
+    """The campaigns of these parts that are not among those reported."""
     wanted = Counter(campaign for name in names for campaign in PARTS[name].campaigns)
     return sorted((wanted - Counter(campaigns)).elements())
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--kills", type=int, default=5000)
     parser.add_argument("--pauses", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
-    parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if arguments.seed is None else arguments.seed
     bounds = Bounds(
         kills=arguments.kills, pauses=arguments.pauses, seconds=arguments.seconds, seed=seed
     )
     machine, began = describe_machine(), time.monotonic()
-    logging.getLogger().addHandler(
-        logging.NullHandler()
-    )  # what each orchestrator warns of is what is done to it
+    # Each orchestrator warns of what is done to it: keep that off the terminal.
+    logging.getLogger().addHandler(logging.NullHandler())
     outcomes = list(_all(bounds, arguments.only))
     result = _summed(outcomes, names=arguments.only, seed=seed, seconds=time.monotonic() - began)
-    if arguments.out is not None:
-        write_result(
-            arguments.out,
-            benchmark="chaos",
-            machine=machine,
-            result=result | {"parts": [o.as_json() for o in outcomes]},
-        )
+    write_result(
+        arguments.out,
+        benchmark="chaos",
+        machine=machine,
+        result=result | {"parts": [o.as_json() for o in outcomes]},
+    )
     print(json.dumps(result))
     return 0 if all(outcome.is_clean for outcome in outcomes) and not result["missing"] else 1
 
@@ -289,7 +288,7 @@ def _all(bounds: Bounds, names: Sequence[str]) -> Iterator[Outcome]:
 def _summed(
     outcomes: Sequence[Outcome], *, names: Sequence[str], seed: int, seconds: float
 ) -> dict[str, Any]:
-    """The one line."""
+    """The result as one line of JSON."""
     sums = total(outcomes)
     others = {
         kind: sum(o.victims.get(kind, 0) for o in outcomes)
@@ -319,13 +318,13 @@ def _summed(
 
 
 def _both(folder: Path, postgresql: Server) -> Iterator[tuple[str, Fresh]]:
-    """Empty stores to be had again and again."""
+    """For each database a function that makes an empty store."""
     yield "sqlite", fresh_sqlite(folder)
     yield "postgresql", fresh_postgresql(postgresql.url)
 
 
 def _counted(complaints: Sequence[str]) -> dict[str, Any]:
-    """How many complaints of each kind there are, and all of them."""
+    """The complaints, and their number by kind."""
     kinds = ("lost", "duplicated", "stuck", "broken")
     return {kind: sum(f"{kind}: " in text for text in complaints) for kind in kinds} | {
         "complaints": list(complaints)

@@ -1,29 +1,31 @@
-"""Sweeps on machines that drift: how often a wrong layout is called the winner, and what it costs to be sure. Prints a table, writes JSON.
+"""Counts how often a wrong layout is called the winner on machines that drift.
 
-python -m benchmarks.drift [--seeds 200] [--drifts none,slow_start,...] [--rules now,earlier] [--parallel 2] [--max-trials N] [--out FILE.json]
+python -m benchmarks.drift [--seeds 200] [--drifts none,slow_start,...] [--rules now,earlier]
+    [--parallel 2] [--max-trials N] [--out FILE.json]
 
-Each run is a whole `run_sweep` over one cell of 32 layouts on the simulated scheduler, with a store of its own; its drift is drawn from the seed. True
-step times are those of workload synthetic without drift and noise. `wrong`: more than 3 % slower than the truly best and called the winner. Rule `earlier`
-is what this project did before it looked at drift: no anchors, no physics, the fastest measured were repeated, and the median of a layout's runs stood for it.
+Prints a table and writes JSON. Each run is a whole `run_sweep` over one cell of 32 layouts on the
+simulated scheduler, with its own store; its drift is drawn from the seed. True step times are those
+of workload synthetic without drift and noise. `wrong`: a layout more than 3 % slower than the truly
+best one was called the winner. Rule `earlier` is what this project did before it handled drift: no
+anchors, no physics, the fastest were repeated, and the median of its runs represented a layout.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from math import exp, log, sqrt
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.machine import describe_machine, write_result
+from benchmarks.machine import describe_machine, parser_of, write_result
 from db.store import Store
 from orchestrator.cluster.simulated import SimulatedScheduler, simulated
 from orchestrator.core.pretend.synthetic import step_seconds
@@ -39,9 +41,9 @@ from orchestrator.sweep import confirmation as confirmation_module
 from orchestrator.sweep.confirmation import Confirmation, Repeat
 from orchestrator.sweep.run import run_sweep
 
-WRONG = 0.03  # relative, slower than the truly best: more than that must not be called the winner
+WRONG = 0.03  # a winner may be slower than the truly best layout by this share
 DEVICE = "h100-sxm"
-NUM_NODES = 4  # where one of them is slow
+NUM_NODES = 4  # for drift slow_node
 
 WRITE_EVERY = 60  # runs
 SHOWN = (
@@ -64,7 +66,7 @@ def _slow_start(random: Random) -> list[Entry]:
 
 
 def _levels(levels: Sequence[float], at: Sequence[float]) -> list[Entry]:
-    """The factors one after the other, from these seconds on; none below 1: a device is not faster than it can be."""
+    """Slow down by each factor in turn, from these seconds on. No factor is below 1."""
     steps = [
         {"kind": "step", "size": after / before - 1, "seconds": when}
         for (before, after), when in zip(pairwise(levels), at, strict=True)
@@ -125,10 +127,10 @@ class Outcome:
     rule: str
     seed: int
     named: bool
-    off: float | None  # of the winner: relative, against the truly best
+    off: float | None  # by which share the winner is slower than the truly best layout
     num_tied: int
     among_tied: bool  # a layout within WRONG of the truly best
-    first_off: float  # of the first of those tied
+    first_off: float  # the same for the first of the tied layouts
     launches: int
     repeats: int
 
@@ -164,7 +166,7 @@ def sweep(case: Case) -> SweepSpec:
 def run_case(case: Case) -> Outcome:
     spec = sweep(case)
     if case.rule == "earlier":
-        confirmation_module.Confirmation = EarlierContest  # type: ignore[misc]
+        confirmation_module.Confirmation = EarlierConfirmation  # type: ignore[misc]
     num_nodes = NUM_NODES if case.drift == "slow_node" else 1
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -221,11 +223,8 @@ def _empty_store() -> bytes:
         return Path(folder, "sweep.sqlite").read_bytes()
 
 
-# --- the earlier rule ---------------------------------------------------------------------------------------------------------------
-
-
-class EarlierContest(Confirmation):
-    """Repeats what was measured fastest, back to back, and takes the median."""
+class EarlierConfirmation(Confirmation):
+    """The earlier rule: repeats the fastest layouts, back to back, and takes the median."""
 
     change = None
 
@@ -298,9 +297,6 @@ def _earlier_next(runs: Mapping[int, Sequence[Run]], confirm: Confirm) -> int | 
     return None
 
 
-# --- the table ----------------------------------------------------------------------------------------------------------------------
-
-
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     offs = [one.off for one in outcomes if one.off is not None]
     return {
@@ -319,9 +315,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--drifts", default=",".join(DRIFTS))
     parser.add_argument("--rules", default="now,earlier")
@@ -332,12 +326,9 @@ def main() -> None:
         type=Path,
         nargs="*",
         default=[],
-        help="results of other seeds of this benchmark, to be told with these",
+        help="results of other seeds of this benchmark, to add to this one",
     )
     parser.add_argument("--max-trials", type=int, help="default: all layouts are measured")
-    parser.add_argument(
-        "--out", type=Path, help="write the result here, with what it was measured on"
-    )
     arguments = parser.parse_args()
     machine = describe_machine()
     drifts, rules = arguments.drifts.split(","), arguments.rules.split(",")
@@ -353,24 +344,14 @@ def main() -> None:
     for path in arguments.join:
         for one in json.loads(path.read_text(encoding="utf-8"))["outcomes"]:
             found.setdefault((one["drift"], one["rule"]), []).append(Outcome(**one))
+    write = partial(_write, arguments.out, machine, arguments.max_trials)
     with ProcessPoolExecutor(max_workers=arguments.parallel) as pool:
         for number, outcome in enumerate(pool.map(run_case, cases), 1):
             found[outcome.drift, outcome.rule].append(outcome)
-            # What was done stays, if somebody ends it: it takes long.
-            if arguments.out is not None and (number % WRITE_EVERY == 0 or number == len(cases)):
-                write_result(
-                    arguments.out,
-                    benchmark="drift",
-                    machine=machine,
-                    result=_result(arguments.max_trials, found),
-                )
-    if arguments.out is not None and not cases:
-        write_result(
-            arguments.out,
-            benchmark="drift",
-            machine=machine,
-            result=_result(arguments.max_trials, found),
-        )
+            # It takes long: keep what is done if somebody ends it.
+            if number % WRITE_EVERY == 0:
+                write(found)
+    write(found)
     print("| drift | rule |", " | ".join(SHOWN), "|")
     for (drift, rule), outcomes in found.items():
         numbers = summary(outcomes)
@@ -382,15 +363,19 @@ def main() -> None:
         )
 
 
-def _result(
-    max_trials: int | None, found: Mapping[tuple[str, str], Sequence[Outcome]]
-) -> dict[str, Any]:
+def _write(
+    path: Path | None,
+    machine: Mapping[str, Any],
+    max_trials: int | None,
+    found: Mapping[tuple[str, str], Sequence[Outcome]],
+) -> None:
     done = {key: outcomes for key, outcomes in found.items() if outcomes}
     drifts: dict[str, dict[str, Any]] = {}
     for (drift, rule), outcomes in done.items():
         drifts.setdefault(drift, {})[rule] = summary(outcomes)
-    told = [asdict(one) for outcomes in done.values() for one in outcomes]
-    return {"max_trials": max_trials, "wrong_beyond": WRONG, "drifts": drifts, "outcomes": told}
+    rows = [asdict(one) for outcomes in done.values() for one in outcomes]
+    result = {"max_trials": max_trials, "wrong_beyond": WRONG, "drifts": drifts, "outcomes": rows}
+    write_result(path, benchmark="drift", machine=machine, result=result)
 
 
 if __name__ == "__main__":

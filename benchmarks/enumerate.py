@@ -1,15 +1,15 @@
-"""Measure how many layouts a CPU-second are enumerated and checked, and then ranked, on one core; print JSON.
+"""Measures how many layouts one core enumerates, checks and ranks per CPU-second; prints JSON.
 
 python -m benchmarks.enumerate [--repeat 5] [--llm-analysis PYTHON]
 
-`--llm-analysis` names an interpreter that has llm-analysis (PyPI 0.2.2) installed: its analysis of training, memory and step time of one
-layout per call, is timed in the same run, before and after our own. It gives no communication of pipelines and data parallelism, and asks
-for a feed-forward that is a multiple of the hidden size; so the work is alike, not the same.
+`--llm-analysis` names an interpreter with llm-analysis (PyPI 0.2.2). Its analysis of training,
+which gives memory and step time of one layout per call, is timed in the same run, before and
+after ours. It has no communication of pipelines and data parallelism, and needs a feed-forward
+width that is a multiple of the hidden size; so the work is similar, not the same.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.machine import describe_machine, write_result
+from benchmarks.machine import describe_machine, parser_of, write_result
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
@@ -77,9 +77,8 @@ def measure(*, constrained: bool, repeat: int) -> dict[str, object]:
     cell = spec.cells()[0]
     found = enumerate_cell(spec, cell, gpus_per_node=8)
     by_rows = sum(found.rejected.get(constraint.reason, 0) for constraint in spec.constraints)
-    checked = (
-        len(found.legal) + by_rows
-    )  # rows that were built; what products rule out is only counted
+    # Rows that were built; combinations that products rule out are only counted.
+    checked = len(found.legal) + by_rows
     enumerate_seconds = seconds_of(lambda: enumerate_cell(spec, cell, gpus_per_node=8), repeat)
     rank_seconds = seconds_of(lambda: rank(found, cell), repeat)
     return {
@@ -111,18 +110,25 @@ def rank(found: CellSpace, cell: Cell) -> object:
 LLM_ANALYSIS_PROGRAM = """
 import itertools, logging, time
 from llm_analysis.analysis import ActivationRecomputation, DSZeRO, LLMAnalysis
-from llm_analysis.config import ModelConfig, ParallelismConfig, get_dtype_config_by_name, get_gpu_config_by_name
+from llm_analysis.config import (
+    ModelConfig, ParallelismConfig, get_dtype_config_by_name, get_gpu_config_by_name)
 logging.disable(logging.CRITICAL)
-model = ModelConfig(name="70b", num_layers=80, n_head=64, hidden_dim=8192, vocab_size=128256, max_seq_len=4096, num_key_value_heads=8, ffn_embed_dim=32768)
+model = ModelConfig(
+    name="70b", num_layers=80, n_head=64, hidden_dim=8192, vocab_size=128256, max_seq_len=4096,
+    num_key_value_heads=8, ffn_embed_dim=32768)
 gpu, dtype = get_gpu_config_by_name("a100-sxm-80gb"), get_dtype_config_by_name("w16a16e16")
-gpu.mem_per_GPU_in_GB = 1e5  # it refuses to analyse what does not fit
+gpu.mem_per_GPU_in_GB = 1e5  # it refuses layouts that do not fit
 done, start = 0, time.process_time()
-for tp, pp, mbs, recompute, zero in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), ActivationRecomputation, DSZeRO):
+sizes = (1, 2, 4, 8)
+for tp, pp, mbs, recompute, zero in itertools.product(
+        sizes, sizes, sizes, ActivationRecomputation, DSZeRO):
     dp = 512 // (tp * pp)
     parallelism = ParallelismConfig(tp_size=tp, pp_size=pp, dp_size=dp)
-    analysis = LLMAnalysis(model, gpu, dtype, parallelism, flops_efficiency=0.5, hbm_memory_efficiency=0.6)
-    analysis.training(batch_size_per_gpu=mbs, gradient_accumulation_steps=max(1, 1024 // (dp * mbs)), seq_len=4096,
-                      activation_recomputation=recompute, ds_zero=zero)
+    analysis = LLMAnalysis(
+        model, gpu, dtype, parallelism, flops_efficiency=0.5, hbm_memory_efficiency=0.6)
+    analysis.training(
+        batch_size_per_gpu=mbs, gradient_accumulation_steps=max(1, 1024 // (dp * mbs)),
+        seq_len=4096, activation_recomputation=recompute, ds_zero=zero)
     done += 1
 print(done / (time.process_time() - start))
 """
@@ -136,18 +142,10 @@ def llm_analysis_per_second(interpreter: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument(
-        "--llm-analysis",
-        type=Path,
-        metavar="PYTHON",
-        help="an interpreter that has llm-analysis installed",
-    )
-    parser.add_argument(
-        "--out", type=Path, help="write the result here, with what it was measured on"
+        "--llm-analysis", type=Path, metavar="PYTHON", help="an interpreter with llm-analysis"
     )
     arguments = parser.parse_args()
     machine = describe_machine()
@@ -172,8 +170,7 @@ def main() -> None:
             "ours_times_faster": round(ours / max(theirs)),
         }
     print(json.dumps(result, indent=2))
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="enumerate", machine=machine, result=result)
+    write_result(arguments.out, benchmark="enumerate", machine=machine, result=result)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Whether a sweep of thousands of trials stays as fast and as small as it began: milliseconds of the control plane, and resident memory.
+"""Measures whether time and memory per trial stay constant over thousands of trials.
 
-python -m benchmarks.long_sweep --trials 10000 --scripted --out FILE.json      the control plane alone: nothing is launched
-python -m benchmarks.long_sweep --trials 5000 --out FILE.json                  through Ray and the launcher, two ranks a trial
+python -m benchmarks.long_sweep --trials 10000 --scripted --out FILE.json
+    the control plane alone: nothing is launched
+python -m benchmarks.long_sweep --trials 5000 --out FILE.json
+    through Ray and the launcher, two ranks per trial
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import PROJECT, describe_machine, resident_bytes, write_result
+from benchmarks.machine import PROJECT, describe_machine, parser_of, resident_bytes, write_result
 from db.store import Store
 from orchestrator.cluster.contract import Finished, Placed, Scheduler, SchedulerEvent, Slots
 from orchestrator.cluster.ray.scheduler import RayScheduler
@@ -39,7 +40,8 @@ from orchestrator.sweep.run import run_sweep
 
 WINDOW_TRIALS = 100  # a figure "at N" is the mean over the trials just before N
 AT = (100, 1_000, 5_000, 10_000)
-GROWTH_FROM, GROWTH_OVER = 100, 5_000  # what the first trials load stays, and is no growth
+# Memory that the first trials load stays, and is not growth.
+GROWTH_FROM, GROWTH_OVER = 100, 5_000
 TARGET_MS_PER_TRIAL = 100.0
 TARGET_GROWTH_BYTES = 50e6
 
@@ -62,7 +64,7 @@ SWEEP: Mapping[str, Any] = {
 
 
 class ScriptedScheduler:
-    """Runs nothing: each attempt has ended by the next poll, with numbers that a layout always gives again."""
+    """Runs nothing: each attempt ends at the next poll, with the same numbers for each layout."""
 
     def __init__(self) -> None:
         self._running: TrialRequest | None = None
@@ -121,16 +123,16 @@ class ScriptedScheduler:
         return Leased(held=self._held_gpu_seconds, idle=0.0, capacity=None)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 class TimedScheduler:
-    """Passes everything on, and adds up the seconds (and CPU seconds) that the loop spends in it: what is left is ask, tell and store."""
+    """Forwards every call, and adds up the time that the loop spends in the scheduler."""
 
     def __init__(self, inner: Scheduler) -> None:
         self._inner = inner
         self.seconds = 0.0
-        self.cpu_seconds = 0.0  # of the loop's thread
+        self.cpu_seconds = 0.0  # the loop's thread
 
     @property
     def slots(self) -> Slots:
@@ -163,26 +165,25 @@ class TimedScheduler:
 
 
 class Recorder:
-    """Notes, after each finished trial, the time, the share of it that the scheduler took, and every hundred trials the memory."""
+    """Records the time after each finished trial, and the memory after every hundred."""
 
     def __init__(self) -> None:
         self.scheduler: TimedScheduler | None = None
-        self.trials: list[
-            tuple[float, float, float]
-        ] = []  # seconds; those outside the scheduler; CPU seconds outside it
+        # Seconds, seconds outside the scheduler, CPU seconds outside the scheduler.
+        self.trials: list[tuple[float, float, float]] = []
         self.resident: list[tuple[int, int]] = []  # (trials, bytes)
 
     def note(self, snapshot: Snapshot) -> None:
         assert self.scheduler is not None
         now = time.perf_counter()
         taken = (now, now - self.scheduler.seconds, time.thread_time() - self.scheduler.cpu_seconds)
-        while len(self.trials) < snapshot.launched_now:  # several may have ended by one poll
+        while len(self.trials) < snapshot.launched_now:  # one poll may end several
             self.trials.append(taken)
             if len(self.trials) % WINDOW_TRIALS == 0:
                 self.resident.append((len(self.trials), resident_bytes()))
 
     def ms_per_trial(self, at: int) -> tuple[float, float, float]:
-        """Mean over the trials before `at`: of a trial as a whole; of ask, tell and store; and the CPU time of these."""
+        """Means before trial `at`: whole trial; ask, tell and store; CPU time of these."""
         first, last = max(0, at - WINDOW_TRIALS), at - 1
         whole, control, cpu = (
             1e3 * (b - a) / (last - first)
@@ -197,8 +198,7 @@ class Recorder:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path)
+    parser = parser_of(__doc__)
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument(
         "--strategy", default="tpe", choices=["tpe", "random", "exhaustive", "auto"]
@@ -215,12 +215,11 @@ def main() -> None:
             indent=1,
         )
     )
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="long_sweep", machine=machine, result=result)
+    write_result(arguments.out, benchmark="long_sweep", machine=machine, result=result)
 
 
 def measure_sweep(num_trials: int, strategy: str, *, scripted: bool) -> dict[str, Any]:
-    """Run the sweep, then open it once more, as the same command does after a stop."""
+    """Run the sweep, then open it again, as the same command does after a stop."""
     spec = SweepSpec.model_validate(
         {
             **SWEEP,
@@ -273,9 +272,8 @@ def measure_sweep(num_trials: int, strategy: str, *, scripted: bool) -> dict[str
             )
             if scripted:
                 recorder.trials.clear()
-                result["reopen_seconds"] = (
-                    run()
-                )  # replay of all trials; its budget is spent, so nothing is launched
+                # Replays all trials. The budget is spent, so nothing is launched.
+                result["reopen_seconds"] = run()
     return {"strategy": strategy, "scripted": scripted, **result}
 
 

@@ -1,7 +1,11 @@
-"""What a number was measured on: hardware, software, load and code. Every result carries it; numbers of two machines are not compared."""
+"""Describes the machine that a result was measured on: hardware, software, load and code.
+
+Every result contains it; numbers of two machines are not compared.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -18,11 +22,22 @@ from orchestrator.sweep.provenance import code_fingerprint
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("ray", "optuna", "sqlalchemy", "numpy", "pydantic", "torch")
 _FOLDERS = ("--tables", "--warm", "--folder")  # options that take a folder
-BUSY_LOAD = 1.0  # of the last minute, before the benchmark starts: beyond it the cores were shared, and times are upper bounds
+# Load average of the last minute before the benchmark starts. Above it the cores were shared, and
+# times are upper bounds.
+BUSY_LOAD = 1.0
+
+
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark with this docstring. It has `--out`."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="write the result and the machine here, as JSON")
+    return parser
 
 
 def describe_machine() -> dict[str, Any]:
-    """Call it before anything is measured: the load average is that of the others."""
+    """Call this before anything is measured, so that the load is that of other programs."""
     code = code_fingerprint(PROJECT)
     load = os.getloadavg()[0]
     return {
@@ -41,16 +56,21 @@ def describe_machine() -> dict[str, Any]:
 
 
 def write_result(
-    path: Path, *, benchmark: str, machine: Mapping[str, Any], result: Mapping[str, Any]
+    path: Path | None, *, benchmark: str, machine: Mapping[str, Any], result: Mapping[str, Any]
 ) -> None:
-    """Write one benchmark's result, with the command that gave it; a folder of tables is `DIR` in it, for its path is of this machine."""
-    command = " ".join(["python", "-m", f"benchmarks.{benchmark}", *_told(sys.argv[1:])])
+    """Write a benchmark's result and its command; None: write nothing.
+
+    The command has `DIR` for a folder of tables, because that path exists on this machine only.
+    """
+    if path is None:
+        return
+    command = " ".join(["python", "-m", f"benchmarks.{benchmark}", *_portable(sys.argv[1:])])
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {"benchmark": benchmark, "command": command, "machine": dict(machine), **result}
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
-def _told(arguments: Sequence[str]) -> Iterator[str]:
+def _portable(arguments: Sequence[str]) -> Iterator[str]:
     previous = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -64,7 +84,7 @@ def _told(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _from_the_project(argument: str) -> str:
-    """A path as whoever runs it again would give it: of this machine's folders nothing is told."""
+    """A path relative to the project, so that no folder of this machine appears."""
     path = Path(argument)
     if not path.is_absolute():
         return argument
@@ -72,7 +92,7 @@ def _from_the_project(argument: str) -> str:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, now."""
+    """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
         "SC_PAGE_SIZE"
     )

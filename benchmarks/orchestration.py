@@ -1,7 +1,10 @@
-"""What one trial costs besides its training: ask, store, launch, collect, tell, with two ranks in fresh processes that do nothing.
+"""Measures what a trial costs in addition to its training: ask, store, launch, collect, tell.
 
-Through the real loop, Ray, launcher and SQLite, against Ray Tune with OptunaSearch in the same run, turn by turn:
-python -m benchmarks.orchestration --tune-python PATH --out benchmarks/results/orchestration_cpu-2core_DATE.json
+Each trial is two fresh ranks that do nothing, through the real loop, Ray, launcher and SQLite. Ray
+Tune with OptunaSearch runs alternately in the same run:
+
+python -m benchmarks.orchestration --tune-python PATH
+    --out benchmarks/results/orchestration_cpu-2core_DATE.json
 """
 
 from __future__ import annotations
@@ -21,15 +24,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import PROJECT, describe_machine, resident_bytes, write_result
+from benchmarks.machine import PROJECT, describe_machine, parser_of, resident_bytes, write_result
 
 TUNE_PROGRAM = PROJECT / "benchmarks" / "tune_noop.py"
 ARM_SECONDS = 900.0
 TARGET_TRIALS_PER_SECOND = 10.0
 TARGET_OVER_FRESH = 10.0
 
-# Two ranks, 10 micro-batch sizes x 129 recomputations x 4 ZeRO stages: 5,160 layouts, more than are ever asked for. The ranks report what a
-# formula gives and end: nothing is trained, nothing waits, and no layout runs out of memory.
+# Two ranks, 10 micro-batch sizes x 129 recomputations x 4 ZeRO stages: 5,160 layouts, more than the
+# search ever asks for. The ranks report a formula's numbers and end: nothing is trained, nothing
+# waits, and no layout runs out of memory.
 NOOP_SWEEP: Mapping[str, Any] = {
     "name": "orchestration",
     "model": {"preset": "llama-tiny", "num_layers": 128, "name": "tiny-128"},
@@ -45,7 +49,8 @@ NOOP_SWEEP: Mapping[str, Any] = {
     "measurement": {"warmup_steps": 2, "min_steps": 2, "max_steps": 2},
     "workload": {"name": "synthetic", "options": {"device_memory_bytes": 1 << 50}},
 }
-# The fewest steps that a measurement may take, of a model of 1.2 M parameters and 64 tokens: process group, model and optimizer are the cost.
+# The fewest steps that a measurement may have, with 1.2 M parameters and 64 tokens: most of the
+# cost is the process group, the model and the optimizer.
 TORCH_SWEEP: Mapping[str, Any] = {
     "name": "orchestration-torch",
     "model": "llama-tiny",
@@ -72,12 +77,12 @@ TORCH_SWEEP: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One of the things compared: a program, run in a process of its own and with a Ray of its own."""
+    """One side of the comparison: a program that runs in its own process with its own Ray."""
 
     name: str
     what: str
     arguments: Sequence[str]
-    share: float  # of --trials: the slow ones run fewer
+    share: float  # of --trials; slow arms run fewer
     is_tune: bool = False
 
 
@@ -100,7 +105,8 @@ ARMS = (
     ),
     Arm(
         name="tune_reuse_actors",
-        what="Tune, class trainable, reuse_actors: one process for all trials of a slot, two trials at a time",
+        what="Tune, class trainable, reuse_actors: one process for all trials of a slot, "
+        "two trials at a time",
         arguments=["--reuse-actors"],
         share=1,
         is_tune=True,
@@ -114,7 +120,7 @@ ARMS = (
     ),
     Arm(
         name="tune_reuse_actors_no_log_files",
-        what="as tune_reuse_actors, with Tune's CSV, JSON and TensorBoard files per trial switched off",
+        what="as tune_reuse_actors, without Tune's CSV, JSON and TensorBoard files per trial",
         arguments=["--reuse-actors", "--no-log-files"],
         share=1,
         is_tune=True,
@@ -129,10 +135,9 @@ ARMS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
+    parser = parser_of(__doc__)
     parser.add_argument(
-        "--trials", type=int, default=400, help="of each arm and round; the slow arms run a tenth"
+        "--trials", type=int, default=400, help="per arm and round; slow arms run a tenth"
     )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
@@ -143,9 +148,8 @@ def main() -> None:
     parser.add_argument(
         "--arms", nargs="*", choices=[arm.name for arm in ARMS], default=[arm.name for arm in ARMS]
     )
-    parser.add_argument(
-        "--arm", choices=["tpe", "random", "torch"], help=argparse.SUPPRESS
-    )  # a child: run one arm, print its numbers
+    # In a child process: run one arm and print its numbers.
+    parser.add_argument("--arm", choices=["tpe", "random", "torch"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.arm:
         print(json.dumps(run_sweep_arm(arguments.arm, arguments.trials)))
@@ -154,24 +158,25 @@ def main() -> None:
     arms = [arm for arm in ARMS if arm.name in arguments.arms]
     if any(arm.is_tune for arm in arms) and not _has_tune(arguments.tune_python):
         print(
-            f"{arguments.tune_python} cannot import ray.tune (pip install 'ray[tune]==2.60.0' 'optuna==5.0.0'): Tune is left out"
+            f"Tune is left out: {arguments.tune_python} cannot import ray.tune"
+            " (pip install 'ray[tune]==2.60.0' 'optuna==5.0.0')"
         )
         arms = [arm for arm in arms if not arm.is_tune]
     runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
     for _ in range(arguments.rounds):
-        for arm in arms:  # by turns, so that what else the machine does falls on all of them
+        for arm in arms:  # alternately, so that other load on the machine affects all arms
             run = run_arm(arm, max(4, int(arm.share * arguments.trials)), arguments.tune_python)
             runs[arm.name].append(run)
             print(
-                f"{arm.name:32} {run['trials_per_second']:8.2f} trials/s   {run['driver_cpu_ms_per_trial']:6.1f} ms CPU of the driver a trial"
+                f"{arm.name:32} {run['trials_per_second']:8.2f} trials/s"
+                f"   {run['driver_cpu_ms_per_trial']:6.1f} ms CPU of the driver per trial"
             )
     result = {
         "summary": summarize(runs),
         "arms": {arm.name: {"what": arm.what, "runs": runs[arm.name]} for arm in arms},
     }
     print(json.dumps(result["summary"], indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="orchestration", machine=machine, result=result)
+    write_result(arguments.out, benchmark="orchestration", machine=machine, result=result)
 
 
 def run_arm(arm: Arm, num_trials: int, tune_python: str) -> dict[str, Any]:
@@ -183,9 +188,8 @@ def run_arm(arm: Arm, num_trials: int, tune_python: str) -> dict[str, Any]:
     )
     done = subprocess.run(
         [*program, "--trials", str(num_trials), *arm.arguments],
-        cwd=tempfile.gettempdir()
-        if arm.is_tune
-        else PROJECT,  # Tune would upload the folder it is run in
+        # Tune would upload its working folder.
+        cwd=tempfile.gettempdir() if arm.is_tune else PROJECT,
         capture_output=True,
         text=True,
         timeout=ARM_SECONDS,
@@ -200,7 +204,7 @@ def run_arm(arm: Arm, num_trials: int, tune_python: str) -> dict[str, Any]:
 
 
 def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
-    """The sweep, as the command line runs it, without a progress display."""
+    """Run the sweep as the command line does, without a progress display."""
     from db.store import Store
     from orchestrator.cluster.ray.scheduler import RayScheduler
     from orchestrator.core.sweepfile.spec import SweepSpec
@@ -262,7 +266,7 @@ def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
 
 
 def summarize(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Medians over rounds, ratios of medians, and whether the promises hold."""
+    """Medians over rounds, ratios of medians, and whether the targets are met."""
     rate = {
         name: statistics.median(run["trials_per_second"] for run in many)
         for name, many in runs.items()

@@ -1,23 +1,24 @@
-"""Measure how well gangs of many sizes are packed onto a cluster, on a virtual clock; print JSON.
+"""Measures how well gangs of many sizes are packed onto a cluster, on a virtual clock; prints JSON.
 
 python -m benchmarks.packing [--trials 4104] [--nodes 64] [--seeds 5] [--out FILE.json]
 
-The study of sweeps/playbook.yaml: each of its 28 cells (8 to 512 GPUs, four models) has as many trials as any other, those that are
-predicted fastest, and shows one at a time, as a search does. A trial is predicted to hold its GPUs for a launch and its steps; it holds
-them for that times a log-normal error (standard deviation 0.3 of the logarithm: what ranks are asked for is not what they take), or, where
-its memory is predicted not to fit, for a launch. The same trials with the same times, in the same run:
+The study is sweeps/playbook.yaml. Each of its 28 cells (8 to 512 GPUs, four models) has equally
+many trials, those predicted fastest, and offers one at a time, as a search does. A trial is
+predicted to hold its GPUs for a launch and its steps, or for a launch alone if its memory is
+predicted not to fit. It holds them for that time with a log-normal error (standard deviation 0.3
+of the logarithm). Two policies run the same trials with the same times:
 
 - `packing`: core/machines/packing.py: the largest waiting gang has a reservation, others fill in.
-- `first_come`: in the order in which cells asked, nobody before the first in line.
+- `first_come`: in the order in which cells asked; none starts before the first in line.
 
-`makespan_over_bound`: when the last trial ends, over the larger of all GPU-seconds divided by the GPUs and the longest trial; no order can
-be below 1. `used_share_until_tail`: GPU-seconds that trials held over those of the whole cluster, until the moment when no trial waits any
-more; `used_share`: until the end. `longest_wait_starts`: how many other gangs were started, at most, between a gang's wish and its start.
+`makespan_over_bound`: end of the last trial over the lower bound, the larger of all GPU-seconds
+divided by the GPUs and the longest trial. `used_share_until_tail`: share of the cluster's
+GPU-seconds that trials held until no trial waited any more; `used_share`: until the end.
+`longest_wait_starts`: most starts of other gangs between a gang's request and its start.
 """
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import random
@@ -26,9 +27,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.machine import PROJECT, describe_machine, write_result
+from benchmarks.machine import PROJECT, describe_machine, parser_of, write_result
 from orchestrator.core.machines.packing import FreeSlots, Shape, Start, WaitingGang
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.search.planner import plan_cell
@@ -43,7 +43,7 @@ ERROR_SD = 0.3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One trial."""
+    """A trial as a job of a known duration."""
 
     shape: Shape
     predicted_seconds: float
@@ -72,18 +72,18 @@ def packing(free_slots: FreeSlots, waiting: Sequence[WaitingGang], now: float) -
 
 
 def first_come(free_slots: FreeSlots, waiting: Sequence[WaitingGang], now: float) -> Start | None:
-    """The one that has waited longest, or nobody."""
+    """The gang that has waited longest, or none."""
     first = max(range(len(waiting)), key=lambda index: (waiting[index].passed_over, -index))
     found = free_slots.next_start([waiting[first]], now=now)
     return None if found is None else Start(index=first, nodes=found.nodes)
 
 
 def simulate(queues: Sequence[Sequence[Job]], slots_of: dict[str, int], policy: Policy) -> Outcome:
-    """Run the jobs of each queue in its order, several of a queue at once, the next one of each being known to the policy."""
+    """Run the jobs of each queue in order, several at once. The policy sees the next of each."""
     free_slots = FreeSlots(slots_of)
     left = [deque(queue) for queue in queues]
-    since = [0] * len(left)  # starts by the moment each queue began to wait
-    running: list[tuple[float, int, Job]] = []  # by their ends
+    since = [0] * len(left)  # number of starts when each queue began to wait
+    running: list[tuple[float, int, Job]] = []  # a heap by end
     began: list[tuple[float, Job]] = []
     now, longest = 0.0, 0
     while True:
@@ -171,13 +171,10 @@ def score(queues: Sequence[Sequence[Job]], num_nodes: int, policy: Policy) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--trials", type=int, default=4104)
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
     by_policy: dict[str, list[dict[str, float]]] = {"packing": [], "first_come": []}
@@ -197,8 +194,7 @@ def main() -> None:
         "by_seed": by_policy,
     }
     print(json.dumps(result, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="packing", machine=machine, result=result)
+    write_result(arguments.out, benchmark="packing", machine=machine, result=result)
 
 
 if __name__ == "__main__":

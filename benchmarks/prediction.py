@@ -1,35 +1,45 @@
-"""Measure how well memory and step time are predicted on tables of measured runs, before and after calibration; print JSON.
+"""Measures how well memory and step time are predicted on tables of measured runs; prints JSON.
 
 python -m benchmarks.prediction --tables DIR [--table ID ...] [--ways WAY ...] [--out FILE.json]
 
-DIR holds CSV files with the columns of core/pretend/run_table.py. The trainer of a row is taken from the table's own words (fp32 accumulation,
-FSDP, version of the code), never from its name. Each way of calibrating is scored on the same rows:
+DIR holds CSV files with the columns of core/pretend/run_table.py. The trainer of a row is taken
+from the table's own words (fp32 accumulation, FSDP, version of the code), never from its name.
+Each way of calibrating is scored on the same rows:
 
 - `uncalibrated`: priors alone.
-- `leave_one_table_out`, `leave_one_model_out`: constants fitted to all other tables (of other models) of the same hardware and trainer;
-  only where there is one. A table of the same model, GPUs, sequence length and batch under another id is no other.
-- `after_5_trials`: fitted to 5 rows of the table drawn at random (seeds 0 to 4; the rest is scored), on top of `leave_one_table_out` where
-  there is one, and of the priors where there is none (`after_5_trials_alone`: always of the priors).
+- `leave_one_table_out`, `leave_one_model_out`: constants fitted to all other tables (of other
+  models) of the same hardware and trainer, if there is one. A table of the same model, GPUs,
+  sequence length and batch under another id does not count.
+- `after_5_trials`: fitted to 5 random rows of the table (seeds 0 to 4; the rest is scored), on
+  top of `leave_one_table_out` if there is one, else of the priors (`after_5_trials_alone`: always
+  of the priors).
 
-Memory, over rows that ran and tell a peak (of the stage that the source read): `ratio_p10`, `ratio_median`, `ratio_p90` of predicted over
-measured; `within_15_percent` the share of rows with a ratio of 0.85 to 1.15; apart for one pipeline stage (`pp1`) and several (`pp2+`).
-Out of memory, over rows that ran or ran out, the score being the predicted peak of the fullest stage over the device's memory: `auc` the
-chance that a row that ran out scores above one that ran; `precision` and `recall` of calling out-of-memory what scores above 1, and
-`recall_at_95_precision` the best recall of any one threshold with a precision of at least 0.95; `best_rejected` the tables whose fastest
-row scores above 1, `best_rejected_at_95_precision` above that threshold.
+Memory, over rows that ran and report a peak (of the stage that the source read): `ratio_p10`,
+`ratio_median`, `ratio_p90` of predicted over measured; `within_15_percent`: share of rows with a
+ratio of 0.85 to 1.15; separately for one pipeline stage (`pp1`) and several (`pp2+`).
 
-Step time, over tables with at least 5 rows that ran, by table, then the mean over tables: `log_error` the median of |log(predicted /
-measured)|; `bias` its median with sign; `spearman` the rank correlation; `regret_1`, `_3`, `_5`: how far, as a share of the best tokens/s/GPU,
-the best of the 1, 3, 5 rows predicted fastest falls short, among rows that ran; `first_within_5_percent` how many rows of that order it takes.
+Out of memory, over rows that ran or ran out. The score is the predicted peak of the fullest stage
+over the device's memory. `auc`: the probability that a row that ran out scores above one that
+ran; `precision` and `recall` of predicting out-of-memory for scores above 1;
+`recall_at_95_precision`: the best recall of any threshold with a precision of at least 0.95;
+`best_rejected`: the tables whose fastest row scores above 1; `best_rejected_at_95_precision`:
+above that threshold.
 
-Bands, over rows that ran: how many lie `below`, `within` and `above` the band that `sweep plan` shows of each row's step time and peak, in which
-four of five should lie. `all_files`: over the rows of all files together, and, of tables with out-of-memories, how many rows were `expected` to
-fit (the sum of their probabilities), those that were likely to (`at_least`) or not unlikely (`at_most`), and how many `ran`.
+Step time, for tables with at least 5 rows that ran, then the mean over tables. `log_error`: the
+median of |log(predicted / measured)|; `bias`: the same with sign; `spearman`: the rank
+correlation; `regret_1`, `_3`, `_5`: by which share of the best tokens/s/GPU the best of the 1, 3,
+5 rows predicted fastest falls short, among rows that ran; `first_within_5_percent`: the number of
+rows in that order until one is within 5 %.
+
+Bands, over rows that ran: how many are `below`, `within` and `above` the band that `sweep plan`
+shows for step time and peak; four of five should be within. `all_files`: over the rows of all
+files together; for tables with out-of-memories also how many rows were `expected` to fit (the sum
+of their probabilities), how many were likely to (`at_least`) or not unlikely (`at_most`), and how
+many `ran`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +49,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.machine import describe_machine, write_result
+from benchmarks.machine import describe_machine, parser_of, write_result
 from benchmarks.table_folder import add_table_arguments, read_tables
 from orchestrator.core.physics.calibration import Calibration, Predicted
 from orchestrator.core.physics.calibration_fit import calibrate
@@ -53,18 +63,17 @@ from orchestrator.core.search.expectation import LIKELY
 from orchestrator.core.search.proposer import USABLE_SHARE
 
 Floats = NDArray[np.float64]
-Calibrations = Mapping[
-    Trainer, Calibration
-]  # by trainer: constants of time are shared, those of memory are its own
+# Trainers share the constants of time; each has its own constants of memory.
+Calibrations = Mapping[Trainer, Calibration]
 
 SEEDS = 5
 TRIALS = 5
-FEWEST_ROWS = 5  # of a table whose step times are ranked
+FEWEST_ROWS = 5  # step times of a smaller table are not ranked
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """One cell of one table: its runs as arrays, and what it tells a calibration."""
+    """One cell of one table: its runs as arrays and as observations for a calibration."""
 
     table_id: str
     runs: tuple[MeasuredRun, ...]
@@ -75,7 +84,7 @@ class Problem:
 
     @cached_property
     def trainers(self) -> list[Trainer]:
-        """The trainer of each run: a table may hold runs of two versions of a program, which keep different things."""
+        """The trainer of each run: a table may hold runs of two versions of a program."""
         return [run.trainer for run in self.runs]
 
     @cached_property
@@ -128,7 +137,7 @@ class Problem:
         )
 
     def observations(self, rows: Iterable[int] | None = None) -> list[tuple[Trainer, Observation]]:
-        """What some rows teach (None: all), each with its trainer."""
+        """Observations from some rows (None: all), each with its trainer."""
         chosen = self.runs if rows is None else [self.runs[row] for row in rows]
         return [
             (run.trainer, found)
@@ -138,7 +147,7 @@ class Problem:
 
 
 def problem_key(run: MeasuredRun) -> tuple[object, ...]:
-    """What makes two cells the same problem, whatever their table or model is called."""
+    """A key that is equal for the same problem, whatever its table or model is called."""
     return (
         run.model.digest if run.model is not None else run.model_name,
         run.num_gpus,
@@ -156,7 +165,7 @@ def stage_of(run: MeasuredRun) -> Stage:
 
 
 def observation(run: MeasuredRun, hardware: Hardware) -> Observation | None:
-    """What a run teaches; None of a crash, or of a row without a layout."""
+    """The observation from a run; None for a crash or a row without a layout."""
     if run.cell is None or run.layout is None or run.status not in (RunStatus.OK, RunStatus.OOM):
         return None
     ok = run.status is RunStatus.OK
@@ -173,7 +182,10 @@ def observation(run: MeasuredRun, hardware: Hardware) -> Observation | None:
 
 
 def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem]:
-    """The cells of all tables in a folder whose model and layouts are known, without what is not to be replayed unless nothing else is."""
+    """The cells whose model and layouts are known, of all tables in a folder.
+
+    Rows that are not marked for replay are used only if the table has no others.
+    """
     found = []
     for table_id, cells in read_tables(folder):
         if table_ids is None or table_id in table_ids:
@@ -192,10 +204,9 @@ def _problem(cell: list[MeasuredRun], *, replayed: bool) -> Problem | None:
         for run in cell
         if run.cell is not None and run.layout is not None and run.replay == replayed
     )
-    full = tuple(
-        run for run in runs if run.word("peft") in ("", "full", "full-ft")
-    )  # adapters train few weights: no closed form here
-    return Problem(table_id=cell[0].table_id, runs=full) if full else None
+    # Adapters train few weights, and are not covered by the formulas.
+    full = tuple(run for run in runs if run.word("peft") in ("", "full", "full-ft"))
+    return Problem(table_id=cell.table_id, runs=full) if full else None
 
 
 Calibrator = Callable[[Problem], Calibrations | None]
@@ -206,7 +217,7 @@ def priors(trainers: Iterable[Trainer]) -> Calibrations:
 
 
 def is_named(trainer: Trainer) -> bool:
-    """Say whether the table names its trainer: more than the attributes that any trainer may have."""
+    """True if the table names its trainer, and not only attributes that any trainer may have."""
     unnamed = replace(
         Trainer(),
         eager_attention=trainer.eager_attention,
@@ -217,7 +228,7 @@ def is_named(trainer: Trainer) -> bool:
 
 
 def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations) -> Calibrations:
-    """Constants of time from all rows, those of memory from each trainer's own."""
+    """Fit constants of time to all rows, and constants of memory to each trainer's own rows."""
     times = [
         replace(row, peak_memory_bytes=None, out_of_memory=False)
         for _, row in rows
@@ -242,7 +253,7 @@ def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations)
 
 
 def relatives(problem: Problem, problems: Sequence[Problem], *, same_model: bool) -> list[Problem]:
-    """Tables of the same hardware and trainer that are not this one, nor of the same cell under another name."""
+    """Tables of the same hardware and trainer, without this one and other names for its cell."""
     return [
         other
         for other in problems
@@ -280,7 +291,7 @@ class Fits:
 def score_memory(
     problems: Sequence[Problem], calibrations: Sequence[tuple[Calibrations, NDArray[np.bool_]]]
 ) -> dict[str, object]:
-    """Each problem with its calibration and the rows to score."""
+    """Score predicted memory. `calibrations` has each problem's calibration and rows to score."""
     ratios: dict[str, list[Floats]] = {"all": [], "pp1": [], "pp2+": []}
     scores, truths, best = [], [], {}
     for problem, (calibration, scored) in zip(problems, calibrations, strict=True):
@@ -388,7 +399,7 @@ def mean_of(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, object]:
-    """Memory over all rows, and step time by table, for one way of calibrating; only tables that it can calibrate."""
+    """Score one way of calibrating, over the tables that it can calibrate."""
     pairs = [(problem, found) for problem in problems if (found := calibrator(problem)) is not None]
     if not pairs:
         return {"tables": 0}
@@ -402,7 +413,7 @@ def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, obje
         if (scored := score_times(problem, calibration, np.ones(len(problem.runs), dtype=np.bool_)))
     }
     return {
-        "bands": {name: found.told for name, found in bands.items()}
+        "bands": {name: found.as_json for name, found in bands.items()}
         | {"fits": score_fitting(pairs)},
         "memory": score_memory([problem for problem, _ in pairs], everything),
         "step_time": mean_of(list(times.values())),
@@ -415,7 +426,7 @@ def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, obje
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How many rows lie below, within and above the band that is predicted of each; by design a tenth, four fifths and a tenth."""
+    """Rows below, within and above their bands; by design a tenth, four fifths and a tenth."""
 
     below: int = 0
     within: int = 0
@@ -433,7 +444,7 @@ class Coverage:
         return self.below + self.within + self.above
 
     @property
-    def told(self) -> dict[str, float]:
+    def as_json(self) -> dict[str, float]:
         share = {"share_within": round(self.within / self.rows, 3)} if self.rows else {}
         return {
             "rows": self.rows,
@@ -444,7 +455,7 @@ class Coverage:
 
     @classmethod
     def of(cls, ratios: Floats, band: tuple[Floats, Floats]) -> Coverage:
-        """Count ratios of measured over predicted values; nan where nothing was measured."""
+        """Count ratios of measured over predicted values; nan means not measured."""
         low, high = band
         known = np.isfinite(ratios)
         below, above = int((ratios < low)[known].sum()), int((ratios > high)[known].sum())
@@ -452,7 +463,7 @@ class Coverage:
 
 
 def score_bands(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, Coverage]:
-    """The bands of step times and of peaks (of the stage that the source read), over rows that ran."""
+    """Coverage of step times and of peaks (of the stage that the source read)."""
     times, peaks = Coverage(), Coverage()
     for problem, calibrations in pairs:
         timed = problem._predict(calibrations[problem.trainers[0]], Stage.FULLEST)
@@ -467,7 +478,7 @@ def score_bands(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, Cove
 
 
 def bands_of_all(results: Iterable[Mapping[str, object]]) -> dict[str, object]:
-    """Those of several files together, for each way of calibrating."""
+    """The bands of several files together, for each way of calibrating."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for result in results:
         for way, scored in result.items():
@@ -484,7 +495,7 @@ def bands_of_all(results: Iterable[Mapping[str, object]]) -> dict[str, object]:
 
 
 def score_fitting(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, float]:
-    """The sum of the probabilities to fit over tables with out-of-memories, and how many of those rows ran."""
+    """Sum the probabilities to fit over tables with out-of-memories, and count rows that ran."""
     expected, at_least, at_most, ran, rows = 0.0, 0, 0, 0, 0
     for problem, calibrations in pairs:
         if not problem.ran_out.any():
@@ -512,7 +523,7 @@ def score_fitting(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, fl
 
 
 def score_after_trials(problems: Sequence[Problem], start: Calibrator) -> dict[str, object]:
-    """The same after some random trials of the table itself, scored on its other rows; means over seeds."""
+    """Fit to random trials of each table, and score its other rows; means over seeds."""
     chosen = [problem for problem in problems if len(problem.runs) >= 2 * TRIALS]
     memory, times = [], []
     for seed in range(SEEDS):
@@ -582,9 +593,7 @@ def measure(problems: Sequence[Problem], ways: Sequence[str] = WAYS) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_table_arguments(parser, names="these tables")
     parser.add_argument(
         "--ways",
@@ -593,9 +602,6 @@ def main() -> None:
         default=WAYS,
         metavar="WAY",
         help=f"of calibrating: {', '.join(WAYS)}",
-    )
-    parser.add_argument(
-        "--out", type=Path, help="write the result here, with what it was measured on"
     )
     arguments = parser.parse_args()
     machine = describe_machine()
@@ -610,8 +616,7 @@ def main() -> None:
     }
     result["all_files"] = bands_of_all([one for one in result.values() if isinstance(one, Mapping)])
     print(json.dumps(result, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="prediction", machine=machine, result=result)
+    write_result(arguments.out, benchmark="prediction", machine=machine, result=result)
 
 
 if __name__ == "__main__":

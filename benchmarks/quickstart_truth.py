@@ -1,11 +1,12 @@
-"""Does the search of sweeps/quickstart.yaml end in the true best of its space? Every layout is measured, repeatedly, and then the search is run.
+"""Checks whether the search of sweeps/quickstart.yaml finds the true best of its space.
+
+Every layout is measured, the fastest repeatedly; then the search is run.
 
 python -m benchmarks.quickstart_truth --out benchmarks/results/quickstart-truth_cpu-2core_DATE.json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -15,24 +16,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import PROJECT, describe_machine, write_result
+from benchmarks.machine import PROJECT, describe_machine, parser_of, write_result
 
 SWEEP_FILE = PROJECT / "sweeps" / "quickstart.yaml"
-# Every layout, and the fastest of each cell again: what is best must not be what was lucky once.
+# Every layout, and the fastest of each cell again, so that the best is not a single lucky run.
 TRUTH = ("search.strategy=exhaustive", "search.max_trials=1000")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="searches to run")
     parser.add_argument(
         "--contenders",
         type=int,
         default=10,
-        help="of each cell, measured again where every layout is",
+        help="per cell, measured again after all layouts were measured",
     )
-    parser.add_argument("--repeats", type=int, default=5, help="of each contender at most")
+    parser.add_argument("--repeats", type=int, default=5, help="per contender at most")
     arguments = parser.parse_args()
     machine = describe_machine()
     truth = measured(
@@ -48,12 +48,11 @@ def main() -> None:
         "searches": [compare(truth, found) for found in searches],
     }
     print(json.dumps(result, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="quickstart_truth", machine=machine, result=result)
+    write_result(arguments.out, benchmark="quickstart_truth", machine=machine, result=result)
 
 
 def measured(overrides: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Run the sweep with a store of its own. Per cell its trials, the fastest first."""
+    """Run the sweep with its own store, and return the trials of each cell, the fastest first."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {
             **os.environ,
@@ -108,13 +107,16 @@ def compare(
     truth: Mapping[str, Sequence[Mapping[str, Any]]],
     found: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """What a search chose, by what the exhaustive run knows of it: runs of other minutes are not compared on a shared machine."""
+    """Judge a search by the exhaustive runs of its layouts.
+
+    Its own runs are not compared: on a shared machine speed changes within minutes.
+    """
     result = {}
     for cell, rows in found.items():
         of_layout = {row["layout"]: row for row in truth[cell]}
         chosen, best = of_layout[rows[0]["layout"]], truth[cell][0]
-        # What the search itself says: one layout, where the others' intervals stand apart, or several that are tied.
-        said = [row["layout"] for row in rows if row["is_tied"]] or [rows[0]["layout"]]
+        # The search names one layout, or several that are tied.
+        named = [row["layout"] for row in rows if row["is_tied"]] or [rows[0]["layout"]]
         result[cell] = {
             "launched": len(rows),
             "share_launched": len(rows) / len(truth[cell]),
@@ -122,8 +124,8 @@ def compare(
             "is_true_best": chosen["layout"] == best["layout"],
             "is_tied_with_true_best": bool(chosen["is_tied"]),
             "true_best_was_launched": best["layout"] in {row["layout"] for row in rows},
-            "num_said_to_be_best": len(said),
-            "true_best_is_among_them": best["layout"] in said,
+            "num_said_to_be_best": len(named),
+            "true_best_is_among_them": best["layout"] in named,
             "tokens_per_second_of_true_best": chosen["tokens_per_second_per_gpu"]
             / best["tokens_per_second_per_gpu"],
         }

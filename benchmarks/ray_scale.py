@@ -1,17 +1,23 @@
-"""Run the playbook's study on a real Ray cluster of simulated nodes, with kills on the way; print JSON, and end with 1 where anything was lost.
+"""Runs the playbook's study on a real Ray cluster of simulated nodes, with kills; prints JSON.
 
-python -m benchmarks.ray_scale [--nodes 16] [--gpus-per-node 32] [--trials-per-cell 153] [--kills 5] [--node-kills 5] [--seed 1] [--out FILE.json]
+python -m benchmarks.ray_scale [--nodes 16] [--gpus-per-node 32] [--trials-per-cell 153]
+    [--kills 5] [--node-kills 5] [--seed 1] [--out FILE.json]
 
-Each node is a raylet of its own on this machine, with declared GPUs: 16 of 32 GPUs rather than 64 of 8, for 64 raylets and what Ray keeps
-beside each take two cores minutes to start, and cannot tell a dead one from one that waits for a core. One process of workload synthetic
-stands for all ranks of a node, and waits for nothing. Everything else is what a cluster runs: placement groups, agents, launchers, rank servers, files, SQL. The 28 cells of
-sweeps/playbook.yaml want gangs of 8 to 512 GPUs, 153 layouts each or as many as are left when those are dropped that cannot fit; by chance,
-for what is measured is not the search. Orchestrators are killed with SIGKILL and started again by the same command; of a node the
-raylet is killed, and another joins. Both happen at random moments, spread over the trials.
+It ends with 1 if anything was lost. Each node is a raylet on this machine, with declared GPUs.
+There are 16 nodes of 32 GPUs and not 64 of 8, because 64 raylets and their helper processes take
+two cores minutes to start, and a dead one looks like one that waits for a core. One process of
+workload synthetic represents all ranks of a node, and does not wait. Everything else is as on a
+cluster: placement groups, agents, launchers, rank servers, files, SQL.
 
-What was acknowledged stands in a log that no kill reaches, and is held against the store at the end (tests/faults/history.py).
-`seconds` is from the start of the first orchestrator to the end of the last one; starting the cluster is not in it.
-`trials_per_second`: ends in the middle eight tenths of the trials, over the time between. `cpu_seconds` and `memory_bytes`: of the machine.
+The 28 cells of sweeps/playbook.yaml need gangs of 8 to 512 GPUs. Each has 153 random layouts, or
+as many as are left without those that cannot fit; random, because the search is not measured
+here. Orchestrators are killed with SIGKILL and started again by the same command. To lose a node
+its raylet is killed, and another joins. Both happen at random moments, spread over the trials.
+
+Acknowledged results are also written to a log that no kill reaches, and compared with the store
+at the end (tests/faults/history.py). `seconds`: from the start of the first orchestrator to the
+end of the last one, without starting the cluster. `trials_per_second`: ends in the middle eight
+tenths of the trials, over the time between. `cpu_seconds` and `memory_bytes`: of the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-from benchmarks.machine import PROJECT, describe_machine, write_result
+from benchmarks.machine import PROJECT, describe_machine, parser_of, write_result
 from orchestrator.cluster.ray.scheduler import RayScheduler
 from orchestrator.core.errors import ClusterUnavailable, SweepError
 from orchestrator.core.problem.hardware import DEVICES
@@ -53,17 +59,17 @@ OVERRIDES = (
     "workload.options={one_rank_per_node: true}",
     "search.strategy=random",
     "search.confirm={repeats: 0}",
-    "measurement.preflight=false",  # of nodes that are one machine
+    "measurement.preflight=false",  # all nodes are one machine
 )
-KILLED_BETWEEN = (0.05, 0.9)  # of the trials
+KILLED_BETWEEN = (0.05, 0.9)  # shares of the trials
 MIDDLE = (0.1, 0.9)
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 LONGEST_SECONDS = 3600.0
 NODE: dict[str, Any] = {"object_store_memory": 80_000_000, "include_dashboard": False}
 
 
 def study(arguments: argparse.Namespace) -> SweepSpec:
-    """The sweep over the cells that fit the cluster: on 512 GPUs all of them."""
+    """The sweep over the cells that fit the cluster; 512 GPUs fit all of them."""
     sizes = [
         8 << power for power in range(7) if 8 << power <= arguments.nodes * arguments.gpus_per_node
     ]
@@ -80,7 +86,7 @@ def study(arguments: argparse.Namespace) -> SweepSpec:
 
 
 def orchestrate(address: str, folder: Path, spec: SweepSpec) -> int:
-    """What `sweep run` does, and each acknowledged end in the log."""
+    """Do what `sweep run` does, and log each acknowledged result."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     scheduler = partial(
         RayScheduler,
@@ -107,14 +113,11 @@ def orchestrate(address: str, folder: Path, spec: SweepSpec) -> int:
 
 
 class Study:
-    """One cluster, and the orchestrators that work on one sweep there, one after the other."""
+    """A cluster and its orchestrators, which run one sweep one after the other."""
 
     def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
-        self._folder, self._arguments, self._chance = (
-            folder,
-            arguments,
-            random.Random(arguments.seed),
-        )
+        self._folder, self._arguments = folder, arguments
+        self._chance = random.Random(arguments.seed)
         self.log = Log(folder / "seen.jsonl")
         self._node = NODE | {
             "num_cpus": arguments.gpus_per_node,
@@ -129,14 +132,12 @@ class Study:
         self.cluster_seconds = time.monotonic() - began
         self.killed = {"orchestrator": 0, "node": 0}
         self.calls = 0
-        self._processes: dict[
-            int, int
-        ] = {}  # of ours, seen below raylets: process id -> start time
+        self._processes: dict[int, int] = {}  # ours below raylets: process id -> start time
         self.least_available_bytes = _available_bytes()
         self.slowest_takeover_seconds = 0.0
 
     def run(self, num_trials: int) -> float:
-        """To the end; the seconds that took."""
+        """Run the sweep to its end, and return the seconds."""
         victims = ["orchestrator"] * self._arguments.kills + ["node"] * self._arguments.node_kills
         self._chance.shuffle(victims)
         moments = sorted(self._chance.uniform(*KILLED_BETWEEN) * num_trials for _ in victims)
@@ -153,7 +154,7 @@ class Study:
                     )
                 if code is not None:
                     orchestrator = self._orchestrator()
-                self._look()
+                self._note_processes()
                 launches, ends = self._counts()
                 if killed_at is not None and launches > killed_at[1]:
                     self.slowest_takeover_seconds = max(
@@ -170,14 +171,14 @@ class Study:
                         orchestrator.kill()
                         orchestrator.wait()
                         killed_at = time.monotonic(), self._counts()[0]
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
         finally:
             orchestrator.kill()
             orchestrator.wait()
-        raise RuntimeError(f"not at its end after {LONGEST_SECONDS:.0f} s")
+        raise RuntimeError(f"the sweep had not ended after {LONGEST_SECONDS:.0f} s")
 
     def num_left(self) -> int:
-        """Processes of agents and ranks that outlive the last orchestrator by more than they may."""
+        """Processes of agents and ranks that outlive the last orchestrator for too long."""
         until = time.monotonic() + SURVIVOR_SECONDS
         while (left := self._alive()) and time.monotonic() < until:
             time.sleep(0.1)
@@ -217,14 +218,14 @@ class Study:
         launches = text.count(f'["{Seen.LAUNCHED}"')
         return launches, text.count("\n") - launches
 
-    def _look(self) -> None:
+    def _note_processes(self) -> None:
         self.least_available_bytes = min(self.least_available_bytes, _available_bytes())
         for pid in self._ours():
             if pid not in self._processes and (started := start_time(pid)) is not None:
                 self._processes[pid] = started
 
     def _ours(self) -> Iterator[int]:
-        """Agents, and what runs below them."""
+        """Agents and their descendants."""
         for agent in descendants(os.getpid()):
             if _command(agent).startswith("ray::NodeAgent"):
                 yield from (agent, *descendants(agent))
@@ -252,7 +253,7 @@ def _available_bytes() -> int:
 
 
 def _cpu_seconds() -> float:
-    """That the machine has worked so far."""
+    """CPU time of the machine since it booted."""
     user, nice, system, _, _, irq, softirq, *_ = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )
@@ -305,7 +306,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "num_gpus": arguments.nodes * arguments.gpus_per_node,
         "num_cells": len(spec.cells()),
         "num_trials": launched,
-        "num_pruned": pruned,  # never launched: smaller ones had run out of memory
+        "num_pruned": pruned,  # not launched, because smaller ones had run out of memory
         "num_attempts": sum(entry.seen is Seen.LAUNCHED for entry in entries),
         "seed": arguments.seed,
         "killed": work.killed,
@@ -329,9 +330,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--gpus-per-node", type=int, default=32)
     parser.add_argument("--trials-per-cell", type=int, default=153)
@@ -339,10 +338,9 @@ def main() -> int:
     parser.add_argument("--node-kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--folder", type=Path, help="keeps what is written; default: a temporary one, removed"
+        "--folder", type=Path, help="keeps all files; default: a temporary folder, removed"
     )
     parser.add_argument("--orchestrate", metavar="ADDRESS", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.orchestrate is not None:
         return orchestrate(arguments.orchestrate, arguments.folder, study(arguments))
@@ -350,15 +348,9 @@ def main() -> int:
     with _folder(arguments.folder) as folder:
         found = measure(arguments, folder)
     print(json.dumps(found, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="ray_scale", machine=machine, result=found)
-    return (
-        1
-        if any(
-            found[kind] for kind in ("lost", "duplicated", "stuck", "broken", "leaked_processes")
-        )
-        else 0
-    )
+    write_result(arguments.out, benchmark="ray_scale", machine=machine, result=found)
+    wrong = ("lost", "duplicated", "stuck", "broken", "leaked_processes")
+    return int(any(found[kind] for kind in wrong))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,23 @@
-"""How long the same command takes to launch again after a kill: from the start of its process to its first launch, by trials already measured.
+"""Measures how soon the same command launches again after a kill, by trials already measured.
 
 python -m benchmarks.resume [--trials 5000] --out FILE.json
 
-Ray is left out: a scripted scheduler stands for it, since what it takes to start does not depend on the sweep.
+The time is from the start of the process to its first launch. A scripted scheduler replaces Ray,
+whose start does not depend on the sweep.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.long_sweep import SWEEP, ScriptedScheduler
-from benchmarks.machine import PROJECT, describe_machine, write_result
+from benchmarks.machine import PROJECT, describe_machine, parser_of, write_result
 from db.store import Store
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.sweepfile.spec import SweepSpec
@@ -32,7 +31,7 @@ TARGET_SECONDS = 10.0
 
 
 class FirstLaunch(ScriptedScheduler):
-    """Notes when it was asked to launch something, by the wall clock that two processes share."""
+    """Records its first launch by the wall clock, which two processes share."""
 
     at_unix_seconds: float | None = None
 
@@ -43,41 +42,37 @@ class FirstLaunch(ScriptedScheduler):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--trials", type=int, default=5000)
-    parser.add_argument("--out", type=Path, default=None)
     parser.add_argument(
         "--launch",
         nargs=3,
         metavar=("URL", "STRATEGY", "TRIALS"),
-        help="go on with a sweep, and print when it launched",
+        help="continue a sweep, and print the time of its first launch",
     )
     arguments = parser.parse_args()
     if arguments.launch is not None:
         url, strategy, trials = arguments.launch
-        scheduler = _go_on(url, strategy, int(trials))
+        scheduler = _continue(url, strategy, int(trials))
         print(json.dumps(scheduler.at_unix_seconds))
         return
     machine = describe_machine()
     result = measure(arguments.trials)
     print(json.dumps(result, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="resume", machine=machine, result=result)
+    write_result(arguments.out, benchmark="resume", machine=machine, result=result)
 
 
 def measure(num_trials: int) -> Mapping[str, Any]:
-    """Seconds to the first launch, per strategy, of a sweep with so many trials and of one with hardly any."""
+    """Seconds to the first launch, per strategy, of a large sweep and of an almost empty one."""
     with tempfile.TemporaryDirectory() as folder:
         full, new = f"sqlite:///{folder}/full.sqlite", f"sqlite:///{folder}/new.sqlite"
-        _go_on(full, "exhaustive", num_trials)
+        _continue(full, "exhaustive", num_trials)
         Store.open(new).close()
         launches = [(strategy, repeat) for strategy in STRATEGIES for repeat in range(REPEATS)]
         seconds: dict[str, dict[str, list[float]]] = {
             strategy: {"new": [], "resumed": []} for strategy in STRATEGIES
         }
-        for number, (strategy, _) in enumerate(launches):  # each adds one trial
+        for number, (strategy, _) in enumerate(launches):  # each launch adds one trial
             seconds[strategy]["new"].append(_seconds(new, strategy, number + 1))
             seconds[strategy]["resumed"].append(_seconds(full, strategy, num_trials + number + 1))
     slowest = max(value for of in seconds.values() for value in of["resumed"])
@@ -104,8 +99,8 @@ def _seconds(url: str, strategy: str, max_trials: int) -> float:
     return round(float(json.loads(done.stdout)) - began, 2)
 
 
-def _go_on(url: str, strategy: str, max_trials: int) -> FirstLaunch:
-    """Work on the sweep until it has so many trials."""
+def _continue(url: str, strategy: str, max_trials: int) -> FirstLaunch:
+    """Run the sweep until it has this many trials."""
     spec = SweepSpec.model_validate(
         {
             **SWEEP,

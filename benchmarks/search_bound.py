@@ -1,19 +1,19 @@
-"""When `search.bound` ends the search of a table of measured runs, and how good the best is that was found by then.
+"""Measures when `search.bound` ends a search, and how good its best layout is then.
 
-python -m benchmarks.search_bound --tables DIR [--table PATTERN ...] [--bounds 0.01,0.005,0.002,0.001] [--out FILE.json]
+python -m benchmarks.search_bound --tables DIR [--table PATTERN ...]
+    [--bounds 0.01,0.005,0.002,0.001] [--out FILE.json]
 
-Tables, problems and modes are those of benchmarks.search_efficiency. Per mode and bound: launches, mean and most; the best found as a share of
-the table's best, mean and least; and in how many problems that is within 1 and within 5 %.
+Tables, problems and modes are those of benchmarks.search_efficiency. Reported per mode and bound:
+launches (mean and most); the best found as a share of the table's best (mean and least); and the
+number of problems in which that is within 1 and within 5 %.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from benchmarks.machine import describe_machine, write_result
+from benchmarks.machine import describe_machine, parser_of, write_result
 from benchmarks.search_drivers import Driver, driver_of
 from benchmarks.search_problem import Problem, calibration_of, read_problems
 from benchmarks.table_folder import add_table_arguments
@@ -23,12 +23,9 @@ MODES = ("cold", "warm", "blind")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_table_arguments(parser, names="tables of these ids or patterns")
     parser.add_argument("--bounds", default="0.01,0.005,0.002,0.001")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
     bounds = [float(text) for text in arguments.bounds.split(",")]
@@ -44,19 +41,18 @@ def main() -> None:
         ends = [ends_of(problem, _driver(problem, problems, mode), bounds) for problem in problems]
         found[mode] = {str(bound): summary([end[bound] for end in ends]) for bound in bounds}
     print(json.dumps(found, indent=1))
-    if arguments.out is not None:
-        write_result(
-            arguments.out,
-            benchmark="search_bound",
-            machine=machine,
-            result={"problems": len(problems), "modes": found},
-        )
+    write_result(
+        arguments.out,
+        benchmark="search_bound",
+        machine=machine,
+        result={"problems": len(problems), "modes": found},
+    )
 
 
 def ends_of(
     problem: Problem, driver: Driver, bounds: Sequence[float]
 ) -> dict[float, tuple[int, float]]:
-    """Per bound the launches until it is reached, and the best by then as a share of the table's."""
+    """Launches until each bound is reached, and the best by then as a share of the table's."""
     ends: dict[float, tuple[int, float]] = {}
     best, launches = 0.0, 0
     while len(ends) < len(bounds) and (row := driver.ask()) is not None:

@@ -1,4 +1,4 @@
-"""Searches over the rows of a problem, as `sweep run` would do them, and as a textbook rule does."""
+"""Searches over the rows of a problem: those of `sweep run`, and a textbook rule."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ class LayoutDriver:
             search=Search(strategy=strategy, seed=seed),
             objective=Objective.TOKENS_PER_SECOND_PER_GPU,
             num_layers=cell.model.num_layers,
+            # The rule of `sweep replay`.
             dominance=Dominance.CONFIRMED
             if problem.profile == DEFAULT_PROFILE
-            else Dominance.TRUSTED,  # as `sweep replay` has it
+            else Dominance.TRUSTED,
         )
 
     def ask(self) -> int | None:
@@ -78,7 +79,7 @@ class LayoutDriver:
 
 
 class RowDriver:
-    """The same search over rows without names: blind, or of a model of which nothing is known, or in an order of one's own."""
+    """The same search over rows without names: blind, of an unknown model, or in a given order."""
 
     def __init__(
         self,
@@ -87,25 +88,15 @@ class RowDriver:
         seed: int,
         order: NDArray[np.int64] | None = None,
     ) -> None:
-        axes = tuple(
-            _nameless(axis, number)
-            for number, axis in enumerate(
-                all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))
-            )
-        )
-        free = {
-            axis.name
-            for axis in free_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))
-        }
-        names = [
-            axis.name
-            for axis in all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))
-        ]
+        table, num_layers = LayoutTable.of(problem.layouts), _layers(problem)
+        every = all_axes(table, num_layers=num_layers)
+        free = {axis.name for axis in free_axes(table, num_layers=num_layers)}
+        axes = tuple(_nameless(axis, number) for number, axis in enumerate(every))
         lattice = Lattice(axes=axes, memory_limit_bytes=problem.runs[0].memory_bytes)
         self._rows = RowSearcher(
             order=np.arange(len(problem.runs)) if order is None else order,
             lattice=lattice.take,
-            sampled=[axis for axis, name in zip(axes, names, strict=True) if name in free],
+            sampled=[axis for axis, named in zip(axes, every, strict=True) if named.name in free],
             search=Search(strategy=strategy, seed=seed),
         )
 
@@ -144,7 +135,7 @@ def driver_of(
 
 
 def _candidates_of(problem: Problem, calibration: Calibration | None) -> Candidates:
-    """What the planner makes of a problem's rows."""
+    """The rows of a problem, ranked by the planner."""
     run = problem.runs[0]
     assert run.cell is not None
     table = LayoutTable.of(problem.layouts)

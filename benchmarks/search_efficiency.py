@@ -1,32 +1,44 @@
-"""Count the launches that each search needs to come near the best layout of tables of measured runs; print a table, write JSON.
+"""Counts the launches that each search needs to come near the best layout; prints a table.
 
-python -m benchmarks.search_efficiency --tables DIR [--table ID ...] [--methods auto,tpe,gp:2,random,heuristic] [--seeds N]
-    [--mode cold|warm|blind] [--warm DIR_OR_IDS] [--trainer named|default] [--parallel K] [--steps N] [--unmarked] [--out FILE.json]
+python -m benchmarks.search_efficiency --tables DIR [--table ID ...]
+    [--methods auto,tpe,gp:2,random,heuristic] [--seeds N] [--mode cold|warm|blind]
+    [--warm DIR_OR_IDS] [--trainer named|default] [--parallel K] [--steps N] [--unmarked]
+    [--out FILE.json]
 
-DIR holds CSV files with the columns of core/pretend/run_table.py; `--table` takes ids, and patterns such as 'pb_*'. Each problem of a table (one
-model, number of GPUs, sequence length and batch) is searched on its own: a launch of a layout returns the row that was measured. Only rows
-with `replay` = True are there to be proposed: what a table lacks is neither charged nor rewarded. Of several rows of one layout one stands
-(run_table.representative_run). Rows are put in an order of chance for each seed: where a search has no reason, that of a file is none. Columns of words that vary (attention kernel, sequence parallelism) are axes like any other. Problems with fewer than
-`--fewest-rows` are left out; where they are all that small, the table is searched as one problem, without physics.
+DIR holds CSV files with the columns of core/pretend/run_table.py; `--table` takes ids, and
+patterns such as 'pb_*'. Each problem of a table (one model, number of GPUs, sequence length and
+batch) is searched separately: a launch of a layout returns its measured row. Only rows with
+`replay` = True can be proposed: layouts without a row are neither charged nor rewarded. If a
+layout has several rows, one represents them (run_table.standing_run). Rows are shuffled for each
+seed, so that the order of the file helps no search. Columns of words that vary (attention kernel,
+sequence parallelism) are axes like any other. Problems with fewer than `--fewest-rows` are left
+out; if all problems of a table are that small, the table is searched as one problem, without
+physics.
 
-Methods, each with seeds of its own where given (`gp:2`). `auto`, `tpe`, `gp` and `random` run through `orchestrator.search.searcher.Searcher`, as
-`sweep run` does (tpe and gp: Optuna's, moved to the nearest untried row). `heuristic` is the rule that hindsight gives: what a textbook
-memory formula admits, no recomputation, smallest tp x pp, smallest pp, smallest micro-batch. An out-of-memory rules out what provably
-needs more, for `auto`, `tpe`, `gp` and `random` alike.
-A layout that `auto` wants measured once more is charged as a launch, and returns the same row.
+Methods, each with its own number of seeds if given (`gp:2`). `auto`, `tpe`, `gp` and `random` run
+through `orchestrator.search.searcher.Searcher`, as in `sweep run` (tpe and gp are Optuna's, moved
+to the nearest untried row). `heuristic` is the best rule in hindsight: layouts that a textbook
+memory formula admits, no recomputation, smallest tp x pp, smallest pp, smallest micro-batch. For
+`auto`, `tpe`, `gp` and `random` an out-of-memory rules out layouts that provably need more. A
+layout that `auto` wants to measure again is charged as a launch, and returns the same row.
 
-Modes. `cold`: nothing is known but data sheets and the formulas' priors, of the trainer that the table's words name (`--trainer named`, by
-the rule of `sweep replay`: never by the version that ran), or of the one that is believed where nobody names one (`--trainer default`);
-tpe and gp take our prediction where several rows are equally near. `warm`: constants are calibrated to the other problems of the same
-hardware and trainer, of the named tables (`--warm`: ids or patterns, comma-separated, or a folder; default: all shown) but never of the
-table that is searched, nor of its problem under another id. `blind`: axes have no names and values no meaning but their order, nothing is predicted, and no dominance is known;
-a limit of memory and what a launch measured of it are.
+Modes. `cold`: only data sheets and the formulas' priors are known, for the trainer that the
+table's words name (`--trainer named`, by the rule of `sweep replay`: never by the version that
+ran), or for the trainer that is assumed if none is named (`--trainer default`); tpe and gp use
+our prediction to choose between rows that are equally near. `warm`: constants are calibrated to
+the other problems of the same hardware and trainer, of the named tables (`--warm`: ids or
+patterns, comma-separated, or a folder; default: all shown) but never of the table that is
+searched, nor of its problem under another id. `blind`: axes have no names and only an order,
+nothing is predicted, and no dominance is known; the memory limit and the measurements of launches
+are.
 
-Numbers, per problem and method, over seeds: `launches_to_5_percent` and `launches_to_1_percent`: launches, failed ones included, until one
-is measured within 5 % (1 %) of the best tokens/s/GPU of the table, median and 90th percentile (the number of rows where it never is);
-`out_of_memory`, `crashed`, `repeats`: launches so spent until within 5 %, mean; `gpu_seconds`: GPUs x (60 s a launch + `--steps` steps, of
-those that ran) until within 5 %, median; `nothing_fits`: launches until that is declared, for a table of which nothing ran. The summary
-gives means over problems. `best_after`: mean over problems and seeds of the best share so far after 1, 2, 3, ... launches.
+Numbers, per problem and method, over seeds. `launches_to_5_percent` and `launches_to_1_percent`:
+launches, failed ones included, until one is within 5 % (1 %) of the best tokens/s/GPU of the
+table, median and 90th percentile (the number of rows if it never is); `out_of_memory`, `crashed`,
+`repeats`: such launches until within 5 %, mean; `gpu_seconds`: GPUs x (60 s a launch + `--steps`
+steps, of those that ran) until within 5 %, median; `nothing_fits`: launches until that is
+declared, for a table in which nothing ran. The summary has means over problems. `best_after`:
+mean over problems and seeds of the best share so far after 1, 2, 3, ... launches.
 """
 
 from __future__ import annotations
@@ -42,7 +54,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import describe_machine, write_result
+from benchmarks.machine import describe_machine, parser_of, write_result
 from benchmarks.search_drivers import METHODS, Driver, driver_of
 from benchmarks.search_problem import FEWEST_ROWS, Problem, calibration_of, read_problems
 from benchmarks.table_folder import add_table_arguments
@@ -50,12 +62,12 @@ from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.pretend.run_table import RunStatus
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 
-SHOWN_LAUNCHES = 100  # of the curve
+SHOWN_LAUNCHES = 100  # length of the curve
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one search of one problem with one seed came to."""
+    """The outcome of one search of one problem with one seed."""
 
     to_5_percent: int | None  # launches
     to_1_percent: int | None
@@ -68,7 +80,10 @@ class Run:
 
 
 def search(problem: Problem, driver: Driver, *, steps: int) -> Run:
-    """Launch until within 1 % of the best, or until nothing is left; where nothing ran, until that is declared."""
+    """Launch until within 1 % of the best or until no row is left.
+
+    If no row of the table ran, launch until the search declares that nothing fits.
+    """
     best, top = 0.0, float(problem.speeds.max())
     launches = out_of_memory = crashed = repeats = 0
     seconds, curve, to_5, to_1, given_up = 0.0, [], None, None, None
@@ -122,7 +137,7 @@ def summarise(problem: Problem, runs: Sequence[Run]) -> dict[str, object]:
 def total(
     problems: Mapping[str, Mapping[str, object]], curves: Sequence[Sequence[float]]
 ) -> dict[str, object]:
-    """Means over the problems of which something ran."""
+    """Means over the problems in which something ran."""
     ran = [found for found in problems.values() if "launches_to_5_percent" in found]
     hopeless = [found for found in problems.values() if "nothing_fits" in found]
     means: dict[str, object] = {"problems": len(ran)}
@@ -215,9 +230,7 @@ def _methods(text: str, seeds: int) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_table_arguments(parser, names="tables of these ids or patterns")
     parser.add_argument(
         "--methods",
@@ -230,23 +243,20 @@ def main() -> None:
     parser.add_argument(
         "--warm",
         metavar="DIR_OR_IDS",
-        help="what is in the store already; default: all shown tables but the one searched",
+        help="tables in the store; default: all shown tables but the one searched",
     )
     parser.add_argument(
         "--trainer", choices=("named", "default"), default="named", help="whose memory is predicted"
     )
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument(
-        "--fewest-rows", type=int, default=FEWEST_ROWS, help="of a problem that is searched"
+        "--fewest-rows", type=int, default=FEWEST_ROWS, help="smaller problems are left out"
     )
     parser.add_argument(
         "--unmarked", action="store_true", help="also rows that are not marked for replay"
     )
     parser.add_argument(
         "--steps", type=int, default=15, help="warm-up and measured steps of a launch"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="write the result here, with what it was measured on"
     )
     arguments = parser.parse_args()
     arguments.methods = _methods(arguments.methods, arguments.seeds)
@@ -278,19 +288,18 @@ def main() -> None:
             method,
             json.dumps({name: value for name, value in means.items() if name != "best_after"}),
         )
-    if arguments.out is not None:
-        settings = {
-            "mode": arguments.mode,
-            "trainer": arguments.trainer,
-            "steps_per_launch": arguments.steps,
-            "launch_seconds": LAUNCH_SECONDS,
-        }
-        write_result(
-            arguments.out,
-            benchmark="search_efficiency",
-            machine=machine,
-            result={**settings, "summary": summary, "problems": by_method},
-        )
+    settings = {
+        "mode": arguments.mode,
+        "trainer": arguments.trainer,
+        "steps_per_launch": arguments.steps,
+        "launch_seconds": LAUNCH_SECONDS,
+    }
+    write_result(
+        arguments.out,
+        benchmark="search_efficiency",
+        machine=machine,
+        result={**settings, "summary": summary, "problems": by_method},
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Draw what `benchmarks.search_efficiency` found: launches against the best so far, a curve for each method, a panel for each result.
+"""Draws the results of `benchmarks.search_efficiency`: launches against the best so far.
 
 python -m benchmarks.search_picture cold.json warm.json blind.json --out docs/search.svg
+
+Each method is a curve, each result a panel.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-# Told apart by dashes as well as by colour.
+# Curves differ by dashes as well as by colour.
 STYLES = {
     "auto": ("#0072b2", "-"),
     "heuristic": ("#d55e00", "-."),
@@ -35,9 +37,9 @@ def main() -> None:
         "results", type=Path, nargs="+", help="JSON files that benchmarks.search_efficiency wrote"
     )
     parser.add_argument("--out", type=Path, required=True, help="SVG or PNG")
-    parser.add_argument("--launches", type=int, default=60, help="shown")
+    parser.add_argument("--launches", type=int, default=60, help="length of the x axis")
     arguments = parser.parse_args()
-    # Text stays text, and the same numbers give the same file.
+    # Text stays text in the SVG, and the same numbers give the same file.
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "search", "font.size": 9})
     figure, panels = plt.subplots(
         1,

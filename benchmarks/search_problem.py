@@ -1,4 +1,4 @@
-"""A search problem of a table of measured runs: the rows of one cell, each answering a launch of its layout."""
+"""A search problem from a table of measured runs: the rows of one cell, one row per layout."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ FEWEST_ROWS = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """One cell of one table: distinct layouts, each with the run that a launch of it returns."""
+    """One cell of one table: distinct layouts, each with the run that its launch returns."""
 
     table_id: str
     runs: tuple[MeasuredRun, ...]
-    profile: str = DEFAULT_PROFILE  # the named trainer that predictions are of
+    profile: str = DEFAULT_PROFILE  # the trainer that is predicted
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Problem:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether it holds several numbers of GPUs or batches, each too small a problem for itself."""
+        """True if it combines several numbers of GPUs or batches, each too small by itself."""
         return (
             len({(run.num_gpus, run.global_batch_size, run.sequence_length) for run in self.runs})
             > 1
@@ -69,12 +69,12 @@ class Problem:
 
     @cached_property
     def speeds(self) -> NDArray[np.float64]:
-        """Tokens per second and GPU; 0 where it did not run."""
+        """Tokens per second and GPU; 0 for a row that did not run."""
         ran = [run.status is RunStatus.OK and run.tokens_per_second_per_gpu for run in self.runs]
         return np.array([float(speed or 0.0) for speed in ran])
 
     def shuffled(self, seed: int) -> Problem:
-        """Its rows in another order: files are sorted by speed, and what ties would go to the first."""
+        """The same rows in random order, because files are sorted by speed."""
         order = np.random.default_rng(seed).permutation(len(self.runs))
         return replace(self, runs=tuple(self.runs[row] for row in order))
 
@@ -92,7 +92,10 @@ def read_problems(
     unmarked: bool = False,
     named: bool = True,
 ) -> list[Problem]:
-    """The problems of a folder's tables, each with the trainer that its table's words name, or (not `named`) the one that nobody names."""
+    """The problems of a folder's tables.
+
+    `named`: with the trainer that the table's words name, else with the default trainer.
+    """
     found: list[Problem] = []
     for table_id, cells in read_tables(folder):
         if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
@@ -123,7 +126,7 @@ def read_problems(
 
 
 def calibration_of(problem: Problem, relatives: Sequence[Problem]) -> Calibration | None:
-    """What the relatives of a problem teach: other problems, of other tables, of its hardware and trainer."""
+    """Calibrate to the problems of other tables on the same hardware with the same trainer."""
     rows = [
         row
         for other in relatives

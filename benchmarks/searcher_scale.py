@@ -1,21 +1,17 @@
-"""What ask + tell costs when a sweep has grown: milliseconds and memory at 100 to 10,000 told layouts, per strategy, and the replay at start.
+"""Measures what ask + tell costs when a sweep has grown, per strategy: time, memory and replay.
 
-python -m benchmarks.searcher_scale --out benchmarks/results/searcher-scale_cpu-2core_2026-11-20.json
+python -m benchmarks.searcher_scale --out benchmarks/results/searcher-scale_cpu-2core_DATE.json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import time
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import describe_machine, parser_of, resident_bytes, write_result
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
@@ -36,7 +32,7 @@ GROWTH_OVER = 5_000
 
 
 def candidates() -> Candidates:
-    """The layouts of Llama 3.1 8B on 64 GPUs with recomputation of any number of layers: about 15,000."""
+    """About 15,000 layouts of Llama 3.1 8B on 64 GPUs, with any number of recomputed layers."""
     recomputes = [
         Recompute.parse("none"),
         *(
@@ -85,10 +81,6 @@ def outcome(cell: Candidates, row: int, *, any_fits: bool = False) -> Outcome:
     )
 
 
-def rss_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def at_scale(cell: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
     """Replay `told` outcomes, then ask and tell on top of them."""
     rows = {cell.table.layout(row): row for row in range(len(cell))}
@@ -125,7 +117,7 @@ def at_scale(cell: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
 
 
 def growth(cell: Candidates, strategy: Strategy) -> dict[str, Any]:
-    """Resident memory gained while layouts are asked and told one by one, out-of-memories included."""
+    """Measure the memory gained while layouts are asked and told one by one."""
     rows = {cell.table.layout(row): row for row in range(len(cell))}
     searcher = Searcher(
         cell,
@@ -133,11 +125,11 @@ def growth(cell: Candidates, strategy: Strategy) -> dict[str, Any]:
         objective=Objective.TOKENS_PER_SECOND_PER_GPU,
         num_layers=NUM_LAYERS,
     )
-    for _ in range(100):  # imports and caches of the first asks are no growth
+    for _ in range(100):  # loads imports and caches, which are not growth
         proposal = searcher.ask()
         assert proposal is not None
         searcher.tell(proposal.layout, outcome(cell, rows[proposal.layout]))
-    before, began, asked = rss_bytes(), time.perf_counter(), 0
+    before, began, asked = resident_bytes(), time.perf_counter(), 0
     while asked < GROWTH_OVER and (proposal := searcher.ask()) is not None:
         searcher.tell(proposal.layout, outcome(cell, rows[proposal.layout]))
         asked += 1
@@ -147,26 +139,20 @@ def growth(cell: Candidates, strategy: Strategy) -> dict[str, Any]:
         "told": searcher.told,
         "condemned": searcher.condemned,
         "seconds": round(time.perf_counter() - began, 1),
-        "growth_mib": round((rss_bytes() - before) / 2**20, 1),
+        "growth_mib": round((resident_bytes() - before) / 2**20, 1),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the results here, as JSON")
-    out = parser.parse_args().out
-    cell = candidates()
+    arguments = parser_of(__doc__).parse_args()
+    machine, cell = describe_machine(), candidates()
     runs = [
         (strategy, told)
         for strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE, Strategy.AUTO)
         for told in TOLD
     ]
-    results = {
+    result = {
         "what": "ask + tell of orchestrator.search.searcher, in memory",
-        "python": platform.python_version(),
-        "optuna": version("optuna"),
-        "cpus": os.cpu_count(),
-        "load_at_start": round(os.getloadavg()[0], 1),
         "candidates": len(cell),
         "memory": [
             growth(cell, strategy)
@@ -174,10 +160,8 @@ def main() -> None:
         ],
         "times": [at_scale(cell, strategy, told) for strategy, told in [*runs, (Strategy.GP, 100)]],
     }
-    text = json.dumps(results, indent=1)
-    print(text)
-    if out is not None:
-        out.write_text(text + "\n")
+    print(json.dumps(result, indent=1))
+    write_result(arguments.out, benchmark="searcher_scale", machine=machine, result=result)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,27 @@
-"""Measure the control plane on a virtual clock: a sweep of many cells on a simulated cluster, until so many trials were launched; print JSON.
+"""Measures the control plane on a virtual clock and a simulated cluster; prints JSON.
 
-python -m benchmarks.simulated_scale [--trials 100000] [--nodes 2048] [--strategy random] [--tick 5] [--url sqlite:///FILE] [--out FILE.json]
+python -m benchmarks.simulated_scale [--trials 100000] [--nodes 2048] [--strategy random]
+    [--tick 5] [--url sqlite:///FILE] [--out FILE.json]
 
-The loop, the search, the packing, the outcomes and the store of `sweep run FILE --simulate`; nothing else. Cells are those of four models on
-8 to 16,384 GPUs (fewer where the cluster is smaller), each with at most 1.25 times its share of the trials: some have fewer layouts
-that may fit, and others make up for them. What was dropped unlaunched is no trial here. `wall_seconds` is from the first to the last
-statement of `run_sweep`; `cost_ratio` the mean cost of the last tenth of the trials over that of the second tenth, by wall time:
-1 is a cost that does not grow with what is stored. Memory is the resident set's peak. `simulated_seconds` is what the cluster would have taken.
+It runs the loop, the search, the packing, the outcomes and the store of `sweep run FILE
+--simulate` until this many trials were launched. Cells are those of four models on 8 to 16,384
+GPUs (fewer if the cluster is smaller), each with at most 1.25 times its share of the trials: some
+have fewer layouts that may fit, and others replace them. Pruned layouts do not count as trials.
+`wall_seconds`: the duration of `run_sweep`. `cost_ratio`: the mean cost of the last tenth of the
+trials over that of the second tenth, by wall time; 1 means that the cost does not grow with the
+store. `peak_memory_bytes`: the peak of the resident set. `simulated_seconds`: how long the
+cluster would have taken.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import tempfile
 import time
 from math import ceil
-from pathlib import Path
 
-from benchmarks.machine import describe_machine, write_result
+from benchmarks.machine import describe_machine, parser_of, write_result
 from db.store import Store
 from orchestrator.cluster.simulated import NODE_SLOTS, SimulatedScheduler, simulated
 from orchestrator.core.problem.hardware import DEVICES
@@ -31,7 +33,8 @@ from orchestrator.sweep.run import run_sweep
 
 MODELS = ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"]
 TENTHS = 10
-SPARE = 1.25  # trials that a cell may have, over its share of all: a third of the cells has fewer layouts that may fit than that share
+# Trials of a cell over its share of all. A third of the cells has fewer layouts than its share.
+SPARE = 1.25
 
 
 def sweep(num_trials: int, num_gpus: int, strategy: str) -> SweepSpec:
@@ -71,7 +74,7 @@ def sweep(num_trials: int, num_gpus: int, strategy: str) -> SweepSpec:
 
 
 class Pace:
-    """When each tenth of the trials was done."""
+    """Records when each tenth of the trials was done."""
 
     def __init__(self, num_trials: int) -> None:
         self._every, self.at, self.done = max(num_trials // TENTHS, 1), [time.perf_counter()], 0
@@ -83,19 +86,17 @@ class Pace:
 
     @property
     def tenths(self) -> list[float]:
-        """Seconds of each."""
+        """The seconds of each tenth."""
         return [after - before for before, after in zip(self.at, self.at[1:], strict=False)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--trials",
         type=int,
         default=100_000,
-        help="launched; the sweep is stopped when so many have ended",
+        help="the sweep is stopped when this many have ended",
     )
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--strategy", default="random")
@@ -103,10 +104,9 @@ def main() -> None:
         "--tick",
         type=float,
         default=5.0,
-        help="simulated seconds between two looks of the loop at what has ended",
+        help="simulated seconds between two polls of the loop",
     )
     parser.add_argument("--url", help="of the store; default: a SQLite file in a temporary folder")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
     with (
@@ -152,8 +152,7 @@ def main() -> None:
             "used_share": round(held / (arguments.nodes * NODE_SLOTS * scheduler.clock()), 4),
         }
     print(json.dumps(found, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="simulated_scale", machine=machine, result=found)
+    write_result(arguments.out, benchmark="simulated_scale", machine=machine, result=found)
 
 
 if __name__ == "__main__":

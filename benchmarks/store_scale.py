@@ -1,29 +1,24 @@
-"""How the store scales: `status`, `best` and the views over many trials.
+"""Measures how the store scales: `status`, `best` and the views over many trials.
 
-python benchmarks/store_scale.py --out benchmarks/results/store-scale_cpu-2core_2026-11-20.json
-python benchmarks/store_scale.py --url postgresql://...    # on an empty database
+python -m benchmarks.store_scale --out benchmarks/results/store-scale_cpu-2core_DATE.json
+python -m benchmarks.store_scale --url postgresql://...    # an empty database
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import resource
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from benchmarks.machine import describe_machine, parser_of, write_result
 from db import schema
 from db.connection.engine import Change
 from db.read import records
@@ -68,7 +63,7 @@ def measurement(tokens_per_second_per_gpu: float) -> Measurement:
 
 
 def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> None:
-    """Insert trials in bulk, as a finished sweep would hold them: a third pruned, a fifth out of memory, the others measured."""
+    """Insert a finished sweep: a third pruned, a fifth out of memory, the rest measured."""
     database = store._database
 
     def begin(connection: sa.Connection, change: Change) -> int:
@@ -89,7 +84,7 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
     def end(connection: sa.Connection, change: Change) -> None:
         connection.execute(sa.update(schema.cell).values(fingerprint_digest=FINGERPRINTS[1].digest))
         if connection.dialect.name == "postgresql":
-            # Rows were numbered here, not by the sequences.
+            # The rows above have explicit ids, so the sequences are behind.
             for table in ("trial", "attempt"):
                 connection.execute(
                     sa.text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))")
@@ -153,7 +148,7 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
 
 
 def seconds(work: Callable[[], object], repeat: int = 3) -> float:
-    """The median, and so a figure for a warm cache."""
+    """The median time, which is that of a warm cache."""
     times = []
     for _ in range(repeat):
         begin = time.perf_counter()
@@ -213,31 +208,22 @@ def _large(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--url", help="an empty database; without it a SQLite file in a temporary folder"
     )
     parser.add_argument("--trials", type=int, default=100_000)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    machine = describe_machine()
     with tempfile.TemporaryDirectory() as folder:
         url = arguments.url or f"sqlite:///{folder}/scale.sqlite"
         result = {
-            "benchmark": "store_scale",
             "database": url.split(":")[0],
-            "machine": {
-                "cores": os.cpu_count(),
-                "python": platform.python_version(),
-                "load_average": os.getloadavg()[0],
-            },
             **measure(url, arguments.trials),
             "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text + "\n")
+    print(json.dumps(result, indent=1))
+    write_result(arguments.out, benchmark="store_scale", machine=machine, result=result)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The tables of measured runs in a folder of CSV files. A file that is no such table is skipped, and named with the reason."""
+"""Reads the tables of measured runs in a folder of CSV files.
+
+A file that is not such a table is skipped, and named with the reason.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from pathlib import Path
 from orchestrator.core.pretend.run_table import MeasuredRun, TableInvalid, parse_runs, tables
 
 
-def read_tables(folder: Path) -> Iterator[tuple[str, list[list[MeasuredRun]]]]:
-    """Each table's id and its runs by problem, file by file in the order of their names."""
+def read_tables(folder: Path) -> Iterator[tuple[str, tuple[RunCell, ...]]]:
+    """Each table's id and cells, in the order of the files' names."""
     for path in sorted(folder.glob("*.csv")):
         try:
             found = tables(parse_runs(path.read_text(encoding="utf-8")))
@@ -22,7 +25,7 @@ def read_tables(folder: Path) -> Iterator[tuple[str, list[list[MeasuredRun]]]]:
 
 
 def add_table_arguments(parser: argparse.ArgumentParser, *, names: str) -> None:
-    """`--tables DIR`, and `--table A B`, which may be given again; `names` says what A and B may be."""
+    """Add `--tables DIR`, and `--table A B`, which may be repeated; `names` describes A and B."""
     parser.add_argument(
         "--tables", type=Path, required=True, help="folder of CSV files, one row per measured run"
     )
@@ -31,5 +34,5 @@ def add_table_arguments(parser: argparse.ArgumentParser, *, names: str) -> None:
         action="extend",
         nargs="+",
         metavar="ID",
-        help=f"only {names}; may be given again",
+        help=f"only {names}; may be repeated",
     )

@@ -1,7 +1,9 @@
-"""Ray Tune with OptunaSearch over a trainable that reports one number: what `benchmarks.orchestration` compares against.
+"""Runs Ray Tune with OptunaSearch over a trainable that reports one number.
 
-A program of its own that imports nothing of this project, so that it can run where ray[tune] is installed:
-python benchmarks/tune_noop.py --trials 40 [--reuse-actors] [--no-log-files] prints one JSON object as its last line.
+python benchmarks/tune_noop.py --trials 40 [--reuse-actors] [--no-log-files]
+
+`benchmarks.orchestration` compares against it. This program imports nothing of this project, so
+that it can run with another Python that has ray[tune]. Its last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Reusable(tune.Trainable):
         return True
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """A trial here has nothing to keep."""
+        """There is nothing to save."""
 
 
 def noop(config: dict[str, Any]) -> None:
@@ -64,7 +66,7 @@ def main() -> None:
     parser.add_argument(
         "--no-log-files",
         action="store_true",
-        help="Tune writes CSV, JSON and TensorBoard files per trial unless told not to.",
+        help="without the CSV, JSON and TensorBoard files that Tune writes per trial",
     )
     parser.add_argument("--cpus-per-trial", type=float, default=1.0)
     arguments = parser.parse_args()

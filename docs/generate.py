@@ -1,6 +1,7 @@
-"""The parts of the documents that follow from the code: the states, the tables of keys, columns and kinds of failure; and from results (figures.py).
+"""Writes the parts of the documents that follow from the code or from committed results.
 
-Each stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python -m docs.generate` writes them anew; a test fails where they differ.
+Each part is between `<!-- generated: NAME -->` and `<!-- end -->`. `python -m docs.generate` writes
+them; a test fails if they differ.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "search": Search,
     "plateau": Plateau,
     "confirm": Confirm,
-    "workload": LlamaWorkload,  # the keys of all of them
+    "workload": LlamaWorkload,  # all workloads have these keys
     "trainer": TrainerSection,
     "bytes-per-parameter": BytesPerParameter,
     "activations": TracedModeSection,
@@ -124,7 +125,10 @@ def documents() -> list[Path]:
 
 
 def generated(text: str) -> str:
-    """The document with its generated parts as the code has them today. Raises KeyError for a part that nobody makes."""
+    """Return the document with its generated parts as they follow from today's code.
+
+    Raises KeyError for an unknown part.
+    """
     return _BLOCK.sub(lambda match: f"{match[1]}{_part(match[2])}\n{match[3]}", text)
 
 
@@ -138,15 +142,8 @@ def _part(name: str) -> str:
         "capabilities": capability_table,
         "faults": lambda: _words("fault", FAULTS),
         "drift": lambda: _table(
-            (
-                "drift",
-                "winner named",
-                "wrong, of sweeps",
-                "launches beyond one a layout",
-                "before: winner named",
-                "wrong, of sweeps",
-                "launches beyond",
-            ),
+            "drift | winner named | wrong, of sweeps | repeats | earlier rule: winner named"
+            " | wrong, of sweeps | repeats",
             drift_rows(),
         ),
         "drifts": lambda: _words("kind", DRIFTS),
@@ -154,22 +151,17 @@ def _part(name: str) -> str:
         "result": lambda: _words(
             "field", {name: _means(field) for name, field in RankResult.model_fields.items()}
         ),
-        "summary": lambda: _table(("what", "measured", "file"), summary_rows()),
+        "summary": lambda: _table("what | measured | file", summary_rows()),
         "measured": lambda: _table(
-            ("what", "result", "file in `benchmarks/results/`"), measured_rows()
+            "what | result | file in `benchmarks/results/`", measured_rows()
         ),
         "scores": lambda: _table(
-            (
-                "case",
-                "trials, median",
-                "nine in ten",
-                "found within 400",
-                "healthy sweeps that accused a node",
-            ),
+            "case | trials, median | nine in ten | found within 400"
+            " | healthy sweeps that accused a node",
             score_rows(),
         ),
         "scoreboard": lambda: _table(
-            ("figure", "result", "file in `benchmarks/results/`"), scoreboard_rows()
+            "figure | result | file in `benchmarks/results/`", scoreboard_rows()
         ),
         "modules": module_tables,
         "states": lambda: f"```mermaid\n{mermaid()}\n```",
@@ -186,7 +178,7 @@ def _part(name: str) -> str:
 
 
 def constant_table() -> str:
-    """The constants of step time: what is believed of each before anything is measured, and what it is."""
+    """The constants of step time, each with its prior and its meaning."""
     source = ast.parse((PROJECT / "orchestrator/core/physics/step_time.py").read_text())
     body = next(
         node
@@ -203,7 +195,7 @@ def constant_table() -> str:
         (f"`{name}`", f"{prior.median:.3g}", f"x/ {math.exp(prior.log_sd):.2f}", means[name])
         for name, prior in PRIORS.items()
     ]
-    return _table(("constant", "prior", "", "meaning"), rows)
+    return _table("constant | prior |  | meaning", rows)
 
 
 def key_table(model: type[BaseModel]) -> str:
@@ -217,7 +209,7 @@ def key_table(model: type[BaseModel]) -> str:
         )
         for name, field in model.model_fields.items()
     ]
-    return _table(("key", "takes", "default", "meaning"), rows)
+    return _table("key | takes | default | meaning", rows)
 
 
 def option_list() -> str:
@@ -226,11 +218,11 @@ def option_list() -> str:
         (f"`{name}`", ", ".join(f"`{key}`" for key in options.model_fields))
         for name, options in PROGRAM_OPTIONS.items()
     ]
-    return _table(("`name`", "keys of `options`"), rows)
+    return _table("`name` | keys of `options`", rows)
 
 
 def capability_table() -> str:
-    """What workload llama can run."""
+    """The layouts that workload llama supports."""
     able = CAPABILITIES["llama"]
     sizes = {
         name: getattr(able, f"max_{name}")
@@ -245,7 +237,7 @@ def capability_table() -> str:
         ("`zero_stage`", ", ".join(map(str, sorted(able.zero_stages)))),
         ("`precision`", ", ".join(sorted(able.precisions))),
     ]
-    return _table(("axis", "values"), rows)
+    return _table("axis | values", rows)
 
 
 def module_tables() -> str:
@@ -257,13 +249,9 @@ def module_tables() -> str:
             about = ast.get_docstring(ast.parse(file.read_text()))
             if about:
                 sentence = re.split(r"(?<=[.])\s", " ".join(about.split()), maxsplit=1)[0]
-                rows.append(
-                    (
-                        f"`{file.name if file.name != '__init__.py' else folder.rpartition('/')[2]}`",
-                        sentence,
-                    )
-                )
-        lines += [f"**`{folder}/`**", "", _table(("module", "what it is"), rows), ""]
+                package = folder.rpartition("/")[2]
+                rows.append((f"`{package if file.stem == '__init__' else file.name}`", sentence))
+        lines += [f"**`{folder}/`**", "", _table("module | what it is", rows), ""]
     return "\n".join(lines).rstrip()
 
 
@@ -289,31 +277,18 @@ def failure_table() -> str:
         )
         for kind, policy in POLICIES.items()
     ]
-    return _table(("kind", "what happened", "whose fault", "retries", "then", "what to do"), rows)
+    return _table("kind | what happened | whose fault | retries | then | what to do", rows)
 
 
 def model_table() -> str:
     rows = []
     for name, shape in PRESETS.items():
         heads = f"{shape.num_attention_heads} / {shape.num_key_value_heads}"
-        sizes = (
-            shape.num_layers,
-            shape.hidden_size,
-            heads,
-            shape.ffn_hidden_size,
-            shape.vocab_size,
-        )
-        rows.append(
-            (
-                f"`{name}`",
-                *sizes,
-                "yes" if shape.tied_embeddings else "no",
-                f"{shape.num_parameters:,}",
-            )
-        )
+        sizes = (shape.num_layers, shape.hidden_size, heads, shape.ffn_hidden_size)
+        tied = "yes" if shape.tied_embeddings else "no"
+        rows.append((f"`{name}`", *sizes, shape.vocab_size, tied, f"{shape.num_parameters:,}"))
     return _table(
-        ("preset", "layers", "hidden", "heads / kv", "ffn", "vocabulary", "tied", "parameters"),
-        rows,
+        "preset | layers | hidden | heads / kv | ffn | vocabulary | tied | parameters", rows
     )
 
 
@@ -332,15 +307,8 @@ def device_table() -> str:
         price = f"{device.price_per_hour:.2f}" if device.price_per_hour is not None else "-"
         rows.append((f"`{name}`", *peaks, *memory, *links, price))
     titles = (
-        "device",
-        "bf16 TFLOP/s",
-        "fp32 (TF32)",
-        "fp8",
-        "GiB",
-        "memory TB/s",
-        "node GB/s",
-        "network GB/s",
-        "$/hour",
+        "device | bf16 TFLOP/s | fp32 (TF32) | fp8 | GiB | memory TB/s | node GB/s"
+        " | network GB/s | $/hour"
     )
     return _table(titles, rows)
 
@@ -349,12 +317,8 @@ def view_list() -> str:
     """Each view with the first sentence of its SQL file, and its columns."""
     lines = []
     for view, columns in view_columns().items():
-        about = (
-            (PROJECT / "db" / "views" / f"{view}.sql")
-            .read_text()
-            .splitlines()[0]
-            .removeprefix("-- ")
-        )
+        source = (PROJECT / "db" / "views" / f"{view}.sql").read_text()
+        about = source.splitlines()[0].removeprefix("-- ")
         lines += [f"**`{view}`**: {about}", "", ", ".join(f"`{column}`" for column in columns), ""]
     return "\n".join(lines).rstrip()
 
@@ -377,7 +341,7 @@ def column_table() -> str:
     for columns in view_columns().values():
         places |= dict.fromkeys(columns)
     means = migrate.meanings()
-    return _table(("column", "meaning"), [(f"`{name}`", means[name]) for name in sorted(places)])
+    return _table("column | meaning", [(f"`{name}`", means[name]) for name in sorted(places)])
 
 
 def view_columns() -> dict[str, tuple[str, ...]]:
@@ -392,11 +356,11 @@ def view_columns() -> dict[str, tuple[str, ...]]:
 
 
 def _words(title: str, words: Mapping[str, str]) -> str:
-    return _table((title, "meaning"), [(f"`{name}`", meaning) for name, meaning in words.items()])
+    return _table(f"{title} | meaning", [(f"`{name}`", means) for name, means in words.items()])
 
 
 def _means(field: FieldInfo) -> str:
-    """Raises ValueError for a field that does not say what it means."""
+    """Return the description of a field. Raises ValueError if there is none."""
     if not field.description:
         raise ValueError(f"a field without a description: {field!r}")
     return field.description
@@ -404,12 +368,12 @@ def _means(field: FieldInfo) -> str:
 
 def _takes(field: FieldInfo) -> str:
     extra = field.json_schema_extra
-    assert isinstance(extra, Mapping), f"a key that does not say what it takes: {field!r}"
+    assert isinstance(extra, Mapping), f"a key without the values that it takes: {field!r}"
     return str(extra["takes"])
 
 
 def _default(value: Any) -> str:
-    """A default as it would stand in the file."""
+    """Return a default as the sweep file would have it."""
     if value is None:
         return "none"
     if isinstance(value, BaseModel):
@@ -427,8 +391,10 @@ def _tera(flops: float | None) -> str:
     return "-" if flops is None else f"{flops / 1e12:g}"
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
+def _table(titles: str, rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; `titles` are separated by " | "."""
+    columns = titles.split(" | ")
+    lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(
         f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines
     )

@@ -1,4 +1,4 @@
-"""The documents match the program: generated parts are current, examples run, links work."""
+"""The documents match the program: generated parts are current, examples run, links resolve."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_generated_parts_are_those_of_the_code(document: Path) -> None:
     assert generated(text) == text, "run: python -m docs.generate"
 
 
-def test_the_kills_that_are_published_had_no_complaint_lack_no_part_and_tell_every_figure() -> None:
+def test_the_published_kills_are_complete_and_without_complaints() -> None:
     published = newest("chaos")
     assert published is not None
     name, result = published
@@ -79,7 +79,7 @@ def test_links_lead_to_files_and_headings_that_exist(document: Path) -> None:
 
 
 def anchors(file: Path) -> set[str]:
-    """What GitHub makes of headings."""
+    """The anchors that GitHub makes from headings."""
     titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -97,13 +97,13 @@ def test_every_query_in_the_documents_runs(statement: str, store_url: str, tmp_p
         (path, text) for path, text in blocks("yaml") if re.search(r"^name:", text, re.MULTILINE)
     ),
 )
-def test_every_sweep_file_in_the_documents_means_something(text: str) -> None:
+def test_every_sweep_file_in_the_documents_has_layouts(text: str) -> None:
     spec = load(text, source="document")
     for cell in spec.cells():
         assert len(plan_cell(spec, cell, hardware=None, gpus_per_node=8).candidates) > 0, cell.key
 
 
-def test_a_program_of_ones_own_is_measured_as_the_document_shows(tmp_path: Path) -> None:
+def test_your_own_program_is_measured_as_the_document_shows(tmp_path: Path) -> None:
     program = next(
         text
         for path, text in blocks("python")
@@ -153,7 +153,7 @@ def test_a_program_of_ones_own_is_measured_as_the_document_shows(tmp_path: Path)
     assert result is not None and len(result.step_seconds) == spec.measurement.max_steps
 
 
-def test_the_names_that_a_program_may_be_told_are_all_there(tmp_path: Path) -> None:
+def test_a_program_can_use_every_documented_name(tmp_path: Path) -> None:
     names = template_names(
         order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path
     )
@@ -170,13 +170,13 @@ def test_every_key_and_column_is_explained_somewhere() -> None:
     assert set(SweepSpec.model_fields) <= known
 
 
-def test_the_glossary_is_sorted_and_says_each_word_once() -> None:
+def test_the_glossary_is_sorted_and_has_each_word_once() -> None:
     words = re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)
     assert len(words) > 40
     assert words == sorted(set(words), key=str.lower)
 
 
-def test_every_command_stands_in_the_readme() -> None:
+def test_every_command_is_in_the_readme() -> None:
     import typer
 
     app = import_module("orchestrator.cli").app
@@ -191,7 +191,7 @@ def test_every_command_stands_in_the_readme() -> None:
     assert named_there <= commands
 
 
-def test_every_exit_code_stands_in_the_table() -> None:
+def test_every_exit_code_is_in_the_table() -> None:
     table = (DOCS / "troubleshooting.md").read_text()
     codes = {
         error.exit_code
@@ -239,8 +239,8 @@ def test_yaml_blocks_are_yaml() -> None:
         yaml.safe_load(text)
 
 
-def test_a_hint_to_measure_again_can_be_copied_into_a_script_as_it_stands() -> None:
-    """Without --yes the command asks, and refuses without a terminal. Some are for people."""
+def test_a_hint_to_measure_again_works_in_a_script() -> None:
+    """Without --yes the command asks, and refuses if nobody can answer."""
     sources = [
         *documents(),
         *(path for folder in ("orchestrator", "db") for path in (PROJECT / folder).rglob("*.py")),
@@ -248,7 +248,7 @@ def test_a_hint_to_measure_again_can_be_copied_into_a_script_as_it_stands() -> N
     hints = [
         (path.name, hint)
         for path in sources
-        if path.name != "admin.py"
+        if path.name != "admin.py"  # some of its examples are for people
         for hint in re.findall(r"sweep invalidate [^\n]*--where[^\n]*", path.read_text())
     ]
     assert len(hints) >= 5

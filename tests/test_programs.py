@@ -91,5 +91,5 @@ def test_a_part_of_the_chaos_that_takes_too_long_is_a_complaint_and_leaves_nobod
     out = chaos.told(
         leaving_a_child(tmp_path, STAYS), name="ray", seed=1, patience_seconds=LONG_ENOUGH_SECONDS
     )
-    assert out.complaints == ["it was not over after 8 s"]
+    assert out.complaints == ["it had not ended after 8 s"]
     assert start_time(who_stayed(tmp_path)) is None

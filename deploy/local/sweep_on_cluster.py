@@ -1,5 +1,6 @@
-"""`sweep` on the head of a cluster, for `ray submit`, which copies one file there and runs it; see docs/operations.md.
+"""Runs `sweep` on the head of a cluster. `ray submit` copies this one file there.
 
+See docs/operations.md:
 ray submit deploy/local/cluster.yaml deploy/local/sweep_on_cluster.py -- run mine.yaml
 """
 

@@ -1,4 +1,4 @@
-"""A few sweeps on machines that drift, whole ones: the benchmark of drift, small."""
+"""The benchmark of drift, with a few whole sweeps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 
 from benchmarks.drift import WRONG, Case, run_case
 
-# Drifts by which the rule before was misled, with their seeds, and others.
+# Drifts and seeds. The earlier rule named a wrong winner in the first list.
 MISLEADING = [("slow_start", 3), ("slow_start", 6), ("step", 8)]
 OTHERS = [("wave", 1), ("wave", 4), ("slow_node", 1), ("slow_node", 4)]
 
 
 @pytest.mark.parametrize(("drift", "seed"), MISLEADING + OTHERS)
-def test_no_layout_is_called_the_winner_that_only_the_hour_favoured(drift: str, seed: int) -> None:
+def test_no_layout_wins_because_of_the_time_at_which_it_ran(drift: str, seed: int) -> None:
     outcome = run_case(Case(drift=drift, rule="now", seed=seed, max_trials=16))
     assert outcome.off is None or outcome.off <= WRONG, outcome
     assert outcome.among_tied, outcome

@@ -41,17 +41,17 @@ def test_every_way_of_calibrating_is_scored(tmp_path: Path) -> None:
     assert uncalibrated["bands"]["fits"]["at_least"] <= uncalibrated["bands"]["fits"]["at_most"]
 
 
-def test_bands_of_all_files_are_of_all_their_rows() -> None:
+def test_bands_of_all_files_count_all_their_rows() -> None:
     def scored(within: int, above: int) -> dict[str, object]:
         return {
             "uncalibrated": {
-                "bands": {"memory": Coverage(below=1, within=within, above=above).told}
+                "bands": {"memory": Coverage(below=1, within=within, above=above).as_json}
             },
             "leave_one_table_out": {"tables": 0},
         }
 
     assert bands_of_all([scored(8, 1), scored(4, 6)]) == {
-        "uncalibrated": {"memory": Coverage(below=2, within=12, above=7).told}
+        "uncalibrated": {"memory": Coverage(below=2, within=12, above=7).as_json}
     }
 
 
@@ -59,7 +59,7 @@ def test_a_band_counts_rows_that_were_measured_and_no_others() -> None:
     band = (np.full(5, 0.9), np.full(5, 1.2))
     found = Coverage.of(np.array([0.8, 0.95, 1.0, 1.3, np.nan]), band)
     assert found == Coverage(below=1, within=2, above=1)
-    assert found.told == {"rows": 4, "below": 1, "within": 2, "above": 1, "share_within": 0.5}
+    assert found.as_json == {"rows": 4, "below": 1, "within": 2, "above": 1, "share_within": 0.5}
 
 
 def test_the_same_problem_under_another_id_is_left_out_with_the_table(tmp_path: Path) -> None:
@@ -83,9 +83,8 @@ def test_the_same_problem_under_another_id_is_left_out_with_the_table(tmp_path: 
 def test_a_perfect_order_has_no_regret(tmp_path: Path) -> None:
     (problem,) = read_problems(_folder(tmp_path), None)
     calibrations = {trainer: Calibration.prior(trainer) for trainer in problem.trainers}
-    problem.__dict__["seconds"] = np.exp(
-        problem.log_seconds(calibrations)
-    )  # as if what was predicted had been measured
+    # As if every prediction had been measured exactly.
+    problem.__dict__["seconds"] = np.exp(problem.log_seconds(calibrations))
     scores = score_times(problem, calibrations, np.ones(len(problem.runs), dtype=np.bool_))
     assert scores is not None
     assert scores["regret_1"] == 0

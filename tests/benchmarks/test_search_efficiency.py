@@ -1,4 +1,4 @@
-"""The benchmark of the search on a small table of our own: what it counts, in every mode."""
+"""The benchmark of the search on a small table of our own, in every mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ MODEL = {
 
 
 def rows(table_id: str, *, fits: bool = True) -> list[dict[str, Any]]:
-    """16 layouts on 8 GPUs with two kernels: the second is a third faster; large micro-batches run out of memory, one layout crashes."""
+    """16 layouts on 8 GPUs with two kernels, of which the second is a third faster.
+
+    Large micro-batches run out of memory, and one layout crashes.
+    """
     found = []
     for tp in (1, 2):
         for mbs in (1, 2, 4, 8):
@@ -49,9 +52,12 @@ def rows(table_id: str, *, fits: bool = True) -> list[dict[str, Any]]:
                 found.append(
                     MODEL
                     | {
-                        "table_id": table_id, "hardware": "A100-80GB", "gpu_mem_gb": 80 if fits else 4, "n_gpus": 8, "gpus_per_node": 8, "seq_len": 2048, "gbs": 128,
-                        "dp": 8 // tp, "tp": tp, "pp": 1, "cp": 1, "mbs": mbs, "grad_acc": 128 * tp // (8 * mbs), "recompute": "none", "zero_stage": 1,
-                        "precision": "bf16", "attention_kernel": kernel, "status": status, "peak_mem_kind": "torch GiB", "replay": "True",
+                        "table_id": table_id, "hardware": "A100-80GB",
+                        "gpu_mem_gb": 80 if fits else 4, "n_gpus": 8, "gpus_per_node": 8,
+                        "seq_len": 2048, "gbs": 128, "dp": 8 // tp, "tp": tp, "pp": 1, "cp": 1,
+                        "mbs": mbs, "grad_acc": 128 * tp // (8 * mbs), "recompute": "none",
+                        "zero_stage": 1, "precision": "bf16", "attention_kernel": kernel,
+                        "status": status, "peak_mem_kind": "torch GiB", "replay": "True",
                         "step_time_s": seconds if status == "ok" else "",
                         "tokens_per_s_per_gpu": 128 * 2048 / 8 / seconds if status == "ok" else "",
                         "peak_mem_gb": memory if status == "ok" else "",
@@ -73,31 +79,23 @@ def tables(tmp_path: Path) -> Path:
     return folder
 
 
-def measure(monkeypatch: pytest.MonkeyPatch, tables: Path, *more: str) -> dict[str, Any]:
+def measure(monkeypatch: pytest.MonkeyPatch, tables: Path, options: str) -> dict[str, Any]:
     out = tables.parent / "result.json"
-    monkeypatch.setattr(
-        sys, "argv", ["search_efficiency", "--tables", str(tables), "--out", str(out), *more]
-    )
+    arguments = ["search_efficiency", "--tables", str(tables), "--out", str(out), *options.split()]
+    monkeypatch.setattr(sys, "argv", arguments)
     search_efficiency.main()
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found
 
 
 @pytest.mark.parametrize("mode", ["cold", "warm", "blind"])
-def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(
+def test_every_method_finds_the_best_row_and_is_charged_for_failed_launches(
     monkeypatch: pytest.MonkeyPatch, tables: Path, mode: str
 ) -> None:
     result = measure(
         monkeypatch,
         tables,
-        "--methods",
-        "auto,tpe:1,random:3,heuristic",
-        "--seeds",
-        "2",
-        "--mode",
-        mode,
-        "--table",
-        "[oa]*",
+        f"--methods auto,tpe:1,random:3,heuristic --seeds 2 --mode {mode} --table [oa]*",
     )
     assert result["summary"]["auto"]["problems"] == 2
     for method, seeds in (("auto", 2), ("tpe", 1), ("random", 3), ("heuristic", 2)):
@@ -112,13 +110,11 @@ def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(
     if mode != "blind":
         assert result["summary"]["auto"]["launches_to_5_percent"]["median"] <= 5
     picture = tables.parent / "picture.svg"
-    from benchmarks import (
-        search_picture,
-    )  # matplotlib takes a second of each process that collects tests
+    # Here, because matplotlib costs a second in each process that collects tests.
+    from benchmarks import search_picture
 
-    monkeypatch.setattr(
-        sys, "argv", ["search_picture", str(tables.parent / "result.json"), "--out", str(picture)]
-    )
+    result_file = str(tables.parent / "result.json")
+    monkeypatch.setattr(sys, "argv", ["search_picture", result_file, "--out", str(picture)])
     search_picture.main()
     assert all(
         name in picture.read_text(encoding="utf-8")
@@ -126,14 +122,12 @@ def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(
     )
 
 
-def test_a_file_that_is_no_table_of_runs_is_skipped_and_named(
+def test_a_file_that_is_not_a_table_of_runs_is_skipped_and_named(
     monkeypatch: pytest.MonkeyPatch, tables: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tables / "another.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     (tables / "binary.csv").write_bytes(b"\x80\x81")
-    result = measure(
-        monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "another"
-    )
+    result = measure(monkeypatch, tables, "--methods heuristic --seeds 1 --table one another")
     assert set(result["problems"]["heuristic"]) == {"one/8gpu_gb128", "another/8gpu_gb128"}
     skipped = capsys.readouterr().err
     assert "skipped another.csv: line 1: no column table_id, hardware, n_gpus, status" in skipped
@@ -143,40 +137,29 @@ def test_a_file_that_is_no_table_of_runs_is_skipped_and_named(
 def test_tables_are_named_together_or_one_by_one(
     monkeypatch: pytest.MonkeyPatch, tables: Path
 ) -> None:
-    together = measure(
-        monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "another"
-    )
-    apart = measure(
-        monkeypatch,
-        tables,
-        "--methods",
-        "heuristic",
-        "--seeds",
-        "1",
-        "--table",
-        "one",
-        "--table",
-        "another",
-    )
+    methods = "--methods heuristic --seeds 1"
+    together = measure(monkeypatch, tables, f"{methods} --table one another")
+    apart = measure(monkeypatch, tables, f"{methods} --table one --table another")
     assert together["problems"] == apart["problems"]
 
 
-def test_where_nothing_fits_the_launches_until_that_is_said_are_counted(
+def test_launches_until_nothing_fits_is_declared_are_counted(
     monkeypatch: pytest.MonkeyPatch, tables: Path
 ) -> None:
-    result = measure(
-        monkeypatch, tables, "--methods", "auto,random", "--seeds", "1", "--table", "none"
-    )
+    result = measure(monkeypatch, tables, "--methods auto,random --seeds 1 --table none")
     assert result["summary"]["auto"]["problems"] == 0
-    said = result["problems"]["auto"]["none/8gpu_gb128"]["nothing_fits"]
-    assert said <= 6
-    assert result["summary"]["auto"]["nothing_fits"] == {"problems": 1, "launches": said}
+    launches = result["problems"]["auto"]["none/8gpu_gb128"]["nothing_fits"]
+    assert launches <= 6
+    assert result["summary"]["auto"]["nothing_fits"] == {"problems": 1, "launches": launches}
 
 
 def test_a_search_without_a_reason_gains_nothing_from_the_order_of_a_file(
     monkeypatch: pytest.MonkeyPatch, tables: Path
 ) -> None:
-    """Files are sorted by speed: a blind search that took the first row of a tie would always begin with the best."""
+    """Files are sorted by speed.
+
+    A blind search that takes the first row of a tie would always begin with the best one.
+    """
     path = tables / "ours.csv"
     header, *lines = path.read_text(encoding="utf-8").splitlines()
     reverse = [
@@ -194,17 +177,8 @@ def test_a_search_without_a_reason_gains_nothing_from_the_order_of_a_file(
 def test_the_command_in_the_result_names_no_folder_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, tables: Path
 ) -> None:
-    command = measure(
-        monkeypatch,
-        tables,
-        "--methods",
-        "random",
-        "--seeds",
-        "1",
-        "--table",
-        "one",
-        f"--warm={tables}",
-    )["command"]
+    options = f"--methods random --seeds 1 --table one --warm={tables}"
+    command = measure(monkeypatch, tables, options)["command"]
     assert "--tables DIR " in command
     assert "--warm=DIR" in command
     assert str(tables) not in command.partition("--out")[0] + command.partition("--methods")[2]
@@ -218,25 +192,20 @@ def test_the_trainer_is_that_of_the_generated_sweep_file_or_the_plain_one(tables
     )
     (named,) = search_problem.read_problems(tables, ["one"])
     (plain,) = search_problem.read_problems(tables, ["one"], named=False)
-    assert (
-        read_table(path.read_text(encoding="utf-8"), "one").sweep(name=None, path="t.csv")[
-            "trainer"
-        ]
-        == named.profile
-        == "nanotron"
-    )
+    table = read_table(path.read_text(encoding="utf-8"), "one")
+    assert table.sweep(name=None, path="t.csv")["trainer"] == named.profile == "nanotron"
     assert (named.trainer, plain.trainer) == (TRAINERS["nanotron"], Trainer())
 
 
-def test_the_same_problem_under_another_id_is_no_relative(tables: Path) -> None:
+def test_the_same_problem_under_another_id_is_not_a_relative(tables: Path) -> None:
     one, another = (search_problem.read_problems(tables, [name])[0] for name in ("one", "another"))
     assert search_problem.calibration_of(one, [one, another]) is None
 
 
-def test_a_method_or_a_table_that_is_not_there_is_said(
+def test_an_unknown_method_or_table_is_refused(
     monkeypatch: pytest.MonkeyPatch, tables: Path
 ) -> None:
     with pytest.raises(SystemExit):
-        measure(monkeypatch, tables, "--methods", "magic")
+        measure(monkeypatch, tables, "--methods magic")
     with pytest.raises(SystemExit):
-        measure(monkeypatch, tables, "--table", "absent")
+        measure(monkeypatch, tables, "--table absent")
