@@ -1,21 +1,27 @@
 #!/usr/bin/env bash
-# Measures on NVIDIA GPUs through the whole program (Ray, SQL, search): the demo in bf16 and fp32, and a cut of sweeps/8b.yaml for one GPU.
+# Measures on NVIDIA GPUs through the whole program (Ray, SQL, search): the demo in bf16 and fp32, and
+# a part of sweeps/8b.yaml that fits one GPU.
 #
-#   bash benchmarks/gpu/run.sh OUT_DIR            needs a GPU and an installed environment; no network, no pip
-#   bash benchmarks/gpu/run.sh OUT_DIR --dry-run  says what would be run, and plans it; needs no GPU
+#   bash benchmarks/gpu/run.sh OUT_DIR            needs a GPU and an installed environment; no network
+#   bash benchmarks/gpu/run.sh OUT_DIR --dry-run  prints and plans what it would run; needs no GPU
 #
-# PYTHON      the interpreter to use, 3.11 or newer (default: .venv/bin/python if it is there, else python3)
-# PYTHONPATH  where unpacked wheels lie; the repository itself is put before it
-# SECONDS_DEMO, SECONDS_CUT  after so long a sweep starts no further trial (default 60 and 200; about 8 minutes in all)
+# PYTHON      the interpreter, 3.11 or newer (default: .venv/bin/python if it exists, else python3)
+# PYTHONPATH  unpacked wheels; the repository itself comes before them
+# SECONDS_DEMO, SECONDS_CUT  a sweep starts no further trial after this time
+#             (default 60 and 200; about 8 minutes in all)
 #
-# OUT_DIR gets ten small files: facts.txt, run.log, nodes.json, netbench.json (of two GPUs and more), best.jsonl, failures.csv,
-# quickstart-bf16.csv, quickstart-fp32.csv, one-gpu.csv, sweep.sqlite. Ends with 0 when all three sweeps measured something and the node was
-# found fit, 2 when there is no GPU or something is missing, else 1.
+# OUT_DIR gets ten small files: facts.txt, run.log, nodes.json, netbench.json (with two or more GPUs),
+# best.jsonl, failures.csv, quickstart-bf16.csv, quickstart-fp32.csv, one-gpu.csv, sweep.sqlite.
+# Exit codes: 0 if all three sweeps measured something and the node is fit, 2 if there is no GPU or
+# something is missing, else 1.
 set -uo pipefail
 
 out=${1:?usage: run.sh OUT_DIR [--dry-run]}
 dry=${2:-}
-[[ -z $dry || $dry == --dry-run ]] || { echo "run.sh: unknown option $dry; usage: run.sh OUT_DIR [--dry-run]" >&2; exit 2; }
+[[ -z $dry || $dry == --dry-run ]] || {
+    echo "run.sh: unknown option $dry; usage: run.sh OUT_DIR [--dry-run]" >&2
+    exit 2
+}
 
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
@@ -26,9 +32,10 @@ if [[ -z ${PYTHON:-} ]]; then
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
 
-sweep() { "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' "$@"; }
+program=("$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())')
+sweep() { "${program[@]}" "$@"; }
 
-# The environment, before anything is started: every package that is missing, at once.
+# Name all missing packages at once, before anything is started.
 "$PYTHON" - <<'PY' || exit 2
 import importlib.util, sys
 if sys.version_info < (3, 11):
@@ -36,13 +43,17 @@ if sys.version_info < (3, 11):
 needed = "alembic numpy optuna psutil pydantic yaml ray rich sqlalchemy tenacity typer torch".split()
 missing = [name for name in needed if importlib.util.find_spec(name) is None]
 if missing:
-    sys.exit(f"run.sh: {sys.executable} lacks {', '.join(missing)}: pip install '.[train,gpu]', or put unpacked wheels on PYTHONPATH")
+    sys.exit(
+        f"run.sh: {sys.executable} lacks {', '.join(missing)}:"
+        " pip install '.[train,gpu]', or put unpacked wheels on PYTHONPATH"
+    )
 if importlib.util.find_spec("pynvml") is None:
     print("run.sh: no pynvml (nvidia-ml-py): utilisation and power stay unknown", file=sys.stderr)
 PY
 
 if command -v nvidia-smi >/dev/null; then
-    mapfile -t memory_mib < <(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | grep -E '^[0-9]+$')
+    mapfile -t memory_mib < <(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits \
+        2>/dev/null | grep -E '^[0-9]+$')
 else
     memory_mib=()
 fi
@@ -52,12 +63,14 @@ if ((num_gpus == 0)) && [[ $dry != --dry-run ]]; then
     exit 2
 fi
 if ((num_gpus > 0)) && ! "$PYTHON" -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; then
-    echo "run.sh: nvidia-smi names $num_gpus GPU(s), but torch sees none: is it a CPU build, or is CUDA_VISIBLE_DEVICES empty?" >&2
+    echo "run.sh: nvidia-smi names $num_gpus GPU(s), but torch sees none:" \
+        "is it a CPU build, or is CUDA_VISIBLE_DEVICES empty?" >&2
     exit 2
 fi
 
-# Weights, gradients and AdamW states take 16 bytes a parameter: 120 GiB for 8B, 48 for 3B, 18 for 1B; activations and logits come on top.
-smallest_mib=$(printf '%s\n' "${memory_mib[@]:-143771}" | sort -n | head -n 1) # a dry run plans for an H200
+# Weights, gradients and AdamW states take 16 bytes a parameter: 120 GiB for 8B, 48 for 3B, 18 for 1B.
+# Activations and logits need more. A dry run plans for an H200.
+smallest_mib=$(printf '%s\n' "${memory_mib[@]:-143771}" | sort -n | head -n 1)
 if ((smallest_mib >= 133000)); then
     cut=(name=one-gpu model=llama-3.1-8b global_batch_tokens=32K)
 elif ((smallest_mib >= 62000)); then
@@ -69,7 +82,8 @@ else
 fi
 device=auto
 ((num_gpus > 0)) || device=h200
-cut+=("gpus=1" "gpus_per_node=1" "device=$device" 'axes.micro_batch_size=[1, 2, 4, 8]' 'axes.recompute=[none, selective_ops, full, "full:16", "full:24"]'
+cut+=("gpus=1" "gpus_per_node=1" "device=$device" 'axes.micro_batch_size=[1, 2, 4, 8]'
+    'axes.recompute=[none, selective_ops, full, "full:16", "full:24"]'
     measurement.warmup_steps=2 measurement.max_steps=10
     'measurement.limits={rendezvous: 1min, first_step: 2min, steady: 1min, total: 3min}'
     search.max_trials=12 "search.max_wall_time=${SECONDS_CUT:-200}s")
@@ -84,7 +98,8 @@ if [[ $dry == --dry-run ]]; then
     echo "dry run: $num_gpus GPU(s) here; planned for $device with $smallest_mib MiB"
     for precision in bf16 fp32; do
         echo "+ sweep run sweeps/quickstart.yaml name=quickstart-$precision precision=$precision ${demo[*]}"
-        sweep plan sweeps/quickstart.yaml "name=quickstart-$precision" "precision=$precision" "${demo[@]}" --top 3 || exit 1
+        sweep plan sweeps/quickstart.yaml "name=quickstart-$precision" "precision=$precision" \
+            "${demo[@]}" --top 3 || exit 1
     done
     echo "+ sweep run sweeps/8b.yaml ${cut[*]}"
     sweep plan sweeps/8b.yaml "${cut[@]}" --top 5 || exit 1
@@ -98,15 +113,17 @@ trap 'rm -rf "$SWEEP_HOME"' EXIT
 facts() {
     date -u +%Y-%m-%dT%H:%M:%SZ
     git rev-parse HEAD 2>/dev/null
-    nvidia-smi --query-gpu=index,name,driver_version,memory.total,power.limit,clocks.max.sm,compute_cap --format=csv
+    nvidia-smi --format=csv \
+        --query-gpu=index,name,driver_version,memory.total,power.limit,clocks.max.sm,compute_cap
     nvidia-smi topo -m 2>/dev/null
-    nvidia-smi --query-compute-apps=pid,used_memory --format=csv # whoever else is on the GPUs
+    nvidia-smi --query-compute-apps=pid,used_memory --format=csv # other processes on the GPUs
     lscpu | grep -E '^(Model name|CPU\(s\))'
     "$PYTHON" - <<'PY'
 import sys
 from importlib.metadata import PackageNotFoundError, version
 import torch
-print("python", sys.version.split()[0], "cuda", torch.version.cuda, "nccl", ".".join(map(str, torch.cuda.nccl.version())))
+nccl = ".".join(map(str, torch.cuda.nccl.version()))
+print("python", sys.version.split()[0], "cuda", torch.version.cuda, "nccl", nccl)
 for name in ("torch", "ray", "optuna", "sqlalchemy", "numpy", "nvidia-ml-py"):
     try:
         print(name, version(name))
@@ -116,44 +133,57 @@ PY
 }
 
 bad=0
-measure() { # NAME LIMIT_SECONDS FILE OVERRIDE...: one sweep, then its best layouts and all its trials
+# measure NAME LIMIT_SECONDS FILE OVERRIDE...: run a sweep, then store its best layouts and all trials.
+measure() {
     local name=$1 limit=$2 file=$3
     shift 3
     echo "+ sweep run $file $*"
-    # Not to the whole group, which is Ray, too. By then it has long stopped starting trials; SIGTERM ends what runs, and everything measured is in the store.
-    timeout --foreground --signal=TERM --kill-after=30 "$limit" "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' run "$file" "$@"
+    # At the limit SIGTERM ends the running trials; everything measured is in the store. --foreground
+    # sends it to the sweep alone, and not to its Ray.
+    timeout --foreground --signal=TERM --kill-after=30 "$limit" "${program[@]}" run "$file" "$@"
     echo "sweep run $name ended with $? after $SECONDS s in all"
-    sweep best "$name" --top 3 --json >>"$out/best.jsonl" && sweep export csv --sweep "$name" -o "$out/$name.csv" || bad=1
+    sweep best "$name" --top 3 --json >>"$out/best.jsonl" &&
+        sweep export csv --sweep "$name" -o "$out/$name.csv" || bad=1
     sweep best "$name" --top 5
-    [[ $(sweep sql "select count(*) from v_trial where sweep = '$name' and state = 'measured'" --format csv | tail -n 1 | tr -d '\r') -gt 0 ]] || bad=1
+    local query="select count(*) from v_trial where sweep = '$name' and state = 'measured'"
+    [[ $(sweep sql "$query" --format csv | tail -n 1 | tr -d '\r') -gt 0 ]] || bad=1
 }
 
 : >"$out/best.jsonl"
 facts >"$out/facts.txt" 2>&1
 {
-    # NVML as it is: processes, memory at rest, ECC, Xids, and two seconds of matrix products on every GPU.
+    # Real NVML: processes, memory at rest, ECC, Xids, and two seconds of matrix products per GPU.
     echo "+ sweep doctor --cluster --json"
-    timeout --foreground 240 "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' doctor --cluster --json >"$out/nodes.json" || bad=1
+    timeout --foreground 240 "${program[@]}" doctor --cluster --json >"$out/nodes.json" || bad=1
     "$PYTHON" - "$out/nodes.json" <<'PY' || bad=1
 import json, sys
 for node in json.load(open(sys.argv[1]))["nodes"]:
-    print(node["node"], "fit" if node["is_fit"] else "NOT FIT", node["facts"]["unread"] if node["facts"] else "")
+    unread = node["facts"]["unread"] if node["facts"] else ""
+    print(node["node"], "fit" if node["is_fit"] else "NOT FIT", unread)
     for check in node["checks"]:
         print(f"  {check['status']:<4} {check['name']:<8} {check['found']}")
-    assert node["facts"] and node["facts"]["gpus"], "no GPU was seen through NVML: is nvidia-ml-py installed?"
-    assert all(gpu["matmul_flops"] for gpu in node["facts"]["gpus"]), "a GPU has done no matrix product"
+    gpus = node["facts"]["gpus"] if node["facts"] else []
+    assert gpus, "no GPU was seen through NVML: is nvidia-ml-py installed?"
+    assert all(gpu["matmul_flops"] for gpu in gpus), "a GPU has done no matrix product"
 PY
     if ((num_gpus > 1)); then
         echo "+ sweep netbench --device cuda --json"
-        timeout --foreground 300 "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' netbench --device cuda --json >"$out/netbench.json" || bad=1
-        sweep sql 'select collective, num_ranks, max(bus_bytes_per_second) / 1e9 as gigabytes_per_second from link group by 1, 2 order by 1, 2' --format csv
+        timeout --foreground 300 "${program[@]}" netbench --device cuda --json \
+            >"$out/netbench.json" || bad=1
+        sweep sql --format csv 'select collective, num_ranks,
+            max(bus_bytes_per_second) / 1e9 as gigabytes_per_second
+            from link group by 1, 2 order by 1, 2'
     fi
     for precision in bf16 fp32; do
-        measure "quickstart-$precision" $((${SECONDS_DEMO:-60} + 60)) sweeps/quickstart.yaml "name=quickstart-$precision" "precision=$precision" "${demo[@]}"
+        measure "quickstart-$precision" $((${SECONDS_DEMO:-60} + 60)) sweeps/quickstart.yaml \
+            "name=quickstart-$precision" "precision=$precision" "${demo[@]}"
     done
     measure one-gpu $((${SECONDS_CUT:-200} + 100)) sweeps/8b.yaml "${cut[@]}"
     sweep sql 'select * from v_failure' --format csv >"$out/failures.csv"
 } > >(tee "$out/run.log") 2>&1
-"$PYTHON" -c 'import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute("vacuum into ?", (sys.argv[2],))' "$SWEEP_HOME/sweep.sqlite" "$SWEEP_HOME/copy.sqlite" &&
+"$PYTHON" - "$SWEEP_HOME/sweep.sqlite" "$SWEEP_HOME/copy.sqlite" <<'PY' &&
+import sqlite3, sys
+sqlite3.connect(sys.argv[1]).execute("vacuum into ?", (sys.argv[2],))
+PY
     mv -f "$SWEEP_HOME/copy.sqlite" "$out/sweep.sqlite"
 exit "$bad"
