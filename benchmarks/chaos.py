@@ -130,7 +130,7 @@ def programs(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
             str(kills),
             str(seconds),
         ]
-        yield told(
+        yield run_program(
             [sys.executable, "-m", "tests.faults.program_kills", *arguments],
             name=name,
             seed=seed,
@@ -178,7 +178,7 @@ def on_ray(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
         seconds, seed = bounds.seconds / len(what), bounds.seed + 20 + number
         place = _new(folder / name)
         arguments = [f"sqlite:///{place}/sweep.sqlite", str(place), str(seed), kills, str(seconds)]
-        yield told(
+        yield run_program(
             [sys.executable, "-m", "tests.faults.ray_kills", *arguments],
             name=name,
             seed=seed,
@@ -186,7 +186,9 @@ def on_ray(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
         )
 
 
-def told(command: Sequence[str], *, name: str, seed: int, patience_seconds: float) -> Outcome:
+def run_program(
+    command: Sequence[str], *, name: str, seed: int, patience_seconds: float
+) -> Outcome:
     """Run a program until none of its processes is left. A missing outcome is a complaint."""
     try:
         done = finished(command, seconds=patience_seconds)

@@ -42,171 +42,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, parser_of, write_result
-from benchmarks.table_folder import add_table_arguments, read_tables
-from orchestrator.core.physics.calibration import Calibration, Predicted
-from orchestrator.core.physics.calibration_fit import calibrate
-from orchestrator.core.physics.memory import Stage
-from orchestrator.core.physics.observation import Observation
+from benchmarks.prediction_bands import bands_of_all, score_bands, score_fitting
+from benchmarks.prediction_problem import (
+    Calibrations,
+    Floats,
+    Problem,
+    problem_key,
+    read_problems,
+    stage_of,
+)
+from benchmarks.table_folder import add_table_arguments
+from orchestrator.core.physics.calibration import Calibration, Observation, calibrate
 from orchestrator.core.physics.trainer import Trainer
-from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
-from orchestrator.core.problem.hardware import Hardware, from_label
-from orchestrator.core.problem.layout_table import LayoutTable
-from orchestrator.core.search.expectation import LIKELY
-from orchestrator.core.search.proposer import USABLE_SHARE
-
-Floats = NDArray[np.float64]
-# Trainers share the constants of time; each has its own constants of memory.
-Calibrations = Mapping[Trainer, Calibration]
 
 SEEDS = 5
 TRIALS = 5
 FEWEST_ROWS = 5  # step times of a smaller table are not ranked
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
-    """One cell of one table: its runs as arrays and as observations for a calibration."""
-
-    table_id: str
-    runs: tuple[MeasuredRun, ...]
-
-    @cached_property
-    def hardware(self) -> Hardware:
-        return from_label(self.runs[0].hardware, memory_bytes=self.runs[0].memory_bytes)
-
-    @cached_property
-    def trainers(self) -> list[Trainer]:
-        """The trainer of each run: a table may hold runs of two versions of a program."""
-        return [run.trainer for run in self.runs]
-
-    @cached_property
-    def table(self) -> LayoutTable:
-        return LayoutTable.of(run.layout for run in self.runs if run.layout is not None)
-
-    @cached_property
-    def seconds(self) -> Floats:
-        return np.array(
-            [
-                run.step_seconds if run.status is RunStatus.OK and run.step_seconds else np.nan
-                for run in self.runs
-            ]
-        )
-
-    @cached_property
-    def peaks(self) -> Floats:
-        return np.array(
-            [
-                run.peak_memory_bytes
-                if run.status is RunStatus.OK and run.peak_memory_bytes
-                else np.nan
-                for run in self.runs
-            ]
-        )
-
-    @cached_property
-    def ran(self) -> NDArray[np.bool_]:
-        return np.array([run.status is RunStatus.OK for run in self.runs])
-
-    @cached_property
-    def ran_out(self) -> NDArray[np.bool_]:
-        return np.array([run.status is RunStatus.OOM for run in self.runs])
-
-    def memory_bytes(self, calibrations: Calibrations, stage: Stage = Stage.FULLEST) -> Floats:
-        found = np.full(len(self.runs), np.nan)
-        for trainer in set(self.trainers):
-            rows = np.array([other == trainer for other in self.trainers])
-            found[rows] = self._predict(calibrations[trainer], stage).memory_bytes[rows]
-        return found
-
-    def log_seconds(self, calibrations: Calibrations) -> Floats:
-        return self._predict(calibrations[self.trainers[0]], Stage.FULLEST).log_step_seconds
-
-    def _predict(self, calibration: Calibration, stage: Stage) -> Predicted:
-        cell = self.runs[0].cell
-        assert cell is not None
-        return calibration.predict(
-            self.table, cell, self.hardware, gpus_per_node=self.runs[0].gpus_per_node, stage=stage
-        )
-
-    def observations(self, rows: Iterable[int] | None = None) -> list[tuple[Trainer, Observation]]:
-        """Observations from some rows (None: all), each with its trainer."""
-        chosen = self.runs if rows is None else [self.runs[row] for row in rows]
-        return [
-            (run.trainer, found)
-            for run in chosen
-            if (found := observation(run, self.hardware)) is not None
-        ]
-
-
-def problem_key(run: MeasuredRun) -> tuple[object, ...]:
-    """A key that is equal for the same problem, whatever its table or model is called."""
-    return (
-        run.model.digest if run.model is not None else run.model_name,
-        run.num_gpus,
-        run.sequence_length,
-        run.global_batch_size,
-    )
-
-
-def stage_of(run: MeasuredRun) -> Stage:
-    return (
-        Stage.FIRST
-        if "rank0" in run.peak_memory_kind or "rank 0" in run.peak_memory_kind
-        else Stage.FULLEST
-    )
-
-
-def observation(run: MeasuredRun, hardware: Hardware) -> Observation | None:
-    """The observation from a run; None for a crash or a row without a layout."""
-    if run.cell is None or run.layout is None or run.status not in (RunStatus.OK, RunStatus.OOM):
-        return None
-    ok = run.status is RunStatus.OK
-    return Observation(
-        cell=run.cell,
-        layout=run.layout,
-        hardware=hardware,
-        gpus_per_node=run.gpus_per_node,
-        step_seconds=run.step_seconds if ok else None,
-        peak_memory_bytes=run.peak_memory_bytes if ok else None,
-        out_of_memory=not ok,
-        stage=stage_of(run),
-    )
-
-
-def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem]:
-    """The cells whose model and layouts are known, of all tables in a folder.
-
-    Rows that are not marked for replay are used only if the table has no others.
-    """
-    found = []
-    for table_id, cells in read_tables(folder):
-        if table_ids is None or table_id in table_ids:
-            replayed = any(run.replay for cell in cells for run in cell)
-            found += [
-                problem
-                for cell in cells
-                if (problem := _problem(cell, replayed=replayed)) is not None
-            ]
-    return found
-
-
-def _problem(cell: list[MeasuredRun], *, replayed: bool) -> Problem | None:
-    runs = tuple(
-        run
-        for run in cell
-        if run.cell is not None and run.layout is not None and run.replay == replayed
-    )
-    # Adapters train few weights, and are not covered by the formulas.
-    full = tuple(run for run in runs if run.word("peft") in ("", "full", "full-ft"))
-    return Problem(table_id=cell.table_id, runs=full) if full else None
 
 
 Calibrator = Callable[[Problem], Calibrations | None]
@@ -421,104 +278,6 @@ def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, obje
             name: {key: round(value, 3) for key, value in found.items()}
             for name, found in times.items()
         },
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Coverage:
-    """Rows below, within and above their bands; by design a tenth, four fifths and a tenth."""
-
-    below: int = 0
-    within: int = 0
-    above: int = 0
-
-    def __add__(self, other: Coverage) -> Coverage:
-        return Coverage(
-            below=self.below + other.below,
-            within=self.within + other.within,
-            above=self.above + other.above,
-        )
-
-    @property
-    def rows(self) -> int:
-        return self.below + self.within + self.above
-
-    @property
-    def as_json(self) -> dict[str, float]:
-        share = {"share_within": round(self.within / self.rows, 3)} if self.rows else {}
-        return {
-            "rows": self.rows,
-            "below": self.below,
-            "within": self.within,
-            "above": self.above,
-        } | share
-
-    @classmethod
-    def of(cls, ratios: Floats, band: tuple[Floats, Floats]) -> Coverage:
-        """Count ratios of measured over predicted values; nan means not measured."""
-        low, high = band
-        known = np.isfinite(ratios)
-        below, above = int((ratios < low)[known].sum()), int((ratios > high)[known].sum())
-        return cls(below=below, within=int(known.sum()) - below - above, above=above)
-
-
-def score_bands(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, Coverage]:
-    """Coverage of step times and of peaks (of the stage that the source read)."""
-    times, peaks = Coverage(), Coverage()
-    for problem, calibrations in pairs:
-        timed = problem._predict(calibrations[problem.trainers[0]], Stage.FULLEST)
-        times += Coverage.of(problem.seconds / timed.step_seconds, timed.step_band())
-        for trainer in set(problem.trainers):
-            rows = np.array([other == trainer for other in problem.trainers])
-            filled = problem._predict(calibrations[trainer], stage_of(problem.runs[0]))
-            peaks += Coverage.of(
-                np.where(rows, problem.peaks, np.nan) / filled.memory_bytes, filled.memory_band()
-            )
-    return {"step_time": times, "memory": peaks}
-
-
-def bands_of_all(results: Iterable[Mapping[str, object]]) -> dict[str, object]:
-    """The bands of several files together, for each way of calibrating."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for result in results:
-        for way, scored in result.items():
-            bands = scored.get("bands") if isinstance(scored, Mapping) else None
-            for part, counts in bands.items() if isinstance(bands, Mapping) else ():
-                total = found.setdefault(way, {}).setdefault(part, {})
-                for name, value in counts.items():
-                    total[name] = round(total.get(name, 0) + value, 1)
-    for parts in found.values():
-        for total in parts.values():
-            if "share_within" in total:
-                total["share_within"] = round(total["within"] / total["rows"], 3)
-    return dict(found)
-
-
-def score_fitting(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, float]:
-    """Sum the probabilities to fit over tables with out-of-memories, and count rows that ran."""
-    expected, at_least, at_most, ran, rows = 0.0, 0, 0, 0, 0
-    for problem, calibrations in pairs:
-        if not problem.ran_out.any():
-            continue
-        for trainer in set(problem.trainers):
-            mine = (problem.ran | problem.ran_out) & np.array(
-                [other == trainer for other in problem.trainers]
-            )
-            predicted = problem._predict(calibrations[trainer], Stage.FULLEST)
-            chances = predicted.probability_of_fitting(
-                problem.hardware.memory_bytes * USABLE_SHARE
-            )[mine]
-            expected += float(chances.sum())
-            at_least += int((chances >= LIKELY).sum())
-            at_most += int((chances > 1.0 - LIKELY).sum())
-            ran += int(problem.ran[mine].sum())
-            rows += int(mine.sum())
-    return {
-        "rows": rows,
-        "ran": ran,
-        "expected": round(expected, 1),
-        "at_least": at_least,
-        "at_most": at_most,
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.prediction import observation, problem_key
+from benchmarks.prediction_problem import observation, problem_key
 from benchmarks.table_folder import read_tables
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate

@@ -88,7 +88,7 @@ def test_of_a_program_that_is_asked_to_end_nothing_is_left(tmp_path: Path) -> No
 def test_a_part_of_the_chaos_that_takes_too_long_is_a_complaint_and_leaves_nobody(
     tmp_path: Path,
 ) -> None:
-    out = chaos.told(
+    out = chaos.run_program(
         leaving_a_child(tmp_path, STAYS), name="ray", seed=1, patience_seconds=LONG_ENOUGH_SECONDS
     )
     assert out.complaints == ["it had not ended after 8 s"]

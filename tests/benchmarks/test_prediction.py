@@ -7,14 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.prediction import (
-    Coverage,
-    bands_of_all,
-    measure,
-    read_problems,
-    relatives,
-    score_times,
-)
+from benchmarks.prediction import measure, relatives, score_times
+from benchmarks.prediction_bands import Coverage, bands_of_all
+from benchmarks.prediction_problem import read_problems
 from orchestrator.core.physics.calibration import Calibration
 from tests import measured_table
 
