@@ -198,9 +198,9 @@ def run_program(
             seed=seed,
             complaints=[f"it had not ended after {patience_seconds:.0f} s"],
         )
-    said = done.stdout.partition("OUT ")[2]
-    if said:
-        return outcome_of(json.loads(said))
+    output = done.stdout.partition("OUT ")[2]
+    if output:
+        return outcome_of(json.loads(output))
     return Outcome(
         campaign=name,
         seed=seed,
@@ -280,9 +280,9 @@ def _all(bounds: Bounds, names: Sequence[str]) -> Iterator[Outcome]:
     until = time.monotonic() + bounds.seconds
     for number, name in enumerate(names):
         share = PARTS[name].seconds / sum(PARTS[later].seconds for later in names[number:])
-        its_own = replace(bounds, seconds=share * max(0.0, until - time.monotonic()))
+        own_bounds = replace(bounds, seconds=share * max(0.0, until - time.monotonic()))
         with _folder() as folder:
-            for outcome in PARTS[name].run(its_own, folder):
+            for outcome in PARTS[name].run(own_bounds, folder):
                 print(json.dumps(outcome.as_json()), file=sys.stderr, flush=True)
                 yield outcome
 

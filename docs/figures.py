@@ -75,7 +75,7 @@ def chaos_lacks(result: Any) -> list[str]:
     return [
         *(f"complaint: {text}" for text in result["complaints"]),
         *(f"missing: {campaign}" for campaign in _missing_of(result)),
-        *(f"not told: {field}" for field, _ in _CHAOS.values() if field not in result),
+        *(f"missing figure: {field}" for field, _ in _CHAOS.values() if field not in result),
     ]
 
 

@@ -186,10 +186,10 @@ def constant_table() -> str:
         if isinstance(node, ast.ClassDef) and node.name == "StepTimeConstants"
     ).body
     means = {
-        field.target.id: " ".join(str(said.value.value).split())
-        for field, said in itertools.pairwise(body)
+        field.target.id: about.value.value
+        for field, about in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant)
+        if isinstance(about, ast.Expr) and isinstance(about.value, ast.Constant)
     }
     rows = [
         (f"`{name}`", f"{prior.median:.3g}", f"x/ {math.exp(prior.log_sd):.2f}", means[name])
