@@ -58,7 +58,9 @@ from benchmarks.prediction_problem import (
     stage_of,
 )
 from benchmarks.table_folder import add_table_arguments
-from orchestrator.core.physics.calibration import Calibration, Observation, calibrate
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.calibration_fit import calibrate
+from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
 
 SEEDS = 5

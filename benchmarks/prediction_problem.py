@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.table_folder import read_tables
-from orchestrator.core.physics.calibration import Calibration, Observation, Predicted
+from orchestrator.core.physics.calibration import Calibration, Predicted
 from orchestrator.core.physics.memory import Stage
+from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
-from orchestrator.core.pretend.run_table import MeasuredRun, RunCell, RunStatus
+from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
 from orchestrator.core.problem.hardware import Hardware, from_label
 from orchestrator.core.problem.layout_table import LayoutTable
 
@@ -141,7 +142,7 @@ def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem
     found = []
     for table_id, cells in read_tables(folder):
         if table_ids is None or table_id in table_ids:
-            replayed = any(run.replay for cell in cells for run in cell.runs)
+            replayed = any(run.replay for cell in cells for run in cell)
             found += [
                 problem
                 for cell in cells
@@ -150,12 +151,12 @@ def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem
     return found
 
 
-def _problem(cell: RunCell, *, replayed: bool) -> Problem | None:
+def _problem(cell: list[MeasuredRun], *, replayed: bool) -> Problem | None:
     runs = tuple(
         run
-        for run in cell.runs
+        for run in cell
         if run.cell is not None and run.layout is not None and run.replay == replayed
     )
     # Adapters train few weights, and are not covered by the formulas.
     full = tuple(run for run in runs if run.word("peft") in ("", "full", "full-ft"))
-    return Problem(table_id=cell.table_id, runs=full) if full else None
+    return Problem(table_id=cell[0].table_id, runs=full) if full else None

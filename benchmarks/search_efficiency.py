@@ -9,7 +9,7 @@ DIR holds CSV files with the columns of core/pretend/run_table.py; `--table` tak
 patterns such as 'pb_*'. Each problem of a table (one model, number of GPUs, sequence length and
 batch) is searched separately: a launch of a layout returns its measured row. Only rows with
 `replay` = True can be proposed: layouts without a row are neither charged nor rewarded. If a
-layout has several rows, one represents them (run_table.standing_run). Rows are shuffled for each
+layout has several rows, one represents them (run_table.representative_run). Rows are shuffled for each
 seed, so that the order of the file helps no search. Columns of words that vary (attention kernel,
 sequence parallelism) are axes like any other. Problems with fewer than `--fewest-rows` are left
 out; if all problems of a table are that small, the table is searched as one problem, without

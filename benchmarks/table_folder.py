@@ -13,8 +13,8 @@ from pathlib import Path
 from orchestrator.core.pretend.run_table import MeasuredRun, TableInvalid, parse_runs, tables
 
 
-def read_tables(folder: Path) -> Iterator[tuple[str, tuple[RunCell, ...]]]:
-    """Each table's id and cells, in the order of the files' names."""
+def read_tables(folder: Path) -> Iterator[tuple[str, list[list[MeasuredRun]]]]:
+    """Each table's id and its runs by cell, in the order of the files' names."""
     for path in sorted(folder.glob("*.csv")):
         try:
             found = tables(parse_runs(path.read_text(encoding="utf-8")))

@@ -71,6 +71,7 @@ FOLDERS = (
     "orchestrator/core/search",
     "orchestrator/core/pretend",
     "db",
+    "db/tables",
     "db/read",
     "db/write",
     "db/sql",
