@@ -5,15 +5,14 @@ python -m benchmarks.search_efficiency --tables DIR [--table ID ...]
     [--warm DIR_OR_IDS] [--trainer named|default] [--parallel K] [--steps N] [--unmarked]
     [--out FILE.json]
 
-DIR holds CSV files with the columns of core/pretend/run_table.py; `--table` takes ids, and
-patterns such as 'pb_*'. Each problem of a table (one model, number of GPUs, sequence length and
-batch) is searched separately: a launch of a layout returns its measured row. Only rows with
-`replay` = True can be proposed: layouts without a row are neither charged nor rewarded. If a
-layout has several rows, one represents them (run_table.representative_run). Rows are shuffled for each
-seed, so that the order of the file helps no search. Columns of words that vary (attention kernel,
-sequence parallelism) are axes like any other. Problems with fewer than `--fewest-rows` are left
-out; if all problems of a table are that small, the table is searched as one problem, without
-physics.
+DIR holds CSV files with the columns of core/pretend/run_table.py; `--table` takes ids, and patterns
+such as 'pb_*'. Each problem of a table (one model, number of GPUs, sequence length and batch) is
+searched separately: a launch of a layout returns its measured row. Only rows with `replay` = True
+can be proposed: layouts without a row are neither charged nor rewarded. If a layout has several
+rows, one represents them (run_table.representative_run). Rows are shuffled for each seed, so that
+the order of the file helps no search. Columns of words that vary (attention kernel, sequence
+parallelism) are axes like any other. Problems with fewer than `--fewest-rows` are left out; if all
+problems of a table are that small, the table is searched as one problem, without physics.
 
 Methods, each with its own number of seeds if given (`gp:2`). `auto`, `tpe`, `gp` and `random` run
 through `orchestrator.search.searcher.Searcher`, as in `sweep run` (tpe and gp are Optuna's, moved
@@ -22,23 +21,22 @@ memory formula admits, no recomputation, smallest tp x pp, smallest pp, smallest
 `auto`, `tpe`, `gp` and `random` an out-of-memory rules out layouts that provably need more. A
 layout that `auto` wants to measure again is charged as a launch, and returns the same row.
 
-Modes. `cold`: only data sheets and the formulas' priors are known, for the trainer that the
-table's words name (`--trainer named`, by the rule of `sweep replay`: never by the version that
-ran), or for the trainer that is assumed if none is named (`--trainer default`); tpe and gp use
-our prediction to choose between rows that are equally near. `warm`: constants are calibrated to
-the other problems of the same hardware and trainer, of the named tables (`--warm`: ids or
-patterns, comma-separated, or a folder; default: all shown) but never of the table that is
-searched, nor of its problem under another id. `blind`: axes have no names and only an order,
-nothing is predicted, and no dominance is known; the memory limit and the measurements of launches
-are.
+Modes. `cold`: only data sheets and the formulas' priors are known, for the trainer that the table's
+words name (`--trainer named`, by the rule of `sweep replay`: never by the version that ran), or for
+the trainer that is assumed if none is named (`--trainer default`); tpe and gp use our prediction to
+choose between rows that are equally near. `warm`: constants are calibrated to the other problems of
+the same hardware and trainer, of the named tables (`--warm`: ids or patterns, comma-separated, or a
+folder; default: all shown) but never of the table that is searched, nor of its problem under
+another id. `blind`: axes have no names and only an order, nothing is predicted, and no dominance is
+known; the memory limit and the measurements of launches are.
 
 Numbers, per problem and method, over seeds. `launches_to_5_percent` and `launches_to_1_percent`:
-launches, failed ones included, until one is within 5 % (1 %) of the best tokens/s/GPU of the
-table, median and 90th percentile (the number of rows if it never is); `out_of_memory`, `crashed`,
+launches, failed ones included, until one is within 5 % (1 %) of the best tokens/s/GPU of the table,
+median and 90th percentile (the number of rows if it never is); `out_of_memory`, `crashed`,
 `repeats`: such launches until within 5 %, mean; `gpu_seconds`: GPUs x (60 s a launch + `--steps`
-steps, of those that ran) until within 5 %, median; `nothing_fits`: launches until that is
-declared, for a table in which nothing ran. The summary has means over problems. `best_after`:
-mean over problems and seeds of the best share so far after 1, 2, 3, ... launches.
+steps, of those that ran) until within 5 %, median; `nothing_fits`: launches until that is declared,
+for a table in which nothing ran. The summary has means over problems. `best_after`: mean over
+problems and seeds of the best share so far after 1, 2, 3, ... launches.
 """
 
 from __future__ import annotations
