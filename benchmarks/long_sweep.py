@@ -68,7 +68,7 @@ class ScriptedScheduler:
 
     def __init__(self) -> None:
         self._running: TrialRequest | None = None
-        self._held_gpu_seconds = 0.0
+        self._reserved_gpu_seconds = 0.0
 
     @property
     def slots(self) -> Slots:
@@ -105,7 +105,7 @@ class ScriptedScheduler:
             )
             for rank in range(layout.world_size)
         ]
-        self._held_gpu_seconds += seconds
+        self._reserved_gpu_seconds += seconds
         return [
             Placed(trial_id=request.trial_id, nodes=["here"]),
             Finished(
@@ -120,7 +120,7 @@ class ScriptedScheduler:
         """Nothing runs between polls."""
 
     def leased(self) -> Leased:
-        return Leased(held=self._held_gpu_seconds, idle=0.0, capacity=None)
+        return Leased(reserved=self._reserved_gpu_seconds, idle=0.0, capacity=None)
 
     def close(self) -> None:
         """There is nothing to release."""

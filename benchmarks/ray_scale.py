@@ -298,7 +298,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for trial in store.trials(store.sweep_named(spec.name).id)
         )
         verdict = judge(store, spec.name, entries, num_trials=launched + pruned)
-        held = store.reserved(store.sweep_named(spec.name).id).total
+        reserved = store.reserved(store.sweep_named(spec.name).id).total
     ends = sorted(entry.at for entry in entries if entry.seen is not Seen.LAUNCHED)
     return {
         "num_nodes": arguments.nodes,
@@ -325,7 +325,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "trials_per_second": round(trials_per_second(ends), 2),
         "cpu_seconds": round(cpu, 1),
         "memory_bytes": available - work.least_available_bytes,
-        "held_gpu_seconds": {name: round(getattr(held, name), 1) for name in held.parts},
+        "held_gpu_seconds": {name: round(getattr(reserved, name), 1) for name in reserved.parts},
     }
 
 

@@ -130,7 +130,7 @@ def main() -> None:
             observe=pace,
         )
         seconds = time.perf_counter() - began
-        held = store.reserved(result.sweep_id).total.held
+        reserved = store.reserved(result.sweep_id).total.reserved
         tenths = pace.tenths
         found = {
             "num_gpus": arguments.nodes * NODE_SLOTS,
@@ -149,7 +149,7 @@ def main() -> None:
             "seconds_of_each_tenth": [round(tenth, 2) for tenth in tenths],
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "simulated_seconds": round(scheduler.clock()),
-            "used_share": round(held / (arguments.nodes * NODE_SLOTS * scheduler.clock()), 4),
+            "used_share": round(reserved / (arguments.nodes * NODE_SLOTS * scheduler.clock()), 4),
         }
     print(json.dumps(found, indent=1))
     write_result(arguments.out, benchmark="simulated_scale", machine=machine, result=found)

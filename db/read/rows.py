@@ -21,7 +21,7 @@ from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.protocol import GpuUsage, Phase
 from orchestrator.core.trial.purpose import Purpose
-from orchestrator.core.trial.reserved_time import HeldGpuSeconds, of_attempt, outcome_of
+from orchestrator.core.trial.reserved_time import ReservedGpuSeconds, of_attempt, outcome_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +141,7 @@ class AttemptRow:
     memory_by_part: Mapping[str, int] | None
     load: MachineLoad = NO_LOAD
 
-    def reserved(self, num_gpus: int) -> HeldGpuSeconds | None:
+    def reserved(self, num_gpus: int) -> ReservedGpuSeconds | None:
         """The uses of its GPU-seconds; None: it has not ended, or its GPU-seconds are not known."""
         if self.gpu_seconds is None:
             return None
@@ -264,6 +264,6 @@ class SessionRow:
 class ReservedBySweep:
     """The reserved GPU-seconds of a sweep by use, over all of its sessions."""
 
-    total: HeldGpuSeconds
-    by_cell: Mapping[int, HeldGpuSeconds]  # by cell id; idle leases belong to no cell
+    total: ReservedGpuSeconds
+    by_cell: Mapping[int, ReservedGpuSeconds]  # by cell id; idle leases belong to no cell
     capacity: float | None  # all slots while its orchestrators worked; None: not known

@@ -23,7 +23,7 @@ from db.types import StopRequest, SweepState, now
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.reserved_time import HeldGpuSeconds
+from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
 
 sweep, session, cell, model = schema.sweep, schema.session, schema.cell, schema.model
 trial, event = schema.trial, schema.event
@@ -95,13 +95,13 @@ def reserved(connection: Connection, sweep_id: int) -> ReservedBySweep:
     statement = sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id")
     rows = connection.execute(statement, {"sweep_id": sweep_id}).mappings().all()
     parts = {
-        row["cell_id"]: HeldGpuSeconds(
-            **{name: row[f"{name}_gpu_seconds"] or 0.0 for name in HeldGpuSeconds().parts}
+        row["cell_id"]: ReservedGpuSeconds(
+            **{name: row[f"{name}_gpu_seconds"] or 0.0 for name in ReservedGpuSeconds().parts}
         )
         for row in rows
     }
     return ReservedBySweep(
-        total=sum(parts.values(), start=HeldGpuSeconds()),
+        total=sum(parts.values(), start=ReservedGpuSeconds()),
         by_cell={cell_id: part for cell_id, part in parts.items() if cell_id is not None},
         capacity=next(
             (row["capacity_gpu_seconds"] for row in rows if row["cell_id"] is None), None

@@ -107,7 +107,7 @@ def end_left(
 
 def _columns(leased: Leased) -> records.Columns:
     return {
-        "reserved_gpu_seconds": leased.held,
+        "reserved_gpu_seconds": leased.reserved,
         "idle_gpu_seconds": leased.idle,
         "capacity_gpu_seconds": leased.capacity,
     }

@@ -143,7 +143,7 @@ def _earlier(spec: SweepSpec, store: Store | None) -> _Earlier:
         num_failed=sum(cell.num_trials[TrialState.FAILED] for cell in cells),
         num_measured=sum(cell.num_trials[TrialState.MEASURED] for cell in cells),
     )
-    hours = store.reserved(found.id).total.held / 3600
+    hours = store.reserved(found.id).total.reserved / 3600
     return _Earlier(reserved_gpu_hours=hours, done=done, failing_share=share)
 
 

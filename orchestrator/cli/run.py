@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.cluster.simulated import SimulatedScheduler
     from orchestrator.core.pretend.replay import ReplayTable
     from orchestrator.core.problem.hardware import Hardware
+    from orchestrator.core.search.space import CellSpaces
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.sweep.progress import SweepResult
@@ -141,13 +142,15 @@ def run(
 
 def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
     """Run a sweep, print its best layouts, and end with the exit code for how it went."""
+    from orchestrator.core.search.space import CellSpaces
     from orchestrator.core.sweepfile.budget import budget_of, price_of
 
     for remark in spec.remarks():
         note(remark)
     table = replayed_table(spec)
     environment, secrets = run_checks.rank_environment(spec), run_checks.rank_secrets(spec)
-    run_checks.check_some_layout_is_legal(spec, table)
+    spaces = CellSpaces(spec, lambda cell: table.layouts(cell) if table is not None else None)
+    run_checks.check_some_layout_is_legal(spec, spaces)
     run_checks.check_that_ray_keeps_it(options.db)
     run_checks.check_home()
     if options.ray_address is None and table is None and options.simulator is None:
@@ -162,7 +165,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         Progress(objective=spec.objective, quiet=options.quiet) as progress,
         Signals(progress.note) as signals,
     ):
-        call = _Run(spec, options, table, environment, secrets, store, progress, signals)
+        call = _Run(spec, options, table, spaces, environment, secrets, store, progress, signals)
         result = call.result()
         where = store.url
     if options.as_json:
@@ -180,6 +183,7 @@ class _Run:
     spec: SweepSpec
     options: RunOptions
     table: ReplayTable | None
+    spaces: CellSpaces
     environment: dict[str, str]  # of ranks, without secrets
     secrets: dict[str, str]
     store: Store
@@ -256,7 +260,7 @@ class _Run:
                     stop=self.signals.asked,
                     observe=self.progress.show,
                     takeover=self.options.takeover,
-                    among=lambda cell: table.layouts(cell) if table is not None else None,
+                    spaces=self.spaces,
                     run_root=home.run_root,
                 )
         except (ClusterUnavailable, StoreUnavailable) as exc:

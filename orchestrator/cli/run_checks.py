@@ -17,22 +17,19 @@ from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
-    from orchestrator.core.pretend.replay import ReplayTable
+    from orchestrator.core.search.space import CellSpaces
     from orchestrator.core.sweepfile.spec import SweepSpec
 
 _CELLS_NAMED = 3
 
 
-def check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> None:
+def check_some_layout_is_legal(spec: SweepSpec, spaces: CellSpaces) -> None:
     """Raise UsageInvalid if no cell has a legal layout."""
-    from orchestrator.core.search.space import enumerate_cell
-
     problems = []
     for cell in spec.cells():
         # With nodes as large as possible: a layout that is not legal on those is legal nowhere.
         per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cell.num_gpus
-        among = table.layouts(cell) if table is not None else None
-        space = enumerate_cell(spec, cell, gpus_per_node=per_node, among=among)
+        space = spaces.of(cell, gpus_per_node=per_node)
         if len(space.legal):
             return
         reasons = sorted(space.rejected.items(), key=lambda item: -item[1])[:2]

@@ -110,9 +110,9 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         for phase, value in attempt.phase_seconds.items()
     ]
     hours = None
-    reserved = attempt.reserved(num_gpus)
-    if reserved is not None and reserved.held:
-        hours = f"{show_as.gpu_hours(reserved.held)}: {show_as.shares(reserved.parts)}"
+    seconds_of = attempt.reserved(num_gpus)
+    if seconds_of is not None and seconds_of.reserved:
+        hours = f"{show_as.gpu_hours(seconds_of.reserved)}: {show_as.shares(seconds_of.parts)}"
     killed = attempt.processes_killed
     write_facts(
         [

@@ -245,7 +245,7 @@ def _print(sweep: _Sweep, num_with_longer_steps: int, drifts: Sequence[str]) -> 
     row, cells, reserved = sweep.row, sweep.cells, sweep.reserved
     write_line(f"Sweep {row.name}: {_state_text(sweep)}", style="bold")
     trials = show.counted(sum(sweep.totals.values()), "trial")
-    hours = f"{show.gpu_hours(reserved.total.held)} GPU-hours reserved{_use_text(sweep)}"
+    hours = f"{show.gpu_hours(reserved.total.reserved)} GPU-hours reserved{_use_text(sweep)}"
     write_line(f"{trials} in {show.counted(len(cells), 'cell')}, {hours}")
     if num_with_longer_steps:
         attempts = show.counted(num_with_longer_steps, "attempt")
@@ -264,7 +264,7 @@ def _print(sweep: _Sweep, num_with_longer_steps: int, drifts: Sequence[str]) -> 
         [
             cell.cell.cell.key,
             *_count_cells(cell, shown),
-            show.gpu_hours(reserved.by_cell[cell.cell.id].held),
+            show.gpu_hours(reserved.by_cell[cell.cell.id].reserved),
         ]
         for cell in cells
     ]
@@ -296,9 +296,9 @@ def _print(sweep: _Sweep, num_with_longer_steps: int, drifts: Sequence[str]) -> 
 def _use_text(sweep: _Sweep) -> str:
     """What the reserved GPU time cost, what it was used for, and how much the cluster had."""
     total, capacity = sweep.reserved.total, sweep.reserved.capacity
-    if not total.held:
+    if not total.reserved:
         return ""
-    money = f", ${total.held / 3600 * sweep.price:,.2f}" if sweep.price is not None else ""
+    money = f", ${total.reserved / 3600 * sweep.price:,.2f}" if sweep.price is not None else ""
     of = ""
     if capacity is not None:
         of = f"; the cluster had {show.gpu_hours(capacity)} GPU-hours meanwhile"
@@ -341,7 +341,7 @@ def _print_all(sweeps: Sequence[_Sweep]) -> None:
     for sweep in sweeps:
         totals = sweep.totals
         counts = [f"{sum(totals[state] for state in _COUNTED[title]):,}" for title in shown]
-        hours = show.gpu_hours(sweep.reserved.total.held)
+        hours = show.gpu_hours(sweep.reserved.total.reserved)
         cells = [sweep.row.name, str(len(sweep.cells)), *counts, hours, _state_text(sweep)]
         rows.append(cells)
     write_table([*columns, Column("state", wrap=True)], rows)

@@ -64,8 +64,10 @@ class LeaseMeter:
         """Return the sums until now; since the last call the cluster had so many slots."""
         self._capacity += (now - self._counted_at) * total_slots
         self._counted_at = now
-        held = self._held.until(now)
+        reserved = self._held.until(now)
         # Rounding may turn 0 into a negative number.
         return Leased(
-            held=held, idle=max(held - self._busy.until(now), 0.0), capacity=self._capacity
+            reserved=reserved,
+            idle=max(reserved - self._busy.until(now), 0.0),
+            capacity=self._capacity,
         )

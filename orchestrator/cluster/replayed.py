@@ -17,10 +17,10 @@ from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape, Wai
 from orchestrator.core.pretend.replay import (
     LAYOUT_OPTION,
     ReplayTable,
-    held_gpu_seconds,
     read_table,
     replayed_failure,
     replayed_result,
+    reserved_gpu_seconds,
 )
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
 from orchestrator.core.problem.cell import Cell
@@ -96,7 +96,7 @@ class ReplayScheduler:
         self._running: dict[int, _ReplayedTrial] = {}
         self._cancelled: set[int] = set()
         self._now = 0.0
-        self._held_gpu_seconds = 0.0  # by what has ended
+        self._reserved_gpu_seconds = 0.0  # by what has ended
 
     @property
     def slots(self) -> Slots:
@@ -107,7 +107,7 @@ class ReplayScheduler:
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         run = self._table.run(cell_of(request), request.layout)
-        seconds = held_gpu_seconds(run, request.measurement) / run.num_gpus
+        seconds = reserved_gpu_seconds(run, request.measurement) / run.num_gpus
         self._running[request.trial_id] = _ReplayedTrial(
             request=request, nodes=nodes, run=run, began_at=self._now, ends_at=self._now + seconds
         )
@@ -121,7 +121,7 @@ class ReplayScheduler:
             self._cancelled.discard(trial_id)
             return [_cancelled(trial_id, trial.nodes)]
         self._now = trial.ends_at
-        self._held_gpu_seconds += (trial.ends_at - trial.began_at) * trial.run.num_gpus
+        self._reserved_gpu_seconds += (trial.ends_at - trial.began_at) * trial.run.num_gpus
         return [self._finished(trial_id, trial)]
 
     def cancel(self, trial_id: int) -> None:
@@ -133,7 +133,7 @@ class ReplayScheduler:
             (self._now - trial.began_at) * trial.run.num_gpus for trial in self._running.values()
         )
         return Leased(
-            held=self._held_gpu_seconds + under_way,
+            reserved=self._reserved_gpu_seconds + under_way,
             idle=0.0,
             capacity=self._now * self._slots.total,
         )
@@ -143,7 +143,7 @@ class ReplayScheduler:
 
     def _finished(self, trial_id: int, trial: _ReplayedTrial) -> Finished:
         nodes, run = trial.nodes, trial.run
-        held = held_gpu_seconds(run, trial.request.measurement)
+        reserved = reserved_gpu_seconds(run, trial.request.measurement)
         if run.status is RunStatus.OK:
             result, failure = replayed_result(run, self._table.device), None
         else:
@@ -158,7 +158,7 @@ class ReplayScheduler:
             trial_id=trial_id,
             reports=reports,
             failure=failure,
-            gpu_seconds=held,
+            gpu_seconds=reserved,
             shared_nodes=False,
         )
 
@@ -176,7 +176,7 @@ class RayReplayScheduler:
         self._waiting: deque[TrialRequest] = deque()
         self._running: dict[int, TrialRequest] = {}
         self._ended: list[SchedulerEvent] = []
-        self._held_gpu_seconds = 0.0
+        self._reserved_gpu_seconds = 0.0
 
     @property
     def slots(self) -> Slots:
@@ -207,7 +207,7 @@ class RayReplayScheduler:
 
     def leased(self) -> Leased:
         """Return what the runs of the table held, not what the processes hold."""
-        return Leased(held=self._held_gpu_seconds, idle=0.0, capacity=None)
+        return Leased(reserved=self._reserved_gpu_seconds, idle=0.0, capacity=None)
 
     def close(self) -> None:
         self._inner.close()
@@ -231,11 +231,11 @@ class RayReplayScheduler:
         self._free_slots.give_back(event.trial_id)
         if event.failure is not None and event.failure.kind is FailureKind.CANCELLED:
             return replace(event, gpu_seconds=0.0)
-        held = held_gpu_seconds(
+        reserved = reserved_gpu_seconds(
             self._table.run(cell_of(request), request.layout), request.measurement
         )
-        self._held_gpu_seconds += held
-        return replace(event, gpu_seconds=held)
+        self._reserved_gpu_seconds += reserved
+        return replace(event, gpu_seconds=reserved)
 
 
 def for_one_process(request: TrialRequest) -> TrialRequest:

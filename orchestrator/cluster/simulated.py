@@ -203,7 +203,7 @@ class SimulatedScheduler:
         if gang.shape.slots_per_node < self._per_node:
             for node in gang.nodes:
                 self._tenants[node].discard(trial_id)
-        held = self._meter.ends(gang, at)
+        reserved = self._meter.ends(gang, at)
         self._meter.returned(gang, at)
         report = NodeReport(
             node=gang.nodes[0], ranks=[rank], failure=failure, seconds=at - gang.began
@@ -212,7 +212,7 @@ class SimulatedScheduler:
             trial_id=trial_id,
             reports=[report],
             failure=failure,
-            gpu_seconds=held,
+            gpu_seconds=reserved,
             shared_nodes=gang.shares_nodes,
         )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the rows need SQLAlchemy, and formatting them does not
         TrialRow,
     )
     from orchestrator.core.trial.fingerprint import Fingerprint
-    from orchestrator.core.trial.reserved_time import HeldGpuSeconds
+    from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
 
 Record = dict[str, Any]
 
@@ -125,12 +125,12 @@ def cell_record(row: CellRow) -> Record:
     }
 
 
-def cell_status_record(status: CellStatus, sweep: str, reserved: HeldGpuSeconds) -> Record:
+def cell_status_record(status: CellStatus, sweep: str, seconds: ReservedGpuSeconds) -> Record:
     return {
         **cell_record(status.cell),
         "num_trials": {state: status.num_trials[state] for state in TrialState},
-        "gpu_seconds": reserved.held,
-        "gpu_seconds_by_part": reserved.parts,
+        "gpu_seconds": seconds.reserved,
+        "gpu_seconds_by_part": seconds.parts,
         "best": trial_record(status.best, status.cell, sweep) if status.best is not None else None,
     }
 
@@ -139,9 +139,9 @@ def reserved_record(reserved: ReservedBySweep, price_per_gpu_hour: float | None)
     """The GPU time that a sweep has reserved; in dollars at the price of its last call."""
     dollars = None
     if price_per_gpu_hour is not None:
-        dollars = reserved.total.held / 3600 * price_per_gpu_hour
+        dollars = reserved.total.reserved / 3600 * price_per_gpu_hour
     return {
-        "gpu_seconds": reserved.total.held,
+        "gpu_seconds": reserved.total.reserved,
         "gpu_seconds_by_part": reserved.total.parts,
         "capacity_gpu_seconds": reserved.capacity,
         "price_per_gpu_hour": price_per_gpu_hour,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from db.store import Store
 from orchestrator.cluster.contract import Scheduler, Slots
-from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
-from orchestrator.core.problem.layout import Layout
+from orchestrator.core.search.space import CellSpaces
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.sweep.attempts import Attempts
@@ -33,7 +32,7 @@ class Call:
     clock: Callable[[], float]
     stop: Callable[[], Stop]
     observe: Callable[[Snapshot], None]
-    among: Callable[[Cell], Collection[Layout] | None]
+    spaces: CellSpaces
     gpus_per_node: int  # as the file says, or of the largest node when the call began
     began: float  # by `clock`
     attempts: Attempts = field(default_factory=Attempts)

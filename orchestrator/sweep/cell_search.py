@@ -123,7 +123,9 @@ class CellSearch:
         for trial in rows:
             self.launched += trial.num_attempts > 0
             if trial.gpu_seconds is not None:
-                self.note_held(trial.gpu_seconds, is_measured=trial.state is TrialState.MEASURED)
+                self.note_reserved(
+                    trial.gpu_seconds, is_measured=trial.state is TrialState.MEASURED
+                )
             # A waiting trial whose layout the file no longer names goes on waiting: its axis may
             # come back.
             if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
@@ -280,7 +282,7 @@ class CellSearch:
         """How long the next attempt will hold its slots: like the last one, or as predicted."""
         return self.trial_seconds or self.predicted_seconds
 
-    def note_held(self, gpu_seconds: float, *, is_measured: bool) -> None:
+    def note_reserved(self, gpu_seconds: float, *, is_measured: bool) -> None:
         """Note what an attempt held.
 
         An attempt without a number tells how long the next one takes only until one is measured.

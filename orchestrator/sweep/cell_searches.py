@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
-from orchestrator.core.search.planner import plan_cell
+from orchestrator.core.search.planner import rank_space
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.call import Call
@@ -25,16 +25,16 @@ class CellSearches:
         self._knowledge = self._learn()
 
     def plan(self, cell: Cell, cell_id: int) -> PlannedSearch:
-        """Enumerate a cell's layouts, and begin a search over them that its relatives taught."""
+        """Begin a search over a cell's layouts that starts from what its relatives taught."""
         knowledge, spec = self._knowledge, self._spec
-        candidates = plan_cell(
+        gpus_per_node = self._call.gpus_per_node
+        candidates = rank_space(
             spec,
-            cell,
+            self._call.spaces.of(cell, gpus_per_node=gpus_per_node),
             hardware=knowledge.hardware,
-            gpus_per_node=self._call.gpus_per_node,
+            gpus_per_node=gpus_per_node,
             calibration=knowledge.calibration(cell, with_own=False),
-            among=self._call.among(cell),
-        ).candidates
+        )
         cost = self.trial_cost
         searcher = Searcher(
             candidates,

@@ -114,7 +114,7 @@ def _begin_session(call: Call, price: Price | None) -> Spending:
         budget_of(call.spec, price),
         max_wall_seconds=call.spec.search.max_wall_time,
         # What was given back by now is included.
-        earlier_gpu_seconds=store.reserved(call.sweep_id).total.held,
+        earlier_gpu_seconds=store.reserved(call.sweep_id).total.reserved,
         leased=scheduler.leased,
         clock=call.clock,
     )

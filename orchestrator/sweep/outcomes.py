@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from db.read.rows import TrialRow
 from db.store import REFUSED
 from db.write.writes import NO_USAGE, Ended, Pruned, Recorded
-from orchestrator.cluster.contract import Finished
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.proofs import MemoryProof
 from orchestrator.core.trial.drift import Run
@@ -28,7 +27,7 @@ from orchestrator.core.trial.failure_kinds import (
 )
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialEvent, TrialState
-from orchestrator.core.trial.machine_load import of_gang, relative_sd, said_of
+from orchestrator.core.trial.machine_load import relative_sd, said_of
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.protocol import Device
 from orchestrator.search.searcher import Failed, Measured, OutOfMemory
@@ -46,19 +45,7 @@ from orchestrator.sweep.verdict import (
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Ending:
-    """How one attempt ended, before anybody was told."""
-
-    attempt: Attempt
-    event: Finished
-    verdict: AttemptVerdict
-    at: dt.datetime  # by the clock that the sweep goes by
-
-    @property
-    def outcome(self) -> Measurement | Failure:
-        return self.verdict.outcome
+_Judged = tuple[Attempt, AttemptVerdict]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,27 +117,25 @@ class Outcomes:
 
         `now` is of the sweep's clock, `at` the date that it shows.
         """
-        endings = [self._judge(attempt, at) for attempt in self._attempts.ended]
-        events, stored = self._store_ends(endings)
+        judged = [(attempt, self._judge(attempt, at)) for attempt in self._attempts.ended]
+        events, stored = self._store_ends(judged, at)
         requeued = [i for i, event in events.items() if event is TrialEvent.REQUEUED]
         rows = {row.id: row for row in self._store.trials_by_id(requeued)}
-        changed = self._measured_with_other_software(endings, stored)
+        changed = self._measured_with_other_software(judged, stored)
         recorded = []
-        for ending, in_store in zip(endings, stored, strict=True):
-            attempt, outcome = ending.attempt, ending.outcome
-            search = self._call.searches[attempt.cell_id]
+        for (attempt, verdict), in_store in zip(judged, stored, strict=True):
+            outcome, search = verdict.outcome, self._call.searches[attempt.cell_id]
             self._attempts.close(attempt)
-            gpu_seconds = ending.event.gpu_seconds
+            is_measured = isinstance(outcome, Measurement)
+            search.note_reserved(verdict.facts.get("gpu_seconds") or 0.0, is_measured=is_measured)
             if isinstance(outcome, Measurement):
-                search.note_held(gpu_seconds, is_measured=True)
                 self.stop_rules.note_measured(search.id, now=now)
-                words = self._measured(search, ending, outcome, counts=in_store.counts)
+                words = self._measured(search, attempt, verdict, outcome, in_store.counts, at)
             else:
-                search.note_held(gpu_seconds, is_measured=False)
                 began, trial_id = attempt.since, attempt.trial_id
                 self.stop_rules.note_failure(outcome, cell_id=search.id, began=began, now=now)
                 event, row = events[trial_id], rows.get(trial_id)
-                words = self._failed(search, ending, outcome, event, row)
+                words = self._failed(search, attempt, verdict, outcome, event, row)
             recorded.append(
                 RecordedAttempt(
                     attempt=attempt,
@@ -165,21 +150,22 @@ class Outcomes:
         self._write_condemned()
         return recorded
 
-    def _store_ends(self, endings: list[_Ending]) -> tuple[dict[int, TrialEvent], list[Recorded]]:
-        """Record them all. What the store refuses becomes a bad result, in `endings` too."""
-        failed = [ending for ending in endings if isinstance(ending.outcome, Failure)]
-        events = self._events_of(failed)
+    def _store_ends(
+        self, judged: list[_Judged], at: dt.datetime
+    ) -> tuple[dict[int, TrialEvent], list[Recorded]]:
+        """Record them all. What the store refuses becomes a bad result, in `judged` too."""
+        events = self._events_of(judged)
         try:
-            ends = [_ended(ending, events) for ending in endings]
+            ends = [_ended(one, events) for one in judged]
             return events, self._store.record_ends(ends, epoch=self._epoch)
         except REFUSED:
             pass  # those that can be recorded are, and may be told again
         recorded = []
-        for place, ending in enumerate(endings):
+        for place, one in enumerate(judged):
             try:
-                recorded += self._store.record_ends([_ended(ending, events)], epoch=self._epoch)
+                recorded += self._store.record_ends([_ended(one, events)], epoch=self._epoch)
             except REFUSED as exc:
-                endings[place] = refused = _refused(ending, exc)
+                judged[place] = refused = one[0], _refused(one[0], exc, at)
                 events |= self._events_of([refused])
                 recorded += self._store.record_ends([_ended(refused, events)], epoch=self._epoch)
         return events, recorded
@@ -238,7 +224,7 @@ class Outcomes:
         self._stored[TrialState.PRUNED] += num
         self._condemned.clear()
 
-    def _judge(self, attempt: Attempt, at: dt.datetime) -> _Ending:
+    def _judge(self, attempt: Attempt, at: dt.datetime) -> AttemptVerdict:
         event, layout = attempt.end, attempt.layout
         assert event is not None, "only what ended is judged"
         verdict = judge_attempt(
@@ -257,31 +243,30 @@ class Outcomes:
             self.peaks.note(
                 event.reports, verdict.outcome, precision=layout.precision, device_name=device_name
             )
-        return _Ending(attempt=attempt, event=event, verdict=verdict, at=at)
+        return verdict
 
-    def _events_of(self, failed: Sequence[_Ending]) -> dict[int, TrialEvent]:
+    def _events_of(self, judged: Sequence[_Judged]) -> dict[int, TrialEvent]:
         """Decide what becomes of the trials whose attempts failed."""
-        kinds = {
-            ending.attempt.trial_id: ending.outcome.kind
-            for ending in failed
-            if isinstance(ending.outcome, Failure)
-        }
-        repeats = {one.attempt.trial_id: one.attempt for one in failed if one.attempt.is_repeat}
+        kinds, repeats = {}, {}
+        for attempt, verdict in judged:
+            if isinstance(verdict.outcome, Failure):
+                kinds[attempt.trial_id] = verdict.outcome.kind
+                if attempt.is_repeat:
+                    repeats[attempt.trial_id] = self._call.searches[attempt.cell_id]
         # What is never tried again need not be counted.
         retried = [i for i in kinds.keys() - repeats.keys() if POLICIES[kinds[i]].max_retries]
         earlier = self._store.failure_counts(retried)
         events = {}
         for trial_id, kind in kinds.items():
             if trial_id in repeats:
-                confirmation = self._call.searches[repeats[trial_id].cell_id].confirmation
-                events[trial_id] = confirmation.fail(trial_id, kind)
+                events[trial_id] = repeats[trial_id].confirmation.fail(trial_id, kind)
             else:
                 failures = earlier.get(trial_id, Counter()) + Counter([kind])
                 events[trial_id] = event_after(kind, failures)
         return events
 
     def _measured_with_other_software(
-        self, endings: Sequence[_Ending], recorded: Sequence[Recorded]
+        self, judged: Sequence[_Judged], recorded: Sequence[Recorded]
     ) -> dict[int, CellSearch]:
         """Return the cells that have a measurement with other software than those before it.
 
@@ -289,28 +274,34 @@ class Outcomes:
         begins anew from the store, which has the ends of this poll too.
         """
         changed = {}
-        for ending, stored in zip(endings, recorded, strict=True):
-            fingerprint = ending.verdict.fingerprint
-            if stored.counts and not ending.attempt.is_repeat and fingerprint is not None:
-                search = self._call.searches[ending.attempt.cell_id]
+        for (attempt, verdict), stored in zip(judged, recorded, strict=True):
+            fingerprint = verdict.fingerprint
+            if stored.counts and not attempt.is_repeat and fingerprint is not None:
+                search = self._call.searches[attempt.cell_id]
                 if search.fingerprint not in (None, fingerprint.digest):
                     changed[search.id] = search
                 search.fingerprint = fingerprint.digest
         return changed
 
     def _measured(
-        self, search: CellSearch, ending: _Ending, measurement: Measurement, *, counts: bool
+        self,
+        search: CellSearch,
+        attempt: Attempt,
+        verdict: AttemptVerdict,
+        measurement: Measurement,
+        counts: bool,
+        at: dt.datetime,
     ) -> str:
-        attempt, fingerprint = ending.attempt, ending.verdict.fingerprint
+        fingerprint, load = verdict.fingerprint, verdict.facts.get("load")
         assert fingerprint is not None, "a measurement without a result"
+        assert load is not None, "a measurement without a report"
         self.fingerprints.add(fingerprint.digest)
         trial_id, layout, confirmation = attempt.trial_id, attempt.layout, search.confirmation
-        load = of_gang(report.load for report in ending.event.reports)
         run = Run(
             step_seconds=measurement.step_time.median,
             relative_confidence=measurement.step_time.relative_confidence,
             load_sd=relative_sd(load),
-            at=ending.at.timestamp(),
+            at=at.timestamp(),
             nodes=attempt.nodes,
             purpose=attempt.purpose,
             thrashing=measurement.thrashing,
@@ -338,20 +329,20 @@ class Outcomes:
     def _failed(
         self,
         search: CellSearch,
-        ending: _Ending,
+        attempt: Attempt,
+        verdict: AttemptVerdict,
         failure: Failure,
         event: TrialEvent,
         row: TrialRow | None,
     ) -> str:
         """`row` is the trial's, if it waits again."""
-        attempt = ending.attempt
         if attempt.is_repeat:
             told = f"{failure.kind}: {failure.message}"
             return f"measured before; once more it failed, {told}"
         match event:
             case TrialEvent.OUT_OF_MEMORY:
                 self._stored[TrialState.OUT_OF_MEMORY] += 1
-                num_condemned = self._tell_out_of_memory(search, ending, failure)
+                num_condemned = self._tell_out_of_memory(search, attempt, verdict, failure)
                 others = f"; {num_condemned} more cannot fit" if num_condemned else ""
                 return f"out of memory{others}"
             case TrialEvent.REQUEUED:
@@ -376,9 +367,10 @@ class Outcomes:
                 log = f" (log: {failure.log_path})" if failure.log_path else ""
                 return f"failed, {failure.kind}: {failure.message}{log}"
 
-    def _tell_out_of_memory(self, search: CellSearch, ending: _Ending, failure: Failure) -> int:
+    def _tell_out_of_memory(
+        self, search: CellSearch, attempt: Attempt, verdict: AttemptVerdict, failure: Failure
+    ) -> int:
         """Tell the search, and note what that proves of others. Return how many they are."""
-        attempt, verdict = ending.attempt, ending.verdict
         trial_id = attempt.trial_id
         search.note_infeasible()
         search.take_back()
@@ -405,28 +397,28 @@ def _needs_as_much(proofs: Sequence[tuple[int, MemoryProof]]) -> str:
     return f"needs at least the memory of {noun} {' and '.join(trials)}, which ran out of it"
 
 
-def _refused(ending: _Ending, exc: Exception) -> _Ending:
-    """Return the ending without what its ranks wrote, of which the store refuses something."""
+def _refused(attempt: Attempt, exc: Exception, at: dt.datetime) -> AttemptVerdict:
+    """Judge an attempt without what its ranks wrote, of which the store refuses something."""
+    assert attempt.end is not None
     said = f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"
     failure = Failure(
         kind=FailureKind.BAD_RESULT, message=f"the database refuses how it ended: {said}"
     )
-    event = replace(ending.event, reports=(), failure=failure)
-    facts = attempt_facts(event, (), None, num_gpus=ending.attempt.cell.num_gpus)
-    verdict = AttemptVerdict(
+    end = replace(attempt.end, reports=(), failure=failure)
+    facts = attempt_facts(end, (), None, num_gpus=attempt.cell.num_gpus)
+    return AttemptVerdict(
         outcome=failure,
         fingerprint=None,
-        facts={**facts, "measured_at": ending.at},
+        facts={**facts, "measured_at": at},
         gpu=NO_USAGE,
         memory_by_part=None,
     )
-    return replace(ending, event=event, verdict=verdict)
 
 
-def _ended(ending: _Ending, events: Mapping[int, TrialEvent]) -> Ended:
-    """Return the ending as the store is told it."""
-    attempt = ending.attempt
+def _ended(judged: _Judged, events: Mapping[int, TrialEvent]) -> Ended:
+    """Return the end as the store is told it."""
+    attempt, verdict = judged
     event = events.get(attempt.trial_id, TrialEvent.MEASURED)
-    return ending.verdict.ended(
+    return verdict.ended(
         attempt.trial_id, attempt.number, event=event, stepped=attempt.made_first_step
     )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from db.store import Store
 from orchestrator.cluster.contract import Scheduler, Slots
 from orchestrator.core.errors import StoreUnavailable
-from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
-from orchestrator.core.problem.layout import Layout
+from orchestrator.core.search.space import CellSpaces
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.sweep.call import Call
@@ -32,15 +31,15 @@ def run_sweep(
     stop: Callable[[], Stop] = lambda: Stop.GO_ON,
     observe: Callable[[Snapshot], None] = lambda _: None,
     takeover: bool = False,
-    among: Callable[[Cell], Collection[Layout] | None] = lambda _: None,
+    spaces: CellSpaces | None = None,
     run_root: Callable[[str], Path] | None = None,
 ) -> SweepResult:
     """Work on a sweep until every cell is done, a budget is spent, or somebody asks to stop.
 
-    `among`: all that can be run in a cell. `run_root` gives the folder of a sweep's run folder on
-    this machine: ends of attempts wait there while the database does not answer (None: only in
-    memory). Raises SweepChanged, SweepHeld, ResourcesInsufficient, StoreUnavailable and
-    ClusterUnavailable. What was acknowledged by then is in the store, and what was measured is
+    `spaces`: of all cells, as far as they were enumerated. `run_root` gives the folder of a sweep's
+    run folder on this machine: ends of attempts wait there while the database does not answer
+    (None: only in memory). Raises SweepChanged, SweepHeld, ResourcesInsufficient, StoreUnavailable
+    and ClusterUnavailable. What was acknowledged by then is in the store, and what was measured is
     there or in that folder, for the next call.
     """
     lease = acquire(spec, store, takeover=takeover)
@@ -63,7 +62,7 @@ def run_sweep(
             clock=clock,
             stop=stop,
             observe=observe,
-            among=among,
+            spaces=spaces if spaces is not None else CellSpaces(spec),
             gpus_per_node=asked if isinstance(asked, int) else scheduler.slots.per_node,
             began=clock(),
         )

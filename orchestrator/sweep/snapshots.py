@@ -75,7 +75,7 @@ class Snapshots:
                     for one in self._call.searches.values()
                     if one.best is not None
                 },
-                gpu_seconds=self._spending.held_gpu_seconds,
+                gpu_seconds=self._spending.reserved_gpu_seconds,
                 seconds=self._call.seconds,
                 left=self._time_left(most_trials, requested),
                 ended=ended,
@@ -193,7 +193,7 @@ class Snapshots:
             or settings.bound is not None,
             wall_seconds_left=spending.wall_seconds_left,
             gpu_seconds_left=spending.gpu_seconds_left,
-            gpu_seconds=spending.held_gpu_seconds - spending.earlier_gpu_seconds,
+            gpu_seconds=spending.reserved_gpu_seconds - spending.earlier_gpu_seconds,
         )
 
 

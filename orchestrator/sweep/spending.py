@@ -40,9 +40,9 @@ class Spending:
         self._began = clock()
 
     @property
-    def held_gpu_seconds(self) -> float:
+    def reserved_gpu_seconds(self) -> float:
         """Held by all calls."""
-        return self.earlier_gpu_seconds + self._leased().held
+        return self.earlier_gpu_seconds + self._leased().reserved
 
     @property
     def gpu_seconds_left(self) -> float | None:
@@ -80,7 +80,7 @@ class Spending:
 
     def spent(self) -> StopReason | None:
         """Return the budget of which nothing is left."""
-        if self._budget is not None and self.held_gpu_seconds >= self._budget.gpu_seconds:
+        if self._budget is not None and self.reserved_gpu_seconds >= self._budget.gpu_seconds:
             return REASONS[self._budget.limit]
         if (
             self._max_wall_seconds is not None
@@ -112,4 +112,4 @@ class Spending:
         )
 
     def _left(self, budget: Budget) -> float:
-        return budget.gpu_seconds - self.held_gpu_seconds
+        return budget.gpu_seconds - self.reserved_gpu_seconds

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.core.trial.reserved_time import HeldGpuSeconds
+from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
 from tests.acceptance.command import Command
 
 GANG = 2  # slots of every gang of the sweep: one lease from the first trial to the end
@@ -63,8 +63,8 @@ def status(command: Command) -> Any:
     return command.json("status", "t")["sweeps"][0]
 
 
-def reserved(command: Command) -> HeldGpuSeconds:
-    return HeldGpuSeconds(**status(command)["gpu_seconds_by_part"])
+def reserved(command: Command) -> ReservedGpuSeconds:
+    return ReservedGpuSeconds(**status(command)["gpu_seconds_by_part"])
 
 
 def _utc(moment: str | datetime) -> datetime:

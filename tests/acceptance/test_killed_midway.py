@@ -87,15 +87,15 @@ def _every_second_is_accounted_for(
     parts = reserved(command)
     assert (
         least + ended.least_reserved(ended.last_attempt_ended_at)
-        <= parts.held
+        <= parts.reserved
         <= most + ended.most_reserved(ended.ended_at)
     )
     assert parts.in_flight == 0.0
     assert parts.useful > useful_before > 0
-    assert parts.held == pytest.approx(
+    assert parts.reserved == pytest.approx(
         sum(session.reserved for session in (*killed, ended)) + parts.idle
     )
-    assert parts.held <= sum(session.capacity for session in (*killed, ended))
+    assert parts.reserved <= sum(session.capacity for session in (*killed, ended))
     assert "GPU-hours reserved: useful" in command.ok("status", "t").stdout
 
 

@@ -30,12 +30,12 @@ def test_what_a_sweep_reserved_adds_up_to_the_time_of_its_gang(
     (session,) = sessions(command)
     said = status(command)
     parts = reserved(command)
-    assert parts.held == pytest.approx(said["gpu_seconds"])
+    assert parts.reserved == pytest.approx(said["gpu_seconds"])
     # The lease began after the first attempt was stored, existed when the last one ended, and was
     # over before the session was.
     assert (
         session.least_reserved(session.last_attempt_ended_at)
-        <= parts.held
+        <= parts.reserved
         <= session.most_reserved(session.ended_at)
     )
     assert parts.failed == parts.out_of_memory == parts.lost == parts.in_flight == 0.0
@@ -44,7 +44,7 @@ def test_what_a_sweep_reserved_adds_up_to_the_time_of_its_gang(
     slept = sum(sum(samples) for (samples,) in _samples(command))
     assert parts.useful == pytest.approx(GANG * slept, rel=1e-6)
     opened = (session.ended_at - session.started_at).total_seconds() * session.num_gpus
-    assert parts.held <= session.capacity <= opened
+    assert parts.reserved <= session.capacity <= opened
     assert said["capacity_gpu_seconds"] == session.capacity
 
 

@@ -116,8 +116,8 @@ def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path:
         fill(store, tmp_path)
         row = store.sweep_named("tiny")
         nothing, some = (
-            Leased(held=0.0, idle=0.0, capacity=0.0),
-            Leased(held=400.0, idle=18.0, capacity=800.0),
+            Leased(reserved=0.0, idle=0.0, capacity=0.0),
+            Leased(reserved=400.0, idle=18.0, capacity=800.0),
         )
         store.begin_session(
             row.id, row.owner_epoch, num_gpus=8, price_per_gpu_hour=36.0, leased=nothing
@@ -151,7 +151,7 @@ def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path:
 
 def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ended.sqlite"
-    nothing = Leased(held=0.0, idle=0.0, capacity=0.0)
+    nothing = Leased(reserved=0.0, idle=0.0, capacity=0.0)
     with Store.open(url) as store:
         fill(store, tmp_path)
         row = store.sweep_named("tiny")

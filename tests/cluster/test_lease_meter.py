@@ -23,13 +23,13 @@ class Gang:
 @dataclass
 class Counted:
     gangs: list[Gang] = field(default_factory=list)
-    held: int = 0
+    reserved: int = 0
     idle: int = 0
     ended: float = 0.0  # the meter's, of all attempts
 
     def pass_a_second(self) -> None:
         for gang in self.gangs:
-            self.held += gang.num_slots * (not gang.is_returned)
+            self.reserved += gang.num_slots * (not gang.is_returned)
             self.idle += gang.num_slots * (not gang.is_returned and not gang.busy)
 
 
@@ -61,9 +61,13 @@ def test_leases_add_up_to_the_slots_held_in_each_second(moves: list[tuple[str, i
                 gang.is_returned = True
                 meter.returned(id(gang), now)
     leased = meter.leased(now, total_slots=100)
-    assert (leased.held, leased.idle, leased.capacity) == (counted.held, counted.idle, 100 * now)
+    assert (leased.reserved, leased.idle, leased.capacity) == (
+        counted.reserved,
+        counted.idle,
+        100 * now,
+    )
     if not any(gang.busy for gang in counted.gangs):
-        assert leased.held - leased.idle == counted.ended
+        assert leased.reserved - leased.idle == counted.ended
 
 
 def test_what_of_a_lease_no_attempt_has_is_idle() -> None:
@@ -76,14 +80,14 @@ def test_what_of_a_lease_no_attempt_has_is_idle() -> None:
     meter.returned("lease", 5.0)
     leased = meter.leased(9.0, total_slots=8)
     # 4 s of 8 slots; attempts had 2 of them for 2 s, and 4 for 2 s.
-    assert (leased.held, leased.idle) == (32.0, 20.0)
+    assert (leased.reserved, leased.idle) == (32.0, 20.0)
 
 
 def test_an_attempt_whose_gang_never_stood_held_nothing() -> None:
     meter = LeaseMeter(0.0)
     assert meter.ends("gang", 5.0) == 0.0
     meter.returned("gang", 5.0)
-    assert meter.leased(5.0, total_slots=8).held == 0.0
+    assert meter.leased(5.0, total_slots=8).reserved == 0.0
 
 
 def test_a_cluster_that_grows_gives_more_from_then_on() -> None:

@@ -20,6 +20,7 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.pretend.replay import ReplayTable
 from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.search.space import CellSpaces
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
@@ -76,7 +77,7 @@ def run(store: Store, spec: SweepSpec) -> SweepResult:
         code=Fingerprint(orchestrator_version="test", dirty_diff_digest=table.digest),
         hardware=lambda _: DEVICES[spec.device],
         clock=time.monotonic,
-        among=table.layouts,
+        spaces=CellSpaces(spec, table.layouts),
     )
 
 
@@ -141,13 +142,13 @@ def test_of_several_at_once_the_shortest_ends_first(csv_file: Path) -> None:
     (first,) = scheduler.poll(1.0)
     assert isinstance(first, Finished)
     # By then the other one has run for as long.
-    assert scheduler.leased().held == pytest.approx(2 * first.gpu_seconds)
+    assert scheduler.leased().reserved == pytest.approx(2 * first.gpu_seconds)
     (second,) = scheduler.poll(1.0)
     assert isinstance(second, Finished)
     assert (first.trial_id, second.trial_id) == (2, 1)
     both, seconds = first.gpu_seconds + second.gpu_seconds, second.gpu_seconds / SHAPE.num_slots
     assert scheduler.leased() == Leased(
-        held=pytest.approx(both), idle=0.0, capacity=pytest.approx(16 * seconds)
+        reserved=pytest.approx(both), idle=0.0, capacity=pytest.approx(16 * seconds)
     )
     assert scheduler.poll(1.0) == []
 
@@ -177,7 +178,7 @@ def test_one_process_stands_for_the_gang_and_the_charge_is_the_tables(csv_file: 
     finished = [event for event in scheduler.poll(1.0) if isinstance(event, Finished)]
     assert [event.gpu_seconds for event in finished] == [pytest.approx((60 + 8 * 4.4) * 8)]
     assert scheduler.leased() == Leased(
-        held=pytest.approx((60 + 8 * 4.4) * 8), idle=0.0, capacity=None
+        reserved=pytest.approx((60 + 8 * 4.4) * 8), idle=0.0, capacity=None
     )
     assert asked[0].layout.world_size == 1
     assert asked[0].options["layout"] == BEST

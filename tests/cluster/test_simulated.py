@@ -290,7 +290,7 @@ def test_what_a_simulated_sweep_held_adds_up_on_the_simulated_clock(store: Store
     result, scheduler = run(store, spec(), num_nodes=8, node_loss_hours=0.2)
     attempts = [a for t in store.trials(result.sweep_id) for a in store.trial(t.id).attempts]
     found = store.reserved(result.sweep_id)
-    assert found.total.held == pytest.approx(sum(a.gpu_seconds or 0.0 for a in attempts))
+    assert found.total.reserved == pytest.approx(sum(a.gpu_seconds or 0.0 for a in attempts))
     assert (
         min(
             found.total.useful,
@@ -306,7 +306,7 @@ def test_what_a_simulated_sweep_held_adds_up_on_the_simulated_clock(store: Store
         0.0,
     )  # its lease ends with its attempt
     assert found.capacity is not None
-    assert found.total.held < found.capacity <= 8 * 8 * scheduler.clock()
+    assert found.total.reserved < found.capacity <= 8 * 8 * scheduler.clock()
 
 
 def test_a_simulated_budget_of_money_is_hardly_passed(store: Store) -> None:
@@ -420,8 +420,8 @@ def test_what_diverges_is_never_ranked_and_what_is_preempted_or_loses_its_gpu_is
     assert kinds == {FailureKind.NOT_FINITE: 2, FailureKind.PREEMPTED: 1, FailureKind.XID: 1}
     (best,) = store.best(result.sweep_id, 9).values()
     assert {trial.layout.micro_batch_size for trial in best} == {2}
-    held = store.reserved(result.sweep_id).total
-    assert 0 < held.lost < held.failed, "the preempted attempt; three of the others"
+    reserved = store.reserved(result.sweep_id).total
+    assert 0 < reserved.lost < reserved.failed, "the preempted attempt; three of the others"
     assert all(attempt.load == NO_LOAD for detail in details for attempt in detail.attempts), (
         "of a machine that is not there nothing is known"
     )

@@ -582,7 +582,7 @@ def test_status_counts_every_trial_once_and_names_the_best(bench: Bench) -> None
     assert status.num_trials[TrialState.PRUNED] == 0
     assert status.best is not None
     assert status.best.id == best
-    assert bench.store.reserved(bench.sweep_id).by_cell[bench.cell_id].held == 8.0
+    assert bench.store.reserved(bench.sweep_id).by_cell[bench.cell_id].reserved == 8.0
 
 
 def test_the_best_come_fastest_first_and_only_of_the_current_fingerprint(bench: Bench) -> None:

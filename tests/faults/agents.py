@@ -43,7 +43,7 @@ class AgentScheduler:
             device=Device.CPU, device_name=None, nodes={f"node-{i}": 2 for i in range(num_nodes)}
         )
         self._agents: dict[str, _Agent] = {}
-        self._held_gpu_seconds = 0.0
+        self._reserved_gpu_seconds = 0.0
         for node in self._slots.nodes:
             self._agents[node] = self._begin(node)
 
@@ -87,7 +87,7 @@ class AgentScheduler:
         under_way = sum(
             2 * (now - agent.since) for agent in self._agents.values() if agent.request is not None
         )
-        return Leased(held=self._held_gpu_seconds + under_way, idle=0.0, capacity=None)
+        return Leased(reserved=self._reserved_gpu_seconds + under_way, idle=0.0, capacity=None)
 
     def close(self) -> None:
         for agent in self._agents.values():
@@ -112,10 +112,12 @@ class AgentScheduler:
         agent.request = None
         if request is None:
             return []
-        held = 2 * (time.monotonic() - agent.since)
-        self._held_gpu_seconds += held
+        reserved = 2 * (time.monotonic() - agent.since)
+        self._reserved_gpu_seconds += reserved
         return [
-            Finished(trial_id=request.trial_id, reports=reports, failure=failure, gpu_seconds=held)
+            Finished(
+                trial_id=request.trial_id, reports=reports, failure=failure, gpu_seconds=reserved
+            )
         ]
 
     def _begin(self, node: str) -> _Agent:

@@ -68,7 +68,7 @@ def test_money_is_reserved_time_by_the_price_and_unknown_without_one(sqlite_stor
     bench = Bench.on(sqlite_store)
     bench.measure()
     reserved = sqlite_store.reserved(bench.sweep_id)
-    hours = reserved.total.held / 3600
+    hours = reserved.total.reserved / 3600
     assert records.reserved_record(reserved, 36.0)["dollars"] == 36.0 * hours
     assert records.reserved_record(reserved, None)["dollars"] is None
 

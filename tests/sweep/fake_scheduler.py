@@ -51,7 +51,7 @@ class FakeScheduler:
         self._running: dict[int, tuple[TrialRequest, Shape]] = {}
         self._cancelled: set[int] = set()
         self.nodes_of: dict[int, Sequence[str]] = {}  # of every trial, where it ran last
-        self._held_gpu_seconds = 0.0
+        self._reserved_gpu_seconds = 0.0
         self.idle_gpu_seconds = 0.0  # that its gangs stood idle beside; a test may say so
         self.started: list[tuple[Layout, int]] = []
         self.most_at_once = 0
@@ -84,8 +84,8 @@ class FakeScheduler:
         trial_id, (request, shape) = next(iter(self._running.items()))
         del self._running[trial_id]
         self._free_slots.give_back(trial_id)
-        held = self._seconds(request) * shape.num_slots
-        self._held_gpu_seconds += held
+        reserved = self._seconds(request) * shape.num_slots
+        self._reserved_gpu_seconds += reserved
         node = self.nodes_of[trial_id][0]
         events: list[SchedulerEvent] = [Placed(trial_id=trial_id, nodes=self.nodes_of[trial_id])]
         ending = FailureKind.CANCELLED if trial_id in self._cancelled else self._script(request)
@@ -103,7 +103,10 @@ class FakeScheduler:
             return [
                 *events,
                 Finished(
-                    trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=held
+                    trial_id=trial_id,
+                    reports=[report],
+                    failure=report.failure,
+                    gpu_seconds=reserved,
                 ),
             ]
         ranks = [
@@ -126,7 +129,7 @@ class FakeScheduler:
                 trial_id=trial_id,
                 reports=[NodeReport(node=node, ranks=ranks)],
                 failure=None,
-                gpu_seconds=held,
+                gpu_seconds=reserved,
             ),
         ]
 
@@ -134,8 +137,8 @@ class FakeScheduler:
         self._cancelled.add(trial_id)
 
     def leased(self) -> Leased:
-        held = self._held_gpu_seconds + self.idle_gpu_seconds
-        return Leased(held=held, idle=self.idle_gpu_seconds, capacity=held)
+        reserved = self._reserved_gpu_seconds + self.idle_gpu_seconds
+        return Leased(reserved=reserved, idle=self.idle_gpu_seconds, capacity=reserved)
 
     def close(self) -> None:
         self.closed = True

@@ -11,7 +11,7 @@ from db.types import SweepState
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, TrialRequest
-from orchestrator.core.trial.reserved_time import HeldGpuSeconds
+from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
 from orchestrator.sweep.finished import finished_before
 from orchestrator.sweep.progress import StopReason
 from tests.sweep.fake_scheduler import FakeScheduler
@@ -26,7 +26,7 @@ def store(sqlite_store: Store) -> Store:
     return sqlite_store
 
 
-def held(store: Store) -> HeldGpuSeconds:
+def total(store: Store) -> ReservedGpuSeconds:
     return store.reserved(store.sweep_named("t").id).total
 
 
@@ -38,7 +38,7 @@ def test_leases_that_stand_idle_are_spent_too(store: Store) -> None:
     )
     assert set(result.stopped.values()) == {StopReason.GPU_HOURS}
     assert len(scheduler.started) == 1  # 1 GPU-second each: a second would make it 6.5
-    assert (held(store).idle, held(store).held) == (4.5, 5.5)
+    assert (total(store).idle, total(store).reserved) == (4.5, 5.5)
 
 
 def test_a_limit_of_money_ends_a_sweep_like_one_of_hours(store: Store) -> None:
@@ -87,9 +87,9 @@ def test_a_budget_is_passed_by_no_more_than_one_trial_before_anything_was_known(
     result, _ = run(
         store, fast, spec=spec(gpus=1, search={"max_gpu_hours": budget / HOUR}), scheduler=scheduler
     )
-    assert held(store).held <= max(budget, 2.0)
+    assert total(store).reserved <= max(budget, 2.0)
     assert (
-        held(store).held > min(budget, 12.0) - 2.0
+        total(store).reserved > min(budget, 12.0) - 2.0
     )  # and what fits is used: all six layouts hold 12
     assert set(result.stopped.values()) == {StopReason.GPU_HOURS}
 
@@ -106,10 +106,10 @@ def test_trials_that_start_together_pass_a_budget_no_more_than_one_after_another
 
     call(max_trials=1)
     assert (
-        held(store).held == 2.0 + 4.0
+        total(store).reserved == 2.0 + 4.0
     )  # what a trial of each cell holds is known now, also to another call
     call(max_gpu_hours=budget / HOUR)
-    assert budget - 2.0 < held(store).held <= budget
+    assert budget - 2.0 < total(store).reserved <= budget
 
 
 def test_a_budget_that_the_next_trial_of_one_cell_would_pass_is_still_there_for_another(
@@ -169,7 +169,7 @@ def test_a_cell_waits_for_what_another_cell_runs_too(store: Store) -> None:
         scheduler=scheduler,
     )
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
-    assert held(store).held == pytest.approx(6 * 1.0 + 8.0 + 5 * 0.2)
+    assert total(store).reserved == pytest.approx(6 * 1.0 + 8.0 + 5 * 0.2)
 
 
 def test_what_waits_for_another_attempt_is_not_started_beyond_a_budget_either(store: Store) -> None:
@@ -183,14 +183,14 @@ def test_what_waits_for_another_attempt_is_not_started_beyond_a_budget_either(st
     assert len(scheduler.started) == 1
     assert set(result.stopped.values()) == {StopReason.GPU_HOURS}
     assert result.counts[TrialState.QUEUED] == 1
-    assert store.reserved(sweep_id).total == HeldGpuSeconds(failed=2.0, useful=1.0)
+    assert store.reserved(sweep_id).total == ReservedGpuSeconds(failed=2.0, useful=1.0)
 
 
 def test_a_larger_budget_goes_on_and_counts_what_was_held(store: Store) -> None:
     run(store, fast, spec=spec(gpus=1, search={"max_gpu_hours": 2 / HOUR}))
     _, scheduler = run(store, fast, spec=spec(gpus=1, search={"max_gpu_hours": 5 / HOUR}))
     assert len(scheduler.started) == 3
-    assert held(store).held == 5.0
+    assert total(store).reserved == 5.0
 
 
 def test_every_session_says_what_its_gangs_held_and_why_it_ended(store: Store) -> None:
@@ -210,7 +210,7 @@ def test_every_session_says_what_its_gangs_held_and_why_it_ended(store: Store) -
         ("max_trials reached",),
     )
     assert session.ended_at is not None
-    found = held(store)
+    found = total(store)
     assert (found.useful + found.warmup + found.startup, found.idle, found.in_flight) == (
         3.0,
         2.0,

@@ -155,7 +155,7 @@ def test_else_the_next_trial_should_hold_what_the_last_measured_one_did() -> Non
     assert run.expected_gpu_seconds(None, cost) is None
     held = []
     for gpu_seconds, is_measured in ((3.0, False), (8.0, True), (1.0, False), (9.0, True)):
-        run.note_held(gpu_seconds, is_measured=is_measured)
+        run.note_reserved(gpu_seconds, is_measured=is_measured)
         held.append(run.expected_gpu_seconds(None, cost))
     assert held == [
         3.0,

@@ -25,14 +25,18 @@ from orchestrator.core.errors import (
     UsageInvalid,
 )
 from orchestrator.core.machines.packing import Shape
+from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import RecomputeMode
+from orchestrator.core.search import space
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
 from orchestrator.search.searcher import DoubtfulResult, Failed, Measured, Proposal, Searcher
+from orchestrator.sweep.cell_search import PlannedSearch
+from orchestrator.sweep.cell_searches import CellSearches
 from orchestrator.sweep.progress import Snapshot, Stop, StopReason, SweepResult
 from orchestrator.sweep.run import run_sweep
 from tests.sweep.fake_scheduler import FakeScheduler, Script
@@ -1079,6 +1083,28 @@ def test_a_cell_begins_from_what_the_cells_before_it_taught(
     result, scheduler = run(store, fast, spec=spec(search={"max_trials": 8}))
     assert seen == [0, 6]  # at the start, and when the second cell came to its turn
     assert (len(scheduler.started), result.counts[TrialState.MEASURED]) == (12, 12)
+
+
+def test_each_cell_is_enumerated_once_per_run_however_often_its_search_begins_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enumerated, begun = Counter[Cell](), Counter[Cell]()
+    enumerate_cell, plan = space.enumerate_cell, CellSearches.plan
+
+    def counting(spec: SweepSpec, cell: Cell, **how: Any) -> space.CellSpace:
+        enumerated[cell] += 1
+        return enumerate_cell(spec, cell, **how)
+
+    def planning(searches: CellSearches, cell: Cell, cell_id: int) -> PlannedSearch:
+        begun[cell] += 1
+        return plan(searches, cell, cell_id)
+
+    monkeypatch.setattr(space, "enumerate_cell", counting)
+    monkeypatch.setattr(CellSearches, "plan", planning)
+    one_at_a_time = spec(gpus=[1, 2], search={"max_parallel_trials": 1})
+    run(store, fast, spec=one_at_a_time)
+    assert max(begun.values()) == 2  # the second cell, once the first one taught something
+    assert enumerated == dict.fromkeys(one_at_a_time.cells(), 1)
 
 
 # -- one cell's trouble ----------------------------------------------------------------------------

@@ -312,11 +312,11 @@ class Leases:
         A placement group that is requested earlier waits a second in Ray's back-off.
         """
         resource = "GPU" if self._nodes.device is Device.CUDA else "CPU"
-        held = sum(lease.num_slots for lease in self._all)
+        reserved = sum(lease.num_slots for lease in self._all)
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline:
             available = self._head.ask(ray.available_resources)
-            if available.get(resource, 0.0) >= min(num_slots, self._nodes.slots.total - held):
+            if available.get(resource, 0.0) >= min(num_slots, self._nodes.slots.total - reserved):
                 return
             time.sleep(0.01)
 

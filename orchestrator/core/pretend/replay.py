@@ -281,7 +281,7 @@ def replayed_failure(run: MeasuredRun, *, node: str) -> Failure:
     )
 
 
-def held_gpu_seconds(run: MeasuredRun, plan: MeasurementPlan) -> float:
+def reserved_gpu_seconds(run: MeasuredRun, plan: MeasurementPlan) -> float:
     """Return what the launch would have reserved: (60 s + steps x step time) x GPUs.
 
     Steps are the warm-up and the fewest timed steps, or none if the run failed.

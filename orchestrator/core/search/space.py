@@ -8,7 +8,7 @@ rest becomes rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -78,6 +78,29 @@ class CellSpace:
             **_meanings(values),
         )
         return next((rule.reason for rule in self._rules.all if rule.broken(row)[0]), None)
+
+
+class CellSpaces:
+    """The spaces of the cells of one sweep, each enumerated once.
+
+    `among` gives the layouts of a replayed table; None: all that the axes name.
+    """
+
+    def __init__(
+        self, spec: SweepSpec, among: Callable[[Cell], Collection[Layout] | None] = lambda _: None
+    ) -> None:
+        self._spec, self._among = spec, among
+        self._known: dict[tuple[Cell, int], CellSpace] = {}
+
+    def of(self, cell: Cell, *, gpus_per_node: int) -> CellSpace:
+        """Return the space of a cell. Raises SpaceTooLarge."""
+        # The part of a node beyond the cell's GPUs changes nothing but what constraints compute.
+        size = gpus_per_node if self._spec.constraints else min(gpus_per_node, cell.num_gpus)
+        if (cell, size) not in self._known:
+            self._known[cell, size] = enumerate_cell(
+                self._spec, cell, gpus_per_node=size, among=self._among(cell)
+            )
+        return self._known[cell, size]
 
 
 def enumerate_cell(

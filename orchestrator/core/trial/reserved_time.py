@@ -35,14 +35,14 @@ LOST_KINDS = frozenset(
 class Leased:
     """GPU-seconds that a scheduler's gangs have reserved since it was opened."""
 
-    held: float  # from reservation to return of slots
-    idle: float  # part of `held`: without an attempt
+    reserved: float  # from reservation to return of slots
+    idle: float  # part of `reserved`: without an attempt
     # All slots of the cluster since the scheduler was opened; None: its time is not the cluster's.
     capacity: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldGpuSeconds:
+class ReservedGpuSeconds:
     """Reserved GPU-seconds by use. The parts do not overlap."""
 
     useful: float = 0.0  # timed steps of measurements that count
@@ -56,7 +56,7 @@ class HeldGpuSeconds:
     idle: float = 0.0  # leased, without an attempt
 
     @property
-    def held(self) -> float:
+    def reserved(self) -> float:
         return fsum(astuple(self))
 
     @property
@@ -88,16 +88,16 @@ def of_attempt(
     outcome: Outcome,
     timed_seconds: float | None,
     warmup_seconds: float | None,
-) -> HeldGpuSeconds:
+) -> ReservedGpuSeconds:
     """Return the parts of an ended attempt. Step seconds are those of `step_seconds_within`."""
     if outcome is not Outcome.COUNTS:
-        return HeldGpuSeconds(**{outcome.value: gpu_seconds})
+        return ReservedGpuSeconds(**{outcome.value: gpu_seconds})
     useful, warmup = (timed_seconds or 0.0) * num_gpus, (warmup_seconds or 0.0) * num_gpus
-    return HeldGpuSeconds(useful=useful, warmup=warmup, startup=gpu_seconds - useful - warmup)
+    return ReservedGpuSeconds(useful=useful, warmup=warmup, startup=gpu_seconds - useful - warmup)
 
 
 def step_seconds_within(
-    held_seconds: float,
+    reserved_seconds: float,
     *,
     timed: Sequence[float],
     results: Sequence[RankResult],
@@ -108,10 +108,10 @@ def step_seconds_within(
     Never more than was reserved: workload synthetic does not wait for its steps, and a clock may be
     wrong.
     """
-    timed_seconds = min(fsum(timed), held_seconds)
+    timed_seconds = min(fsum(timed), reserved_seconds)
     warmups = [r.warmup_seconds for r in results]
     if all(warmups) and len({len(steps) for steps in warmups}) == 1:
         warmup: float | None = fsum(max(step) for step in zip(*warmups, strict=True))
     else:
         warmup = phases.get(Phase.FIRST_STEP)  # a foreign program's warm-up is untimed
-    return timed_seconds, None if warmup is None else min(warmup, held_seconds - timed_seconds)
+    return timed_seconds, None if warmup is None else min(warmup, reserved_seconds - timed_seconds)

@@ -160,11 +160,13 @@ def test_what_gangs_hold_is_what_attempts_hold_and_what_stands_idle(
     under_way = scheduler.leased()
     attempts += sum(end.gpu_seconds for end in finished(until_finished(scheduler)))
     after, seconds = scheduler.leased(), time.monotonic() - asked_at
-    assert after.held - before.held == pytest.approx(attempts + after.idle - before.idle, abs=1e-6)
+    assert after.reserved - before.reserved == pytest.approx(
+        attempts + after.idle - before.idle, abs=1e-6
+    )
     assert after.idle - before.idle >= PAIR.num_slots * 0.6
-    assert before.held < under_way.held < after.held
+    assert before.reserved < under_way.reserved < after.reserved
     # The gang of another test may have stood here: at most all slots for all of the time.
-    assert after.held - before.held <= scheduler.slots.total * seconds
+    assert after.reserved - before.reserved <= scheduler.slots.total * seconds
     assert after.capacity is not None
     assert before.capacity is not None
     assert after.capacity - before.capacity == pytest.approx(
@@ -218,7 +220,7 @@ def test_narrow_gangs_run_side_by_side_in_what_a_wide_one_has_leased(
     assert [end.failure for end in ends.values()] == [None] * (slots - 1), "the others were not"
     assert _agents() == {agent}
     after = scheduler.leased()
-    assert after.held - before.held >= sum(end.gpu_seconds for end in ends.values())
+    assert after.reserved - before.reserved >= sum(end.gpu_seconds for end in ends.values())
 
 
 def test_gangs_beside_one_another_are_lost_together_with_their_agent_and_cost_what_they_held(
@@ -236,7 +238,7 @@ def test_gangs_beside_one_another_are_lost_together_with_their_agent_and_cost_wh
     ends = finished(until_finished(scheduler, slots, seconds=30))
     after = scheduler.leased()
     assert [end.failure and end.failure.kind for end in ends] == [FailureKind.NODE_LOST] * slots
-    assert after.held - before.held == pytest.approx(
+    assert after.reserved - before.reserved == pytest.approx(
         sum(end.gpu_seconds for end in ends) + after.idle - before.idle, abs=1e-6
     )
     begin(scheduler, request(1), SINGLE)

@@ -164,7 +164,7 @@ def _holds_gpus_during_a_probe(scheduler: RayScheduler) -> dict[str, Any]:
     probing._actor_class = ray.remote(SlowProbe)
     began = time.monotonic()
     probing.begin([ProbePlan(node=SlowProbe.slow, home=sys.argv[1])], reserve=True)
-    while meter.leased(time.monotonic(), total_slots=2).held == 0.0:
+    while meter.leased(time.monotonic(), total_slots=2).reserved == 0.0:
         _listen(probing)
     time.sleep(1.0)
     SlowProbe.file.touch()
@@ -175,9 +175,9 @@ def _holds_gpus_during_a_probe(scheduler: RayScheduler) -> dict[str, Any]:
     later = meter.leased(time.monotonic() + 100.0, total_slots=2)
     return {
         "probe_seconds": seconds,
-        "probe_held": leased.held,
+        "probe_held": leased.reserved,
         "probe_idle": leased.idle,
-        "held_after_probe": later.held - leased.held,
+        "held_after_probe": later.reserved - leased.reserved,
     }
 
 
@@ -254,8 +254,8 @@ class OfAnotherJob:
 def _gives_back_what_it_had(scheduler: RayScheduler) -> dict[str, Any]:
     """Of two nodes another job holds one, and may wait for the other."""
     scheduler._leases.vacate(scheduler.slots.nodes)
-    held = sorted(scheduler.slots.nodes)[1]
-    affinity = NodeAffinitySchedulingStrategy(scheduler.life_of(held), soft=False)
+    reserved = sorted(scheduler.slots.nodes)[1]
+    affinity = NodeAffinitySchedulingStrategy(scheduler.life_of(reserved), soft=False)
     options = {"num_cpus": 2, "scheduling_strategy": affinity}
     other = OfAnotherJob.options(**options).remote()  # type: ignore[attr-defined]
     ray.get(other.answer.remote(), timeout=180)
@@ -269,7 +269,7 @@ def _gives_back_what_it_had(scheduler: RayScheduler) -> dict[str, Any]:
     return {
         "given_up": [
             end.failure.kind if end.failure else None,
-            end.failure is not None and held in end.failure.message,
+            end.failure is not None and reserved in end.failure.message,
         ],
         "standing_when_given_up": standing,
     }

@@ -11,11 +11,11 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.physics.trainer import TRAINERS
 from orchestrator.core.pretend.replay import (
     ReplayTable,
-    held_gpu_seconds,
     read_table,
     replayed_failure,
     replayed_layout,
     replayed_result,
+    reserved_gpu_seconds,
 )
 from orchestrator.core.pretend.run_table import RunStatus, parse_runs
 from orchestrator.core.problem.hardware import DEVICES, GIB
@@ -128,7 +128,7 @@ def test_a_run_that_ended_well_returns_its_numbers() -> None:
     assert result.peak_memory_reserved_bytes == pytest.approx(40 * GIB, rel=1e-3)  # 20 + 10 x 2
     assert result.peak_memory_allocated_bytes is None
     assert result.peak_flops == DEVICES["h100-sxm"].peak_flops["bf16"]  # type: ignore[index]  # a Precision is its word
-    assert held_gpu_seconds(run, PLAN) == pytest.approx((60 + 8 * 4.4) * 8)
+    assert reserved_gpu_seconds(run, PLAN) == pytest.approx((60 + 8 * 4.4) * 8)
 
 
 def test_a_time_that_no_device_could_reach_has_no_mfu() -> None:
@@ -144,7 +144,7 @@ def test_out_of_memory_and_error_are_what_they_were() -> None:
     assert failures[RunStatus.OOM].kind is FailureKind.OOM_GPU
     assert proves_out_of_memory(failures[RunStatus.OOM])
     assert failures[RunStatus.ERROR].kind is FailureKind.USER_ERROR
-    assert all(held_gpu_seconds(run, PLAN) == 60 * 8 for run in runs)
+    assert all(reserved_gpu_seconds(run, PLAN) == 60 * 8 for run in runs)
 
 
 @pytest.mark.parametrize(

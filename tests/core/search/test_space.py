@@ -15,7 +15,7 @@ from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.search import space
 from orchestrator.core.search.axis_values import axis_values
 from orchestrator.core.search.legality import GLOBAL_BATCH, WORLD_SIZE
-from orchestrator.core.search.space import CellSpace, SpaceTooLarge, enumerate_cell
+from orchestrator.core.search.space import CellSpace, CellSpaces, SpaceTooLarge, enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 
 
@@ -518,3 +518,19 @@ def test_chunks_do_not_change_what_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     pieces = enumerated(axes=EVERYTHING, constraints=["tp <= 4"])
     assert layouts(pieces) == layouts(whole)
     assert pieces.rejected == whole.rejected
+
+
+def test_a_space_is_enumerated_once_however_large_the_nodes_beyond_its_gpus() -> None:
+    spec = sweep(gpus=4)
+    (cell,) = spec.cells()
+    spaces = CellSpaces(spec)
+    assert spaces.of(cell, gpus_per_node=4) is spaces.of(cell, gpus_per_node=8)
+    assert spaces.of(cell, gpus_per_node=2) is not spaces.of(cell, gpus_per_node=4)
+
+
+def test_a_constraint_may_compute_with_the_size_of_a_node() -> None:
+    spec = sweep(gpus=4, constraints=["gpus_per_node < 8"])
+    (cell,) = spec.cells()
+    spaces = CellSpaces(spec)
+    sizes = [len(spaces.of(cell, gpus_per_node=size).legal) for size in (4, 8)]
+    assert sizes[0] > sizes[1] == 0

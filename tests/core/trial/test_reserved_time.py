@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Phase, RankResult
 from orchestrator.core.trial.reserved_time import (
-    HeldGpuSeconds,
     Outcome,
+    ReservedGpuSeconds,
     of_attempt,
     outcome_of,
     step_seconds_within,
@@ -24,7 +24,7 @@ def result(step_seconds: list[float], warmup_seconds: list[float] | None = None)
 
 
 @given(
-    held_seconds=st.floats(0, 1e5),
+    reserved_seconds=st.floats(0, 1e5),
     num_gpus=st.integers(1, 512),
     timed=st.lists(SECONDS, min_size=1, max_size=20),
     warmup=st.lists(SECONDS, max_size=5),
@@ -32,7 +32,7 @@ def result(step_seconds: list[float], warmup_seconds: list[float] | None = None)
     outcome=st.sampled_from(Outcome),
 )
 def test_the_parts_add_up_to_what_was_held_and_none_is_negative(
-    held_seconds: float,
+    reserved_seconds: float,
     num_gpus: int,
     timed: list[float],
     warmup: list[float],
@@ -41,9 +41,9 @@ def test_the_parts_add_up_to_what_was_held_and_none_is_negative(
 ) -> None:
     phases = {} if first_step is None else {Phase.FIRST_STEP: first_step}
     timed_seconds, warmup_seconds = step_seconds_within(
-        held_seconds, timed=timed, results=[result(timed, warmup)] * 2, phases=phases
+        reserved_seconds, timed=timed, results=[result(timed, warmup)] * 2, phases=phases
     )
-    gpu_seconds = held_seconds * num_gpus
+    gpu_seconds = reserved_seconds * num_gpus
     found = of_attempt(
         gpu_seconds,
         num_gpus=num_gpus,
@@ -51,7 +51,7 @@ def test_the_parts_add_up_to_what_was_held_and_none_is_negative(
         timed_seconds=timed_seconds,
         warmup_seconds=warmup_seconds,
     )
-    assert found.held == pytest.approx(gpu_seconds, rel=1e-9, abs=1e-9)
+    assert found.reserved == pytest.approx(gpu_seconds, rel=1e-9, abs=1e-9)
     # Rounding of a product and its factors.
     assert min(found.parts.values()) >= -1e-9 * gpu_seconds
 
@@ -105,9 +105,9 @@ def test_out_of_memories_and_losses_are_told_from_other_failures() -> None:
 
 
 def test_sums_keep_each_part_apart() -> None:
-    found = HeldGpuSeconds(useful=1.0, idle=2.0) + HeldGpuSeconds(useful=3.0, lost=4.0)
-    assert found == HeldGpuSeconds(useful=4.0, idle=2.0, lost=4.0)
-    assert found.held == 10.0
+    found = ReservedGpuSeconds(useful=1.0, idle=2.0) + ReservedGpuSeconds(useful=3.0, lost=4.0)
+    assert found == ReservedGpuSeconds(useful=4.0, idle=2.0, lost=4.0)
+    assert found.reserved == 10.0
 
 
 def test_what_somebody_ended_did_not_fail() -> None:
@@ -115,4 +115,4 @@ def test_what_somebody_ended_did_not_fail() -> None:
     found = of_attempt(
         8.0, num_gpus=2, outcome=Outcome.CANCELLED, timed_seconds=None, warmup_seconds=None
     )
-    assert (found.cancelled, found.failed, found.held) == (8.0, 0.0, 8.0)
+    assert (found.cancelled, found.failed, found.reserved) == (8.0, 0.0, 8.0)

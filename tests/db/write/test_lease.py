@@ -82,7 +82,7 @@ def test_a_lease_that_has_ended_is_taken_and_its_owner_can_write_nothing_more(
 def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[[], object]]:
     from tests.db.builders import cell, failure
 
-    store, epoch, leased = bench.store, bench.epoch, Leased(held=8.0, idle=0.0, capacity=8.0)
+    store, epoch, leased = bench.store, bench.epoch, Leased(reserved=8.0, idle=0.0, capacity=8.0)
     yield lambda: store.begin_session(bench.sweep_id, epoch, num_gpus=8, leased=leased)
     yield lambda: store.renew(bench.sweep_id, epoch, leased=leased)
     yield lambda: store.release(bench.sweep_id, epoch)

@@ -12,7 +12,7 @@ from db.store import Store
 from db.types import SweepState, now
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
-from orchestrator.core.trial.reserved_time import HeldGpuSeconds, Leased
+from orchestrator.core.trial.reserved_time import Leased, ReservedGpuSeconds
 from tests.db.builders import (
     Bench,
     cell,
@@ -25,7 +25,7 @@ from tests.db.builders import (
 )
 
 GPUS = cell().num_gpus
-NOTHING = Leased(held=0.0, idle=0.0, capacity=0.0)
+NOTHING = Leased(reserved=0.0, idle=0.0, capacity=0.0)
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def bench(store: Store) -> Bench:
     return found
 
 
-def leased(held: float, idle: float, capacity: float | None = 100.0) -> Leased:
-    return Leased(held=held, idle=idle, capacity=capacity)
+def leased(reserved: float, idle: float, capacity: float | None = 100.0) -> Leased:
+    return Leased(reserved=reserved, idle=idle, capacity=capacity)
 
 
-def total(bench: Bench) -> HeldGpuSeconds:
+def total(bench: Bench) -> ReservedGpuSeconds:
     return bench.store.reserved(bench.sweep_id).total
 
 
@@ -101,16 +101,16 @@ def test_the_view_splits_every_attempt_as_the_core_does_and_loses_nothing(
     ended = [end_at_random(bench, chance, size) for size in range(1, 41)]
     bench.store.release(bench.sweep_id, bench.epoch, leased=leased(sum(ended) + 70.0, 70.0))
     assert bench.store.invalidate("trial_id % 3 = 0 AND state = 'measured'") > 0
-    by_core = HeldGpuSeconds(idle=70.0)
+    by_core = ReservedGpuSeconds(idle=70.0)
     for trial in bench.store.trials(bench.sweep_id):
         for attempt in bench.store.trial(trial.id).attempts:
-            held = attempt.reserved(GPUS)
-            assert held is not None
-            by_core += held
+            reserved = attempt.reserved(GPUS)
+            assert reserved is not None
+            by_core += reserved
     found = bench.store.reserved(bench.sweep_id)
     assert found.total.parts == pytest.approx(by_core.parts)
-    assert found.total.held == pytest.approx(sum(ended) + 70.0)
-    assert sum(part.held for part in found.by_cell.values()) == pytest.approx(sum(ended))
+    assert found.total.reserved == pytest.approx(sum(ended) + 70.0)
+    assert sum(part.reserved for part in found.by_cell.values()) == pytest.approx(sum(ended))
     assert (
         min(found.total.failed, found.total.out_of_memory, found.total.lost, found.total.useful) > 0
     ), "a part was not tried"
@@ -119,7 +119,7 @@ def test_the_view_splits_every_attempt_as_the_core_does_and_loses_nothing(
 def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
     trial_id, number = bench.start(1)
     bench.store.renew(bench.sweep_id, bench.epoch, leased=leased(30.0, 10.0))
-    assert total(bench) == HeldGpuSeconds(in_flight=20.0, idle=10.0)
+    assert total(bench) == ReservedGpuSeconds(in_flight=20.0, idle=10.0)
     record_measurement(
         bench.store,
         trial_id,
@@ -129,7 +129,7 @@ def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
         gpu_seconds=24.0,
         timed_seconds=12.0,
     )
-    assert total(bench) == HeldGpuSeconds(
+    assert total(bench) == ReservedGpuSeconds(
         useful=24.0, idle=10.0
     )  # 4 of them since it was last seen
     bench.store.release(
@@ -140,7 +140,7 @@ def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
         stop_reasons=["max_cost reached"],
     )
     found = bench.store.reserved(bench.sweep_id)
-    assert (found.total, found.capacity) == (HeldGpuSeconds(useful=24.0, idle=12.0), 50.0)
+    assert (found.total, found.capacity) == (ReservedGpuSeconds(useful=24.0, idle=12.0), 50.0)
     session = bench.store.newest_session(bench.sweep_id)
     assert session is not None
     assert (session.num_gpus, session.price_per_gpu_hour, session.stop_reasons) == (
@@ -160,7 +160,7 @@ def test_sessions_add_up_and_each_is_told_once(bench: Bench) -> None:
     bench.store.begin_session(again.sweep_id, again.epoch, num_gpus=8, leased=NOTHING)
     bench.store.release(again.sweep_id, again.epoch, leased=leased(7.0, 7.0, 20.0))
     found = bench.store.reserved(bench.sweep_id)
-    assert (found.total, found.capacity) == (HeldGpuSeconds(idle=12.0), 30.0)
+    assert (found.total, found.capacity) == (ReservedGpuSeconds(idle=12.0), 30.0)
 
 
 def test_a_killed_owner_held_its_gpus_until_its_last_renewal_or_word(bench: Bench) -> None:
@@ -222,4 +222,6 @@ def test_repeats_of_one_trial_are_all_useful_and_one_of_another_stack_is_not(ben
             timed_seconds=timed,
             warmup_seconds=1.0,
         )
-    assert total(bench) == HeldGpuSeconds(useful=6.0, warmup=2.0, startup=4.0 + 2.0, failed=10.0)
+    assert total(bench) == ReservedGpuSeconds(
+        useful=6.0, warmup=2.0, startup=4.0 + 2.0, failed=10.0
+    )
