@@ -71,7 +71,7 @@ _OF_ATTEMPTS = frozenset({TrialEvent.REPEATED, TrialEvent.MEASURED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class TrialInBatch:
     """A trial as read, or as changed by this write."""
 
     id: int
@@ -96,11 +96,11 @@ class Batch:
         Raises LeaseLost for a stale epoch, UsageInvalid for a missing trial.
         """
         self._connection, self._change, self._epoch = connection, change, epoch
-        self._before = _standings(connection, sorted(set(trial_ids)), epoch)
+        self._before = _trials_now(connection, sorted(set(trial_ids)), epoch)
         self._now = dict(self._before)
         self._entries: list[records.Columns] = []
 
-    def __getitem__(self, trial_id: int) -> Standing:
+    def __getitem__(self, trial_id: int) -> TrialInBatch:
         return self._now[trial_id]
 
     def advance(
@@ -112,7 +112,7 @@ class Batch:
         detail: Mapping[str, Any] | None = None,
         unreported: Sequence[TrialEvent] = (),
         num_measurements: int | None = None,
-    ) -> Standing:
+    ) -> TrialInBatch:
         """Move a trial.
 
         `begins` is the number of the attempt that this event begins, `unreported` the events that
@@ -185,7 +185,9 @@ class Batch:
         event_log.append(self._connection, self._change, self._entries)
 
 
-def _standings(connection: Connection, trial_ids: Sequence[int], epoch: int) -> dict[int, Standing]:
+def _trials_now(
+    connection: Connection, trial_ids: Sequence[int], epoch: int
+) -> dict[int, TrialInBatch]:
     # SQLite has no locks of rows: a writer locks the file.
     if connection.dialect.name != "sqlite":
         _LOCK_SWEEPS.rows(connection, trial_ids)
@@ -194,7 +196,8 @@ def _standings(connection: Connection, trial_ids: Sequence[int], epoch: int) -> 
         if row.owner_epoch != epoch or row.owner_token is None:
             raise LeaseLost(lease.lost(connection, row.sweep_id, epoch))
     found = {
-        row.id: records.build(Standing, row._mapping, state=TrialState(row.state)) for row in rows
+        row.id: records.build(TrialInBatch, row._mapping, state=TrialState(row.state))
+        for row in rows
     }
     for trial_id in trial_ids:
         if trial_id not in found:

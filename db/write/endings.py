@@ -144,45 +144,45 @@ class _Endings:
     ) -> _Attempt:
         if was.is_measured:
             return was  # reported twice, or the answer to a commit was lost
-        standing, digest = self._batch[end.trial_id], self._digest(end)
-        is_repeat = standing.state is TrialState.MEASURED
+        trial_now, digest = self._batch[end.trial_id], self._digest(end)
+        is_repeat = trial_now.state is TrialState.MEASURED
         counts = is_running and (
-            self._agrees(standing.id, standing.cell_id, digest)
+            self._agrees(trial_now.id, trial_now.cell_id, digest)
             if is_repeat
-            else standing.state in IN_FLIGHT
+            else trial_now.state in IN_FLIGHT
         )
         state = AttemptState.MEASURED if is_running else was.state
         if counts:
-            pool = self._pools.get(standing.id, [])
+            pool = self._pools.get(trial_now.id, [])
             step_seconds = outcome.measurement.step_time.median
-            self._pools[standing.id] = pool = [
+            self._pools[trial_now.id] = pool = [
                 *pool,
                 Pooled(attempt_id=was.id, step_seconds=step_seconds, fingerprint_digest=digest),
             ]
             self._batch.advance(
-                standing.id,
+                trial_now.id,
                 TrialEvent.MEASURED,
                 detail={"tokens_per_second_per_gpu": outcome.measurement.tokens_per_second_per_gpu},
                 # A short attempt may end before its first step was reported.
                 unreported=[TrialEvent.FIRST_STEP]
-                if standing.state is TrialState.LAUNCHING
+                if trial_now.state is TrialState.LAUNCHING
                 else [],
                 num_measurements=len(pool),
             )
             if is_repeat:
-                self._settled[standing.id] = pool
+                self._settled[trial_now.id] = pool
             else:
-                self._current[standing.cell_id] = digest
+                self._current[trial_now.cell_id] = digest
         else:
-            self._batch.log(standing.id, event_log.SUPERSEDED, end.attempt)
+            self._batch.log(trial_now.id, event_log.SUPERSEDED, end.attempt)
         # The pool decides in the end whether a repeat's numbers are the trial's: at most one
         # attempt counts at any time.
-        standing_columns: records.Columns = {
+        trial_columns: records.Columns = {
             "state": state,
             "pooled": counts,
             "superseded": is_repeat or not counts,
         }
-        self._update(was, is_running, {**standing_columns, **_attempt_end(end.facts, digest)})
+        self._update(was, is_running, {**trial_columns, **_attempt_end(end.facts, digest)})
         columns = records.measurement_columns(
             outcome.measurement, outcome.gpu, outcome.memory_by_part
         )
@@ -190,21 +190,21 @@ class _Endings:
         return replace(was, state=state, pooled=counts, is_measured=True)
 
     def _failed(self, end: Ended, outcome: FailedEnd, was: _Attempt, is_running: bool) -> _Attempt:
-        standing = self._batch[end.trial_id]
-        is_repeat = standing.state is TrialState.MEASURED
-        if not is_running or (standing.state not in IN_FLIGHT and not is_repeat):
+        trial_now = self._batch[end.trial_id]
+        is_repeat = trial_now.state is TrialState.MEASURED
+        if not is_running or (trial_now.state not in IN_FLIGHT and not is_repeat):
             return was  # it has ended before: reported twice, or too late
         failure = outcome.failure
         detail = {"kind": failure.kind.value, "message": records.storable(failure.message)}
         if is_repeat:
-            self._batch.log(standing.id, event_log.REPEAT_FAILED, end.attempt, detail)
+            self._batch.log(trial_now.id, event_log.REPEAT_FAILED, end.attempt, detail)
         else:
             unreported = (
                 [TrialEvent.FIRST_STEP]
-                if end.stepped and standing.state is TrialState.LAUNCHING
+                if end.stepped and trial_now.state is TrialState.LAUNCHING
                 else []
             )
-            self._batch.advance(standing.id, outcome.event, detail=detail, unreported=unreported)
+            self._batch.advance(trial_now.id, outcome.event, detail=detail, unreported=unreported)
         state = AttemptState(outcome.event.value)
         values = {
             "state": state,

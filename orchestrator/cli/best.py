@@ -40,7 +40,7 @@ _CSV_NAMES = ("place", "is_current", "is_tied", *records.TRIAL_COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class Ranking:
     """The fastest layouts of a cell, and how sure their order is."""
 
     leading: Sequence[TrialRow]  # the fastest first, at the machine's present speed
@@ -71,13 +71,13 @@ def best(
     with existing_store(db) as store:
         row = select_sweep(store, sweep)
         cells = store.status(row.id)
-        standings = {
-            cell_id: standing(store, row.id, cell_id, found)
+        rankings = {
+            cell_id: ranking(store, row.id, cell_id, found)
             for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
         }
         others = _other_fingerprints(db, row.id)
-    nothing = Standing(leading=(), tied=(), text="", drift=None)
-    by_cell = [(cell, standings.get(cell.cell.id, nothing)) for cell in cells]
+    nothing = Ranking(leading=(), tied=(), text="", drift=None)
+    by_cell = [(cell, rankings.get(cell.cell.id, nothing)) for cell in cells]
     found = [
         {"place": place, "is_current": True, "is_tied": trial.id in of_cell.tied}
         | records.trial_record(trial, cell.cell, row.name)
@@ -109,15 +109,15 @@ def best(
             _print(row.name, by_cell, top, others)
 
 
-def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Standing:
+def ranking(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Ranking:
     """Order the layouts of a cell. `leading`: its fastest layouts by their stored numbers."""
     from orchestrator.core.trial.winner import USUAL_VARIATION
-    from orchestrator.sweep.confirmation import leading_confirmation  # needs SQLAlchemy
+    from orchestrator.sweep.stored_confirmation import leading_confirmation  # needs SQLAlchemy
 
     confirmation, rows = leading_confirmation(store, sweep_id, cell_id, leading)
     verdict = confirmation.verdict()
     if verdict is None:
-        return Standing(leading=leading, tied=(), text="", drift=None)
+        return Ranking(leading=leading, tied=(), text="", drift=None)
     varies = f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
     if verdict.spread is not None:
         repeats = show.counted(verdict.num_repeats, "repeat")
@@ -142,7 +142,7 @@ def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialR
     compared = {row.id for row in rows}
     rest = [row for row in leading if row.id not in compared]
     drift = _drift_text(verdict.change) if verdict.change is not None else None
-    return Standing(leading=[*rows, *rest], tied=verdict.tied, text=text, drift=drift)
+    return Ranking(leading=[*rows, *rest], tied=verdict.tied, text=text, drift=drift)
 
 
 def why_no_best(status: CellStatus) -> str:
@@ -204,7 +204,7 @@ def _other_fingerprints(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
 
 def _print(
     sweep: str,
-    by_cell: Sequence[tuple[CellStatus, Standing]],
+    by_cell: Sequence[tuple[CellStatus, Ranking]],
     top: int,
     others: Sequence[Mapping[str, Any]],
 ) -> None:
@@ -223,7 +223,7 @@ def _print(
     trial_text.print_why_unsure(shown)
 
 
-def _print_cell(of_cell: Standing, top: int) -> list[TrialRow]:
+def _print_cell(of_cell: Ranking, top: int) -> list[TrialRow]:
     """Print the fastest layouts and those that the text below them names; return them."""
     named = of_cell.tied[:MAX_TIED_SHOWN]
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]

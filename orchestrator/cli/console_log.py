@@ -76,7 +76,7 @@ def configure_logging(*, verbosity: int, log_format: LogFormat, redact: Redactor
 
     Verbosity -1 and less shows errors, 0 warnings, 1 changes of state, 2 and more all details.
     """
-    handler = _Stderr()
+    handler = _StderrHandler()
     formatter = _JsonLines if log_format is LogFormat.JSON else _PlainLines
     handler.setFormatter(formatter(redact))
     levels = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
@@ -89,7 +89,7 @@ def configure_logging(*, verbosity: int, log_format: LogFormat, redact: Redactor
         logging.getLogger(name).handlers[:] = [logging.NullHandler()]
 
 
-class _Stderr(logging.Handler):
+class _StderrHandler(logging.Handler):
     """Writes to the current sys.stderr, which a progress display may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -202,7 +202,7 @@ def _export_optuna(
     from db.connection.foreign_storage import errors_in_one_line
     from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.search.optuna_storage import export_study
-    from orchestrator.sweep.cell_search import known_of
+    from orchestrator.sweep.known_outcome import known_of
 
     if output is None:
         raise UsageInvalid(

@@ -50,7 +50,7 @@ _ALWAYS_SHOWN = ("measured", "OOM", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sweep:
+class _SweepState:
     """What is shown of one sweep."""
 
     row: SweepRow
@@ -117,7 +117,7 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
     if name is not None or len(rows) == 1:
         rows = [select_sweep(store, name)]
     sweeps = [
-        _Sweep(
+        _SweepState(
             row=row,
             cells=store.status(row.id),
             running=_running(db, row),
@@ -141,7 +141,7 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
     return all(row.holder is None and row.state in ("finished", "stopped") for row in rows)
 
 
-def _record(sweep: _Sweep, db: str | None) -> records.Record:
+def _record(sweep: _SweepState, db: str | None) -> records.Record:
     row, reserved = sweep.row, sweep.reserved
     return {
         **records.sweep_record(row),
@@ -216,10 +216,10 @@ def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None,
     return slowest.phase, slowest.step
 
 
-def _without_drift(store: Store, sweep: _Sweep) -> tuple[list[CellStatus], list[str]]:
+def _without_drift(store: Store, sweep: _SweepState) -> tuple[list[CellStatus], list[str]]:
     """The cells with the same best as `sweep best` names, and a line for each drift found."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
-    from orchestrator.sweep.confirmation import confirmation_of_repeats  # needs SQLAlchemy
+    from orchestrator.sweep.stored_confirmation import confirmation_of_repeats  # needs SQLAlchemy
 
     row, cells = sweep.row, sweep.cells
     drifted = {
@@ -232,16 +232,16 @@ def _without_drift(store: Store, sweep: _Sweep) -> tuple[list[CellStatus], list[
     for cell in cells:
         cell_id = cell.cell.id
         if cell_id in drifted & leading.keys():
-            standing = best.standing(store, row.id, cell_id, leading[cell_id])
-            cell = replace(cell, best=standing.leading[0])
-            if standing.drift is not None:
+            ranking = best.ranking(store, row.id, cell_id, leading[cell_id])
+            cell = replace(cell, best=ranking.leading[0])
+            if ranking.drift is not None:
                 of_cell = f"{cell.cell.cell.key}: " if len(cells) > 1 else ""
-                texts.append(f"{of_cell}{standing.drift}")
+                texts.append(f"{of_cell}{ranking.drift}")
         corrected.append(cell)
     return corrected, texts
 
 
-def _print(sweep: _Sweep, num_with_longer_steps: int, drifts: Sequence[str]) -> None:
+def _print(sweep: _SweepState, num_with_longer_steps: int, drifts: Sequence[str]) -> None:
     row, cells, reserved = sweep.row, sweep.cells, sweep.reserved
     write_line(f"Sweep {row.name}: {_state_text(sweep)}", style="bold")
     trials = show.counted(sum(sweep.totals.values()), "trial")
@@ -293,7 +293,7 @@ def _print(sweep: _Sweep, num_with_longer_steps: int, drifts: Sequence[str]) -> 
     write_table(columns, running)
 
 
-def _use_text(sweep: _Sweep) -> str:
+def _use_text(sweep: _SweepState) -> str:
     """What the reserved GPU time cost, what it was used for, and how much the cluster had."""
     total, capacity = sweep.reserved.total, sweep.reserved.capacity
     if not total.reserved:
@@ -305,7 +305,7 @@ def _use_text(sweep: _Sweep) -> str:
     return f"{money}: {show.shares(total.parts)}{of}"
 
 
-def _shown_counts(sweeps: Sequence[_Sweep]) -> list[str]:
+def _shown_counts(sweeps: Sequence[_SweepState]) -> list[str]:
     """The states that need a column: the usual ones, and those that some trial is in."""
     totals = sum((Counter(sweep.totals) for sweep in sweeps), Counter())
     return [
@@ -334,7 +334,7 @@ def _best_so_far(status: CellStatus) -> list[str | StyledText]:
     return [StyledText(speed, "green"), show.percent(found.mfu), layout, key]
 
 
-def _print_all(sweeps: Sequence[_Sweep]) -> None:
+def _print_all(sweeps: Sequence[_SweepState]) -> None:
     shown = _shown_counts(sweeps)
     columns = [Column("sweep", wrap=True), *numbers("cells", *shown, "GPU-hours")]
     rows = []
@@ -347,7 +347,7 @@ def _print_all(sweeps: Sequence[_Sweep]) -> None:
     write_table([*columns, Column("state", wrap=True)], rows)
 
 
-def _state_text(sweep: _Sweep) -> str:
+def _state_text(sweep: _SweepState) -> str:
     from db.read.holder import holder_is_gone  # needs SQLAlchemy
 
     row, holder = sweep.row, sweep.row.holder

@@ -47,7 +47,7 @@ from orchestrator.node.rank_server_client import (
     ServerLost,
 )
 from orchestrator.node.rank_watch import judge
-from orchestrator.node.supervisor import Gang
+from orchestrator.node.supervisor import NodeGang
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class NodeLauncher:
         # A cancellation may arrive before its attempt, or after its end.
         self._cancelled: set[str] = set()
         self._ended: deque[str] = deque(maxlen=REMEMBERED_ATTEMPTS)
-        self._gang: Gang | None = None
+        self._gang: NodeGang | None = None
         self._closed = False
         self._is_preempted = False
         self._end_leftovers()
@@ -179,7 +179,7 @@ class NodeLauncher:
                 monitor.count(timed_steps_run)
                 watch.tick(timed_steps_run)
 
-            gang = Gang(
+            gang = NodeGang(
                 order,
                 node=self._node,
                 run_dir=run_dir,
@@ -204,7 +204,7 @@ class NodeLauncher:
             order, started, gang=gang, gpu=monitor.usage(), load=load, failure=failure
         )
 
-    def _run_gang(self, gang: Gang, order: LaunchOrder, run_dir: Path) -> Failure | None:
+    def _run_gang(self, gang: NodeGang, order: LaunchOrder, run_dir: Path) -> Failure | None:
         """Run the ranks. Returns how the rank server was lost, if it was."""
         port = order.master_port if order.master_port is not None else self.rendezvous()
         try:
@@ -231,7 +231,7 @@ class NodeLauncher:
 
     def _judge(
         self,
-        gang: Gang,
+        gang: NodeGang,
         server_lost: Failure | None,
         *,
         oom_kills: int,
@@ -286,7 +286,7 @@ class NodeLauncher:
         order: LaunchOrder,
         started: float,
         *,
-        gang: Gang | None = None,
+        gang: NodeGang | None = None,
         gpu: GpuUsage | None = None,
         load: MachineLoad = NO_LOAD,
         failure: tuple[Failure, float] | None,

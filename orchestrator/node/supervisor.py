@@ -44,7 +44,7 @@ class Cancelled(Exception):
     """The attempt was cancelled."""
 
 
-class Gang:
+class NodeGang:
     """The ranks of one attempt on this node."""
 
     def __init__(

@@ -13,7 +13,7 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.sweep.attempts import Attempts
 from orchestrator.sweep.cell_search import CellSearch
-from orchestrator.sweep.lease import Lease
+from orchestrator.sweep.lease import SweepLease
 from orchestrator.sweep.progress import Snapshot, Stop
 from orchestrator.sweep.spool import Spool
 
@@ -24,7 +24,7 @@ class Call:
 
     spec: SweepSpec
     store: Store
-    lease: Lease
+    lease: SweepLease
     scheduler: Scheduler
     spool: Spool | None  # of what the database cannot take; None: only in memory
     code: Fingerprint

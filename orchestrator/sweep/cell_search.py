@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from db.read.rows import Repeats, TrialRow
 from orchestrator.core.machines.packing import Shape
@@ -12,25 +12,18 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.sections import Objective, Plateau, Search, Strategy
 from orchestrator.core.trial.drift import Run
-from orchestrator.core.trial.failure_kinds import POLICIES, Fault
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.search.searcher import (
-    Condemned,
-    Failed,
-    InFlight,
-    Known,
-    Measured,
-    OutOfMemory,
     Proposal,
     Searcher,
-    SetAside,
 )
 from orchestrator.sweep.attempts import CellAttempts
 from orchestrator.sweep.cell_life import CellEvent, CellLife, CellState
-from orchestrator.sweep.confirmation import Confirmation, confirmation_of
+from orchestrator.sweep.confirmation import Confirmation
+from orchestrator.sweep.known_outcome import known_of, with_proofs
 from orchestrator.sweep.progress import StopReason
-from orchestrator.sweep.verdict import relative_excess
+from orchestrator.sweep.stored_confirmation import confirmation_of
 
 # Ended trials. Before, what the model is sure of is mostly what it was told beforehand.
 FEWEST_TO_BOUND = 3
@@ -117,7 +110,7 @@ class CellSearch:
         rows = [t for t in rows if t.layout not in self.added]
         # A trial that told us nothing is not proposed again: `sweep invalidate` asks for that.
         condemned = self.searcher.replay(
-            (t.layout, _proving(known_of(t, self.objective), t.id, num_proofs)) for t in rows
+            (t.layout, with_proofs(known_of(t, self.objective), t.id, num_proofs)) for t in rows
         )
         self.out_of_memory = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         for trial in rows:
@@ -395,59 +388,3 @@ class CellSearch:
             return False
         before, since = max(self.ended[: -plateau.trials]), max(self.ended[-plateau.trials :])
         return before > float("-inf") and since - before < plateau.gain * abs(before)
-
-
-def _proving(known: Known | None, trial_id: int, num_proofs: Mapping[int, int] | None) -> Known:
-    """Return the known outcome with the number of attempts that prove the trial does not fit."""
-    if isinstance(known, OutOfMemory) and num_proofs is not None:
-        return replace(known, num_proofs=num_proofs.get(trial_id, 0))
-    return known or SetAside()
-
-
-def known_of(trial: TrialRow, objective: Objective) -> Known | None:
-    """Return what a stored trial tells of its layout; None: nothing.
-
-    A trial tells nothing if it was measured under other conditions or the machine was at fault.
-    One that waits is in flight: it will be launched without being asked for.
-    """
-    match trial.state:
-        case TrialState.MEASURED if trial.is_current_fingerprint is False:
-            return None
-        case TrialState.MEASURED:
-            value = objective_of(trial, objective)
-            assert value is not None, f"trial {trial.id} is measured and has no number"
-            # A counter that says 0 was not read.
-            return Measured(
-                value=value,
-                peak_memory_bytes=trial.peak_memory_reserved_bytes
-                or trial.peak_memory_allocated_bytes
-                or None,
-            )
-        case TrialState.OUT_OF_MEMORY:
-            return OutOfMemory(
-                excess=relative_excess(
-                    trial.peak_memory_allocated_bytes,
-                    trial.device_memory_bytes,
-                    trial.memory,
-                )
-            )
-        case TrialState.FAILED if (
-            trial.failure_kind is not None
-            and POLICIES[trial.failure_kind].fault is not Fault.MACHINE
-        ):
-            return Failed()
-        case TrialState.FAILED:
-            return None
-        case TrialState.PRUNED:
-            return Condemned()
-        case TrialState.QUEUED | TrialState.LAUNCHING | TrialState.RUNNING:
-            return InFlight()
-
-
-def objective_of(trial: TrialRow, objective: Objective) -> float | None:
-    """Return the number that the sweep ranks by; None if the trial has none."""
-    return (
-        trial.step_seconds_median
-        if objective is Objective.STEP_SECONDS
-        else trial.tokens_per_second_per_gpu
-    )

@@ -7,13 +7,11 @@ is taken out if repeats show it (core/trial/drift.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from math import exp, inf, log, sqrt
+from math import exp, log, sqrt
 
-from db.read.rows import Repeats, TrialRow
-from db.store import Store
 from orchestrator.core.problem.contradiction import (
     Contradiction,
     TimedLayout,
@@ -24,12 +22,9 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.core.trial.drift import USUAL_SD, Drift, Run, SpeedChange, fit
 from orchestrator.core.trial.failure_kinds import FailureKind, event_after
-from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
-from orchestrator.core.trial.machine_load import relative_sd
+from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.winner import (
-    CONSIDERED,
-    CONSIDERED_WITH_DRIFT,
     Verdict,
     judge,
     median_run,
@@ -37,8 +32,6 @@ from orchestrator.core.trial.winner import (
 )
 from orchestrator.search.blas_threads import one_blas_thread
 
-# The number of a cell's fastest that are read from the store once its machine was seen to change.
-LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT
 MOST_QUIET = 3  # doublings of the distance between anchors, as long as the machine stays as it was
 
 
@@ -431,88 +424,3 @@ class Confirmation:
             (run.at for some in self._runs.values() for run in some if run.at is not None),
             default=None,
         )
-
-
-def confirmation_of(
-    trials: Iterable[TrialRow],
-    repeats: Mapping[int, Repeats],
-    *,
-    repeating: Mapping[int, Purpose] | None = None,
-    was_paused: bool = False,
-) -> Confirmation:
-    """Return the confirmation of stored trials that have the current fingerprint.
-
-    `repeats`: as the store gives them; `repeating`: trials with a repeat under way.
-    """
-    confirmation = Confirmation(repeating=repeating if repeating is not None else {})
-    measured = {
-        trial.id: trial
-        for trial in trials
-        if trial.state is TrialState.MEASURED
-        and trial.is_current_fingerprint
-        and trial.step_seconds_median is not None
-    }
-    runs = [
-        (run, trial_id, number)
-        for trial_id, trial in measured.items()
-        for number, run in enumerate(
-            repeats[trial_id].runs if trial_id in repeats else (_only_run(trial),)
-        )
-    ]
-    # First of all: repeats of the anchor that took the place of a failed one count as anchors too.
-    for trial_id in repeats.keys() & measured.keys():
-        for kind, times in repeats[trial_id].failures.items():
-            for _ in range(times):
-                confirmation.fail(trial_id, kind)
-        if repeats[trial_id].num_apart:
-            confirmation.end(trial_id)
-    # In the order of time. What has no time comes first; of what ended together, first runs do.
-    for run, trial_id, _ in sorted(
-        runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])
-    ):
-        confirmation.note(trial_id, measured[trial_id].layout, run)
-    confirmation.was_paused = bool(runs) and was_paused
-    return confirmation
-
-
-def _only_run(trial: TrialRow) -> Run:
-    assert trial.step_seconds_median is not None
-    return Run(
-        step_seconds=trial.step_seconds_median,
-        relative_confidence=trial.relative_confidence,
-        load_sd=relative_sd(trial.load),
-        at=trial.measured_at.timestamp() if trial.measured_at is not None else None,
-        nodes=trial.nodes,
-        purpose=Purpose.NEW,
-        thrashing=bool(trial.thrashing),
-    )
-
-
-def confirmation_of_repeats(store: Store, cell_id: int) -> Confirmation:
-    """Return the confirmation of all that was repeated in a cell: it tells the machine's drift."""
-    repeats = store.repeats(cell_id)
-    return confirmation_of(store.trials_by_id(list(repeats)), repeats)
-
-
-def leading_confirmation(
-    store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]
-) -> tuple[Confirmation, list[TrialRow]]:
-    """Return the confirmation of a cell's fastest and repeated trials, and these, fastest first.
-
-    `leading` are the fastest by their stored numbers. If the machine was seen to change, more of
-    them are read, since their order tells less then.
-    """
-    repeats = store.repeats(cell_id)
-    found = {trial.id: trial for trial in leading[:CONSIDERED]}
-    absent = [trial_id for trial_id in repeats if trial_id not in found]
-    found |= {trial.id: trial for trial in (store.trials_by_id(absent) if absent else ())}
-    confirmation = confirmation_of(found.values(), repeats)
-    if confirmation.change is not None and len(leading) >= CONSIDERED:
-        more = store.best(sweep_id, LEADING_WITH_DRIFT)[cell_id]
-        found |= {trial.id: trial for trial in more}
-        confirmation = confirmation_of(found.values(), repeats)
-    verdict = confirmation.verdict()
-    first = list(verdict.order) if verdict is not None else []
-    order = {trial_id: place for place, trial_id in enumerate(first)}
-    rows = sorted((found[i] for i in found if i in order), key=lambda trial: order[trial.id])
-    return confirmation, rows

@@ -16,8 +16,8 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, TrialState
 from orchestrator.core.trial.winner import CONSIDERED
-from orchestrator.sweep.confirmation import leading_confirmation
 from orchestrator.sweep.progress import StopReason, SweepResult
+from orchestrator.sweep.stored_confirmation import leading_confirmation
 
 
 def finished_before(

@@ -22,7 +22,7 @@ RENEW_SECONDS = 5.0
 
 
 @dataclass(eq=False, kw_only=True)
-class Lease:
+class SweepLease:
     """A sweep that is this call's to work on."""
 
     store: Store
@@ -67,7 +67,7 @@ class Lease:
             )
 
 
-def acquire(spec: SweepSpec, store: Store, *, takeover: bool) -> Lease:
+def acquire(spec: SweepSpec, store: Store, *, takeover: bool) -> SweepLease:
     """Make the sweep this call's. Raises SweepChanged, SweepHeld."""
     spec_json, conditions = spec.model_dump_json(), spec.conditions()
     sweep_id = store.ensure_sweep(spec.name, spec_json, conditions)
@@ -87,4 +87,4 @@ def acquire(spec: SweepSpec, store: Store, *, takeover: bool) -> Lease:
     except BaseException:  # a signal
         store.give_back(before, None)
         raise
-    return Lease(store=store, sweep_id=sweep_id, epoch=epoch, before=before)
+    return SweepLease(store=store, sweep_id=sweep_id, epoch=epoch, before=before)

@@ -26,7 +26,8 @@ from orchestrator.search.searcher import (
     OutOfMemory,
     Searcher,
 )
-from orchestrator.sweep.cell_search import CellSearch, known_of
+from orchestrator.sweep.cell_search import CellSearch
+from orchestrator.sweep.known_outcome import known_of
 from tests.cli.cli_store import fill
 from tests.db.builders import Bench, failure, record_failure
 from tests.search.planted_cell import TOKENS, drive, planted, searcher

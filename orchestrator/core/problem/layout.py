@@ -341,11 +341,11 @@ def to_columns(layout: Layout) -> dict[str, Any]:
     return values
 
 
-class _Row(Protocol):
+class _LayoutRow(Protocol):
     def __getitem__(self, column: str, /) -> Any: ...
 
 
-def from_columns(row: _Row) -> Layout:
+def from_columns(row: _LayoutRow) -> Layout:
     """The layout that `to_columns` wrote; a row may have more columns."""
     return Layout(
         **{name: row[name] for name in SIZES},

@@ -71,7 +71,7 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
             what = "the file is empty"
         message = f"{what}; it starts with name:, model:, gpus:"
         raise _invalid(source, [_Line(Place(1, 1), (), message)])
-    sweep = _Sweep(document)
+    sweep = _SweepSection(document)
     sweep.override(overrides)
     try:
         spec = SweepSpec.model_validate(sweep.value)
@@ -128,7 +128,7 @@ _BATCHES = ("global_batch_size", "global_batch_tokens")
 _OVERRIDE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 
 
-class _Sweep:
+class _SweepSection:
     """The values of a file with overrides applied, and the place of each for error messages."""
 
     def __init__(self, document: Document) -> None:

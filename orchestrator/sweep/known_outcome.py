@@ -1,0 +1,77 @@
+"""What a stored trial tells a search of its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from db.read.rows import TrialRow
+from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.trial.failure_kinds import POLICIES, Fault
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.search.searcher import (
+    Condemned,
+    Failed,
+    InFlight,
+    Known,
+    Measured,
+    OutOfMemory,
+    SetAside,
+)
+from orchestrator.sweep.verdict import relative_excess
+
+
+def with_proofs(known: Known | None, trial_id: int, num_proofs: Mapping[int, int] | None) -> Known:
+    """Return the known outcome with the number of attempts that prove the trial does not fit."""
+    if isinstance(known, OutOfMemory) and num_proofs is not None:
+        return replace(known, num_proofs=num_proofs.get(trial_id, 0))
+    return known or SetAside()
+
+
+def known_of(trial: TrialRow, objective: Objective) -> Known | None:
+    """Return what a stored trial tells of its layout; None: nothing.
+
+    A trial tells nothing if it was measured under other conditions or the machine was at fault.
+    One that waits is in flight: it will be launched without being asked for.
+    """
+    match trial.state:
+        case TrialState.MEASURED if trial.is_current_fingerprint is False:
+            return None
+        case TrialState.MEASURED:
+            value = objective_of(trial, objective)
+            assert value is not None, f"trial {trial.id} is measured and has no number"
+            # A counter that says 0 was not read.
+            return Measured(
+                value=value,
+                peak_memory_bytes=trial.peak_memory_reserved_bytes
+                or trial.peak_memory_allocated_bytes
+                or None,
+            )
+        case TrialState.OUT_OF_MEMORY:
+            return OutOfMemory(
+                excess=relative_excess(
+                    trial.peak_memory_allocated_bytes,
+                    trial.device_memory_bytes,
+                    trial.memory,
+                )
+            )
+        case TrialState.FAILED if (
+            trial.failure_kind is not None
+            and POLICIES[trial.failure_kind].fault is not Fault.MACHINE
+        ):
+            return Failed()
+        case TrialState.FAILED:
+            return None
+        case TrialState.PRUNED:
+            return Condemned()
+        case TrialState.QUEUED | TrialState.LAUNCHING | TrialState.RUNNING:
+            return InFlight()
+
+
+def objective_of(trial: TrialRow, objective: Objective) -> float | None:
+    """Return the number that the sweep ranks by; None if the trial has none."""
+    return (
+        trial.step_seconds_median
+        if objective is Objective.STEP_SECONDS
+        else trial.tokens_per_second_per_gpu
+    )
