@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -54,8 +55,14 @@ class Play:
         None  # what an earlier orchestrator had done
     )
     run: Callable[[WitnessedStore, Path], object]  # with a folder for run folders
-    # Methods of the store to die in.
+    # Methods of the store to die in: in all calls, or in the first one only.
     within: Sequence[str] = ()
+    within_first_call: Sequence[str] = ()
+
+    @property
+    def methods(self) -> Mapping[str, bool]:
+        """The methods to die in, and whether only in their first call. None: die everywhere."""
+        return dict.fromkeys(self.within, False) | dict.fromkeys(self.within_first_call, True)
 
 
 def small_play(of: SweepSpec, *, num_trials: int) -> Play:
@@ -117,7 +124,7 @@ def _work_through(
                 return
             acknowledged = sum(entry.seen is not Seen.LAUNCHED for entry in log.entries())
             method = next(
-                (name for number, name in enumerate(play.within) if code == DIED + number), None
+                (name for number, name in enumerate(play.methods) if code == DIED + number), None
             )
             complaints = (
                 []
@@ -154,7 +161,7 @@ class _Stage:
     def die(self, point: int) -> int:
         """Run an orchestrator that dies at a point, if it gets there. Returns its exit code."""
         self.clear()
-        return forks.outcome(partial(die_at, point, self.run, self.play.within))
+        return forks.outcome(partial(die_at, point, self.run, self.play.methods))
 
     @property
     def _runs(self) -> Path:
@@ -180,7 +187,7 @@ class _Copies:
         stage.clear()
         folder.mkdir()
         if (
-            code := forks.outcome(partial(at_points, self._keep, stage.run, stage.play.within))
+            code := forks.outcome(partial(at_points, self._keep, stage.run, stage.play.methods))
         ) != 0:
             raise RuntimeError(f"the orchestrator ended with {code}")
 
@@ -205,7 +212,9 @@ class _Copies:
             )
 
 
-def die_at(fatal: int, work: Callable[[], object], within: Sequence[str] = ()) -> None:
+def die_at(
+    fatal: int, work: Callable[[], object], within: Mapping[str, bool] = MappingProxyType({})
+) -> None:
     """Do something up to its statement of this number, and no further."""
 
     def at(point: int, method: int) -> None:
@@ -216,11 +225,14 @@ def die_at(fatal: int, work: Callable[[], object], within: Sequence[str] = ()) -
 
 
 def at_points(
-    at: Callable[[int, int], None], work: Callable[[], object], within: Sequence[str] = ()
+    at: Callable[[int, int], None],
+    work: Callable[[], object],
+    within: Mapping[str, bool] = MappingProxyType({}),
 ) -> None:
     """Do something in a fork, and call `at` with a number around statements and commits.
 
-    `within`: only for statements of these methods of the store, with the method's index.
+    `within`: only for statements of these methods of the store, with the method's index; True:
+    only in the method's first call.
     """
     numbers = itertools.count()
     inside = list[int]() if within else [0]  # the running methods, by place
@@ -236,17 +248,23 @@ def at_points(
         commit(dialect, connection)  # type: ignore[no-untyped-call]
         point()
 
-    for number, name in enumerate(within):
-        setattr(WitnessedStore, name, _noted(getattr(WitnessedStore, name), inside, number))
+    for number, (name, once) in enumerate(within.items()):
+        method = getattr(WitnessedStore, name)
+        setattr(WitnessedStore, name, _noted(method, inside, number, once=once))
     DefaultDialect.do_commit = watched  # type: ignore[method-assign]
     sa.event.listen(Engine, "before_cursor_execute", point)
     work()
 
 
-def _noted(method: Callable[..., Any], inside: list[int], number: int) -> Callable[..., Any]:
+def _noted(
+    method: Callable[..., Any], inside: list[int], number: int, *, once: bool
+) -> Callable[..., Any]:
     """The method, which is inside while it is called."""
+    calls = itertools.count()
 
     def call(*args: Any, **options: Any) -> Any:
+        if next(calls) and once:
+            return method(*args, **options)
         inside.append(number)
         try:
             return method(*args, **options)
