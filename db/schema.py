@@ -12,7 +12,8 @@ from db.tables.sweeps import cell, fingerprint, model, session, sweep
 from db.tables.trials import attempt, event, measurement, trial
 
 SCHEMA_VERSION = "0008"  # the newest migration in migrations/versions
-FIRST_VERSION = "0008"  # the oldest that can be upgraded; older ones were never released
+# The oldest that can be upgraded; older ones were never released.
+FIRST_VERSION = "0008"
 
 # In the order of their creation.
 VIEWS = (

@@ -15,8 +15,10 @@ from sqlalchemy.types import TypeDecorator
 
 
 class SweepState(StrEnum):
-    WAITING = "waiting"  # no orchestrator has worked on it yet
-    RUNNING = "running"  # an orchestrator owns it, or died as its owner
+    # No orchestrator has worked on it yet.
+    WAITING = "waiting"
+    # An orchestrator owns it, or died as its owner.
+    RUNNING = "running"
     STOPPED = "stopped"  # with work still to do
     FINISHED = "finished"
 
@@ -26,15 +28,18 @@ class AttemptState(StrEnum):
     MEASURED = "measured"
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
-    REQUEUED = "requeued"  # by the machine's fault or on request; the trial waits again
+    # By the machine's fault or on request; the trial waits again.
+    REQUEUED = "requeued"
     LOST = "lost"  # its orchestrator died
 
 
 class BenchReason(StrEnum):
     """The reason that nothing is placed on a node."""
 
-    SLOW = "slow"  # much slower than the others: its measurements are repeated elsewhere
-    FAULTS = "faults"  # several trials failed there by the machine's fault
+    # Much slower than the others: its measurements are repeated elsewhere.
+    SLOW = "slow"
+    # Several trials failed there by the machine's fault.
+    FAULTS = "faults"
     ASKED = "asked"  # by a person
 
 

@@ -31,7 +31,8 @@ from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 logger = logging.getLogger(__name__)
 
-BUSY_TIMEOUT_SECONDS = 30.0  # for SQLite's write lock: longer than any write of ours
+# For SQLite's write lock: longer than any write of ours.
+BUSY_TIMEOUT_SECONDS = 30.0
 CONNECT_TIMEOUT_SECONDS = 10
 # A PostgreSQL that crashed is back in seconds; after a minute a person should know.
 PATIENCE_SECONDS = 60.0

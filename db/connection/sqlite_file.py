@@ -100,7 +100,8 @@ class ReadableFile:
         if can_be_written(self._file) or (self._log.exists() and self._shared.exists()):
             return self._file, "mode=ro"
         if not self._log.exists():
-            return self._file, "mode=ro&immutable=1"  # a writer would have made a log
+            # A writer would have made a log.
+            return self._file, "mode=ro&immutable=1"
         # A process that died left the log: only in a copy can it be merged with the file.
         return self._merged_copy(), "mode=rw"
 

@@ -26,7 +26,8 @@ from orchestrator.core.trial.redaction import Secrets
 URL_VARIABLE = "SWEEP_DB"
 READER_VARIABLE = "SWEEP_DB_READER"
 DEFAULT_PATH = Path(".sweep") / "sweep.sqlite"
-UNSAFE = "unsafe"  # option of a SQLite URL: allow a network file system
+# Option of a SQLite URL: allow a network file system.
+UNSAFE = "unsafe"
 ALLOWED = "sqlite:///path/to/file or postgresql://user@host/database"
 _ENCODE = "In a user name or password write @ as %40, / as %2F, : as %3A and % as %25"
 
@@ -79,7 +80,8 @@ def reader_of(url: URL, *, environment: Mapping[str, str] = os.environ) -> URL |
 
 def libpq_arguments(url: URL) -> dict[str, Any]:
     """The arguments of psycopg for a URL. Raises UsageInvalid for an option that libpq lacks."""
-    from psycopg.pq import Conninfo  # an extra that SQLite does not need
+    # An extra that SQLite does not need.
+    from psycopg.pq import Conninfo
 
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     for name in sorted(set(url.query) - known):
@@ -103,7 +105,8 @@ def libpq_arguments(url: URL) -> dict[str, Any]:
 def _parsed(text: str) -> URL:
     try:
         parsed = make_url(text.strip())
-    except (ArgumentError, ValueError):  # its text is not repeated: it may hold a password
+    except (ArgumentError, ValueError):
+        # Its text is not repeated: it may hold a password.
         raise UsageInvalid(
             f"the database URL cannot be read. It should look like {ALLOWED}. {_ENCODE}"
         ) from None

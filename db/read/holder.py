@@ -36,7 +36,8 @@ def holder_is_gone(holder: Holder) -> bool:
         state = Path("/proc", str(holder.pid), "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return True
-    return state in "ZX"  # dead, but not yet reaped by its parent
+    # Dead, but not yet reaped by its parent.
+    return state in "ZX"
 
 
 def process_namespace() -> str:

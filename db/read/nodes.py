@@ -22,7 +22,8 @@ from orchestrator.core.trial.failure_kinds import SUSPECT_KINDS, FailureKind
 node_check, node_bench, link = schema.node_check, schema.node_bench, schema.link
 attempt, trial, cell, measurement = schema.attempt, schema.trial, schema.cell, schema.measurement
 
-MAX_LINKS = 20_000  # the newest: a run has some hundred
+# The newest: a run has some hundred.
+MAX_LINKS = 20_000
 # If a sweep runs alone, this many times the wanted runs are among the store's newest attempts,
 # since most attempts are measured.
 AMONG = 2

@@ -29,7 +29,8 @@ Number = TypeVar("Number", int, float)
 
 # Spread evenly over the trials of a cell: more of one cell add little.
 ROWS_PER_CELL = 200
-MAX_ROWS = 4000  # the newest; fitting them takes about a second
+# The newest; fitting them takes about a second.
+MAX_ROWS = 4000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +67,10 @@ class ObservationRow:
     peak_flops_source: str | None
     num_nodes: int | None
     num_steps: int | None  # timed
-    reserved_seconds: float | None  # for the gang, from its placement to its end
-    steady_seconds: float | None  # of it, in the steps after the first
+    # For the gang, from its placement to its end.
+    reserved_seconds: float | None
+    # Of it, in the steps after the first.
+    steady_seconds: float | None
 
 
 def observations(

@@ -39,12 +39,14 @@ class Holder:
 class SweepRow:
     id: int
     name: str
-    run_token: str  # distinguishes its folders from those of an equal name in another store
+    # Distinguishes its folders from those of an equal name in another store.
+    run_token: str
     spec_json: str
     conditions: Mapping[str, Any]
     state: SweepState
     created_at: dt.datetime
-    holder: Holder | None  # None: it has no owner, or the lease has ended
+    # None: it has no owner, or the lease has ended.
+    holder: Holder | None
     owner_epoch: int
     stop_requested: StopRequest | None
 
@@ -70,7 +72,8 @@ class CellRow:
     id: int
     sweep_id: int
     cell: Cell
-    fingerprint_digest: str | None  # of the newest measurement: the current one
+    # Of the newest measurement: the current one.
+    fingerprint_digest: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +85,8 @@ class TrialRow:
     layout: Layout
     state: TrialState
     num_attempts: int
-    num_measurements: int  # that count; its numbers are those of the median one
+    # That count; its numbers are those of the median one.
+    num_measurements: int
     why: str | None
     predicted_tokens_per_second_per_gpu: float | None
     predicted_memory_bytes: int | None
@@ -107,7 +111,8 @@ class TrialRow:
     is_current_fingerprint: bool | None  # None: no measurement counts
     failure_kind: FailureKind | None  # of the last attempt
     failure_message: str | None
-    memory: MemoryShortage | None  # of the last attempt, if it ran out of memory
+    # Of the last attempt, if it ran out of memory.
+    memory: MemoryShortage | None
     gpu_seconds: float | None  # of the last attempt
     created_at: dt.datetime
     updated_at: dt.datetime
@@ -124,7 +129,8 @@ class AttemptRow:
     purpose: Purpose | None  # None: not known
     started_at: dt.datetime
     ended_at: dt.datetime | None
-    measured_at: dt.datetime | None  # by the sweep's clock; None: as ended_at
+    # By the sweep's clock; None: as ended_at.
+    measured_at: dt.datetime | None
     nodes: tuple[str, ...] | None
     shared_nodes: bool | None
     phase_seconds: Mapping[Phase, float]
@@ -160,9 +166,11 @@ class AttemptRow:
 class Repeats:
     """The repeats of a measured trial: its runs, failures, and runs with other software."""
 
-    runs: tuple[Run, ...]  # measurements that count together, the first included
+    # Measurements that count together, the first included.
+    runs: tuple[Run, ...]
     failures: Mapping[FailureKind, int]  # numbers of failed repeats
-    num_apart: int  # repeats with other software than the trial, which do not count
+    # Repeats with other software than the trial, which do not count.
+    num_apart: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,5 +273,7 @@ class ReservedBySweep:
     """The reserved GPU-seconds of a sweep by use, over all of its sessions."""
 
     total: ReservedGpuSeconds
-    by_cell: Mapping[int, ReservedGpuSeconds]  # by cell id; idle leases belong to no cell
-    capacity: float | None  # all slots while its orchestrators worked; None: not known
+    # By cell id; idle leases belong to no cell.
+    by_cell: Mapping[int, ReservedGpuSeconds]
+    # All slots while its orchestrators worked; None: not known.
+    capacity: float | None

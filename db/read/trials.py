@@ -186,7 +186,8 @@ def out_of_memories(
 
 def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
     """The measured peaks that MFUs of the sweep rest on, each once, without superseded attempts."""
-    nodes = sa.cast(attempt.c.nodes, sa.Text)  # DISTINCT needs an order, and JSON has none
+    # DISTINCT needs an order, and JSON has none.
+    nodes = sa.cast(attempt.c.nodes, sa.Text)
     statement = (
         sa.select(
             nodes.label("nodes"),

@@ -27,7 +27,8 @@ from orchestrator.node.processes import die_with
 
 _MIB = 1 << 20
 _BATCH_BYTES = _MIB
-_GRACE_SECONDS = 1.0  # within this time an engine reports that it has ended a query
+# Within this time an engine reports that it has ended a query.
+_GRACE_SECONDS = 1.0
 _PIECE = 64 * _MIB
 # Signals by which a library ends its process if it gets no memory.
 _OF_NO_MEMORY = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
@@ -243,7 +244,8 @@ def _limit(bounds: Bounds) -> None:
             limit for limit in (value, *resource.getrlimit(kind)) if limit != resource.RLIM_INFINITY
         )
         resource.setrlimit(kind, (strictest, strictest))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write beyond the limit is an error
+    # Then a write beyond the limit is an error.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def _send_answer(tell: Any, answer: Generator[Sequence[Any], None, None], bounds: Bounds) -> None:

@@ -63,7 +63,8 @@ class Granted:
     is_new: bool
     schema: str
     num_relations: int
-    remarks: tuple[str, ...]  # rights of PUBLIC in this database, and how to revoke them
+    # Rights of PUBLIC in this database, and how to revoke them.
+    remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +72,8 @@ class Asking:
     """The role of people's statements."""
 
     name: str
-    is_own_login: bool  # it logged in by itself, and has no powers to take back
+    # It logged in by itself, and has no powers to take back.
+    is_own_login: bool
 
 
 def role_of_statements(url: sa.URL) -> Asking:

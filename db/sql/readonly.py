@@ -33,7 +33,8 @@ _NO_ROWS = (
 )
 # PostgreSQL's codes: read_only_sql_transaction, insufficient_privilege.
 _BEYOND_READING = frozenset({"25006", "42501"})
-_MAX_VALUE_BYTES = 64 << 20  # of one value: zeroblob(1e9) is no query
+# Of one value: zeroblob(1e9) is no query.
+_MAX_VALUE_BYTES = 64 << 20
 
 
 class _WrongStatement(Exception):
@@ -189,7 +190,8 @@ def _rows_of_postgresql(
     named = refuse_beyond_reading(sql)
     reader = None if is_ours else urls.reader_of(url)
     with reader_role.connected(url, reader) as connection:
-        import psycopg  # an extra that SQLite does not need
+        # An extra that SQLite does not need.
+        import psycopg
 
         try:
             _settle(connection, timeout_seconds)

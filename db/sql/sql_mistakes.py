@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from db.sql.sql_text import ALLOWED_FUNCTIONS, did_you_mean
 
 ONLY_READING = "only reading is possible here, one statement at a time"
-_MAX_CHARACTERS = 300  # of the database's message, which may repeat the statement
+# Of the database's message, which may repeat the statement.
+_MAX_CHARACTERS = 300
 
 _UNKNOWN_COLUMN = re.compile(
     r'no such column: (?P<sqlite>.+)|column (?P<postgresql>"[^"]+"|[\w.]+) does not exist'

@@ -143,7 +143,8 @@ class _Endings:
         self, end: Ended, outcome: MeasuredEnd, was: _Attempt, is_running: bool
     ) -> _Attempt:
         if was.is_measured:
-            return was  # reported twice, or the answer to a commit was lost
+            # Reported twice, or the answer to a commit was lost.
+            return was
         trial_now, digest = self._batch[end.trial_id], self._digest(end)
         is_repeat = trial_now.state is TrialState.MEASURED
         counts = is_running and (
@@ -193,7 +194,8 @@ class _Endings:
         trial_now = self._batch[end.trial_id]
         is_repeat = trial_now.state is TrialState.MEASURED
         if not is_running or (trial_now.state not in IN_FLIGHT and not is_repeat):
-            return was  # it has ended before: reported twice, or too late
+            # It has ended before: reported twice, or too late.
+            return was
         failure = outcome.failure
         detail = {"kind": failure.kind.value, "message": records.storable(failure.message)}
         if is_repeat:

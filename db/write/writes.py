@@ -29,7 +29,8 @@ class NewTrial:
     why: str | None = None
     predicted_tokens_per_second_per_gpu: float | None = None
     predicted_memory_bytes: float | None = None
-    nodes: Sequence[str] | None = None  # in rank order; None: its gang is not placed yet
+    # In rank order; None: its gang is not placed yet.
+    nodes: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,8 @@ class AttemptFacts(TypedDict, total=False):
     shared_nodes: bool | None
     environment: Mapping[str, Any]  # see core.communication.over_nodes
     load: MachineLoad  # of its nodes
-    measured_at: dt.datetime  # by the sweep's clock; not given: when its end is recorded
+    # By the sweep's clock; not given: when its end is recorded.
+    measured_at: dt.datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +108,8 @@ class Ended:
     trial_id: int
     attempt: int
     outcome: MeasuredEnd | FailedEnd
-    stepped: bool = False  # it has made its first step, which may not have been noted yet
+    # It has made its first step, which may not have been noted yet.
+    stepped: bool = False
     facts: AttemptFacts = field(default_factory=AttemptFacts)
 
 
@@ -114,5 +117,7 @@ class Ended:
 class Recorded:
     """What the recorded end of an attempt means for its trial."""
 
-    state: TrialState  # of the trial, after all ends that were recorded together
-    counts: bool  # its measurement counts; False: it failed, or another came first
+    # Of the trial, after all ends that were recorded together.
+    state: TrialState
+    # Its measurement counts; False: it failed, or another came first.
+    counts: bool

@@ -58,7 +58,8 @@ from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 INTERNAL_ERROR = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
-BROKEN_PIPE = 141  # what a shell reports of a program that died of SIGPIPE
+# What a shell reports of a program that died of SIGPIPE.
+BROKEN_PIPE = 141
 # New objects between garbage collections, in place of Python's 700 or 2,000: the imports alone
 # create 200,000 that stay.
 OBJECTS_TO_COLLECT = 50_000
@@ -151,7 +152,8 @@ app = typer.Typer(
     epilog=EPILOG,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,  # rich's help costs 0.1 s and reads [brackets] as markup
+    # Rich's help costs 0.1 s and reads [brackets] as markup.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,  # `main` reports errors
 )
 database = typer.Typer(
@@ -267,7 +269,8 @@ def _exit_code(arguments: list[str], redact: Redactor) -> int:
         if _wants_json(arguments):
             write_error("interrupted", "interrupted", INTERRUPTED)
         return INTERRUPTED
-    except SystemExit as exc:  # typer's answer to a broken pipe, or a command's own
+    except SystemExit as exc:
+        # Typer's answer to a broken pipe, or a command's own.
         return _code_of(exc)
     except (BrokenPipeError, OutputLost):
         raise

@@ -43,10 +43,12 @@ _CSV_NAMES = ("place", "is_current", "is_tied", *records.TRIAL_COLUMNS)
 class Ranking:
     """The fastest layouts of a cell, and how sure their order is."""
 
-    leading: Sequence[TrialRow]  # the fastest first, at the machine's present speed
+    # The fastest first, at the machine's present speed.
+    leading: Sequence[TrialRow]
     tied: Sequence[int]
     text: str
-    drift: str | None  # None: the machine's speed changed by no more than noise
+    # None: the machine's speed changed by no more than noise.
+    drift: str | None
 
 
 def best(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.sweep.prior_knowledge import PriorKnowledge
 
-WORTH_SHOWING = 0.01  # relative error below which a prediction is not shown among the worst
+# Relative error below which a prediction is not shown among the worst.
+WORTH_SHOWING = 0.01
 
 
 def calibration(

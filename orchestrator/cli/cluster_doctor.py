@@ -93,7 +93,8 @@ def _keep(
         with existing_store(db, to_read=False) as store:
             store.record_node_checks(None, None, facts, checks)
     except UsageInvalid:
-        pass  # there is no store yet, and a check creates none
+        # There is no store yet, and a check creates none.
+        pass
     except SweepError as exc:
         note(f"the checks were not stored: {exc}")
 

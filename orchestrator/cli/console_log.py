@@ -81,7 +81,8 @@ def configure_logging(*, verbosity: int, log_format: LogFormat, redact: Redactor
     handler.setFormatter(formatter(redact))
     levels = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
     level = levels[min(max(verbosity, -1), 2) + 1]
-    for name in PROJECT_LOGGERS:  # log lines of other packages are not shown
+    # Log lines of other packages are not shown.
+    for name in PROJECT_LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(level)

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from orchestrator.core.search.explanation import Explanation, LayoutChange
     from orchestrator.core.sweepfile.spec import SweepSpec
 
-MAX_KEYS = 4096  # layouts that a mistyped one is compared with
-MAX_SWEEPS = 32  # that are searched for the layout's trial
+# Layouts that a mistyped one is compared with.
+MAX_KEYS = 4096
+# That are searched for the layout's trial.
+MAX_SWEEPS = 32
 BAR_CHARACTERS = 24  # for the whole of a sum
 SHORT = {
     "data_parallel_size": "dp",
@@ -105,7 +107,8 @@ def _wish(known: Planning, words: Sequence[str]) -> Mapping[str, Any]:
     options = known.spec.axes.options
     try:
         return parse_wish(words, options=options)
-    except UsageInvalid:  # with the layouts of a cell, the message names what was meant
+    except UsageInvalid:
+        # With the layouts of a cell, the message names what was meant.
         candidates = known.plan(known.spec.cells()[0]).candidates
         keys = [candidates.table.layout(int(row)).key for row in candidates.order[:MAX_KEYS]]
         return parse_wish(words, options=options, keys=keys)

@@ -148,7 +148,8 @@ def _write_bytes(content: bytes, output: str) -> None:
     try:
         path = Path(output)
         if path.exists() and not path.is_file():
-            path.write_bytes(content)  # a pipe or a device cannot be replaced by a file
+            # A pipe or a device cannot be replaced by a file.
+            path.write_bytes(content)
             return
         path = path.resolve()  # a link stays a link
         unfinished = path.with_name(path.name + ".part")

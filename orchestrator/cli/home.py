@@ -13,7 +13,8 @@ def sweep_home() -> Path:
     folder = Path(os.environ.get("SWEEP_HOME") or ".sweep")
     try:
         return folder.expanduser().absolute()
-    except RuntimeError:  # ~NAME for a name that no user has
+    except RuntimeError:
+        # ~NAME for a name that no user has.
         raise UsageInvalid(
             f"SWEEP_HOME={folder}: there is no user {folder.parts[0][1:]!r} with a home folder;"
             " write the whole path"

@@ -21,8 +21,10 @@ from pathlib import Path
 from orchestrator.core.errors import SweepError
 from orchestrator.core.machines.check import Check, fail, ok, warn
 
-IMPORT_SECONDS = 120.0  # torch from a cold network file system takes minutes
-GOOD_OPEN_FILES = 4096  # Ray and a gang of eight ranks need fewer
+# Torch from a cold network file system takes minutes.
+IMPORT_SECONDS = 120.0
+# Ray and a gang of eight ranks need fewer.
+GOOD_OPEN_FILES = 4096
 REQUIRED = (
     *("alembic", "numpy", "optuna", "psutil", "pydantic", "pyyaml"),
     *("ray", "rich", "sqlalchemy", "tenacity", "typer"),

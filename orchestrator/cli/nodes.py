@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 NodeArgument = Annotated[
     str, typer.Argument(metavar="NODE", help="The node's name, as `sweep nodes` shows it.")
 ]
-PLAINLY_SLOWER = 0.05  # relative: below it, nodes that cannot be told apart are not worth a remark
+# Relative: below it, nodes that cannot be told apart are not worth a remark.
+PLAINLY_SLOWER = 0.05
 
 
 def nodes(sweep: SweepArgument = None, db: Db = None, as_json: Json = False) -> None:

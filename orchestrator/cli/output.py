@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 # The version of every JSON document: raised when a field is renamed or changes its meaning.
 SCHEMA = 1
-LONGEST_LINE = 1_000  # characters of a message; what it quotes may have millions
-MIN_WRAPPED_WIDTH = 24  # characters: most layouts fit on one line, or break once
+# Characters of a message; what it quotes may have millions.
+LONGEST_LINE = 1_000
+# Characters: most layouts fit on one line, or break once.
+MIN_WRAPPED_WIDTH = 24
 
 
 class Format(StrEnum):
@@ -79,7 +81,8 @@ class Column:
     title: str = ""
     _: KW_ONLY
     right: bool = False  # numbers are aligned at the right
-    wrap: bool = False  # may be broken over lines on a narrow terminal
+    # May be broken over lines on a narrow terminal.
+    wrap: bool = False
     style: str = ""
 
 

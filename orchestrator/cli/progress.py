@@ -89,7 +89,8 @@ def _events(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]
     """What happened since the last snapshot: seconds since the call began, and a line each."""
     events = []
     for place, one in enumerate(snapshot.ended, 1):
-        text = plain(one.text)  # it may quote the output of a rank
+        # It may quote the output of a rank.
+        text = plain(one.text)
         if with_counts:
             counts = _counts(snapshot, one.num_launched, one.counts)
             running = f", {one.num_running} running" if one.num_running else ""

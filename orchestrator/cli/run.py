@@ -56,7 +56,8 @@ class RunOptions:
     as_json: bool
     strict: bool = False
     ray_address: str | None = None
-    wait_seconds: float | None = None  # for a cluster that is still too small
+    # For a cluster that is still too small.
+    wait_seconds: float | None = None
     simulator: SimulatedScheduler | None = None
 
 
@@ -165,7 +166,9 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         Progress(objective=spec.objective, quiet=options.quiet) as progress,
         Signals(progress.note) as signals,
     ):
-        call = _Run(spec, options, table, spaces, environment, secrets, store, progress, signals)
+        call = _SweepRun(
+            spec, options, table, spaces, environment, secrets, store, progress, signals
+        )
         result = call.result()
         where = store.url
     if options.as_json:
@@ -177,7 +180,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _SweepRun:
     """One call of `sweep run` whose store is open."""
 
     spec: SweepSpec
@@ -229,7 +232,8 @@ class _Run:
         from orchestrator.core.trial.protocol import Device
 
         def gave_up() -> bool:
-            self.signals.install()  # Ray has put a handler of its own in place
+            # Ray has put a handler of its own in place.
+            self.signals.install()
             return self.signals.received is not None
 
         spec = self.spec
@@ -309,7 +313,8 @@ class _Run:
             rank_environment=self.environment,
             rank_secrets=self.secrets,
         )
-        self.signals.install()  # after Ray, which installs a handler of its own
+        # After Ray, which installs a handler of its own.
+        self.signals.install()
         return scheduler if table is None else RayReplayScheduler(spec, table, scheduler)
 
 

@@ -86,7 +86,8 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         self._has_ended.set()
         if self._num_received and not self._is_deferred:
-            return  # the command is ending, and a second signal must not interrupt that
+            # The command is ending, and a second signal must not interrupt that.
+            return
         signal.set_wakeup_fd(-1)
         os.close(self._wake_write)  # this ends the thread
         for number, handler in self._before.items():

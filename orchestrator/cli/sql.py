@@ -64,7 +64,8 @@ def sql(
             " views and their columns"
         )
     with existing_store(db):
-        pass  # raises the right error for a store that does not exist or has another version
+        # Raises the right error for a store that does not exist or has another version.
+        pass
     if statement is None:
         _print_schema(db, format)
         return

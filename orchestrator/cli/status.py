@@ -159,7 +159,8 @@ def _record(sweep: _SweepState, db: str | None) -> records.Record:
 
 def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
     """The trials in flight. Reading every trial of a large sweep instead would take seconds."""
-    from db.sql import readonly  # needs SQLAlchemy, which takes 0.3 s to import
+    # Needs SQLAlchemy, which takes 0.3 s to import.
+    from db.sql import readonly
 
     found = readonly.own_query(
         db,
@@ -369,7 +370,8 @@ def _state_text(sweep: _SweepState) -> str:
 
 def _phase_text(trial: Mapping[str, Any], *, has_holder: bool) -> str:
     if not has_holder:
-        return "interrupted"  # the next `sweep run` returns it to the queue first
+        # The next `sweep run` returns it to the queue first.
+        return "interrupted"
     if trial["phase"] is not None:
         step = f", step {trial['step']}" if trial["step"] else ""
         return f"{str(trial['phase']).replace('_', ' ')}{step}"

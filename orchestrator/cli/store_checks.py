@@ -60,7 +60,8 @@ def reader(db: str | None) -> list[Check]:
     try:
         resolved = url.resolve(db)
     except SweepError:
-        return []  # the check of the database reports it
+        # The check of the database reports it.
+        return []
     if resolved.drivername == "sqlite":
         return []
     from db.sql import reader_role  # needs SQLAlchemy
@@ -106,7 +107,8 @@ def clock() -> Check:
         with tempfile.NamedTemporaryFile(dir=_nearest_existing(sweep_home())) as file:
             skew = Path(file.name).stat().st_mtime - time.time()
     except OSError:
-        return ok("clock", found)  # `home` reports that the folder is not writable
+        # `home` reports that the folder is not writable.
+        return ok("clock", found)
     if abs(skew) > CLOCK_SKEW_SECONDS:
         advice = "SWEEP_HOME is on a server with another clock: synchronise them (ntp)"
         return warn("clock", f"{found}, but files there are {skew:+.0f} s off", advice)

@@ -36,7 +36,8 @@ def give_up_stdout() -> None:
     """Send what is still buffered to /dev/null, so that the interpreter's last flush succeeds."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # a stdout without a file behind it
+    except (OSError, ValueError):
+        # A stdout without a file behind it.
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # stays open until the end
 
 

@@ -19,7 +19,8 @@ ADDRESSES_NEEDED_BYTES = 240 * MIB
 # Ray's object store takes this share of the memory, in one mapped file (ray_constants.py).
 RAY_STORE_FRACTION, RAY_STORE_MOST_BYTES = 0.3, 200 * 10**9
 RAY_ADDRESSES_BYTES = 8 << 30
-RAY_FILES = 128  # with 48 it does not start, and with 80 not always
+# With 48 it does not start, and with 80 not always.
+RAY_FILES = 128
 
 _OF_LIMITS = {
     errno.EMFILE: ("too many open files", resource.RLIMIT_NOFILE, "ulimit -n"),

@@ -162,7 +162,8 @@ def load_between(before: CpuTimes, after: CpuTimes | None, *, cores: float) -> M
 class _Process:
     parent: int
     name: str
-    ticks: int  # its own, and of its ended children
+    # Its own, and of its ended children.
+    ticks: int
 
 
 def _processes() -> dict[int, _Process]:

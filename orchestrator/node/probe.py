@@ -45,7 +45,8 @@ class ProbePlan:
     """The questions to one node."""
 
     node: str  # the scheduler's name for it
-    home: str  # SWEEP_HOME: the folder of the run folders
+    # SWEEP_HOME: the folder of the run folders.
+    home: str
     matmul_seconds: float = 0.0  # 0: no matrix products
     devices: tuple[str, ...] | None = None  # NVML's indices; None: all
 

@@ -228,7 +228,8 @@ class NodeGang:
         for watch in alive:
             watch.read_last_words(now)
         if all(watch.measured for watch in alive):
-            return True  # all is measured: they hang in teardown
+            # All is measured: they hang in teardown.
+            return True
         if all(watch.measured for watch in alive if watch.rank in overdue):
             # They wait in teardown for the others, which have limits themselves.
             return False

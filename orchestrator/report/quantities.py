@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 UNKNOWN = "-"
-MAX_NUMBERED = 8  # ids that are listed; of more, only the number
+# Ids that are listed; of more, only the number.
+MAX_NUMBERED = 8
 _GIB, _MIB = 1 << 30, 1 << 20
 _PART_NAMES = {"warmup": "warm-up", "startup": "start-up"}
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.problem.layout import LAYOUT_COLUMNS, to_columns
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 
-if TYPE_CHECKING:  # the rows need SQLAlchemy, and formatting them does not
+# The rows need SQLAlchemy, and formatting them does not.
+if TYPE_CHECKING:
     from db.read.rows import (
         AttemptRow,
         CellRow,
@@ -53,14 +55,6 @@ _TRIAL_FIELDS = (
     "created_at",
     "updated_at",
 )
-_LAYOUT_SIZES = (
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "micro_batch_size",
-    "grad_accum_steps",
-)
 _CELL_FIELDS = (
     "cell_id",
     "cell",
@@ -70,16 +64,7 @@ _CELL_FIELDS = (
     "sequence_length",
     "global_batch_size",
 )
-_LAYOUT_FIELDS = (
-    "layout",
-    *_LAYOUT_SIZES,
-    "recompute",
-    "recompute_policy",
-    "recompute_layers",
-    "zero_stage",
-    "precision",
-    "options",
-)
+_LAYOUT_FIELDS = ("layout", *(column.name for column in LAYOUT_COLUMNS))
 _LOAD_FIELDS = tuple(field.name for field in fields(MachineLoad))
 TRIAL_COLUMNS = (
     "trial_id",
@@ -93,20 +78,14 @@ TRIAL_COLUMNS = (
 
 
 def trial_record(trial: TrialRow, cell: CellRow, sweep: str) -> Record:
-    layout = trial.layout
+    columns = to_columns(trial.layout)
     return {
         "trial_id": trial.id,
         "sweep": sweep,
         **cell_record(cell),
         "state": trial.state,
-        "layout": layout.key,
-        **{name: getattr(layout, name) for name in _LAYOUT_SIZES},
-        "recompute": layout.recompute.mode,
-        "recompute_policy": layout.recompute.policy,
-        "recompute_layers": layout.recompute.num_layers,
-        "zero_stage": layout.zero_stage,
-        "precision": layout.precision,
-        "options": dict(layout.options) or None,
+        "layout": trial.layout.key,
+        **{column.name: columns[column.name] for column in LAYOUT_COLUMNS},
         **{name: getattr(trial, name) for name in _TRIAL_FIELDS},
         **{name: getattr(trial.load, name) for name in _LOAD_FIELDS},
     }

@@ -25,8 +25,10 @@ from orchestrator.core.search.proposer import Mask, Told
 GP_AT_MOST = 200
 # Told rows that a rebuilt study shows the sampler: TPE's cost is linear in them, 85 ms at 10,000.
 SHOWN_BEST, SHOWN_SPREAD = 100, 300
-REBUILD_AT = 1500  # trials in a study, spent ones included
-UNKNOWN_EXCESS = 0.05  # relative, of an out-of-memory whose size is unknown
+# Trials in a study, spent ones included.
+REBUILD_AT = 1500
+# Relative, of an out-of-memory whose size is unknown.
+UNKNOWN_EXCESS = 0.05
 # The constraint of a layout that fits; its true headroom is not known for every layout.
 HEADROOM = -0.05
 
@@ -71,7 +73,8 @@ class OptunaProposals:
         self._tpe_sampler = optuna.samplers.TPESampler(seed=seed)
         self._gp_sampler = optuna.samplers.GPSampler(seed=seed) if gp else None
         self._study: optuna.Study | None = None
-        self._num_entries = 0  # trials in the study, spent ones included
+        # Trials in the study, spent ones included.
+        self._num_entries = 0
 
     def propose(self, open_rows: Mask, rank: Ints) -> tuple[int, str]:
         """Return an open row and the reason for it.

@@ -42,7 +42,8 @@ from orchestrator.core.search.proposer import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 
-PEAK_MEMORY = "peak_memory_bytes"  # the user attribute of a trial that read it
+# The user attribute of a trial that read it.
+PEAK_MEMORY = "peak_memory_bytes"
 # How far predictions may be off, in the logarithm: all of them together, and each besides.
 STEP_LEVEL_SD, STEP_RESIDUAL_SD = 0.5, 0.25
 MEMORY_LEVEL_SD, MEMORY_RESIDUAL_SD = 0.15, 0.12
@@ -101,8 +102,10 @@ class LayoutSampler(BaseSampler):
         # Log seconds plus log throughput; None until the first throughput shows it.
         self._offset: float | None = 0.0 if lattice.seconds is None else None
         self._prior = lattice.seconds
-        self._next = 0  # number of the first trial not read yet
-        self._unfinished: dict[int, int | None] = {}  # number of a trial -> its row, if known
+        # Number of the first trial not read yet.
+        self._next = 0
+        # Number of a trial -> its row, if known.
+        self._unfinished: dict[int, int | None] = {}
         self._fallback = RandomSampler(seed=seed)
 
     @property

@@ -29,7 +29,8 @@ class RowStatus(IntEnum):
     IN_FLIGHT = 1
     TOLD = 2
     CONDEMNED = 3  # ruled out, until `rule_out` frees it
-    SET_ASIDE = 4  # nothing was learned; never asked for again
+    # Nothing was learned; never asked for again.
+    SET_ASIDE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ class RowSearcher:
         self.rank = np.empty(num, dtype=np.int64)
         self.rank[order] = np.arange(num)
         self._status = np.full(num, RowStatus.UNTRIED, dtype=np.int8)
-        self._counts: Ints | None = None  # of `_status`; None: to be counted again
+        # Of `_status`; None: to be counted again.
+        self._counts: Ints | None = None
         self.told: dict[int, Told] = {}  # in the order of telling
         seed = np.random.SeedSequence((search.seed, sequence))
         self._shuffled = np.random.default_rng(seed).permutation(num).astype(np.int64)

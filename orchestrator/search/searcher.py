@@ -23,7 +23,8 @@ from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.search.axes import free_axes, lattice_of
 from orchestrator.search.row_searcher import Asked, RowSearcher, RowStatus
 
-CORRECTED_FROM = 0.02  # of the logarithm: a smaller correction is within what runs vary by
+# Of the logarithm: a smaller correction is within what runs vary by.
+CORRECTED_FROM = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +32,14 @@ class Measured:
     # The sweep's objective. 0, infinity and NaN teach nothing, and the layout is not asked for
     # again.
     value: float
-    peak_memory_bytes: float | None = None  # as the prediction counts it; None: not read
+    # As the prediction counts it; None: not read.
+    peak_memory_bytes: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
-    excess: float | None = None  # over the limit, relative to it; None: unknown
+    # Over the limit, relative to it; None: unknown.
+    excess: float | None = None
     # Attempts whose failure proves that the layout does not fit. 0: the cause may be another.
     num_proofs: int = 1
 
@@ -71,7 +74,8 @@ class Proposal:
     why: str  # one line, for people
     predicted_tokens_per_second_per_gpu: float | None
     predicted_memory_bytes: int | None
-    predicted_step: PredictedStep | None = None  # None: nothing is predicted on this device
+    # None: nothing is predicted on this device.
+    predicted_step: PredictedStep | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,8 @@ from orchestrator.core.trial.purpose import REPEATS, Purpose
 class Attempt:
     """One attempt. Times are seconds of the clock that the sweep goes by."""
 
-    id: int  # in the ledger, unlike `trial_id` and `number` from the beginning
+    # The key in the ledger: `trial_id` and `number` are known only once it is in the store.
+    id: int
     cell_id: int
     cell: Cell
     layout: Layout
@@ -34,7 +35,8 @@ class Attempt:
     expected_gpu_seconds: float | None
     since: float
     trial_id: int = 0
-    number: int = 0  # among the attempts of its trial; 0: not in the store yet
+    # Among the attempts of its trial; 0: not in the store yet.
+    number: int = 0
     phase: Phase | None = None
     step: int = 0
     is_first_step_stored: bool = False
@@ -68,8 +70,10 @@ class Attempts:
 
     def __init__(self) -> None:
         self.decided: list[Attempt] = []  # not started yet
-        self.ended: list[Attempt] = []  # their ends are not in the store yet
-        self.num_recorded = 0  # attempts whose ends are in the store
+        # Their ends are not in the store yet.
+        self.ended: list[Attempt] = []
+        # Attempts whose ends are in the store.
+        self.num_recorded = 0
         self._started: dict[int, Attempt] = {}  # by trial
         self._by_cell: defaultdict[int, CellAttempts] = defaultdict(CellAttempts)
         self._num_decided = self._num_stepped = 0

@@ -35,8 +35,9 @@ class Budgets:
         *,
         is_repeat: bool = False,
     ) -> StopReason | None:
-        """Return the budget that the cell's next attempt should pass, if any."""
-        if not self._spending.is_shared:  # what is under way need not be added up
+        """Return the budget that the cell's next attempt would exceed, if any."""
+        # What is under way need not be added up.
+        if not self._spending.is_shared:
             return None
         reserved = self._reserved(search, is_repeat=is_repeat)
         # What is reserved has to begin in time, and so may this attempt: as long as it takes, the
@@ -47,19 +48,21 @@ class Budgets:
         expected = self.expected(search, proposal, cost)
         if expected is None:
             if not self._call.attempts:
-                return None  # nothing measured tells what it holds: it shows that
+                # Nothing measured tells what it holds: it shows that.
+                return None
             expected = search.guessed_gpu_seconds
         to_come = self._to_come() + reserved.gpu_seconds
         return self._spending.passed_by(expected, to_come=to_come)
 
-    def may_recover(self, reason: StopReason) -> bool:
+    def may_still_suffice(self, reason: StopReason) -> bool:
         """Return whether what runs may still hold less than foreseen, and leave the budget."""
         return reason in SPENT and bool(self._call.attempts)
 
     def expected(
         self, search: CellSearch, proposal: Proposal | None, cost: TrialCost
     ) -> float | None:
-        """Return GPU-seconds that the cell's next attempt should hold. None: nothing tells.
+        """Return GPU-seconds that the cell's next attempt is expected to reserve. None: nothing
+        tells.
 
         They follow from its own trials, else from those of other cells.
         """
@@ -71,7 +74,7 @@ class Budgets:
         )
 
     def stop(self, search: CellSearch, reason: StopReason, cost: TrialCost) -> None:
-        """End a cell's search, since its next attempt should pass a budget."""
+        """End a cell's search, since its next attempt would exceed a budget."""
         if reason in SPENT:
             expected = self.expected(search, search.ahead, cost)
             assert expected is not None

@@ -26,14 +26,16 @@ class Call:
     store: Store
     lease: SweepLease
     scheduler: Scheduler
-    spool: Spool | None  # of what the database cannot take; None: only in memory
+    # Of what the database cannot take; None: only in memory.
+    spool: Spool | None
     code: Fingerprint
     hardware: Callable[[Slots], Hardware | None]
     clock: Callable[[], float]
     stop: Callable[[], Stop]
     observe: Callable[[Snapshot], None]
     spaces: CellSpaces
-    gpus_per_node: int  # as the file says, or of the largest node when the call began
+    # As the file says, or of the largest node when the call began.
+    gpus_per_node: int
     began: float  # by `clock`
     attempts: Attempts = field(default_factory=Attempts)
     searches: dict[int, CellSearch] = field(default_factory=dict)  # by cell

@@ -15,21 +15,32 @@ from orchestrator.sweep.progress import CONFIRMED, StopReason
 
 class CellState(StrEnum):
     SEARCHING = "searching"  # it may want another layout
-    RESTING = "resting"  # it wants nothing until one of its attempts has ended
-    CONFIRMING = "confirming"  # its search has ended; retries and repeats are left
-    SETTLED = "settled"  # nothing is left to start in this call
-    STOPPED = "stopped"  # given up: its best is not confirmed
+    # It wants nothing until one of its attempts has ended.
+    RESTING = "resting"
+    # Its search has ended; retries and repeats are left.
+    CONFIRMING = "confirming"
+    # Nothing is left to start in this call.
+    SETTLED = "settled"
+    # Given up: its best is not confirmed.
+    STOPPED = "stopped"
 
 
 class CellEvent(StrEnum):
-    NOTHING_TO_START = "nothing_to_start"  # until one of its attempts has ended
+    # Until one of its attempts has ended.
+    NOTHING_TO_START = "nothing_to_start"
     ATTEMPT_ENDED = "attempt_ended"
-    SEARCH_ENDED = "search_ended"  # by a rule of the file, a budget, or with all layouts known
-    GIVEN_UP = "given_up"  # its nodes are gone, it fails again and again, or nothing fits
-    NOTHING_LEFT = "nothing_left"  # its best is confirmed, or no budget is left for that
-    LAYOUTS_FREED = "layouts_freed"  # a proof that ruled them out does not hold any more
-    MEASURED_ANEW = "measured_anew"  # with other software than what was compared so far
-    RESULTS_WITHDRAWN = "results_withdrawn"  # trials wait again: a node that they ran on is sick
+    # By a rule of the file, a budget, or with all layouts known.
+    SEARCH_ENDED = "search_ended"
+    # Its nodes are gone, it fails again and again, or nothing fits.
+    GIVEN_UP = "given_up"
+    # Its best is confirmed, or no budget is left for that.
+    NOTHING_LEFT = "nothing_left"
+    # A proof that ruled them out does not hold any more.
+    LAYOUTS_FREED = "layouts_freed"
+    # What is known of the cell was read from the store again.
+    READ_AGAIN = "read_again"
+    # Trials wait again: a node that they ran on is sick.
+    RESULTS_WITHDRAWN = "results_withdrawn"
 
 
 _S, _E = CellState, CellEvent
@@ -38,8 +49,7 @@ TRANSITIONS: Mapping[tuple[CellState, CellEvent], CellState] = MappingProxyType(
     {
         (_S.SEARCHING, _E.NOTHING_TO_START): _S.RESTING,
         (_S.RESTING, _E.ATTEMPT_ENDED): _S.SEARCHING,
-        (_S.RESTING, _E.LAYOUTS_FREED): _S.SEARCHING,
-        (_S.RESTING, _E.MEASURED_ANEW): _S.SEARCHING,
+        (_S.RESTING, _E.READ_AGAIN): _S.SEARCHING,
         (_S.SEARCHING, _E.SEARCH_ENDED): _S.CONFIRMING,
         (_S.RESTING, _E.SEARCH_ENDED): _S.CONFIRMING,
         (_S.SEARCHING, _E.GIVEN_UP): _S.STOPPED,
@@ -47,14 +57,13 @@ TRANSITIONS: Mapping[tuple[CellState, CellEvent], CellState] = MappingProxyType(
         (_S.CONFIRMING, _E.GIVEN_UP): _S.STOPPED,
         (_S.CONFIRMING, _E.NOTHING_LEFT): _S.SETTLED,
         (_S.CONFIRMING, _E.LAYOUTS_FREED): _S.SEARCHING,
-        (_S.SETTLED, _E.LAYOUTS_FREED): _S.SEARCHING,
-        (_S.SETTLED, _E.MEASURED_ANEW): _S.CONFIRMING,
+        (_S.SETTLED, _E.READ_AGAIN): _S.CONFIRMING,
         **{(s, _E.RESULTS_WITHDRAWN): _S.SEARCHING for s in _S if s is not _S.SEARCHING},
     }
 )  # fmt: skip
 INITIAL = CellState.SEARCHING
 # Events that may come in every state, and change nothing in those that the table lacks.
-EVERYWHERE = frozenset({_E.ATTEMPT_ENDED, _E.LAYOUTS_FREED, _E.MEASURED_ANEW, _E.RESULTS_WITHDRAWN})
+EVERYWHERE = frozenset({_E.ATTEMPT_ENDED, _E.LAYOUTS_FREED, _E.READ_AGAIN, _E.RESULTS_WITHDRAWN})
 
 
 class IllegalCellTransition(ValueError):
@@ -90,6 +99,11 @@ class CellLife:
         """Move on. `reason`: why the search ends, or why nothing more of it is started."""
         self.state = advance(self.state, event)
         self.stopped = None if self.is_searched else reason or self.stopped
+
+    def free(self) -> None:
+        """Search again if the search ended because all layouts were known."""
+        if self.stopped is StopReason.EXHAUSTED:
+            self.take(CellEvent.LAYOUTS_FREED)
 
     def stop(self, reason: StopReason) -> None:
         """End the search, or what is left of it."""

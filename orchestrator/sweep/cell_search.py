@@ -48,10 +48,12 @@ class CellSearch:
     shape: Shape
     objective: Objective
     searcher: Searcher
-    predicted_seconds: float  # of one trial, before any of them has shown it
+    # Of one trial, before any of them has shown it.
+    predicted_seconds: float
     attempts: CellAttempts = field(default_factory=CellAttempts)
     life: CellLife = field(default_factory=CellLife)
-    waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be started again
+    # In the store, to be started again.
+    waiting: list[TrialRow] = field(default_factory=list)
     # One of its trials ran a node out of memory: beside others the next one might again.
     needs_own_nodes: bool = False
     # Trials whose node was lost. They are tried again alone, to tell which of the two failed.
@@ -61,23 +63,31 @@ class CellSearch:
     added: set[Layout] = field(default_factory=set)  # in the store, never launched
     # Layouts that do not fit, and the trials that showed it.
     out_of_memory: dict[Layout, int] = field(default_factory=dict)
-    launched: int = 0  # trials with at least one attempt: what max_trials counts
-    fingerprint: str | None = None  # digest; what the newest measurement was taken with
-    confirmation: Confirmation = field(init=False)  # of what was measured under that fingerprint
+    # Trials with at least one attempt: what max_trials counts.
+    launched: int = 0
+    # Digest; what the newest measurement was taken with.
+    fingerprint: str | None = None
+    # Of what was measured under that fingerprint.
+    confirmation: Confirmation = field(init=False)
     nothing_fits: str | None = None  # the evidence that no layout fits
     ask_seconds: float = 0.0  # that the last ask took
-    trial_seconds: float = 0.0  # that the last attempt took, from launch to end
+    # That the last attempt took, from launch to end.
+    trial_seconds: float = 0.0
     # Held by the last trial that was measured, else by the last one. None: none has ended.
     trial_gpu_seconds: float | None = None
     has_measured: bool = False
-    ahead: Proposal | None = None  # asked for while others ran, not launched yet
+    # Asked for while others ran, not launched yet.
+    ahead: Proposal | None = None
     # A measured trial to repeat, and why: taken from the search, not launched yet.
     doubt: tuple[int, Layout, str] | None = None
-    ended_at: float | None = None  # when the last attempt of this call did
-    was_taken_up: bool = False  # what the store knew of it is known here
+    # When the last attempt of this call did.
+    ended_at: float | None = None
+    # What the store knew of it is known here.
+    was_taken_up: bool = False
     # Objective of each ended trial, larger is better; -inf without one.
     ended: list[float] = field(default_factory=list)
-    _is_checked: bool = False  # whether it has had enough, since something changed
+    # Whether it has had enough, since something changed.
+    _is_checked: bool = False
     _gain: float | None = None
     _gain_of: tuple[int, int] | None = None  # layouts told and condemned by then
 
@@ -102,7 +112,7 @@ class CellSearch:
         """
         rows = list(trials)
         self.launched, self.waiting, self.ended, self.ahead, self.doubt = 0, [], [], None, None
-        self.life.take(CellEvent.MEASURED_ANEW)
+        self.life.take(CellEvent.READ_AGAIN)
         self._is_checked = False
         # Never launched, and free to be proposed: freed from a proof that fell, or added just
         # before an orchestrator died.
@@ -195,8 +205,7 @@ class CellSearch:
     def free(self, layouts: Iterable[Layout]) -> None:
         """Let layouts be launched again that nothing rules out any more."""
         self.added |= set(layouts)
-        if self.stopped is StopReason.EXHAUSTED:
-            self.life.take(CellEvent.LAYOUTS_FREED)
+        self.life.free()
 
     @property
     def has_only_suspects(self) -> bool:
@@ -244,7 +253,8 @@ class CellSearch:
         """Return a measured trial that its neighbours contradict, and why; it is measured again."""
         found = self._next_doubt()
         if found is not None and found[0] in self.attempts.repeats:
-            return None  # an anchor: one attempt of a trial at a time
+            # An anchor: one attempt of a trial at a time.
+            return None
         self.doubt = None
         return found
 
@@ -285,7 +295,7 @@ class CellSearch:
         self.has_measured |= is_measured
 
     def expected_gpu_seconds(self, proposal: Proposal | None, cost: TrialCost) -> float | None:
-        """Return what its next attempt should hold; None: nothing tells.
+        """Return what its next attempt is expected to reserve; None: nothing tells.
 
         It is predicted once launches were measured. Before, it is what the last attempt held.
         """

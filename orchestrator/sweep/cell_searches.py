@@ -16,13 +16,14 @@ from orchestrator.sweep.prior_knowledge import PriorKnowledge, read_prior_knowle
 
 
 class CellSearches:
-    """Plans the searches of one call of `run_sweep`."""
+    """Plans the searches of one call of `run_sweep`, from what `read` has found in the store."""
 
-    def __init__(self, call: Call, hardware: Hardware | None) -> None:
+    def __init__(self, call: Call, hardware: Hardware | None, knowledge: PriorKnowledge) -> None:
         """`hardware`: the device by its data sheet."""
         self._call, self._spec, self._hardware = call, call.spec, hardware
-        self._num_ended = 0  # attempts of this call when the store was read
-        self._knowledge = self._learn()
+        self._knowledge = knowledge
+        # Attempts of this call when the store was read.
+        self._num_ended = 0
 
     def plan(self, cell: Cell, cell_id: int) -> PlannedSearch:
         """Begin a search over a cell's layouts that starts from what its relatives taught."""
@@ -58,24 +59,29 @@ class CellSearches:
         """What a trial holds in addition to its steps."""
         return self._knowledge.trial_cost()
 
-    def has_news(self, num_ended: int) -> bool:
-        """Read the store anew if attempts have ended since it was read. Return whether it was.
+    def read_again(self, num_ended: int) -> bool:
+        """Read the store again if attempts have ended since it was read. Return whether it was.
 
         `num_ended`: all attempts of this call that have ended.
         """
         if num_ended <= self._num_ended:
             return False
-        self._knowledge, self._num_ended = self._learn(self._knowledge.fits), num_ended
+        self._knowledge = read(self._call, self._hardware, begin=self._knowledge.fits)
+        self._num_ended = num_ended
         return True
 
-    def _learn(self, begin: Mapping[str, Calibration] | None = None) -> PriorKnowledge:
-        slots = self._call.scheduler.slots
-        return read_prior_knowledge(
-            self._call.store,
-            self._spec,
-            self._hardware,
-            device_name=slots.device_name,
-            gpus_per_node=self._call.gpus_per_node,
-            nodes=slots.nodes,
-            begin=begin,
-        )
+
+def read(
+    call: Call, hardware: Hardware | None, *, begin: Mapping[str, Calibration] | None = None
+) -> PriorKnowledge:
+    """Return what the store knows of the sweep's relatives. `begin`: fits to begin from."""
+    slots = call.scheduler.slots
+    return read_prior_knowledge(
+        call.store,
+        call.spec,
+        hardware,
+        device_name=slots.device_name,
+        gpus_per_node=call.gpus_per_node,
+        nodes=slots.nodes,
+        begin=begin,
+    )

@@ -32,7 +32,8 @@ from orchestrator.core.trial.winner import (
 )
 from orchestrator.search.blas_threads import one_blas_thread
 
-MOST_QUIET = 3  # doublings of the distance between anchors, as long as the machine stays as it was
+# Doublings of the distance between anchors, as long as the machine stays as it was.
+MOST_QUIET = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +54,25 @@ class Confirmation:
     """
 
     repeating: Mapping[int, Purpose] = field(default_factory=dict)
-    was_paused: bool = False  # the machine may be another since the last run
+    # The machine may be another since the last run.
+    was_paused: bool = False
     _layouts: dict[int, Layout] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
     _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
     _given_up: set[int] = field(default_factory=set)  # trials whose repeats failed for good
-    _leader: int | None = None  # the trial of the fastest layout, if it is known
-    _is_over: bool = False  # the software has changed: no repeat can count
-    _fitted: Drift | None = None  # since the last repeat; None: not worked out
+    # The trial of the fastest layout, if it is known.
+    _leader: int | None = None
+    # The software has changed: no repeat can count.
+    _is_over: bool = False
+    # Since the last repeat; None: not worked out.
+    _fitted: Drift | None = None
     _judged: tuple[Confirm, Verdict] | None = None  # since anything happened; None: not judged
     _since_anchor: int = 0  # trials measured since the anchor was
     _num_anchored: int = 0
     _num_repeated: int = 0
     _unchecked: set[int] = field(default_factory=set)  # trials not compared with physics yet
-    _is_compared: bool = False  # all trials with each other, as the machine is now
+    # All trials with each other, as the machine is now.
+    _is_compared: bool = False
     _alike: dict[Layout, list[int]] = field(default_factory=dict)  # may contradict each other
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
@@ -109,13 +115,16 @@ class Confirmation:
     def fail(self, trial_id: int, kind: FailureKind) -> TrialEvent:
         """Note that a repeat failed. REQUEUED: it may be tried again, like a first attempt."""
         self._judged = None
-        failures = self._failures.get(trial_id, Counter()) + Counter([kind])
+        event = self.event_after(trial_id, kind)
         if kind is not FailureKind.CANCELLED:
-            self._failures[trial_id] = failures
-        event = event_after(kind, failures)
+            self._failures.setdefault(trial_id, Counter())[kind] += 1
         if event is not TrialEvent.REQUEUED:
             self._given_up.add(trial_id)
         return event
+
+    def event_after(self, trial_id: int, kind: FailureKind) -> TrialEvent:
+        """Return what another failed repeat means for its trial. Nothing changes."""
+        return event_after(kind, self._failures.get(trial_id, Counter()) + Counter([kind]))
 
     def end(self, trial_id: int) -> None:
         """Note a repeat with other software than its trial: no repeat can count any more."""
@@ -246,9 +255,8 @@ class Confirmation:
         """
         if self._is_over or not confirm.repeats or not self._runs:
             return None
-        if (
-            not self._is_compared
-        ):  # all of them, as the next call would, which reads them from the store
+        if not self._is_compared:
+            # All of them, as the next call would, which reads them from the store.
             self._unchecked, self._is_compared = set(self._runs), True
         wanted = self._next_wrong() or self._next_to_confirm(confirm)
         is_due = (
@@ -320,7 +328,8 @@ class Confirmation:
     def _next_anchor(self) -> Repeat | None:
         anchor = self._anchor()
         if anchor is None or self.repeating:
-            return None  # one at a time, and of its own
+            # One at a time, and of its own.
+            return None
         num = self._since_anchor
         measured = f"after {num} measured {'trial' if num == 1 else 'trials'}"
         why = "after a pause" if self.was_paused else measured

@@ -83,7 +83,7 @@ class Dispatch:
                 break
             search, nodes = found
             if self._shares_a_node(nodes, free_on_nodes):
-                # How much is left there, the scheduler knows once it has started the others.
+                # Only the scheduler knows how much is left there, once it has started the others.
                 self._launch()
                 free_on_nodes = None
                 continue
@@ -176,7 +176,7 @@ class Dispatch:
             reason = self._search_on(search, nodes)
             if reason is None:
                 return True
-            if self._budgets.may_recover(reason):
+            if self._budgets.may_still_suffice(reason):
                 return False
             if reason in BUDGETS:
                 self._budgets.stop(search, reason, self._cell_searches.trial_cost)
@@ -189,7 +189,7 @@ class Dispatch:
 
     def _search_on(self, search: CellSearch, nodes: tuple[str, ...]) -> StopReason | None:
         """Decide on what the search of a cell wants next, or return why there is nothing."""
-        if not search.launched and self._cell_searches.has_news(self._attempts.num_recorded):
+        if not search.launched and self._cell_searches.read_again(self._attempts.num_recorded):
             search.begin_anew(self._cell_searches.plan(search.cell, search.id))
             self._outcomes.take_up_again(search)
         is_over = search.reached(self._settings.bound)
@@ -242,7 +242,8 @@ class Dispatch:
             return StopReason.EXHAUSTED
         passed = self._passed_by(search, proposal)
         if passed is not None:
-            search.ahead = proposal  # as if it had been asked for ahead
+            # As if it had been asked for ahead.
+            search.ahead = proposal
             return passed
         begins = NewTrial(
             cell_id=search.id,
@@ -279,7 +280,8 @@ class Dispatch:
                 free_on_nodes = self._scheduler.free_on_nodes()
                 others = self._placement.elsewhere(search, hung_on, free_on_nodes)
                 if others is None and search.num_new:
-                    return False  # they may be free when what runs has ended
+                    # They may be free when what runs has ended.
+                    return False
                 nodes = others or nodes
         search.waiting.remove(trial)
         search.launched += trial.num_attempts == 0
@@ -306,7 +308,7 @@ class Dispatch:
         is_repeat = repeat is not None
         spent = self._budgets.spent or self._passed_by(search, None, is_repeat=is_repeat)
         if spent is not None:
-            if not self._budgets.may_recover(spent):
+            if not self._budgets.may_still_suffice(spent):
                 search.life.take(CellEvent.NOTHING_LEFT, spent)  # the next call may go on
             return False
         if may_retry and self._retry(search, nodes):

@@ -42,10 +42,8 @@ def finished_before(
         or row.spec_json != spec.model_dump_json()
     ):
         return None
-    wanted = set(spec.cells())
-    cells = [
-        status for status in store.status(row.id) if status.cell.cell in wanted
-    ]  # an earlier file may have named more
+    wanted = set(spec.cells())  # an earlier file may have named more
+    cells = [status for status in store.status(row.id) if status.cell.cell in wanted]
     counts = Counter({state: sum(cell.num_trials[state] for cell in cells) for state in TrialState})
     measured = max(
         (cell.best for cell in cells if cell.best is not None),

@@ -124,9 +124,10 @@ class Loop:
         recorded = self._outcomes.record_ends(now=self._call.clock(), at=self._date())
         self._snapshots.note_ended(recorded, num_launched=num_launched)
         for attempt in ended:
-            assert attempt.end is not None
-            if self._spool is not None:
+            if self._spool is not None and attempt.end is not None:
                 self._spool.drop(Spooled(attempt=attempt.number, end=attempt.end))
+        for attempt in ended:
+            assert attempt.end is not None
             in_flight = self._attempts.trials
             cells = self._node_pool.ended(
                 attempt.trial_id, attempt.end, in_flight, began=attempt.since
@@ -214,7 +215,8 @@ class Loop:
         for attempt in self._attempts.ended:
             if attempt.end is not None and self._spool is not None:
                 try:
-                    self._spool.keep(Spooled(attempt=attempt.number, end=attempt.end))
+                    spooled = Spooled(attempt=attempt.number, end=attempt.end, at=self._date())
+                    self._spool.keep(spooled)
                 except OSError as exc:
                     logger.warning(
                         "Trial %d has ended, and cannot be written down here either: %s",

@@ -21,12 +21,15 @@ class MissingNodes:
     def __init__(self, call: Call, placement: Placement, node_pool: NodePool) -> None:
         self._patience_seconds, self._clock = call.spec.measurement.wait_for_nodes, call.clock
         self._placement, self._node_pool = placement, node_pool
-        self._since: dict[int, float] = {}  # cell -> when the nodes that are left became too few
-        self._nodes: dict[str, int] = {}  # those that can be used, with their slots
-        # The mapping that they were given by: to compare thousands of nodes takes time.
+        # Cell -> when the nodes that are left became too few.
+        self._since: dict[int, float] = {}
+        # Those that can be used, with their slots.
+        self._nodes: dict[str, int] = {}
+        # The mapping given last: its identity is compared first, as thousands of nodes take time.
         self._given: Mapping[str, int] = self._nodes
         self._gone: set[str] = set()  # while cells waited, and just before
-        self._lost_at = -inf  # when the last of these went for the first time
+        # When the last of these went for the first time.
+        self._lost_at = -inf
 
     def see(self, usable: Mapping[str, int]) -> None:
         """Note which nodes can be used.

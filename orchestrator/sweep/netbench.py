@@ -23,12 +23,11 @@ logger = logging.getLogger(__name__)
 
 SMALLEST_BYTES = 1 << 10
 LARGEST_BYTES: Mapping[Device, int] = {Device.CUDA: 256 << 20, Device.CPU: 16 << 20}
-SECONDS: Mapping[Device, float] = {
-    Device.CUDA: 0.25,
-    Device.CPU: 0.1,
-}  # of calls, for each collective and size
+# Of calls, for each collective and size.
+SECONDS: Mapping[Device, float] = {Device.CUDA: 0.25, Device.CPU: 0.1}
 POLL_SECONDS = 0.5
-PATIENCE_SECONDS = 60.0  # for nodes to come back that were lost, or are in doubt
+# For nodes to come back that were lost, or are in doubt.
+PATIENCE_SECONDS = 60.0
 LIMITS = PhaseLimits(
     start=120.0,
     rendezvous=120.0,
@@ -129,12 +128,14 @@ def _nodes_for(
     """Return nodes for a gang, last those that lost one; fewer if they do not come back in time."""
     until = time.monotonic() + patience_seconds
     while True:
-        roomy = [
+        large_enough = [
             node for node, count in scheduler.slots.nodes.items() if count >= shape.slots_per_node
         ]
-        if len(roomy) >= shape.num_nodes or time.monotonic() >= until:
+        if len(large_enough) >= shape.num_nodes or time.monotonic() >= until:
             return tuple(
-                sorted(sorted(roomy, key=lambda node: (node in lost, node))[: shape.num_nodes])
+                sorted(
+                    sorted(large_enough, key=lambda node: (node in lost, node))[: shape.num_nodes]
+                )
             )
         scheduler.poll(POLL_SECONDS)
 

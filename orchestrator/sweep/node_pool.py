@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 FAULTS, FAULTS_SECONDS = 2, 1800.0
 # A call begins after so long without nodes that have not answered, if others hold a gang.
 PATIENCE_SECONDS = 20.0
-MORE_RUNS = 0.02  # by so much the measurements have to have grown for nodes to be scored anew
+# By so much the measurements have to have grown for nodes to be scored anew.
+MORE_RUNS = 0.02
 # Or by so many for each node, if that is more: to score thousands of nodes takes most of a second.
 RUNS_PER_NODE = 1.0
 # How often the store is asked whether a person has benched a node, by this machine's clock.
@@ -45,7 +46,8 @@ OF_ITS_NODE = frozenset(
         FailureKind.KILLED,
     }
 )
-OF_THE_GANG = frozenset({FailureKind.NCCL}) | HANG_KINDS  # counted where the gang is on one node
+# Counted where the gang is on one node.
+OF_THE_GANG = frozenset({FailureKind.NCCL}) | HANG_KINDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,14 +79,17 @@ class NodePool:
         self._sweep_id, self._epoch, self._store, self._clock = sweep_id, epoch, store, clock
         self._preflight = Preflight(sweep_id, epoch, store=store, prober=prober, clock=clock)
         self._opened = clock()
-        self._nodes: dict[str, int] = {}  # with their slots, as last asked about
+        # With their slots, as last asked about.
+        self._nodes: dict[str, int] = {}
         self._usable: dict[str, int] = {}  # of them
         # The mapping that they were last asked about by: to compare thousands of nodes takes time.
         self._given: Mapping[str, int] | None = None
-        self._shapes: set[Shape] = set()  # of the gangs that have to find room
+        # Of the gangs that the nodes have to hold.
+        self._shapes: set[Shape] = set()
         self._benched: dict[str, BenchRow] = {}
         self._asked_at = time.monotonic()
-        self._hangs: dict[int, _Hang] = {}  # by trial: its last attempt's, if it hung
+        # By trial: its last attempt's, if it hung.
+        self._hangs: dict[int, _Hang] = {}
         # By node: when each fault was known, and of which trial.
         self._faults: dict[str, list[tuple[float, int]]] = {}
         self._num_measured, self._num_scored = 0, 0
@@ -123,9 +128,9 @@ class NodePool:
         """
         self._shapes = set(shapes)
         free_slots = FreeSlots(self.usable(nodes))
-        has_room = any(free_slots.holds(shape) for shape in self._shapes)
-        if has_room or self.is_looking:
-            return has_room and (
+        is_possible = any(free_slots.holds(shape) for shape in self._shapes)
+        if is_possible or self.is_looking:
+            return is_possible and (
                 not self.is_looking or self._clock() - self._opened >= PATIENCE_SECONDS
             )
         why = [f"{node} ({reason})" for node, reason in sorted(self._preflight.unfit.items())]
@@ -134,7 +139,7 @@ class NodePool:
             for node, row in sorted(self._benched.items())
         ]
         raise ClusterUnavailable(
-            f"no node that is left can be used: {'; '.join(why)}. Mend them (`sweep doctor"
+            f"no node that is left can be used: {'; '.join(why)}. Fix them (`sweep doctor"
             " --cluster`"
             " shows all of it), or use them as they are with measurement.preflight=false; the same"
             " command goes on"
@@ -224,7 +229,8 @@ class NodePool:
             (at, trial) for at, trial in self._faults.get(node, []) if now - at <= FAULTS_SECONDS
         ]
         if recent and began < recent[-1][0]:
-            return  # of the same event, as when a node is lost with all that it ran
+            # Of the same event, as when a node is lost with all that it ran.
+            return
         recent.append((now, trial_id))
         self._faults[node] = recent
         # Of several trials: one that fails wherever it runs is not its nodes' fault.

@@ -18,7 +18,7 @@ from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
 from orchestrator.sweep.budgets import Budgets
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import CellSearch
-from orchestrator.sweep.cell_searches import CellSearches
+from orchestrator.sweep.cell_searches import CellSearches, read
 from orchestrator.sweep.dispatch import Dispatch
 from orchestrator.sweep.loop import Loop
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
@@ -44,12 +44,13 @@ def open_loop(call: Call) -> Loop:
     stored_peaks, device_name = store.measured_peaks(call.sweep_id), scheduler.slots.device_name
     outcomes = Outcomes(call, MeasuredPeaks(stored_peaks, device_name=device_name))
     spending = _begin_session(call, price_of(spec, hardware))
-    cell_searches = CellSearches(call, hardware)
+    cell_searches = CellSearches(call, hardware, read(call, hardware))
     shapes = shapes_of(spec.cells(), scheduler.slots, gpus_per_node=call.gpus_per_node)
     node_pool.usable(scheduler.slots.nodes)  # they answer while cells are opened
     for cell, shape in shapes.items():
         _open_cell(call, cell, shape, outcomes, cell_searches)
-        if call.lease.is_due:  # a space of many cells takes a while to enumerate
+        # A space of many cells takes a while to enumerate.
+        if call.lease.is_due:
             call.lease.renew(scheduler.leased())
     placement = Placement(
         scheduler.slots.nodes,
@@ -74,7 +75,7 @@ def open_loop(call: Call) -> Loop:
         dispatch=dispatch,
         snapshots=Snapshots(call, outcomes, spending),
         # Later than all stored dates, also those of a simulated clock.
-        began_unix_seconds=max(time.time(), *newest),
+        began_unix_seconds=max(time.time() - call.seconds, *newest),
     )
 
 
@@ -117,6 +118,7 @@ def _begin_session(call: Call, price: Price | None) -> Spending:
         earlier_gpu_seconds=store.reserved(call.sweep_id).total.reserved,
         leased=scheduler.leased,
         clock=call.clock,
+        began=call.began,
     )
     store.begin_session(
         call.sweep_id,

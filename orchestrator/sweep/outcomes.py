@@ -70,7 +70,8 @@ class Outcomes:
         self.fingerprints: set[str] = set()
         self.stop_rules = StopRules(call.spec.name)
         self._condemned: list[Pruned] = []  # not written yet
-        self._is_load_told = False  # since an attempt that no load disturbed
+        # Since an attempt that no load disturbed.
+        self._is_load_told = False
 
     @property
     def counts(self) -> dict[TrialState, int]:
@@ -159,7 +160,8 @@ class Outcomes:
             ends = [_ended(one, events) for one in judged]
             return events, self._store.record_ends(ends, epoch=self._epoch)
         except REFUSED:
-            pass  # those that can be recorded are, and may be told again
+            # Those that can be recorded are, and may be told again.
+            pass
         recorded = []
         for place, one in enumerate(judged):
             try:
@@ -209,7 +211,8 @@ class Outcomes:
         freed = search.searcher.take_freed()
         if not freed:
             return
-        self._write_condemned()  # some of them may be in it
+        # Some of them may be in it.
+        self._write_condemned()
         num = self._store.free_pruned(search.id, freed, epoch=self._epoch)
         self._stored[TrialState.PRUNED] -= num
         self._stored[TrialState.QUEUED] += num
@@ -259,7 +262,7 @@ class Outcomes:
         events = {}
         for trial_id, kind in kinds.items():
             if trial_id in repeats:
-                events[trial_id] = repeats[trial_id].confirmation.fail(trial_id, kind)
+                events[trial_id] = repeats[trial_id].confirmation.event_after(trial_id, kind)
             else:
                 failures = earlier.get(trial_id, Counter()) + Counter([kind])
                 events[trial_id] = event_after(kind, failures)
@@ -337,6 +340,7 @@ class Outcomes:
     ) -> str:
         """`row` is the trial's, if it waits again."""
         if attempt.is_repeat:
+            search.confirmation.fail(attempt.trial_id, failure.kind)
             told = f"{failure.kind}: {failure.message}"
             return f"measured before; once more it failed, {told}"
         match event:

@@ -34,7 +34,8 @@ class Placement:
         self._free_slots = FreeSlots(slots_of)
         self._exclusive, self._shares_budget = exclusive, shares_budget
         self._num_starts = 0
-        self._since: dict[int, int] = {}  # cell -> starts by when it began to wait
+        # Cell -> starts by when it began to wait.
+        self._since: dict[int, int] = {}
 
     def see(self, slots_of: Mapping[str, int]) -> None:
         """Note that nodes may have come or gone."""

@@ -1,6 +1,6 @@
 """Looks at nodes: newcomers while trials run elsewhere, and unfit ones again after a while.
 
-It waits for no node, and knows of none how trials fare on it.
+It waits for no node, and does not know how trials end on them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ class Preflight:
             clock,
         )
         self._facts: dict[str, NodeFacts] = {}
-        self._silent: dict[str, str] = {}  # nodes that did not answer, and how
-        self._lives: dict[str, str] = {}  # node -> which life of it was looked at last
+        # Nodes that did not answer, and how.
+        self._silent: dict[str, str] = {}
+        # Node -> which life of it was looked at last.
+        self._lives: dict[str, str] = {}
         self._began: dict[str, float] = {}  # and when that began
         self._awaited: set[str] = set()
         self._unheard: dict[str, NodeFacts | str] = {}  # answers that are not judged yet

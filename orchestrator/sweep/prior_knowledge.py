@@ -34,10 +34,12 @@ from orchestrator.sweep.trial_devices import data_sheet, devices_of, is_wanted, 
 UNPHYSICAL = frozenset({
     "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes",
     "noise", "sleep", "faults", "env_from", "pass_env", "one_rank_per_node",
-    "table_id",  # runs that others measured on such a device are relatives
+    # Runs that others measured on such a device are relatives.
+    "table_id",
 })  # fmt: skip
 PRETENDED = frozenset({"synthetic", "replay"})  # workloads that compute nothing
-WAITED_SHARE = 0.5  # of its timed steps, that phase steady has to have lasted
+# Of its timed steps, that phase steady has to have lasted.
+WAITED_SHARE = 0.5
 # Rows of a cell, and standard deviations of their median error, that show that a fit missed it.
 ENOUGH_ROWS, FAR_OFF = 3, 2.0
 
@@ -48,7 +50,8 @@ class Taught:
 
     row: ObservationRow
     observation: Observation
-    is_current: bool  # taken with the newest software that is known of
+    # Taken with the newest software that is known of.
+    is_current: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,9 +59,11 @@ class PriorKnowledge:
     """The device of a sweep, and its relatives' trials. Each fit is made once."""
 
     spec: SweepSpec
-    hardware: Hardware | None  # None: no data sheet has the device, and nothing was measured on it
+    # None: no data sheet has the device, and nothing was measured on it.
+    hardware: Hardware | None
     rows: Sequence[Taught]  # oldest first
-    links: Sequence[LinkRow] = ()  # of the newest `sweep netbench` on such devices
+    # Of the newest `sweep netbench` on such devices.
+    links: Sequence[LinkRow] = ()
     # Relatives' trials that teach nothing, since the speed of their device is not known.
     num_unplaced: int = 0
     # `fits` of earlier knowledge, to begin from.
@@ -67,7 +72,7 @@ class PriorKnowledge:
 
     @property
     def fits(self) -> Mapping[str, Calibration]:
-        """The fits of all relatives, by which of them; else what they would have begun from."""
+        """The fits made so far, by the relatives that they rest on; else those to begin from."""
         return {
             **self.begin,
             **{which: found for (which, without), found in self._fits.items() if without is None},
@@ -124,7 +129,8 @@ class PriorKnowledge:
         mine = set(map(id, own))
         others = [taught for taught in self.rows if id(taught) not in mine] if own else self.rows
         if own and others:
-            self._of(self.rows, without=None)  # where the fits without each of the cells begin
+            # Where the fits without each of the cells begin.
+            self._of(self.rows, without=None)
         found = self._of(others, without=cell if own else None)
         if cell is None:
             return found
@@ -270,7 +276,7 @@ def _fitted(
 ) -> Calibration:
     """Fit, and fit again if whole cells stay far off.
 
-    Of errors that are all large none pulls, as if each were a disturbed run.
+    If all errors of a cell are large, the robust fit ignores them as if each run were disturbed.
     """
     found = calibrate(observations, prior, begin=begin)
     times = agreement(observations, found).step_time

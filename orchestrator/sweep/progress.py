@@ -16,7 +16,8 @@ class Stop(IntEnum):
     """What somebody outside asks of the loop."""
 
     GO_ON = 0
-    DRAIN = 1  # start nothing new, let what runs finish
+    # Start nothing new, let what runs finish.
+    DRAIN = 1
     CANCEL = 2  # end what runs, now
 
 
@@ -110,7 +111,8 @@ def time_left(
     return TimeLeft(least=min(least, most), most=most)
 
 
-FEWEST_TO_TELL = 2  # ended attempts: the first bears what starts once, imports and connections
+# Ended attempts: the first bears what starts once, imports and connections.
+FEWEST_TO_TELL = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +120,19 @@ class Snapshot:
     """How far a sweep is: what a progress display needs, and nothing else."""
 
     sweep: str
-    counts: Mapping[TrialState, int]  # of this sweep in the store, all orchestrators
-    untried: int  # layouts of all cells, also of those whose search has ended
-    num_launched: int  # trials launched at least once, by all calls
-    at_most: int  # of which there will be no more
+    # Of this sweep in the store, all orchestrators.
+    counts: Mapping[TrialState, int]
+    # Layouts of all cells, also of those whose search has ended.
+    untried: int
+    # Trials launched at least once, by all calls.
+    num_launched: int
+    # Of which there will be no more.
+    at_most: int
     launched_now: int  # trials finished by this call
     running: Sequence[Running]
     best: Mapping[Cell, tuple[Layout, float]]  # objective value
-    gpu_seconds: float  # held by all calls, idle leases included
+    # Held by all calls, idle leases included.
+    gpu_seconds: float
     seconds: float  # since this call began
     left: TimeLeft | None  # None: nothing tells yet
     ended: Sequence[TrialEnded]  # since the last snapshot, in order
@@ -142,15 +149,19 @@ class SweepResult:
     interrupted: bool
     # Cells without a measurement: their trials failed, or a budget was spent before.
     nothing_feasible: Sequence[Cell]
-    nothing_fits: Mapping[Cell, str]  # those of them in which nothing can run: the evidence
-    tied: Mapping[Cell, Sequence[Layout]]  # share the first place, fastest first; one: the winner
+    # Those of them in which nothing can run: the evidence.
+    nothing_fits: Mapping[Cell, str]
+    # Share the first place, fastest first; one: the winner.
+    tied: Mapping[Cell, Sequence[Layout]]
     # Layouts that were neither launched nor condemned. None: they were not counted.
     untried: int | None
     num_fingerprints: int  # distinct ones among what was measured
-    launched: Mapping[Cell, int] = field(default_factory=dict)  # trials of each cell, by all calls
+    # Trials of each cell, by all calls.
+    launched: Mapping[Cell, int] = field(default_factory=dict)
     # Cells whose best was measured once, since a budget left no room for a repeat.
     unconfirmed: Sequence[Cell] = ()
-    code_has_changed: bool = False  # since what was measured, and nothing was measured again
+    # Since what was measured, and nothing was measured again.
+    code_has_changed: bool = False
 
     @property
     def finished(self) -> bool:

@@ -18,7 +18,8 @@ from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 logger = logging.getLogger(__name__)
 
 GIT_SECONDS = 20.0
-UNKNOWN = "unknown"  # a digest that git does not tell; None says that all is committed
+# A digest that git does not tell; None says that all is committed.
+UNKNOWN = "unknown"
 PACKAGE = Path(__file__).resolve().parent.parent
 # New files that may be part of a program. Data, logs and sweep files come and go while a sweep
 # runs, and are not.
@@ -27,12 +28,14 @@ SOURCE_SUFFIXES = frozenset(
 )
 # Beyond them only the number counts: so many are no sources but a forgotten environment.
 MAX_UNTRACKED_FILES = 1_000
-MAX_UNTRACKED_BYTES = 1 << 20  # of a file; of a larger one only the size counts
+# Of a file; of a larger one only the size counts.
+MAX_UNTRACKED_BYTES = 1 << 20
 # Of a program without git. Beyond them names, sizes and times count, not contents, since the sweep
 # is to start within a second.
 MAX_PROGRAM_FILES = 2_000
 MAX_PROGRAM_BYTES = 64 << 20  # of all files
-MAX_PROGRAM_ENTRIES = 50_000  # looked at; a home folder as `cwd` has more
+# Looked at; a home folder as `cwd` has more.
+MAX_PROGRAM_ENTRIES = 50_000
 
 
 def code_fingerprint(project: Path) -> Fingerprint:
@@ -100,8 +103,10 @@ def _owns(project: Path) -> bool:
 class _Checkout:
     top: Path
     sha: str
-    dirty_digest: str | None  # None: nothing uncommitted. UNKNOWN: git did not tell
-    new_sources: frozenset[str] = frozenset()  # of which the contents are in that digest
+    # None: nothing uncommitted. UNKNOWN: git did not tell.
+    dirty_digest: str | None
+    # Of which the contents are in that digest.
+    new_sources: frozenset[str] = frozenset()
 
 
 def _checkout(project: Path) -> _Checkout | None:
@@ -174,7 +179,8 @@ def _content_digest(file: Path) -> str:
             if size <= MAX_UNTRACKED_BYTES
             else f"{size} bytes"
         )
-    except OSError as exc:  # a link to nowhere, or no permission to read
+    except OSError as exc:
+        # A link to nowhere, or no permission to read.
         return type(exc).__name__
 
 
@@ -184,7 +190,8 @@ class _File:
     path: Path
     size: int
     changed_at: int  # nanoseconds
-    link: str | None = None  # where it leads; it is not followed
+    # Where it leads; it is not followed.
+    link: str | None = None
 
 
 def _program_digest(
@@ -241,7 +248,8 @@ def _named_files(argv: Sequence[str], cwd: Path | None) -> Iterator[tuple[str, P
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a text that is no name of a file: too long, or with a NUL
+    except (OSError, ValueError):
+        # A text that is no name of a file: too long, or with a NUL.
         return False
 
 

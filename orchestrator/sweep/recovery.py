@@ -17,6 +17,7 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.protocol import MeasurementPlan
+from orchestrator.core.trial.purpose import REPEATS
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.spool import Spool, Spooled
 from orchestrator.sweep.verdict import judge_attempt
@@ -67,19 +68,23 @@ class Recovery:
             peaks=peaks,
             code=self.code,
             device_name=self.device_name,
+            at=spooled.at,
         )
-        ended = verdict.ended(
-            end.trial_id, spooled.attempt, event=_event_of(verdict.outcome, detail)
-        )
+        event = _event_of(verdict.outcome, detail, spooled.attempt)
+        ended = verdict.ended(end.trial_id, spooled.attempt, event=event)
         self.store.record_ends([ended], epoch=self.epoch)
 
 
-def _event_of(outcome: Measurement | Failure, detail: TrialDetail) -> TrialEvent:
+def _event_of(outcome: Measurement | Failure, detail: TrialDetail, number: int) -> TrialEvent:
+    """Decide as `Outcomes` does: a repeat counts with repeats, any other attempt with all."""
     if isinstance(outcome, Measurement):
         return TrialEvent.MEASURED
+    repeats = {one.number for one in detail.attempts if one.purpose in REPEATS}
     earlier = Counter(
-        attempt.failure.kind
-        for attempt in detail.attempts
-        if attempt.failure is not None and not attempt.superseded
+        one.failure.kind
+        for one in detail.attempts
+        if one.failure is not None
+        and not one.superseded
+        and (number not in repeats or one.number in repeats)
     )
     return event_after(outcome.kind, earlier + Counter([outcome.kind]))

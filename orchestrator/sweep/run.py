@@ -49,30 +49,31 @@ def run_sweep(
     try:
         # Start the scheduler only once the lease is ours.
         scheduler = open_scheduler()
-        asked = spec.gpus_per_node
-        folder = run_root(lease.before.run_folder) / FOLDER if run_root is not None else None
-        call = Call(
-            spec=spec,
-            store=store,
-            lease=lease,
-            scheduler=scheduler,
-            spool=Spool(folder) if folder is not None else None,
-            code=code,
-            hardware=hardware,
-            clock=clock,
-            stop=stop,
-            observe=observe,
-            spaces=spaces if spaces is not None else CellSpaces(spec),
-            gpus_per_node=asked if isinstance(asked, int) else scheduler.slots.per_node,
-            began=clock(),
-        )
         try:
+            asked = spec.gpus_per_node
+            folder = run_root(lease.before.run_folder) / FOLDER if run_root is not None else None
+            call = Call(
+                spec=spec,
+                store=store,
+                lease=lease,
+                scheduler=scheduler,
+                spool=Spool(folder) if folder is not None else None,
+                code=code,
+                hardware=hardware,
+                clock=clock,
+                stop=stop,
+                observe=observe,
+                spaces=spaces if spaces is not None else CellSpaces(spec),
+                gpus_per_node=asked if isinstance(asked, int) else scheduler.slots.per_node,
+                began=clock(),
+            )
             result = open_loop(call).run()
             return result
         finally:
             scheduler.close()
     except StoreUnavailable:
-        is_reachable = False  # nor would it hear of this; the lease ends by itself
+        # Nor would it hear of this; the lease ends by itself.
+        is_reachable = False
         raise
     finally:
         store.while_away(time.sleep)

@@ -19,7 +19,8 @@ FIRST_TRIALS = 8
 # Factor on what is reserved: launches of one layout differ by a fifth, and a repeat that is not
 # started confirms nothing.
 MARGIN = 1.15
-FEWEST_TO_CONFIRM = 2  # layouts measured: before, another one tells more than a repeat
+# Layouts measured: before, another one tells more than a repeat.
+FEWEST_TO_CONFIRM = 2
 # Expected gain, relative, below which a cell goes on after those that have more to gain.
 LITTLE = 0.002
 

@@ -30,6 +30,7 @@ class Spending:
         earlier_gpu_seconds: float,
         leased: Callable[[], Leased],
         clock: Callable[[], float],
+        began: float,
     ) -> None:
         self._budget, self._max_wall_seconds, self.earlier_gpu_seconds = (
             budget,
@@ -37,7 +38,7 @@ class Spending:
             earlier_gpu_seconds,
         )
         self._leased, self._clock = leased, clock
-        self._began = clock()
+        self._began = began
 
     @property
     def reserved_gpu_seconds(self) -> float:
@@ -90,7 +91,7 @@ class Spending:
         return None
 
     def passed_by(self, expected_gpu_seconds: float, *, to_come: float) -> StopReason | None:
-        """Return the budget that an attempt should exceed, in addition to what is under way."""
+        """Return the budget that an attempt would exceed, in addition to what is under way."""
         if self._budget is None:
             return None
         return (
@@ -107,8 +108,8 @@ class Spending:
             f", of which {kept / 3600:.3g} are kept for first trials and repeats" if kept else ""
         )
         return (
-            f"the next trial should hold {expected_gpu_seconds / 3600:.3g} GPU-hours, and"
-            f" search.{self._budget.limit} leaves {left:.3g}" + for_others
+            f"the next trial is expected to reserve {expected_gpu_seconds / 3600:.3g} GPU-hours,"
+            f" and search.{self._budget.limit} leaves {left:.3g}" + for_others
         )
 
     def _left(self, budget: Budget) -> float:

@@ -6,6 +6,7 @@ earlier orchestrator left.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import os
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ from orchestrator.core.errors import UsageInvalid
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "spool"  # beside the run folders of its sweep
+# Beside the run folders of its sweep.
+FOLDER = "spool"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class Spooled:
 
     attempt: int
     end: Finished
+    at: dt.datetime | None = None  # by the sweep's clock
 
     @property
     def name(self) -> str:
@@ -80,7 +83,8 @@ class Spool:
         try:
             kept = [file for file in self._folder.iterdir() if file.suffix == ".json"]
             files = sorted(kept, key=lambda file: (file.stat().st_mtime_ns, file.name))
-        except FileNotFoundError:  # made with the first file: nothing was ever kept
+        except FileNotFoundError:
+            # Made with the first file: nothing was ever kept.
             return
         except OSError as exc:
             raise UsageInvalid(

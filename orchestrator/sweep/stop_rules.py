@@ -42,7 +42,8 @@ class _Streak:
     kinds: set[FailureKind] = field(default_factory=set)
     nodes: set[str | None] = field(default_factory=set)
     last: str = ""
-    began_at: float = inf  # when the first of them was known
+    # When the first of them was known.
+    began_at: float = inf
     known_at: float = -inf  # and the last
 
     def add(self, cell_id: int, failure: Failure, *, began: float, now: float) -> None:
@@ -61,8 +62,10 @@ class StopRules:
     def __init__(self, sweep: str) -> None:
         self._sweep = sweep
         self._streak = _Streak()  # since something worked anywhere
-        self._streak_of: dict[int, _Streak] = {}  # of each cell, since something of it worked
-        self._worked_at: dict[int, float] = {}  # by cell: when an attempt last ended by itself
+        # Of each cell, since something of it worked.
+        self._streak_of: dict[int, _Streak] = {}
+        # By cell: when an attempt last ended by itself.
+        self._worked_at: dict[int, float] = {}
         self._nothing_measured = True
         self._same_failures, self._first_failure, self._same_cells = 0, "", set[int]()
 
@@ -118,10 +121,10 @@ class StopRules:
         if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
                 f"the first {self._same_failures} trials failed in the same way, so it is not their"
-                f" layouts: {self._first_failure}. Mend it, then have them measured:"
+                f" layouts: {self._first_failure}. Fix it, then measure them again:"
                 f" sweep invalidate"
                 f" --sweep {self._sweep} --where \"state = 'failed'\" --yes;"
-                " where the file itself changes, give the sweep a new name"
+                " if you change the file, rename the sweep"
             )
         if not open_cells:
             return set()
@@ -133,7 +136,7 @@ class StopRules:
         if is_everywhere and not stuck and not self._is_a_hang_of_some(self._streak):
             raise ClusterUnavailable(
                 f"{self._streak.num} attempts one after the other failed by the machine's fault"
-                f"{self._on_one_node()}, the last one: {self._streak.last}. Mend it (`sweep doctor`"
+                f"{self._on_one_node()}, the last one: {self._streak.last}. Fix it (`sweep doctor`"
                 " helps to find it); the same command goes on"
             )
         return stuck

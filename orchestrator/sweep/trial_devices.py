@@ -16,8 +16,10 @@ from orchestrator.core.problem.hardware import (
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.trial.protocol import MEASURED_PEAK
 
-SIMULATED = "synthetic "  # how workload synthetic begins the name of a device
-TABLE_PEAK = "table: "  # how a peak's source begins that is a data sheet's
+# How workload synthetic begins the name of a device.
+SIMULATED = "synthetic "
+# How a peak's source begins that is a data sheet's.
+TABLE_PEAK = "table: "
 
 # Bytes per FLOP of memory, inside a node and between nodes, of a device without a data sheet: a
 # first guess that trials correct. A core has its share of a server's memory (10 GB/s for

@@ -154,7 +154,8 @@ def attempt_facts(
         for outcome in report.ranks
         if outcome.failure is not None
     ]
-    told = [said.phase_seconds for said in results or notes]  # of a failed attempt: until it failed
+    # Of a failed attempt: until it failed.
+    told = [said.phase_seconds for said in results or notes]
     phases = {
         phase: max(each.get(phase, 0.0) for each in told)
         for phase in Phase
@@ -163,7 +164,8 @@ def attempt_facts(
     teardowns = [
         report.teardown_seconds for report in event.reports if report.teardown_seconds is not None
     ]
-    if results and teardowns:  # a rank tells of its own until it has handed its result over
+    # A rank tells of its own until it has handed its result over.
+    if results and teardowns:
         phases[Phase.TEARDOWN] = phases.get(Phase.TEARDOWN, 0.0) + max(teardowns)
     facts = AttemptFacts(
         phases=phases,
@@ -198,7 +200,8 @@ def fingerprint_of(
         if stack.device_name is not None
         else stack.model_copy(update={"device_name": device_name})
     )
-    first = event.reports[0]  # of rank 0's node; another may name its interface otherwise
+    # Of rank 0's node; another may name its interface otherwise.
+    first = event.reports[0]
     return measured_with(code, stack, counted(first.environment, by_launcher=first.set_by_launcher))
 
 
@@ -249,8 +252,8 @@ def relative_excess(
 ) -> float | None:
     """Return how far over its device a failed run is known to have been, relative.
 
-    That counts the allocation that failed on top of what it then held. None if that does not come
-    to more than the device: what an allocator held in addition is not known.
+    That counts the allocation that failed on top of what it then held. None if that is
+    less than the device has, since the rest of the allocator's memory is unknown.
     """
     needed = peak_bytes or 0
     if memory is not None and memory.asked_bytes is not None:

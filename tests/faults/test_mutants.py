@@ -102,7 +102,7 @@ def writes_the_state_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def writes_whatever_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An orchestrator that was replaced goes on writing, as if the epoch were its own."""
-    standings, fence_cells = batch._standings, changes._fence_cells
+    standings, fence_cells = batch._trials_now, changes._fence_cells
 
     def newest(connection: sa.Connection) -> int:
         return int(
@@ -114,7 +114,7 @@ def writes_whatever_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(
         batch,
-        "_standings",
+        "_trials_now",
         lambda connection, ids, _: standings(connection, ids, newest(connection)),
     )
     monkeypatch.setattr(

@@ -74,21 +74,21 @@ def test_a_budget_that_ends_the_confirmation_is_why_the_cell_stopped() -> None:
     assert (life.state, life.stopped) == (CellState.SETTLED, StopReason.COST)
 
 
-def test_a_search_that_goes_on_has_no_reason_to_have_stopped() -> None:
+def test_layouts_that_are_freed_are_searched_if_all_others_were_known() -> None:
     life = CellLife()
     life.stop(StopReason.EXHAUSTED)
-    life.take(CellEvent.NOTHING_LEFT)
-    life.take(CellEvent.LAYOUTS_FREED)
+    life.free()
     assert (life.state, life.stopped) == (CellState.SEARCHING, None)
-    life.stop(StopReason.EXHAUSTED)
-    assert life.may_be_confirmed  # it was settled before, and is to be settled anew
+    life.stop(StopReason.TRIALS)
+    life.free()  # there are more layouts, and no more trials
+    assert (life.state, life.stopped) == (CellState.CONFIRMING, StopReason.TRIALS)
 
 
-def test_other_software_lets_a_settled_cell_be_confirmed_again_for_the_same_reason() -> None:
+def test_a_settled_cell_that_is_read_again_is_confirmed_for_the_same_reason() -> None:
     life = CellLife()
     life.stop(StopReason.TRIALS)
     life.take(CellEvent.NOTHING_LEFT)
-    life.take(CellEvent.MEASURED_ANEW)
+    life.take(CellEvent.READ_AGAIN)
     assert (life.state, life.stopped) == (CellState.CONFIRMING, StopReason.TRIALS)
 
 

@@ -53,7 +53,7 @@ def test_the_same_failure_of_other_ranks_is_the_same() -> None:
         FailureKind.USER_ERROR,
         *(f"rank {rank} exited with code 1" for rank in range(SAME_FAILURES)),
     )
-    with pytest.raises(UsageInvalid, match=r": exited with code 1\. Mend it"):
+    with pytest.raises(UsageInvalid, match=r": exited with code 1\. Fix it"):
         stop_rules.stuck_cells(OPEN)
 
 

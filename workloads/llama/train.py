@@ -51,7 +51,8 @@ def train(rank: Rank) -> RankResult:
     timed, report, rendezvous_seconds = _train_and_measure(
         rank, options, device=device, begin=begin
     )
-    gc.collect()  # the model: a measured peak needs memory
+    # The model: a measured peak needs memory.
+    gc.collect()
     stack = describe_stack(device)
     tokens = request.layout.global_batch_size * request.sequence_length
     peak = trial_peak(

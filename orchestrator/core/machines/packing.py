@@ -84,7 +84,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Placed:
+class _PlacedGang:
     shape: Shape
     nodes: tuple[str, ...]
     exclusive: bool
@@ -104,7 +104,7 @@ class FreeSlots:
         # Free slots -> nodes with at least so many: a cache until the next change.
         self._num_with_free: dict[int, int] = {}
         self._slots_of_all: int | None = None  # if all nodes have equally many
-        self._placed: dict[int, _Placed] = {}
+        self._placed: dict[int, _PlacedGang] = {}
         # Gang -> slots of each of its nodes if its end leaves them empty; None: it may not.
         self._emptied: dict[int, int | None] = {}
         self._ends: list[tuple[float, int]] = []  # ends of the placed gangs, ascending
@@ -162,7 +162,7 @@ class FreeSlots:
         if (num := len(set(nodes))) != shape.num_nodes:
             names = ", ".join(nodes)
             raise ValueError(f"gang {key} needs {shape.num_nodes} nodes, not {num}: {names}")
-        placed = _Placed(shape=shape, nodes=tuple(nodes), exclusive=exclusive, ends_at=ends_at)
+        placed = _PlacedGang(shape=shape, nodes=tuple(nodes), exclusive=exclusive, ends_at=ends_at)
         levels, wanted = self._levels(placed, -1), shape.slots_per_node
         fit = {
             node
@@ -314,7 +314,7 @@ class FreeSlots:
             later = [*(self._with_free(gang, ()) if is_simple else now_free), *later]
         return frozenset(later[-wanted:]), starts_at
 
-    def _freed_by(self, placed: _Placed, gang: WaitingGang, freed: dict[str, int]) -> list[str]:
+    def _freed_by(self, placed: _PlacedGang, gang: WaitingGang, freed: dict[str, int]) -> list[str]:
         """The nodes that a waiting gang can use once this one has ended, and could not before."""
         found = []
         for node in placed.nodes:
@@ -327,7 +327,7 @@ class FreeSlots:
                 found.append(node)
         return found
 
-    def _emptied_by(self, placed: _Placed) -> int | None:
+    def _emptied_by(self, placed: _PlacedGang) -> int | None:
         """The slots of each of its nodes, if they have equally many and no other gang is there."""
         if set(map(self._free.get, placed.nodes)) != {0}:
             return None
@@ -338,7 +338,7 @@ class FreeSlots:
         is_alone = not slots and (placed.exclusive or placed.shape.slots_per_node == whole)
         return whole if is_alone else None
 
-    def _taken(self, placed: _Placed, node: str) -> int:
+    def _taken(self, placed: _PlacedGang, node: str) -> int:
         return self._slots_of[node] if placed.exclusive else placed.shape.slots_per_node
 
     def _count(self) -> None:
@@ -363,7 +363,7 @@ class FreeSlots:
             if after > 0:
                 self._by_free.setdefault(after, {}).update(dict.fromkeys(nodes))
 
-    def _levels(self, placed: _Placed, sign: int) -> Mapping[tuple[int, int], Sequence[str]]:
+    def _levels(self, placed: _PlacedGang, sign: int) -> Mapping[tuple[int, int], Sequence[str]]:
         """A gang's nodes by their free slots before and after it starts (-1), or ends (+1)."""
         per_node = sign * placed.shape.slots_per_node
         free = set(map(self._free.get, placed.nodes))

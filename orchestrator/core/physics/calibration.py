@@ -53,7 +53,8 @@ _SDS: Mapping[str, float] = {
 MEMORY_CONSTANTS: tuple[str, ...] = tuple(_SDS)
 _NUM_FACTORS = 4
 MEMORY_FACTORS: tuple[str, ...] = MEMORY_CONSTANTS[:_NUM_FACTORS]
-_UNITS = np.array([1.0, 1.0, 2.0**30])  # of the amounts: shares, and a reserve in GiB
+# Of the amounts: shares, and a reserve in GiB.
+_UNITS = np.array([1.0, 1.0, 2.0**30])
 _MEMORY_SDS = np.array([*_SDS.values()])
 _STEP_SDS = np.array([PRIORS[name].log_sd for name in CONSTANTS])
 
@@ -64,12 +65,16 @@ class Predicted:
 
     log_step_seconds: Floats
     log_step_sd: Floats  # from the constants alone
-    step_jacobian: Floats  # d log seconds / d log constants
-    step_covariance: Floats  # k x k, of the log constants; layouts share the kernel J C J^T
+    # D log seconds / d log constants.
+    step_jacobian: Floats
+    # K x k, of the log constants; layouts share the kernel J C J^T.
+    step_covariance: Floats
     step_residual_sd: float  # what the formula misses besides
     memory_bytes: Floats
-    memory_relative_sd: Floats  # above the prediction, of constants and formula together
-    memory_jacobian: Floats  # d log bytes / d memory constants
+    # Above the prediction, of constants and formula together.
+    memory_relative_sd: Floats
+    # D log bytes / d memory constants.
+    memory_jacobian: Floats
     memory_covariance: Floats
     memory_residual_sd: float
     # n: spreads of log seconds below and above the prediction, before anything is measured.
@@ -117,7 +122,8 @@ class Calibration:
     step_covariance: Floats
     step_residual_sd: float
     base_trainer: Trainer  # has what is not calibrated
-    memory_values: Floats  # in the order of MEMORY_CONSTANTS; logarithms of factors, then amounts
+    # In the order of MEMORY_CONSTANTS; logarithms of factors, then amounts.
+    memory_values: Floats
     memory_covariance: Floats
     memory_residual_sd: float
     # Log seconds, of cells and hardware that were measured.
@@ -246,7 +252,8 @@ class Calibration:
         memory_variance = np.einsum(
             "ij,jk,ik->i", memory_slopes, self.memory_covariance, memory_slopes
         )
-        if self.knows_trainer:  # its constants are at most as far off as those of a relative
+        # Its constants are at most as far off as those of a relative.
+        if self.knows_trainer:
             of_relatives = ((memory_slopes * (RELATIVES_SD * _MEMORY_SDS)) ** 2).sum(axis=1)
             memory_variance = np.minimum(memory_variance, of_relatives)
         return Predicted(

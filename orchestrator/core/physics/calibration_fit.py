@@ -28,8 +28,10 @@ from orchestrator.core.physics.step_time import CONSTANTS, Floats, StepTimeModel
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
 
-ONE_TRIAL = 5.0  # measured residuals that outweigh the spread believed before
-CELL_OFFSET_WEIGHT = 2.0  # of the belief in a cell's offset, in measured residuals
+# Measured residuals that outweigh the spread believed before.
+ONE_TRIAL = 5.0
+# Of the belief in a cell's offset, in measured residuals.
+CELL_OFFSET_WEIGHT = 2.0
 _NO_LIMIT_SD = 3.0  # of a cell's offset, besides
 # Of the residuals of one cell: a hundred of its rows show no more than ten rows of ten cells.
 CELL_CORRELATION = 0.1

@@ -107,7 +107,8 @@ class Agreement:
 class Agreements:
     step_time: Agreement
     memory: Agreement
-    foretold: Sequence[bool]  # of each out-of-memory, whether it was predicted not to fit
+    # Of each out-of-memory, whether it was predicted not to fit.
+    foretold: Sequence[bool]
 
 
 def agreement(observations: Sequence[Observation], calibration: Calibration) -> Agreements:

@@ -20,12 +20,15 @@ from orchestrator.core.problem.hardware import Hardware
 
 # Of log seconds: how far calls are from a straight line; NCCL changes its algorithm with the size.
 LINE_SD = 0.1
-NETWORK_SD = 0.15  # of log seconds: what the formulas of step times miss of a collective
-FIRST_SD = 1.0  # of the logarithm of a constant that the measurements show, before they are fitted
+# Of log seconds: what the formulas of step times miss of a collective.
+NETWORK_SD = 0.15
+# Of the logarithm of a constant that the measurements show, before they are fitted.
+FIRST_SD = 1.0
 # How far collectives of training differ, at least, from those of a benchmark: buckets, overlap,
 # neighbours.
 LIMITED_SD = 0.1
-FEWEST_SIZES = 3  # of messages, for a line: two fit any
+# Of messages, for a line: two fit any.
+FEWEST_SIZES = 3
 
 
 class Collective(StrEnum):

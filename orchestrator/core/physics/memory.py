@@ -194,7 +194,8 @@ class _MicroBatch:
     # On top of these, at the fullest moment of the last layer and of the head.
     layer: Floats
     head: Floats
-    end: Floats  # when the backward pass of all layers is over, on top of nothing
+    # When the backward pass of all layers is over, on top of nothing.
+    end: Floats
 
 
 def _micro_batch(rows: _StageRows) -> _MicroBatch:
@@ -342,13 +343,17 @@ class _LayerBytes:
     selective_ops e(4h+k+f)+4a; full e h.
     """
 
-    whole: float  # kept on every rank, whatever the tensor parallel size
+    # Kept on every rank, whatever the tensor parallel size.
+    whole: float
     # Inputs of column-parallel products: whole if the trainer keeps what it gathered, else split.
     gathered: float
     split: float
-    redone: float  # 1 if the layer's backward begins by computing again what was not kept
-    more: float  # of the backward, besides what is recomputed and the widest products' gradients
-    core: float  # of eager attention's backward, besides what the layers keep
+    # 1 if the layer's backward begins by computing again what was not kept.
+    redone: float
+    # Of the backward, besides what is recomputed and the widest products' gradients.
+    more: float
+    # Of eager attention's backward, besides what the layers keep.
+    core: float
 
     @classmethod
     def of(

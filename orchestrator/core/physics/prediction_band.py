@@ -22,7 +22,8 @@ from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.normal import Z90
 
-SHARE = 0.8  # of what is measured should lie within the band
+# Of what is measured should lie within the band.
+SHARE = 0.8
 
 # Standard deviations of log measured over predicted seconds, before anything is measured.
 # Inside a node: rooflines of dense models are 10-25 % off (vTrain, Calculon, torch's estimator
@@ -39,7 +40,8 @@ TENSOR_ACROSS_NODES_SD = 0.5
 # most of these are pipelines).
 PIPELINE_ACROSS_NODES_SD = 0.4
 KNOWN_DEVICES = ("a100", "h100", "h200")
-ENOUGH_CELLS = 2.0  # measured cells whose errors weigh as much as these widths
+# Measured cells whose errors weigh as much as these widths.
+ENOUGH_CELLS = 2.0
 
 
 def step_spreads(
@@ -64,8 +66,10 @@ def step_spreads(
 class FitErrors:
     """The errors of a fit on one kind of hardware, row by row: bands follow them."""
 
-    places: Floats  # n x k, where the rows lie (residual.places_of)
-    errors: Floats  # n: log measured over predicted seconds, less the cell's own offset
+    # N x k, where the rows lie (residual.places_of).
+    places: Floats
+    # N: log measured over predicted seconds, less the cell's own offset.
+    errors: Floats
     offsets: Floats  # n: that of the row's cell
     cells: NDArray[np.intp]  # n: which cell it is
     below: Floats  # n: spreads of before

@@ -16,8 +16,10 @@ from orchestrator.core.physics.step_time import Floats, element_bytes
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout_table import LayoutTable
 
-SD = 0.2  # of log seconds: what the formula is believed to miss before anything is measured
-LENGTH = 3.0  # doublings of a size: farther apart, layouts share less than a third of the errors
+# Of log seconds: what the formula is believed to miss before anything is measured.
+SD = 0.2
+# Doublings of a size: farther apart, layouts share less than a third of the errors.
+LENGTH = 3.0
 NOISE_SD = 0.1  # of one run that nobody repeated
 # Runs that are fitted, an even spread over all: the fit is cubic in them, a prediction linear.
 MOST = 1_000
@@ -32,7 +34,8 @@ _ZERO_STAGE, _RECOMPUTED, _HIDDEN = 2.0, 6.0, 1.5
 class Residual:
     """Log measured over predicted, as a function of a layout and its cell."""
 
-    places: Floats  # n x k, of the fitted runs
+    # N x k, of the fitted runs.
+    places: Floats
     weights: Floats
 
     @classmethod

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MAX_STEPS = 40
-DIFFERENCE = 1e-4  # of a parameter, for derivatives: logarithms and shares, of order 1
+# Of a parameter, for derivatives: logarithms and shares, of order 1.
+DIFFERENCE = 1e-4
 # Relative gain below which a step was the last: what is left is far less than what is unknown.
 ENOUGH = 1e-5
 
@@ -23,8 +24,10 @@ ENOUGH = 1e-5
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fit:
     parameters: Floats
-    covariance: Floats  # Laplace: the inverse of the curvature at the optimum
-    residuals: Floats  # at the optimum, as the model gave them
+    # Laplace: the inverse of the curvature at the optimum.
+    covariance: Floats
+    # At the optimum, as the model gave them.
+    residuals: Floats
 
 
 def fit(

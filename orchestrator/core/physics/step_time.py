@@ -31,7 +31,8 @@ class LogPrior:
     """The belief in a positive constant before anything is measured: its logarithm is normal."""
 
     median: float
-    log_sd: float  # 0.7: two thirds of all stacks within a factor of 2
+    # 0.7: two thirds of all stacks within a factor of 2.
+    log_sd: float
 
 
 def _prior(median: float, *, log_sd: float) -> Any:
@@ -145,12 +146,15 @@ class StepTimeModel:
     layers: Floats  # of the fullest stage
     micro_batches: Floats
     stages: Floats
-    flops: Floats  # of one micro-batch on one GPU, in the fullest stage
+    # Of one micro-batch on one GPU, in the fullest stage.
+    flops: Floats
     recomputed_flops: Floats
     peak: Floats
     elements: Floats  # of a layer's activation
-    kernel_flops: Floats  # of the widest matrix product of a layer
-    recomputed_share: Floats  # of a forward and backward pass that is done again
+    # Of the widest matrix product of a layer.
+    kernel_flops: Floats
+    # Of a forward and backward pass that is done again.
+    recomputed_share: Floats
     tensor_bytes: Floats  # per micro-batch
     tensor_group: _Group
     context_bytes: Floats
@@ -158,7 +162,8 @@ class StepTimeModel:
     pipeline_bytes: Floats  # of one boundary and micro-batch
     pipeline_crosses: NDArray[np.bool_]
     data_bytes: Floats  # of one ring pass
-    data_passes: Floats  # that do not depend on constants (all but ZeRO 1 and 2)
+    # That do not depend on constants (all but ZeRO 1 and 2).
+    data_passes: Floats
     zero_passes: NDArray[np.bool_]  # ZeRO 1 and 2
     data_group: _Group
     weights_in_optimizer: Floats

@@ -42,9 +42,12 @@ class TracedBytes:
 class TracedMode:
     """The memory of one recompute mode: what each layer keeps, and what the peak adds to it."""
 
-    kept: TracedBytes  # by one layer, for its backward pass
-    backward: TracedBytes  # while the last layer's backward pass is at its fullest
-    head: TracedBytes  # while the head and the loss are
+    # By one layer, for its backward pass.
+    kept: TracedBytes
+    # While the last layer's backward pass is at its fullest.
+    backward: TracedBytes
+    # While the head and the loss are.
+    head: TracedBytes
     # Above the states, when the backward pass of all layers is over.
     end: TracedBytes = TracedBytes()
 

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from orchestrator.core.physics.traced_memory import TracedMemory
 
 GIB = 1 << 30
-FUSED_LOGIT_BYTES = 1.0  # of a loss that is computed with the head, in chunks
+# Of a loss that is computed with the head, in chunks.
+FUSED_LOGIT_BYTES = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

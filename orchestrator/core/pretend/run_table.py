@@ -75,7 +75,8 @@ class MeasuredRun:
     model: ModelShape | None  # None: sizes unknown
     num_parameters: float | None  # as the source states
     hardware: str  # as the source calls it
-    memory_bytes: float | None  # as sold; drivers leave 1-3 % less
+    # As sold; drivers leave 1-3 % less.
+    memory_bytes: float | None
     num_gpus: int
     gpus_per_node: int
     sequence_length: int | None
@@ -88,7 +89,8 @@ class MeasuredRun:
     step_seconds: float | None
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: float | None
-    peak_memory_kind: str  # what was read, in the source's words
+    # What was read, in the source's words.
+    peak_memory_kind: str
     replay: bool  # False for duplicates and irrelevant runs
 
     @property

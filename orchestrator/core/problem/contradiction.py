@@ -16,9 +16,11 @@ from orchestrator.core.problem.layout import NO_RECOMPUTE, Layout, Recompute, Re
 
 # How much slower, beyond noise, a layout that does less work may be, relative.
 RECOMPUTE_MARGIN = 0.05
-MICRO_BATCH_MARGIN = 0.15  # larger products seldom are slower, but caches have sizes
+# Larger products seldom are slower, but caches have sizes.
+MICRO_BATCH_MARGIN = 0.15
 SURE = 2.8  # standard deviations of the difference
-NEAR_BEST = 0.10  # relative: only a result so near to the best matters
+# Relative: only a result so near to the best matters.
+NEAR_BEST = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)

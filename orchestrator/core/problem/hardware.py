@@ -12,7 +12,8 @@ from types import MappingProxyType
 from orchestrator.core.problem.layout import Precision
 
 GIB = 1 << 30
-UNLIMITED_BYTES = 1 << 60  # of a device whose memory limit is unknown
+# Of a device whose memory limit is unknown.
+UNLIMITED_BYTES = 1 << 60
 DRIVER_LEAVES = 0.985  # of the nominal memory
 
 
@@ -25,11 +26,14 @@ class Hardware:
 
     name: str
     peak_flops: Mapping[Precision, float]
-    memory_bytes: int  # as the driver reports it, less than nominal
+    # As the driver reports it, less than nominal.
+    memory_bytes: int
     memory_bandwidth: float
-    intra_node_bandwidth: float  # to the other GPUs of the node, per GPU
+    # To the other GPUs of the node, per GPU.
+    intra_node_bandwidth: float
     inter_node_bandwidth: float  # to other nodes, per GPU
-    price_per_hour: float | None = None  # US dollars, on demand; None: nobody knows for you
+    # US dollars, on demand; None: nobody knows for you.
+    price_per_hour: float | None = None
 
 
 def _gpu(

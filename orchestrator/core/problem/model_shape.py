@@ -88,7 +88,8 @@ class ModelShape:
 
     def _recomputed_layer_flops(self, sequence_length: int, recompute: Recompute) -> float:
         h, kv, ffn = self.hidden_size, self.kv_size, self.ffn_hidden_size
-        attention_core = 4.0 * h * sequence_length  # QK^T and PV, 2 FLOPs a multiply-add
+        # QK^T and PV, 2 FLOPs a multiply-add.
+        attention_core = 4.0 * h * sequence_length
         if recompute.mode is RecomputeMode.FULL:
             # Not w2, a layer's last product: recomputation stops once the inputs that the backward
             # pass needs are there again.

@@ -17,13 +17,15 @@ from orchestrator.core.problem.dominance import needs_at_least
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 
-ENOUGH = 2  # out-of-memories that agree, if one alone may be the program's mistake
+# Out-of-memories that agree, if one alone may be the program's mistake.
+ENOUGH = 2
 
 
 class Dominance(StrEnum):
     """How much proof rules a layout out without a launch."""
 
-    TRUSTED = "trusted"  # one rules out every layout that needs at least as much memory
+    # One rules out every layout that needs at least as much memory.
+    TRUSTED = "trusted"
     # Two that agree do, or one whose message shows that it needs more than the device has.
     CONFIRMED = "confirmed"
     OFF = "off"  # nothing
@@ -118,7 +120,8 @@ class Proofs:
         is_first = self._first[rows] < 0
         self._weight[rows] += proof.weight
         self._first[rows[is_first]] = place
-        if self._dominance is Dominance.CONFIRMED:  # the others rest on one proof alone
+        # The others rest on one proof alone.
+        if self._dominance is Dominance.CONFIRMED:
             self._second[rows[~is_first & (self._second[rows] < 0)]] = place
             is_own = self._is_of_its_kind(rows, proof.layout)
             self._own[rows[is_own & (self._own[rows] < 0)]] = place

@@ -15,10 +15,14 @@ from types import MappingProxyType
 
 
 class XidCause(StrEnum):
-    DEVICE = "device"  # the hardware, its links or its firmware; programs on the device end
-    NOTICE = "notice"  # the device mended or noted something; no program ends
-    PROGRAM = "program"  # a program did it: the device is well
-    AFTERMATH = "aftermath"  # cleaning up after another error: means nothing by itself
+    # The hardware, its links or its firmware; programs on the device end.
+    DEVICE = "device"
+    # The device mended or noted something; no program ends.
+    NOTICE = "notice"
+    # A program did it: the device is well.
+    PROGRAM = "program"
+    # Cleaning up after another error: means nothing by itself.
+    AFTERMATH = "aftermath"
 
 
 @dataclass(frozen=True, slots=True)
