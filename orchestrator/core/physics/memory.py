@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 
@@ -302,13 +303,14 @@ def _layers(rows: _StageRows) -> tuple[Floats, Floats]:
     # Few kinds of layers, many rows: one entry per recomputation and precision, the last row plain.
     length = rows.cell.sequence_length
     kinds = [
-        [_LayerBytes.of(model, r, length, trainer, _BYTES[p]) for p in table.precisions]
+        [_BYTES_OF(_LayerBytes.of(model, r, length, trainer, _BYTES[p])) for p in table.precisions]
         for r in (*table.recomputes, Recompute())
     ]
+    # By name, recomputation and precision.
+    bytes_of = dict(zip(_LAYER_BYTES, np.array(kinds).transpose(2, 0, 1), strict=True))
 
     def look_up(name: str, code: Ints | int) -> Floats:
-        each = np.array([[getattr(kind, name) for kind in row] for row in kinds])
-        found: Floats = each[code, table.precision]
+        found: Floats = bytes_of[name][code, table.precision]
         return found
 
     def kept_by(code: Ints | int) -> Floats:
@@ -404,3 +406,7 @@ class _LayerBytes:
             more=0.0,
             core=core,
         )
+
+
+_LAYER_BYTES = tuple(field.name for field in fields(_LayerBytes))
+_BYTES_OF = attrgetter(*_LAYER_BYTES)

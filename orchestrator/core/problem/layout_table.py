@@ -79,10 +79,8 @@ class LayoutTable(_Columns):
         for name, distinct in _DISTINCT.items():
             of_code = getattr(self, distinct)
             columns[name] = [of_code[code] for code in columns[name]]
-        return [
-            Layout(**dict(zip(COLUMNS, row, strict=False)))
-            for row in zip(*columns.values(), strict=True)
-        ]
+        rows = zip(*columns.values(), strict=True)
+        return [Layout(**dict(zip(COLUMNS, row))) for row in rows]  # noqa: B905  as the columns
 
     def take(self, rows: Ints | Mask) -> LayoutTable:
         """The rows of an index array or mask, in its order."""
