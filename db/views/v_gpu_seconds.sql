@@ -1,5 +1,5 @@
 -- The uses of reserved GPU-seconds: one row per cell with what its attempts reserved, and one per sweep, without a cell, with the rest. All rows of a sweep add up to what it reserved.
--- useful_gpu_seconds: in timed steps of measurements that count: [held GPU-seconds](measuring.md#held-gpu-seconds)
+-- useful_gpu_seconds: in timed steps of measurements that count: [reserved GPU-seconds](measuring.md#reserved-gpu-seconds)
 -- warmup_gpu_seconds: in the steps before these
 -- startup_gpu_seconds: in the rest of these attempts, around and between their steps
 -- failed_gpu_seconds: in attempts without a measurement that counts, except those of the next three columns

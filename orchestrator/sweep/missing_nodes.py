@@ -61,7 +61,7 @@ class MissingNodes:
                 self._patience_seconds,
             )
         waited = self._clock() - max(self._since[search.id], self._lost_at)
-        is_over = waited > self._patience_seconds and not self._node_pool.is_looking
+        is_over = waited > self._patience_seconds and not self._node_pool.awaits_answers
         return StopReason.NODES if is_over else None
 
     def waits(self, search: CellSearch) -> bool:

@@ -98,16 +98,16 @@ class NodePool:
         self._spared: set[str] = set()  # sick, and needed all the same
 
     @property
-    def is_looking(self) -> bool:
+    def awaits_answers(self) -> bool:
         """True while a node has still to say how it is."""
-        return self._preflight.is_looking
+        return self._preflight.awaits_answers
 
     def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
         """Return those of these nodes, with their slots, that may be used by now.
 
         New ones are looked at; they are used once they have answered.
         """
-        if not self._benched and not self._preflight.looks:
+        if not self._benched and not self._preflight.probes_nodes:
             if nodes is not self._given and nodes != self._nodes:
                 self._nodes = self._usable = dict(nodes)
             self._given = nodes
@@ -129,9 +129,9 @@ class NodePool:
         self._shapes = set(shapes)
         free_slots = FreeSlots(self.usable(nodes))
         is_possible = any(free_slots.holds(shape) for shape in self._shapes)
-        if is_possible or self.is_looking:
+        if is_possible or self.awaits_answers:
             return is_possible and (
-                not self.is_looking or self._clock() - self._opened >= PATIENCE_SECONDS
+                not self.awaits_answers or self._clock() - self._opened >= PATIENCE_SECONDS
             )
         why = [f"{node} ({reason})" for node, reason in sorted(self._preflight.unfit.items())]
         why += [

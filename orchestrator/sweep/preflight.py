@@ -45,17 +45,17 @@ class Preflight:
         )
         self._facts: dict[str, NodeFacts] = {}
         # Nodes that did not answer, and how.
-        self._silent: dict[str, str] = {}
+        self._unanswered: dict[str, str] = {}
         # Node -> which life of it was looked at last.
         self._lives: dict[str, str] = {}
         self._began: dict[str, float] = {}  # and when that began
         self._awaited: set[str] = set()
-        self._unheard: dict[str, NodeFacts | str] = {}  # answers that are not judged yet
+        self._unjudged: dict[str, NodeFacts | str] = {}  # answers that are not judged yet
         self._judged_at = clock()
         self._unfit: dict[str, str] = {}
 
     @property
-    def looks(self) -> bool:
+    def probes_nodes(self) -> bool:
         """True if nodes are looked at at all."""
         return self._prober is not None
 
@@ -65,7 +65,7 @@ class Preflight:
         return self._unfit
 
     @property
-    def is_looking(self) -> bool:
+    def awaits_answers(self) -> bool:
         """True while a node has still to answer."""
         return bool(self._awaited)
 
@@ -101,21 +101,21 @@ class Preflight:
     def _forget(self, nodes: Iterable[str]) -> None:
         for node in nodes:
             self._facts.pop(node, None)
-            self._silent.pop(node, None)
-            self._unheard.pop(node, None)
+            self._unanswered.pop(node, None)
+            self._unjudged.pop(node, None)
 
     def _hear(self, now: float) -> None:
         """Take in what nodes have answered. An answer waits for the others only for a while."""
         assert self._prober is not None
         said = self._prober.probed()
         self._awaited -= said.keys()
-        self._unheard |= said
-        if self._unheard and (not self._awaited or now - self._judged_at >= TOGETHER_SECONDS):
-            said, self._unheard, self._judged_at = self._unheard, {}, now
+        self._unjudged |= said
+        if self._unjudged and (not self._awaited or now - self._judged_at >= TOGETHER_SECONDS):
+            said, self._unjudged, self._judged_at = self._unjudged, {}, now
             self._facts |= {
                 node: answer for node, answer in said.items() if isinstance(answer, NodeFacts)
             }
-            self._silent |= {
+            self._unanswered |= {
                 node: answer for node, answer in said.items() if isinstance(answer, str)
             }
             self._judge(said)
@@ -125,7 +125,7 @@ class Preflight:
         checks = judge_nodes(list(self._facts.values()), own=self._own_versions)
         checks |= {
             node: (Check(name="answers", status=Status.FAIL, found=text),)
-            for node, text in self._silent.items()
+            for node, text in self._unanswered.items()
         }
         found = {node: why for node, some in checks.items() if (why := unfit(some)) is not None}
         new = {
