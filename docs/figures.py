@@ -293,7 +293,7 @@ _SUMMARY: Sequence[tuple[str, str, Format]] = (
     (
         "search-efficiency-cold",
         "launches until a layout within 5 % of the best is found, on published tables "
-        "that were known when the formulas were written",
+        "that were also used to tune the formulas",
         _launches,
     ),
     (

@@ -133,7 +133,9 @@ def ranking(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRo
         text = f"No single winner: trials {tied}{more} are tied; {varies}"
         text += ", and with that any of them could be the fastest"
     elif len(rows) == 1:
-        text = f"Trial {verdict.best} is the only layout that was measured"
+        text = (
+            f"Trial {verdict.best} is the only layout measured with the current code and software"
+        )
     elif num_runs == 1:
         text = f"Trial {verdict.best} is ahead after one run; {varies}"
         text += "; not confirmed by another (search.confirm)"

@@ -60,7 +60,8 @@ def print_ending(spec: SweepSpec, result: SweepResult, where: str) -> None:
         )
     if result.num_fingerprints > 1:
         note(
-            "Its numbers were taken on more than one software stack or device; `sweep best` shows"
+            "Its numbers were taken with more than one version of code, software or device;"
+            " `sweep best` shows"
             " them apart. To measure the older ones again:"
             f" sweep invalidate --sweep {spec.name} --where 'not is_current_fingerprint' --yes"
         )
