@@ -37,7 +37,7 @@ from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.purpose import REPEATS, Purpose
 from orchestrator.core.trial.winner import Verdict, median_run
-from orchestrator.sweep import confirmation as confirmation_module
+from orchestrator.sweep import stored_confirmation
 from orchestrator.sweep.confirmation import Confirmation, Repeat
 from orchestrator.sweep.run import run_sweep
 
@@ -166,7 +166,7 @@ def sweep(case: Case) -> SweepSpec:
 def run_case(case: Case) -> Outcome:
     spec = sweep(case)
     if case.rule == "earlier":
-        confirmation_module.Confirmation = EarlierConfirmation  # type: ignore[misc]
+        stored_confirmation.Confirmation = EarlierConfirmation  # type: ignore[misc]
     num_nodes = NUM_NODES if case.drift == "slow_node" else 1
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +185,7 @@ def run_case(case: Case) -> Outcome:
                 trials = store.trials(result.sweep_id)
                 details = [store.trial(trial.id) for trial in trials if trial.num_attempts > 1]
     finally:
-        confirmation_module.Confirmation = Confirmation  # type: ignore[misc]
+        stored_confirmation.Confirmation = Confirmation  # type: ignore[misc]
     ((_, tied),) = result.tied.items()
     truth = _truth(
         spec, [trial.layout for trial in trials if trial.step_seconds_median is not None]
