@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 
 import pytest
 
 from db.store import Store
+from db.types import AttemptState
 from orchestrator.cluster.contract import Finished
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.failure_kinds import POLICIES, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport, RankOutcome, RankResult
 from orchestrator.sweep.recovery import Recovery
 from orchestrator.sweep.spool import Spool, Spooled
-from tests.db.builders import Bench, failure, start_attempt
+from tests.db.builders import (
+    Bench,
+    failure,
+    measurement,
+    record_failure,
+    record_measurement,
+    start_attempt,
+    start_repeat,
+)
 
 
 def end_of(trial_id: int, seconds: float = 1.0) -> Finished:
@@ -81,6 +91,37 @@ def test_a_failure_that_was_spooled_is_judged_like_any_other(store: Store, tmp_p
     states = [store.trial(trial_id).trial.state for trial_id, _ in ids]
     assert states == [TrialState.OUT_OF_MEMORY, TrialState.QUEUED, TrialState.QUEUED]
     assert store.reap(later.sweep_id, later.epoch) == []
+
+
+def test_a_spooled_repeat_counts_with_repeats_as_while_the_sweep_runs(
+    store: Store, tmp_path: Path
+) -> None:
+    """Its first attempt and the repeat both lost their node: a first failure of a repeat."""
+    bench = Bench.on(store)
+    trial_id, first = bench.start(1)
+    lost = failure(FailureKind.NODE_LOST)
+    requeued = TrialEvent.REQUEUED
+    for _ in range(POLICIES[FailureKind.NODE_LOST].max_retries):
+        record_failure(store, trial_id, first, epoch=bench.epoch, failure=lost, event=requeued)
+        first = start_attempt(store, trial_id, bench.epoch)
+    record_measurement(store, trial_id, first, epoch=bench.epoch, measurement=measurement())
+    number = start_repeat(store, trial_id, bench.epoch)
+    end = Finished(trial_id=trial_id, reports=[], failure=lost, gpu_seconds=1.0)
+    Spool(tmp_path / "spool").keep(Spooled(attempt=number, end=end))
+    later = Bench.on(store)
+    assert recovery(later).take_up(Spool(tmp_path / "spool")) == 1
+    found = store.trial(trial_id)
+    assert found.trial.state is TrialState.MEASURED
+    assert found.attempts[number - 1].state is AttemptState.REQUEUED
+
+
+def test_a_spooled_measurement_has_the_date_of_its_end(store: Store, tmp_path: Path) -> None:
+    bench = Bench.on(store)
+    trial_id, number = bench.start(1)
+    at = dt.datetime(2026, 11, 20, 12, 30, tzinfo=dt.UTC)
+    Spool(tmp_path / "spool").keep(Spooled(attempt=number, end=end_of(trial_id), at=at))
+    recovery(Bench.on(store)).take_up(Spool(tmp_path / "spool"))
+    assert store.trial(trial_id).trial.measured_at == at
 
 
 def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_down(
