@@ -202,6 +202,11 @@ class CellSearch:
         if self.life.state is not CellState.RESTING:
             self.life.take(CellEvent.NOTHING_TO_START)
 
+    def settle(self) -> None:
+        """Note that the cell wants nothing more, unless something of it is under way."""
+        if self.life.state is CellState.CONFIRMING and not (self.num_new or self.num_repeats):
+            self.life.take(CellEvent.NOTHING_LEFT)
+
     def free(self, layouts: Iterable[Layout]) -> None:
         """Let layouts be launched again that nothing rules out any more."""
         self.added |= set(layouts)

@@ -71,7 +71,7 @@ class Dispatch:
         for search in self._call.searches.values():
             if search.stopped is None:
                 self._check(search, spent)
-        wanting = [search for search in self._call.searches.values() if self._wants(search)]
+        wanting = [one for one in self._call.searches.values() if self._wants_or_settles(one)]
         began, most = self._clock(), most_at_once(self._settings, self._scheduler.slots)
         free_on_nodes: Mapping[str, FreeOnNode] | None = None  # as of the last launch
         suspected = self._outcomes.stop_rules.suspected_cells
@@ -87,7 +87,7 @@ class Dispatch:
                 self._launch()
                 free_on_nodes = None
                 continue
-            if not self._decide_one(search, nodes) or not self._wants(search):
+            if not self._decide_one(search, nodes) or not self._wants_or_settles(search):
                 wanting.remove(search)
             is_late = self._clock() - began > DECIDING_SECONDS
             if len(self._attempts.decided) >= MOST_TOGETHER or is_late:
@@ -136,6 +136,13 @@ class Dispatch:
         else:
             search.check(self._settings, within_trials=self._within_trials(search))
 
+    def _wants_or_settles(self, search: CellSearch) -> bool:
+        """Return whether the cell has something to start; else settle it, if it was searched."""
+        wants = self._wants(search)
+        if not wants:
+            search.settle()
+        return wants
+
     def _wants(self, search: CellSearch) -> bool:
         """Return whether the cell has something to start. Asked often, so it looks at no budget."""
         state = search.life.state
@@ -143,13 +150,7 @@ class Dispatch:
             return state is CellState.SEARCHING
         if self._may_retry(search):
             return True
-        if search.num_new:
-            return False
-        if self._next_repeat(search) is not None:
-            return True
-        if not search.num_repeats:
-            search.life.take(CellEvent.NOTHING_LEFT)
-        return False
+        return not search.num_new and self._next_repeat(search) is not None
 
     def _may_retry(self, search: CellSearch) -> bool:
         """Return whether what waits may start after the search. A spent budget keeps it waiting."""
