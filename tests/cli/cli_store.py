@@ -44,7 +44,7 @@ BUSY = MachineLoad(
 
 @dataclass(frozen=True)
 class Filled:
-    """Trial ids by what became of them."""
+    """Trial ids by the trial's state."""
 
     measured: int
     slower: int

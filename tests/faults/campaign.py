@@ -277,7 +277,7 @@ class Campaign:
         return levels
 
     def _survivors(self, patience_seconds: float) -> list[int]:
-        """Of all processes ever seen those that are alive after so many seconds."""
+        """The processes, of all ever seen, that are alive after so many seconds."""
         self._out.looks += bool(self._seen)
         deadline = time.monotonic() + patience_seconds
         while alive := [pid for pid, started in self._seen.items() if start_time(pid) == started]:

@@ -26,7 +26,7 @@ OF = small_sweep.spec(
 
 
 class SlowNode(ProbedScheduler):
-    """Of four nodes one never answers, and one takes half as long again for everything."""
+    """One of four nodes never answers, and another takes half as long again for everything."""
 
     def __init__(self) -> None:
         super().__init__(

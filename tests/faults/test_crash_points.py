@@ -19,7 +19,7 @@ MOST_SECONDS = 580.0
 def test_a_death_at_any_statement_loses_nothing_and_doubles_nothing(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Of one of the cells; `make chaos` dies in both."""
+    """The play has one of the cells; `make chaos` dies in both."""
     url = "sqlite" if database == "sqlite" else request.getfixturevalue("postgresql_server")
     deaths = _died("one-cell", url, tmp_path)
     # Of 5 launched trials, a retry and a repeat, with 20 statements and more each, and on

@@ -50,7 +50,7 @@ def postgresql() -> Iterator[Server]:
 
 @pytest.fixture
 def url(postgresql: Server) -> str:
-    """Of an empty database."""
+    """The URL of an empty database."""
     import psycopg
 
     with psycopg.connect(postgresql.url, autocommit=True) as connection:

@@ -50,7 +50,7 @@ def store(sqlite_store: Store) -> Store:
 
 
 def spec(*, repeats: int = 0, **changes: Any) -> SweepSpec:
-    """Of two cells; what it finds is confirmed by `repeats` only where a test is about that."""
+    """A sweep of two cells. `repeats` confirm what it finds, if a test is about that."""
     changes["search"] = {"confirm": {"repeats": repeats}} | changes.get("search", {})
     return SweepSpec.model_validate(
         {

@@ -45,7 +45,7 @@ def reports(
     source: str = "measured: matmul, in trial 2",
     device_name: str | None = "a CPU",
 ) -> list[NodeReport]:
-    """Of nodes a, b, ..., one rank on each, with what they say their peak is."""
+    """Reports of nodes a, b, ..., one rank on each, with the peaks that they report."""
     results = [
         RankResult(
             step_seconds=[1.0] * 6,

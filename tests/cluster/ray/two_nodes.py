@@ -252,7 +252,7 @@ class OfAnotherJob:
 
 
 def _gives_back_what_it_had(scheduler: RayScheduler) -> dict[str, Any]:
-    """Of two nodes another job holds one, and may wait for the other."""
+    """Another job holds one of two nodes, and may wait for the other."""
     scheduler._leases.vacate(scheduler.slots.nodes)
     reserved = sorted(scheduler.slots.nodes)[1]
     affinity = NodeAffinitySchedulingStrategy(scheduler.life_of(reserved), soft=False)
