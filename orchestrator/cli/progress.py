@@ -153,13 +153,13 @@ def _where(running: Running) -> str:
 
 
 def _left(left: TimeLeft | None) -> str:
-    """`, about 4 min left`, `, 1 min to 4 min left`, `, at most 4 min left`; empty if unknown."""
+    """`, about 4 min left`, `, 1 min to 4 min left`, `, up to 4 min left`; empty if unknown."""
     if left is None or left.most < 1:
         return ""
     most, least = _roughly(left.most), _roughly(left.least)
     if most == least:
         return f", about {most} left"
-    return f", at most {most} left" if left.least < left.most / 10 else f", {least} to {most} left"
+    return f", up to {most} left" if left.least < left.most / 10 else f", {least} to {most} left"
 
 
 def _roughly(seconds: float) -> str:

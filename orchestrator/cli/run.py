@@ -151,13 +151,13 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
     table = replayed_table(spec)
     environment, secrets = run_checks.rank_environment(spec), run_checks.rank_secrets(spec)
     spaces = CellSpaces(spec, lambda cell: table.layouts(cell) if table is not None else None)
-    run_checks.check_some_layout_is_legal(spec, spaces)
-    run_checks.check_that_ray_keeps_it(options.db)
-    run_checks.check_home()
     if options.ray_address is None and table is None and options.simulator is None:
         # On a cluster, the price follows from its devices.
         budget_of(spec, price_of(spec, planned_hardware(spec)))
         run_checks.check_this_machine(spec)
+    run_checks.check_some_layout_is_legal(spec, spaces)
+    run_checks.check_that_ray_keeps_it(options.db)
+    run_checks.check_home()
     from db.store import Store
     from orchestrator.cli.progress import Progress
 
@@ -174,7 +174,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
     if options.as_json:
         best.best(spec.name, db=options.db, as_json=True)
     else:
-        print_ending(spec, result, where)
+        print_ending(spec, result, where, signals.received)
         best.best(spec.name, db=options.db, top=3)
     raise typer.Exit(exit_code(result, signals.received, strict=options.strict))
 

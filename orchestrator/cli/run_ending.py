@@ -33,8 +33,8 @@ def exit_code(result: SweepResult, received: int | None, *, strict: bool) -> int
     return EXIT_SOME_FAILED if strict and result.counts.get(TrialState.FAILED, 0) else 0
 
 
-def print_ending(spec: SweepSpec, result: SweepResult, where: str) -> None:
-    """Say on stderr why the sweep ended, and what is missing in its results."""
+def print_ending(spec: SweepSpec, result: SweepResult, where: str, received: int | None) -> None:
+    """Say on stderr why the sweep ended, and what is missing; `received`: the signal it ended on."""
     from orchestrator.core.sweepfile.sections import Strategy
     from orchestrator.sweep.progress import StopReason
 
@@ -42,7 +42,9 @@ def print_ending(spec: SweepSpec, result: SweepResult, where: str) -> None:
     parts = [f"{n} {state.replace('_', ' ')}" for state in TrialState if (n := count(state, 0))]
     parts += [f"{result.untried} never tried"] if result.untried else []
     if result.interrupted:
-        note(f"Stopped on request. The same command continues: {', '.join(parts)}.")
+        on_request = received in (None, signal.SIGINT)
+        how = "on request" if on_request else f"by {signal.Signals(received).name}"
+        note(f"Stopped {how}. The same command continues: {', '.join(parts)}.")
     else:
         reasons = "; ".join(sorted({str(reason) for reason in result.stopped.values()}))
         note(f"Sweep {spec.name} ended ({reasons}): {', '.join(parts)}. Results: {where}")

@@ -141,7 +141,7 @@ def test_what_runs_is_named_with_its_phase_and_how_long_all_may_take(
     ("left", "words"),
     [
         (TimeLeft(least=47.0, most=47.0), ", about 50 s left"),
-        (TimeLeft(least=0.0, most=7400.0), ", at most 2 h 00 min left"),
+        (TimeLeft(least=0.0, most=7400.0), ", up to 2 h 00 min left"),
         (TimeLeft(least=300.0, most=1800.0), ", 5 min to 30 min left"),
         (TimeLeft(least=0.0, most=0.0), ""),
         (None, ""),

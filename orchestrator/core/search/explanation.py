@@ -130,10 +130,10 @@ def _first(band: tuple[Floats, Floats]) -> tuple[float, float]:
 
 
 def _nearest(planned: CellPlan, layout: Layout) -> tuple[LayoutChange, ...]:
-    """Return legal layouts by the fewest fields different, fewest doublings, best prediction."""
+    """Return legal layouts by the fewest choices changed, fewest doublings, best prediction."""
     table = planned.candidates.table
-    differs = np.stack([_differs(table, layout, name) for name in COLUMNS])
-    rows = np.lexsort((_rank(planned), _doublings(table, layout), differs.sum(axis=0)))[:MAX_SHOWN]
+    keys = (_rank(planned), _doublings(table, layout), _num_changes(table, layout))
+    rows = np.lexsort(keys)[:MAX_SHOWN]  # by the last key first
     return tuple(_change(planned, layout, int(row)) for row in rows)
 
 
@@ -184,7 +184,8 @@ def _differs(table: LayoutTable, layout: Layout, name: str) -> Mask:
 
 
 def _doublings(table: LayoutTable, layout: Layout) -> NDArray[np.float64]:
-    sizes = [name for name in COLUMNS if name.endswith(("_size", "_steps"))]
+    """Sum over the chosen sizes of how often each is doubled or halved."""
+    sizes = [name for name in CHOICES if name.endswith("_size")]
     ratios = [getattr(table, name) / getattr(layout, name) for name in sizes]
     found: NDArray[np.float64] = np.abs(np.log2(ratios)).sum(axis=0)
     return found

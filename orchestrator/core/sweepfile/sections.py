@@ -351,7 +351,7 @@ class Confirm(Section):
         key(
             "number",
             "Most repeats of each layout, after its first run and not counted in `max_trials`."
-            " 0: the fastest single run wins",
+            " 0: nothing is repeated, and layouts that one run cannot tell apart are tied",
         ),
     ] = 2
 

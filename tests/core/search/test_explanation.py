@@ -112,6 +112,20 @@ def test_what_is_told_to_be_faster_is_one_choice_away_fits_and_is_ordered() -> N
         assert len(set(change.differs) - {"data_parallel_size", "grad_accum_steps"}) == 1
 
 
+def test_a_size_between_two_legal_ones_is_told_both() -> None:
+    found = explained(
+        layout(8).__class__(
+            data_parallel_size=8,
+            micro_batch_size=3,
+            grad_accum_steps=1,
+            recompute=FULL,
+            zero_stage=1,
+        )
+    )
+    sizes = [change.layout.micro_batch_size for change in found.nearest]
+    assert sizes[:2] == [4, 2]
+
+
 def test_the_best_predicted_layout_has_nothing_faster_beside_it() -> None:
     planned = plan(spec())
     assert explained(planned.candidates.table.layout(int(planned.candidates.order[0]))).faster == ()
