@@ -21,7 +21,7 @@ from orchestrator.sweep.provenance import code_fingerprint
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("ray", "optuna", "sqlalchemy", "numpy", "pydantic", "torch")
-_FOLDERS = ("--tables", "--warm", "--folder")  # options that take a folder
+_FOLDERS = ("--tables", "--warm", "--folder", "--before", "--after")  # options that take a folder
 # Load average of the last minute before the benchmark starts. Above it the cores were shared, and
 # times are upper bounds.
 BUSY_LOAD = 1.0

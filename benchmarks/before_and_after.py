@@ -1,0 +1,265 @@
+"""Runs the same benchmarks with two checkouts of the project; prints after over before.
+
+python -m benchmarks.before_and_after --before CHECKOUT --after CHECKOUT [--tables DIR]
+    [--only NAME ...] [--rounds N] [--out FILE.json]
+
+Each checkout has its own environment in `.venv`. In every round both run at once, each pinned to a
+core of its own, and the cores are swapped after it: these machines are half as fast in some minutes
+as in others, and both versions meet the same minutes. `orchestration` and `start` need all cores,
+so the two take turns there, and the first one changes.
+
+A ratio is that of the means over the rounds. `rounds` in FILE holds the ratio of each round: the
+spread says how much a ratio is worth.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe_machine, parser_of, write_result
+
+VERSIONS = ("before", "after")
+NUM_STARTS = 20  # of each command and round
+TRIALS = {"orchestration": 1000, "simulated_scale": 12_000}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A module of this folder, its arguments, and whether it runs on one core."""
+
+    name: str
+    arguments: Sequence[str]
+    on_one_core: bool = True
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--before", type=Path, required=True, help="a checkout with a .venv")
+    parser.add_argument("--after", type=Path, required=True, help="another one")
+    parser.add_argument("--tables", type=Path, help="for search_efficiency; without it left out")
+    names = [*(one.name for one in _benchmarks(Path())), "start"]
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
+    parser.add_argument("--rounds", type=int, default=4)
+    arguments = parser.parse_args()
+    checkouts = {"before": arguments.before.resolve(), "after": arguments.after.resolve()}
+    found: dict[str, dict[str, Any]] = {}
+    machine = describe_machine()
+    for benchmark in _benchmarks(arguments.tables):
+        if benchmark.name in arguments.only:
+            rounds = [_round(benchmark, checkouts, number) for number in range(arguments.rounds)]
+            found[benchmark.name] = _compared(rounds)
+            _print(benchmark.name, found[benchmark.name])
+    if "start" in arguments.only:
+        found["start"] = _compared(
+            [_starts(checkouts, number) for number in range(arguments.rounds)]
+        )
+        _print("start", found["start"])
+    revisions = {version: _revision(path) for version, path in checkouts.items()}
+    write_result(
+        arguments.out, benchmark="before_and_after", machine=machine, result={**revisions, **found}
+    )
+
+
+def _benchmarks(tables: Path | None) -> list[Benchmark]:
+    scale, driver = (str(TRIALS[name]) for name in ("simulated_scale", "orchestration"))
+    tpe = ["--arms", "sweep_tpe", "--rounds", "1", "--trials", driver]
+    some = [
+        Benchmark("simulated_scale", ["--trials", scale]),
+        Benchmark("write_path", []),
+        Benchmark("enumerate", ["--repeat", "7"]),
+        Benchmark("orchestration", tpe, on_one_core=False),
+    ]
+    if tables is not None:
+        searched = ["--tables", str(tables.resolve()), "--table", "pb_*", "--methods", "auto"]
+        some.append(Benchmark("search_efficiency", searched))
+    return some
+
+
+def _round(
+    benchmark: Benchmark, checkouts: Mapping[str, Path], number: int
+) -> dict[str, dict[str, float]]:
+    """Run a benchmark with both checkouts; the numbers of each."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    order = VERSIONS if number % 2 == 0 else VERSIONS[::-1]
+    with tempfile.TemporaryDirectory(prefix="before-and-after-") as folder:
+        running = {}
+        for place, version in enumerate(order):
+            out = Path(folder) / f"{version}.json"
+            command = [".venv/bin/python", "-m", f"benchmarks.{benchmark.name}"]
+            command += [*benchmark.arguments, "--out", str(out)]
+            if benchmark.on_one_core:
+                command = ["taskset", "--cpu-list", str(cores[place % len(cores)]), *command]
+            running[version] = _Child(command, checkouts[version], out)
+            if not benchmark.on_one_core:
+                running[version].wait()
+        return {version: running[version].numbers(benchmark.name) for version in VERSIONS}
+
+
+class _Child:
+    """A benchmark that runs, and what it and its children used of the processor."""
+
+    def __init__(self, command: Sequence[str], checkout: Path, out: Path) -> None:
+        self._out, self._command = out, command
+        self._cpu_seconds: float | None = None
+        self._log = out.with_suffix(".log").open("w+b")
+        self._process = subprocess.Popen(
+            command, cwd=checkout, stdout=self._log, stderr=subprocess.STDOUT
+        )
+
+    def wait(self) -> None:
+        if self._cpu_seconds is not None:
+            return
+        _, status, used = os.wait4(self._process.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self._cpu_seconds = used.ru_utime + used.ru_stime
+        if self._process.returncode:
+            self._log.seek(0)
+            said = self._log.read().decode(errors="replace")[-2000:]
+            raise SystemExit(f"{' '.join(self._command)} ended with an error:\n{said}")
+
+    def numbers(self, name: str) -> dict[str, float]:
+        self.wait()
+        self._log.close()
+        return _NUMBERS[name](json.loads(self._out.read_text()), self._cpu_seconds or 0.0)
+
+
+def _of_simulated_scale(result: Mapping[str, Any], _: float) -> dict[str, float]:
+    cpu = 1000 * result["cpu_seconds"] / result["num_attempts"]
+    return {"ms a launch": result["milliseconds_per_attempt"], "ms of CPU a launch": cpu}
+
+
+def _of_write_path(result: Mapping[str, Any], _: float) -> dict[str, float]:
+    found = {}
+    for database, name in (("sqlite", "SQLite"), ("postgresql", "PostgreSQL")):
+        for batch in result[database]["batches"]:
+            found[f"ms a trial, {name}, {batch['size']} together"] = batch["ms_per_trial"]
+            found[f"ms of CPU a trial, {name}, {batch['size']} together"] = batch[
+                "cpu_ms_per_trial"
+            ]
+    return found
+
+
+def _of_enumerate(result: Mapping[str, Any], _: float) -> dict[str, float]:
+    return {
+        f"{what} {kind}": result[kind.replace(" ", "_")][f"{what}_seconds"]
+        for kind in ("without constraints", "with four constraints")
+        for what in ("enumerate", "rank")
+    }
+
+
+def _of_orchestration(result: Mapping[str, Any], _: float) -> dict[str, float]:
+    (run,) = result["arms"]["sweep_tpe"]["runs"]
+    return {
+        "ms a trial": 1000 / run["trials_per_second"],
+        "ms of the driver's CPU a trial": run["driver_cpu_ms_per_trial"],
+    }
+
+
+def _of_search_efficiency(result: Mapping[str, Any], cpu_seconds: float) -> dict[str, float]:
+    summary = result["summary"]["auto"]
+    return {
+        "launches to 5 %": summary["launches_to_5_percent"]["median"],
+        "launches to 1 %": summary["launches_to_1_percent"]["median"],
+        "CPU-seconds": cpu_seconds,
+    }
+
+
+_NUMBERS = {
+    "simulated_scale": _of_simulated_scale,
+    "write_path": _of_write_path,
+    "enumerate": _of_enumerate,
+    "orchestration": _of_orchestration,
+    "search_efficiency": _of_search_efficiency,
+}
+
+
+def _starts(checkouts: Mapping[str, Path], number: int) -> dict[str, dict[str, float]]:
+    """Median seconds of commands on a small store, by turns."""
+    order = VERSIONS if number % 2 == 0 else VERSIONS[::-1]
+    commands = {"seconds of sweep --help": ["--help"], "seconds of sweep status": ["status"]}
+    taken: dict[str, dict[str, list[float]]] = {
+        version: {name: [] for name in commands} for version in VERSIONS
+    }
+    with tempfile.TemporaryDirectory(prefix="before-and-after-") as folder:
+        environments = {}
+        for version, checkout in checkouts.items():
+            home = Path(folder) / version
+            home.mkdir()
+            url = f"sqlite:///{home}/store.sqlite"
+            environments[version] = os.environ | {"SWEEP_HOME": str(home), "SWEEP_DB": url}
+            sweep = [str(checkout / ".venv/bin/sweep"), "run", "sweeps/8b.yaml", "--simulate"]
+            subprocess.run(
+                [*sweep, "search.max_trials=20", "--quiet"],
+                cwd=checkout,
+                env=environments[version],
+                check=True,
+                capture_output=True,
+            )
+        for _ in range(NUM_STARTS):
+            for name, command in commands.items():
+                for version in order:
+                    began = time.perf_counter()
+                    subprocess.run(
+                        [checkouts[version] / ".venv/bin/sweep", *command],
+                        cwd=checkouts[version],
+                        env=environments[version],
+                        check=True,
+                        capture_output=True,
+                    )
+                    taken[version][name].append(time.perf_counter() - began)
+    return {
+        version: {name: statistics.median(seconds) for name, seconds in of.items()}
+        for version, of in taken.items()
+    }
+
+
+def _compared(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """By number: the means, after over before, and that ratio in each round."""
+    found = {}
+    for name in rounds[0]["before"]:
+        before, after = ([one[version][name] for one in rounds] for version in VERSIONS)
+        found[name] = {
+            "before": _rounded(statistics.mean(before)),
+            "after": _rounded(statistics.mean(after)),
+            "after_over_before": _ratio(statistics.mean(after), statistics.mean(before)),
+            "rounds": [_ratio(b, a) for a, b in zip(before, after, strict=True)],
+        }
+    return found
+
+
+def _ratio(after: float, before: float) -> float | None:
+    return round(after / before, 3) if before else None
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _revision(checkout: Path) -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(
+        command, cwd=checkout, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def _print(benchmark: str, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, found in numbers.items():
+        rounds = ", ".join(str(ratio) for ratio in found["rounds"])
+        print(
+            f"| {benchmark}: {name} | {found['before']} | {found['after']}"
+            f" | {found['after_over_before']} | {rounds} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
