@@ -34,7 +34,7 @@ def exit_code(result: SweepResult, received: int | None, *, strict: bool) -> int
 
 
 def print_ending(spec: SweepSpec, result: SweepResult, where: str, received: int | None) -> None:
-    """Say on stderr why the sweep ended, and what is missing; `received`: the signal it ended on."""
+    """Say on stderr why the sweep ended and what is missing. `received`: the signal that did it."""
     from orchestrator.core.sweepfile.sections import Strategy
     from orchestrator.sweep.progress import StopReason
 
@@ -42,8 +42,9 @@ def print_ending(spec: SweepSpec, result: SweepResult, where: str, received: int
     parts = [f"{n} {state.replace('_', ' ')}" for state in TrialState if (n := count(state, 0))]
     parts += [f"{result.untried} never tried"] if result.untried else []
     if result.interrupted:
-        on_request = received in (None, signal.SIGINT)
-        how = "on request" if on_request else f"by {signal.Signals(received).name}"
+        how = f"by {signal.Signals(received or signal.SIGINT).name}"
+        if received in (None, signal.SIGINT):
+            how = "on request"
         note(f"Stopped {how}. The same command continues: {', '.join(parts)}.")
     else:
         reasons = "; ".join(sorted({str(reason) for reason in result.stopped.values()}))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.core.search.lattice import Axis, Floats, Ints, Lattice
 from orchestrator.core.search.proposer import Choice, Mask, Proposer, Told
@@ -66,8 +67,7 @@ class RowSearcher:
         self.rank = np.empty(num, dtype=np.int64)
         self.rank[order] = np.arange(num)
         self._status = np.full(num, RowStatus.UNTRIED, dtype=np.int8)
-        # Of `_status`; None: to be counted again.
-        self._counts: Ints | None = None
+        self._counts = _count(self._status)
         self.told: dict[int, Told] = {}  # in the order of telling
         seed = np.random.SeedSequence((search.seed, sequence))
         self._shuffled = np.random.default_rng(seed).permutation(num).astype(np.int64)
@@ -97,8 +97,6 @@ class RowSearcher:
                 pass
 
     def count(self, status: RowStatus) -> int:
-        if self._counts is None:
-            self._counts = np.bincount(self._status, minlength=len(RowStatus))
         return int(self._counts[status])
 
     def status(self, row: int) -> RowStatus:
@@ -179,7 +177,7 @@ class RowSearcher:
         found = {one.row: one for one in told}
         self.told.clear()
         self.told.update(found)
-        self._status[:] = RowStatus.UNTRIED
+        self._set(np.arange(len(self._status)), RowStatus.UNTRIED)
         self._set(list(self.told), RowStatus.TOLD)
         self._set(in_flight, RowStatus.IN_FLIGHT)
         self._set(set_aside, RowStatus.SET_ASIDE)
@@ -223,8 +221,11 @@ class RowSearcher:
         return mask
 
     def _set(self, rows: int | Sequence[int] | Ints, status: RowStatus) -> None:
-        self._status[np.asarray(rows, dtype=np.int64)] = status
-        self._counts = None
+        """Give distinct rows another status."""
+        rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
+        self._counts -= _count(self._status[rows])
+        self._counts[status] += len(rows)
+        self._status[rows] = status
 
     def _in_flight(self) -> list[int]:
         found: list[int] = np.flatnonzero(self._is(RowStatus.IN_FLIGHT)).tolist()
@@ -234,6 +235,11 @@ class RowSearcher:
         """The told rows that the proposer considers, by its numbers."""
         places = ((one, int(self._place[one.row])) for one in told)
         return [replace(one, row=place) for one, place in places if place >= 0]
+
+
+def _count(statuses: NDArray[np.int8]) -> Ints:
+    """How many rows have each status."""
+    return np.bincount(statuses, minlength=len(RowStatus))
 
 
 def _considered(order: Ints, memory: Floats | None) -> Ints:

@@ -76,7 +76,7 @@ class Attempts:
         self.num_recorded = 0
         self._started: dict[int, Attempt] = {}  # by trial
         self._by_cell: defaultdict[int, CellAttempts] = defaultdict(CellAttempts)
-        self._num_decided = self._num_stepped = 0
+        self._num_decided = self._num_new = self._num_stepped = 0
 
     def __len__(self) -> int:
         return len(self.decided) + len(self._started)
@@ -102,8 +102,7 @@ class Attempts:
         """Return how many trials are in this state because of their attempts here."""
         if state is TrialState.RUNNING:
             return self._num_stepped
-        num_new = sum(len(own.new) for own in self._by_cell.values())
-        return num_new - self._num_stepped if state is TrialState.LAUNCHING else 0
+        return self._num_new - self._num_stepped if state is TrialState.LAUNCHING else 0
 
     # -- the life of one attempt -----------------------------------------------------------------
 
@@ -138,6 +137,7 @@ class Attempts:
             own.repeats[begins.trial_id] = begins.purpose
         else:
             own.new.add(attempt.id)
+            self._num_new += 1
         return attempt
 
     def start(self, attempt: Attempt, trial_id: int, number: int, *, now: float) -> None:
@@ -170,4 +170,5 @@ class Attempts:
             del own.repeats[attempt.trial_id]
         else:
             own.new.remove(attempt.id)
+            self._num_new -= 1
         self.num_recorded += 1

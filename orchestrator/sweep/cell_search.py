@@ -215,8 +215,9 @@ class CellSearch:
     @property
     def has_only_suspects(self) -> bool:
         """True if its search has ended, and all that waits should be alone on its nodes."""
-        waits_alone = all(trial.id in self.suspects for trial in self.waiting)
-        return self.stopped is not None and bool(self.waiting) and waits_alone
+        if self.stopped is None or not self.waiting:
+            return False
+        return all(trial.id in self.suspects for trial in self.waiting)
 
     def _has_something(self, *, within_trials: bool) -> bool:
         """Return whether there is anything left to launch while the cell is searched."""
@@ -240,13 +241,13 @@ class CellSearch:
         self.ask_seconds = clock() - began
         return proposal
 
-    def ask_ahead(self, clock: Callable[[], float]) -> None:
-        """Ask for the next layout while trials run, if to ask takes long compared with a trial.
+    @property
+    def should_ask_ahead(self) -> bool:
+        """True if to ask takes long compared with a trial: it is then done while trials run.
 
-        The layout then rests on one result less, and no GPU waits for it.
+        The layout rests on one result less, and no GPU waits for it.
         """
-        if self.ahead is None and 0 < self.trial_seconds < self.ask_seconds / SLOW_ASK_SHARE:
-            self.ahead = self.ask(clock)
+        return self.ahead is None and 0 < self.trial_seconds < self.ask_seconds / SLOW_ASK_SHARE
 
     def take_back(self) -> None:
         """Give back what was asked for ahead: what became known since may rule it out."""

@@ -97,10 +97,13 @@ class Dispatch:
 
     def think_ahead(self) -> None:
         """Have searches ask for their next layout while trials run, if to ask takes long."""
+        if not self._attempts:
+            return
         for search in self._call.searches.values():
-            may_ask = search.stopped is None and not search.waiting and self._within_trials(search)
-            if may_ask and self._attempts:
-                search.ask_ahead(self._clock)
+            if not search.should_ask_ahead or search.stopped is not None or search.waiting:
+                continue
+            if self._within_trials(search):
+                search.ahead = search.ask(self._clock)
 
     @property
     def waits_for_nodes(self) -> bool:

@@ -329,11 +329,8 @@ def test_a_layout_asked_for_ahead_is_one_of_those_that_the_bound_looks_at(
         row = next(row for layout, row in searcher._row_of.items() if layout.short == asked[3])
         return 0.5 if searcher._rows.status(row) is RowStatus.UNTRIED else 0.0
 
-    def always_ahead(cell: CellSearch, clock: Callable[[], float]) -> None:
-        cell.ahead = cell.ahead or cell.ask(clock)
-
     monkeypatch.setattr(Searcher, "ask", noting)
-    monkeypatch.setattr(CellSearch, "ask_ahead", always_ahead)
+    monkeypatch.setattr(CellSearch, "should_ask_ahead", property(lambda cell: cell.ahead is None))
     monkeypatch.setattr(Searcher, "expected_gain", gain)
     _, scheduler = run(store, fast, spec=spec(gpus=1, search={"bound": 0.02}))
     assert asked[3] in [layout.short for layout, _ in scheduler.started]

@@ -206,7 +206,7 @@ def _micro_batch(rows: _StageRows) -> _MicroBatch:
     head = np.where(rows.has_head, rows.element * model.vocab_size * model.hidden_size / tp, 0.0)
     # With tied embeddings it waits for the embedding's, through the backward of all layers. At its
     # end there are three: the head's, the embedding's, and their sum.
-    waits = np.where(rows.one_stage & model.tied_embeddings, head, 0.0)
+    waits = np.where(rows.one_stage, head, 0.0) if model.tied_embeddings else np.zeros(len(head))
     return _MicroBatch(
         kept=tokens * kept,
         layer=tokens * working + waits,
@@ -261,8 +261,9 @@ def _stepping(rows: _StageRows) -> Floats:
     widened = (rows.element < 4) & (trainer.gradient_bytes < 4)
     per_weight = np.where(widened, 4.0, 0.0) / own + np.where(own > 1, rows.element, 0.0)
     stepping: Floats = np.minimum(rows.weights, _OPTIMIZER_CHUNK) * per_weight
-    copies = rows.weights * trainer.stepping_bytes / own
-    return np.maximum(stepping, copies)
+    if not trainer.stepping_bytes:
+        return stepping
+    return np.maximum(stepping, rows.weights * trainer.stepping_bytes / own)
 
 
 def _gathered_weights(rows: _StageRows) -> Floats:
@@ -271,11 +272,14 @@ def _gathered_weights(rows: _StageRows) -> Floats:
     The embedding may be the largest unit.
     """
     model, table = rows.cell.model, rows.table
+    is_gathered = table.zero_stage >= 3
+    if not is_gathered.any():
+        return np.zeros(len(table))
     largest = max(model.parameters_per_layer, model.vocab_size * model.hidden_size)
     unit = largest / table.tensor_parallel_size
     wanted = rows.trainer.gathered_units * unit * rows.element
     gathered = np.minimum(wanted, rows.weights * rows.element * (1.0 - 1.0 / rows.shards))
-    return np.where(table.zero_stage >= 3, gathered, 0.0)
+    return np.where(is_gathered, gathered, 0.0)
 
 
 def _head_moments(rows: _StageRows, head_gradient: Floats) -> Floats:
