@@ -44,7 +44,7 @@ def test_the_migrations_make_the_tables_that_the_code_knows(store: Store) -> Non
 
 
 def test_postgresql_says_what_every_column_means(postgresql_url: str) -> None:
-    """Of tables and views: `\\d+ v_best` in psql."""
+    """Tables and views have comments: see `\\d+ v_best` in psql."""
     with Store.open(postgresql_url) as store:
         said = store._database.read(
             lambda connection: connection.execute(

@@ -224,7 +224,7 @@ def test_how_long_nodes_are_waited_for_is_the_files_to_say(store: Store, patienc
 def test_each_node_that_goes_is_waited_for_anew_and_one_that_comes_and_goes_is_not(
     store: Store,
 ) -> None:
-    """Of four nodes one is gone from the first end on, another after 50 s, and this one comes and
+    """One of four nodes is gone from the first end on, another after 50 s; the latter comes and
     goes ever after.
     """
     now = [0.0]

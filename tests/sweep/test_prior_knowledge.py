@@ -652,7 +652,7 @@ def test_trials_that_are_only_pretended_send_nothing_over_links(store: Store) ->
 
 
 def test_a_slow_network_changes_the_plan(store: Store) -> None:
-    """Of a 3B model on 16 GPUs: over a slow network gradients that all 16 replicas share cost more
+    """A 3B model on 16 GPUs: over a slow network, gradients that all 16 replicas share cost more
     than two stages of a pipeline.
     """
     asked = spec(

@@ -181,7 +181,11 @@ def test_the_dashboard_agent_has_no_modules_and_other_programs_start_as_they_are
     assert told.stdout.split() == ["__main__", "[]", "['--any']"]
 
 
-def test_a_ray_without_an_error_listener_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_without_an_error_listener_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = importlib.import_module("ray._private.worker")
     monkeypatch.delattr(worker, "global_worker")
-    local.stop_error_listener()
+    with caplog.at_level("DEBUG", logger=local.__name__):
+        local.stop_error_listener()
+    assert "error listener goes on" in caplog.text
