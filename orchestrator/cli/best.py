@@ -24,7 +24,6 @@ from orchestrator.cli.output import (
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd, said_of, spoils
 from orchestrator.report import quantities as show
-from orchestrator.report import records
 
 if TYPE_CHECKING:
     from db.read.rows import CellStatus, TrialRow
@@ -36,7 +35,6 @@ MAX_TIED_SHOWN = 8
 MAX_OTHERS_SHOWN = 5
 # The spread of runs without drift and load is named if the whole spread is this many times larger.
 LARGER_SPREAD = 1.5
-_CSV_NAMES = ("place", "is_current", "is_tied", *records.TRIAL_COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +66,7 @@ def best(
       sweep best 8b --format csv > best.csv
     """
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
+    from orchestrator.report import records  # every column
 
     format = output_format(format, as_json=as_json)
     with existing_store(db) as store:
@@ -102,8 +101,8 @@ def best(
             }
             write_json("best", fields)
         case Format.CSV:
-            rows = ([record[name] for name in _CSV_NAMES] for record in found)
-            write_rows(format, _CSV_NAMES, rows)
+            names = ("place", "is_current", "is_tied", *records.TRIAL_COLUMNS)
+            write_rows(format, names, ([record[name] for name in names] for record in found))
         case Format.MD:
             trials = [(trial, cell.cell) for cell, s in by_cell for trial in s.leading[:top]]
             trial_text.write_markdown(trials)

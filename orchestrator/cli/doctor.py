@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import machine_checks, store_checks
-from orchestrator.cli.cluster_doctor import STYLES, check_cluster
 from orchestrator.cli.options import Db, Json
 from orchestrator.cli.output import write_json, write_line
-from orchestrator.core.machines.check import Check, Status
+
+if TYPE_CHECKING:
+    from orchestrator.core.machines.check import Check
 
 
 def doctor(
@@ -43,6 +43,9 @@ def doctor(
       sweep doctor --ray-address auto --json
       sweep doctor --cluster --ray-address auto     GPUs, disk, clock and versions of every node
     """
+    from orchestrator.cli.cluster_doctor import STYLES, check_cluster
+    from orchestrator.core.machines.check import Status
+
     if cluster:
         check_cluster(ray_address, db, as_json=as_json)
         return
@@ -68,6 +71,8 @@ def doctor(
 
 
 def _all_checks(db: str | None, ray_address: str | None) -> Iterator[Check]:
+    from orchestrator.cli import machine_checks, store_checks
+
     # Both take seconds to import: they do so at the same time.
     torch = machine_checks.start(machine_checks.TORCH_PROGRAM)
     ray = machine_checks.start(machine_checks.RAY_PROGRAM)

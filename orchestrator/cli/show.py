@@ -21,7 +21,6 @@ from orchestrator.cli.output import (
 from orchestrator.cli.trial_text import STATE_STYLES
 from orchestrator.core.trial.machine_load import MachineLoad, said_of
 from orchestrator.report import quantities as show_as
-from orchestrator.report import records
 
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail
@@ -45,6 +44,8 @@ def show(trial: TrialArgument, db: Db = None, as_json: Json = False) -> None:
     with existing_store(db) as store:
         detail = store.trial(trial)
     if as_json:
+        from orchestrator.report import records  # every column
+
         write_json("show", records.detail_record(detail))
         return
     _print_head(detail)

@@ -29,11 +29,11 @@ from orchestrator.cli.output import (
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
-from orchestrator.report import records
 
 if TYPE_CHECKING:
     from db.read.rows import CellStatus, ReservedBySweep, SessionRow, SweepRow
     from db.store import Store
+    from orchestrator.report.records import Record
 
 WATCH_SECONDS = 2.0
 MAX_HEARTBEAT_BYTES = 4096
@@ -141,7 +141,9 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
     return all(row.holder is None and row.state in ("finished", "stopped") for row in rows)
 
 
-def _record(sweep: _SweepState, db: str | None) -> records.Record:
+def _record(sweep: _SweepState, db: str | None) -> Record:
+    from orchestrator.report import records  # every column
+
     row, reserved = sweep.row, sweep.reserved
     return {
         **records.sweep_record(row),

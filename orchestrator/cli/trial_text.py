@@ -14,7 +14,6 @@ from orchestrator.cli.output import (
     write_line,
     write_rows,
 )
-from orchestrator.core.problem.layout import parse_key
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import spoils
 from orchestrator.report import quantities as show
@@ -74,6 +73,8 @@ def explained_layout(trial: TrialRow) -> str:
 
 def short(key: str) -> str:
     """A stored layout key in the short form for tables."""
+    from orchestrator.core.problem.layout import parse_key
+
     try:
         return parse_key(key).short
     except ValueError:  # written by a later version

@@ -25,7 +25,6 @@ from orchestrator.cli.output import (
 )
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.report import records
 
 if TYPE_CHECKING:
     from db.read.rows import CellRow, SweepRow, TrialRow
@@ -78,6 +77,8 @@ def trials(
       sweep trials 8b --cell 8gpu --sort memory --limit 20
       sweep trials --json
     """
+    from orchestrator.report import records  # every column
+
     format = output_format(format, as_json=as_json)
     with existing_store(db) as store:
         row = select_sweep(store, sweep)
