@@ -70,15 +70,25 @@ def small_play(of: SweepSpec, *, num_trials: int) -> Play:
 
 
 def die_everywhere(
-    play: Play, *, fresh: Fresh, folder: Path, every: int = 1, copied: bool = False
+    play: Play,
+    *,
+    fresh: Fresh,
+    folder: Path,
+    every: int = 1,
+    first: int = 0,
+    copied: bool = False,
 ) -> Deaths:
     """Run a sweep for each point to its death there, and once more to its end.
 
-    `every`: take one of so many points. `copied`: each death is a copy of SQLite's files.
+    `every`: take one of so many points, from `first` on. `copied`: each death is a copy of SQLite's
+    files.
     """
+    of_worker = [
+        range(first + worker * every, MOST_POINTS, WORKERS * every) for worker in range(WORKERS)
+    ]
     workers = [
-        forks.start(partial(_work_through, worker, play, fresh, folder, every, copied))
-        for worker in range(WORKERS)
+        forks.start(partial(_work_through, worker, play, fresh, folder, points, copied))
+        for worker, points in enumerate(of_worker)
     ]
     codes = [forks.wait(pid) for pid in workers]
     told = [
@@ -101,7 +111,7 @@ def die_everywhere(
 
 
 def _work_through(
-    worker: int, play: Play, fresh: Fresh, folder: Path, every: int, copied: bool
+    worker: int, play: Play, fresh: Fresh, folder: Path, points: range, copied: bool
 ) -> None:
     """One worker's share of the points, until one is beyond the end of the sweep."""
     at_home = home(folder, worker)
@@ -117,9 +127,8 @@ def _work_through(
         stage.run()
         store._database.close()
         gc.freeze()
-        mine = range(worker * every, MOST_POINTS, WORKERS * every)
-        die = _Copies(stage, mine, folder / f"copies-{worker}").die if copied else stage.die
-        for point in mine:
+        die = _Copies(stage, points, folder / f"copies-{worker}").die if copied else stage.die
+        for point in points:
             if (code := die(point)) == 0:
                 return
             acknowledged = sum(entry.seen is not Seen.LAUNCHED for entry in log.entries())

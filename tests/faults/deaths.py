@@ -1,15 +1,17 @@
-"""Dies at every statement of a play or a migration: `python -m tests.faults.deaths PLAY URL
-FOLDER`.
+"""Dies at statements of a play or a migration: `python -m tests.faults.deaths PLAY URL FOLDER
+EVERY FIRST`.
 
-A program that prints one line of JSON: forks of a test session would copy torch and Ray.
+EVERY: one of so many statements, from FIRST on. A program that prints one line of JSON: forks of a
+test session would copy torch and Ray.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,55 +29,74 @@ from tests.faults.fresh_stores import fresh_postgresql, fresh_sqlite
 from tests.faults.sick_nodes import AMONG_SICK_NODES
 
 
-def of_play(play: Play, url: str, folder: Path) -> dict[str, Any]:
+def some_points(every: int) -> tuple[str, str]:
+    """The arguments EVERY FIRST of this program, for one of so many points from a random one on."""
+    return str(every), str(random.SystemRandom().randrange(every))
+
+
+def of_play(
+    play: Play, url: str, folder: Path, *, every: int = 1, first: int = 0
+) -> dict[str, Any]:
     """`url`: a database server, or SQLite, where deaths are copies."""
     is_sqlite = url.startswith("sqlite")
     deaths = die_everywhere(
         play,
         fresh=fresh_sqlite(folder) if is_sqlite else fresh_postgresql(url),
         folder=folder,
+        every=every,
+        first=first,
         copied=is_sqlite,
     )
     return vars(deaths) | {"within": dict(deaths.within)}
 
 
-def of_making(url: str, folder: Path) -> dict[str, Any]:
+def of_making(url: str, folder: Path, *, every: int = 1, first: int = 0) -> dict[str, Any]:
     """A program dies while it makes the tables of a store, and the next one uses it."""
     _open(url)  # forks find alembic imported
     return _until_it_is_done(
-        partial(_empty, url), partial(_open, url), lambda point: partial(_use, url, measured=0)
+        itertools.count(first, every),
+        partial(_empty, url),
+        partial(_open, url),
+        lambda _: partial(_use, url, measured=0),
     )
 
 
-def of_upgrade(url: str, folder: Path) -> dict[str, Any]:
+def of_upgrade(url: str, folder: Path, *, every: int = 1, first: int = 0) -> dict[str, Any]:
     """A program dies while it upgrades a store, which gains a trial with each death."""
     _open(url)
     # It must end with all that it has open.
     _in_a_fork(partial(_use, url, measured=0))
 
-    def go_on(point: int) -> Callable[[], None]:
+    def go_on(num_deaths: int) -> Callable[[], None]:
         migrate.upgrade(url)
-        return partial(_use, url, measured=point + 1)
+        return partial(_use, url, measured=num_deaths)
 
     with next_version.in_force(folder):
         return _until_it_is_done(
-            partial(next_version.take_back, url), partial(migrate.upgrade, url), go_on
+            itertools.count(first, every),
+            partial(next_version.take_back, url),
+            partial(migrate.upgrade, url),
+            go_on,
         )
 
 
 def _until_it_is_done(
+    points: Iterable[int],
     before: Callable[[], None],
     work: Callable[[], object],
     after: Callable[[int], Callable[[], None]],
 ) -> dict[str, Any]:
-    """Have a fork die at each statement in turn, and another continue, until one finishes."""
-    for point in itertools.count():
+    """Have a fork die at each of these statements, and another continue, until one finishes.
+
+    `after` is given the number of deaths so far.
+    """
+    for num_deaths, point in enumerate(points, start=1):
         before()
         code = forks.outcome(partial(die_at, point, work))
         if code == 0:
             return {"num_points": point, "complaints": []}
         complaints = [] if code == DIED else [f"point {point}: it ended with {code}"]
-        if not complaints and (code := forks.outcome(after(point))) != 0:
+        if not complaints and (code := forks.outcome(after(num_deaths))) != 0:
             complaints = [f"point {point}: the next one ended with {code}"]
         if complaints:
             return {"num_points": point, "complaints": complaints}
@@ -111,7 +132,7 @@ def _in_a_fork(work: Callable[[], object]) -> None:
         raise AssertionError(f"it ended with {code}")
 
 
-PLAYS: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
+PLAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "one-cell": partial(of_play, small_play(small_sweep.spec(gpus=[1]), num_trials=6)),
     "sick-nodes": partial(of_play, AMONG_SICK_NODES),
     "making": of_making,
@@ -120,5 +141,6 @@ PLAYS: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    _, name, url, folder = sys.argv
-    print("OUT " + json.dumps(PLAYS[name](url, Path(folder))))
+    _, name, url, folder, every, first = sys.argv
+    told = PLAYS[name](url, Path(folder), every=int(every), first=int(first))
+    print("OUT " + json.dumps(told))

@@ -1,4 +1,4 @@
-"""More than a hundred random kills of every kind of process: nothing is lost, doubled or left over."""
+"""A hundred random kills of every kind of process: nothing is lost, doubled or left over."""
 
 from __future__ import annotations
 

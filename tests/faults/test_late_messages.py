@@ -203,7 +203,7 @@ class LateMessages(RuleBasedStateMachine):
 
 TestLateMessages = LateMessages.TestCase
 TestLateMessages.settings = settings(
-    max_examples=50,
+    max_examples=30,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
