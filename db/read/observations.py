@@ -129,9 +129,11 @@ def _devices(connection: Connection) -> dict[str, list[str]]:
     return found
 
 
-def _statement(
-    sweep_ids: Sequence[int], names: Sequence[str] | None, per_cell: int, most: int
-) -> sa.Select[Any]:
+def _numbered(sweep_ids: Sequence[int], names: Sequence[str] | None) -> sa.Select[Any]:
+    """Select what tells of memory or time, numbered within its cell.
+
+    Narrow columns: of 100,000 trials only the kept ones are read as whole rows.
+    """
     counting, last = attempt.alias("counting"), attempt.alias("last")
     out_of_memory = sa.and_(
         trial.c.state == TrialState.OUT_OF_MEMORY, last.c.failure_kind == FailureKind.OOM_GPU
@@ -140,7 +142,6 @@ def _statement(
         counting.c.fingerprint_digest, last.c.fingerprint_digest, cell.c.fingerprint_digest
     )
     place = sa.func.row_number().over(partition_by=trial.c.cell_id, order_by=trial.c.id)
-    # Narrow columns first: of 100,000 trials only the kept ones are read as whole rows.
     numbered = (
         sa.select(
             trial.c.id,
@@ -174,7 +175,14 @@ def _statement(
         numbered = numbered.where(
             sa.or_(fingerprint.c.device_name.in_(names), fingerprint.c.device_name.is_(None))
         )
-    kept = numbered.subquery("kept")
+    return numbered
+
+
+def _statement(
+    sweep_ids: Sequence[int], names: Sequence[str] | None, per_cell: int, most: int
+) -> sa.Select[Any]:
+    """Select whole rows of the newest cells: `per_cell` of each, evenly over its trials."""
+    kept = _numbered(sweep_ids, names).subquery("kept")
     # The first row that reaches each of `per_cell` even marks: for three marks in ten rows the
     # 4th, 7th and 10th.
     even = kept.c.place * per_cell // kept.c.size != (kept.c.place - 1) * per_cell // kept.c.size

@@ -7,17 +7,46 @@ budget spent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from db.read.rows import CellStatus, TrialRow
 from db.store import Store
 from db.types import SweepState
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.sweepfile.sections import Search
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, TrialState
 from orchestrator.core.trial.winner import CONSIDERED
+from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.progress import StopReason, SweepResult
 from orchestrator.sweep.stored_confirmation import leading_confirmation
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Finished:
+    """What the store holds of a sweep that ended under this file, in the cells that it names."""
+
+    sweep_id: int
+    cells: Sequence[CellStatus]
+    counts: Counter[TrialState]
+    newest: TrialRow  # of the fastest of each cell
+    # Why its newest call stopped, over all cells.
+    reasons: Collection[str]
+    confirmations: Mapping[Cell, Confirmation]
+
+    @property
+    def spent(self) -> StopReason | None:
+        """The budget that was spent, if any."""
+        budgets = (StopReason.GPU_HOURS, StopReason.COST)
+        return next((budget for budget in budgets if budget in self.reasons), None)
+
+    def wants_a_repeat(self, search: Search) -> bool:
+        return any(
+            confirmation.next_repeat(search.confirm, anchor_every=search.anchor_every) is not None
+            for confirmation in self.confirmations.values()
+        )
 
 
 def finished_before(
@@ -34,85 +63,87 @@ def finished_before(
     node size to the cluster, only a sweep that was measured on this host is known to mean the same
     layouts again. `code` tells what would be measured now.
     """
+    found = _finished(spec, store)
+    if found is None:
+        return None
+    any_node = spec.device != "auto" and spec.gpus_per_node != "auto"
+    of_then = _fingerprint_of(store, found.newest, this_host, any_node=any_node)
+    if of_then is None or of_then.orchestrator_version != program_version:
+        return None
+    # A repeat that the budget had no room for then has none now.
+    if found.spent is None and found.wants_a_repeat(spec.search):
+        return None
+    of_now = code()
+    has_changed = (of_then.git_sha, of_then.dirty_diff_digest) != (
+        of_now.git_sha,
+        of_now.dirty_diff_digest,
+    )
+    return _result(spec, store, found, code_has_changed=has_changed)
+
+
+def _finished(spec: SweepSpec, store: Store) -> _Finished | None:
+    """Return what the store holds; None if the sweep has not ended, or has nothing measured."""
     row = next((sweep for sweep in store.sweeps() if sweep.name == spec.name), None)
-    if (
-        row is None
-        or row.holder is not None
-        or row.state is not SweepState.FINISHED
-        or row.spec_json != spec.model_dump_json()
-    ):
+    if row is None or row.holder is not None or row.state is not SweepState.FINISHED:
+        return None
+    if row.spec_json != spec.model_dump_json():
         return None
     wanted = set(spec.cells())  # an earlier file may have named more
     cells = [status for status in store.status(row.id) if status.cell.cell in wanted]
     counts = Counter({state: sum(cell.num_trials[state] for cell in cells) for state in TrialState})
-    measured = max(
-        (cell.best for cell in cells if cell.best is not None),
-        key=lambda trial: trial.id,
-        default=None,
-    )
-    if (
-        len(cells) < len(wanted)
-        or any(counts[state] for state in {INITIAL, *IN_FLIGHT})
-        or measured is None
-    ):
+    measured = [cell.best for cell in cells if cell.best is not None]
+    is_some_left = any(counts[state] for state in {INITIAL, *IN_FLIGHT})
+    if len(cells) < len(wanted) or is_some_left or not measured:
         return None
-    of_then = _fingerprint_of(
-        store, measured, this_host, any_node=spec.device != "auto" and spec.gpus_per_node != "auto"
-    )
-    if of_then is None or of_then.orchestrator_version != program_version:
-        return None
-    fastest = store.best(row.id, CONSIDERED)
-    confirmations = {
-        cell.cell.cell: leading_confirmation(
-            store, row.id, cell.cell.id, fastest.get(cell.cell.id, ())
-        )[0]
-        for cell in cells
-    }
-    search = spec.search
-    session = store.newest_session(row.id)
-    said = session.stop_reasons if session is not None else ()
-    spent = next(
-        (bound for bound in (StopReason.GPU_HOURS, StopReason.COST) if bound in said), None
-    )
-    # A repeat that the budget had no room for then has none now.
-    is_wanted = any(
-        confirmation.next_repeat(search.confirm, anchor_every=search.anchor_every) is not None
-        for confirmation in confirmations.values()
-    )
-    if is_wanted and spent is None:
-        return None
-    of_now = code()
-    trials = [
-        trial for trial in store.trials(row.id) if trial.cell_id in {cell.cell.id for cell in cells}
-    ]
-    return SweepResult(
+    fastest, session = store.best(row.id, CONSIDERED), store.newest_session(row.id)
+    return _Finished(
         sweep_id=row.id,
+        cells=cells,
         counts=counts,
-        stopped={
-            cell.cell.cell: spent
-            or _how_it_stopped(cell, spec.search.max_trials if StopReason.TRIALS in said else None)
+        newest=max(measured, key=lambda trial: trial.id),
+        reasons=session.stop_reasons if session is not None else (),
+        confirmations={
+            cell.cell.cell: leading_confirmation(
+                store, row.id, cell.cell.id, fastest.get(cell.cell.id, ())
+            )[0]
             for cell in cells
         },
+    )
+
+
+def _result(
+    spec: SweepSpec, store: Store, found: _Finished, *, code_has_changed: bool
+) -> SweepResult:
+    max_trials = spec.search.max_trials if StopReason.TRIALS in found.reasons else None
+    cell_ids = {cell.cell.id for cell in found.cells}
+    digests = {
+        trial.fingerprint_digest
+        for trial in store.trials(found.sweep_id)
+        if trial.cell_id in cell_ids and trial.fingerprint_digest is not None
+    }
+    return SweepResult(
+        sweep_id=found.sweep_id,
+        counts=found.counts,
+        stopped={
+            cell.cell.cell: found.spent or _how_it_stopped(cell, max_trials) for cell in found.cells
+        },
         interrupted=False,
-        nothing_feasible=[cell.cell.cell for cell in cells if cell.best is None],
+        nothing_feasible=[cell.cell.cell for cell in found.cells if cell.best is None],
         nothing_fits={},
         tied={
-            cell.cell.cell: confirmations[cell.cell.cell].tied()
-            for cell in cells
+            cell.cell.cell: found.confirmations[cell.cell.cell].tied()
+            for cell in found.cells
             if cell.best is not None
         },
         untried=None,
-        num_fingerprints=len(
-            {trial.fingerprint_digest for trial in trials if trial.fingerprint_digest is not None}
-        ),
+        num_fingerprints=len(digests),
         unconfirmed=[
             cell
-            for cell, confirmation in confirmations.items()
-            if confirmation.repeat_of_best(search.confirm) is not None
+            for cell, confirmation in found.confirmations.items()
+            if confirmation.repeat_of_best(spec.search.confirm) is not None
         ],
-        launched={cell.cell.cell: _num_launched(cell) for cell in cells},
-        code_has_changed=(of_then.git_sha, of_then.dirty_diff_digest)
-        != (of_now.git_sha, of_now.dirty_diff_digest),
+        launched={cell.cell.cell: _num_launched(cell) for cell in found.cells},
+        code_has_changed=code_has_changed,
     )
 
 
