@@ -33,9 +33,9 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.purpose import REPEATS, Purpose
+from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import Verdict, median_run
 from orchestrator.sweep import stored_confirmation
 from orchestrator.sweep.confirmation import Confirmation, Repeat

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, parser_of, write_result
-from orchestrator.core.machines.node_score import NodeRun, score_nodes
+from orchestrator.core.machines.node_run import NodeRun
+from orchestrator.core.machines.node_score import score_nodes
 
 NUM_NODES, SLOW, SLOWER = 8, 3, 0.10
 EVERY, MOST, MOST_HEALTHY = 4, 400, 240

@@ -27,7 +27,7 @@ from db.write.writes import Ended, NewAttempt, NewTrial, Pruned, Recorded
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.check import Check
 from orchestrator.core.machines.node_health import NodeFacts
-from orchestrator.core.physics.links import LinkSample
+from orchestrator.core.physics.link_sample import LinkSample
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.fingerprint import Stack

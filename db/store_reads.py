@@ -30,7 +30,7 @@ from db.read.rows import (
     TrialDetail,
     TrialRow,
 )
-from orchestrator.core.machines.node_score import NEWEST_RUNS, NodeRun
+from orchestrator.core.machines.node_run import NEWEST_RUNS, NodeRun
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 
 _P = ParamSpec("_P")

@@ -15,8 +15,8 @@ from db.read import records
 from db.read.rows import BenchRow, LinkRow, NodeCheckRow
 from db.types import BenchReason
 from orchestrator.core.machines.check import Check, Status
-from orchestrator.core.machines.node_score import NodeRun
-from orchestrator.core.physics.links import Collective, LinkSample, Span
+from orchestrator.core.machines.node_run import NodeRun
+from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.trial.failure_kinds import SUSPECT_KINDS, FailureKind
 
 node_check, node_bench, link = schema.node_check, schema.node_bench, schema.link

@@ -9,11 +9,10 @@ from typing import Any
 
 from db.types import AttemptState, BenchReason, StopRequest, SweepState
 from orchestrator.core.machines.check import Check
-from orchestrator.core.physics.links import LinkSample
-from orchestrator.core.pretend.synthetic import SIMULATED_SUFFIX
+from orchestrator.core.physics.link_sample import LinkSample
+from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision
-from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
@@ -22,6 +21,7 @@ from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.protocol import GpuUsage, Phase
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds, of_attempt, outcome_of
+from orchestrator.core.trial.run import Run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,12 +24,12 @@ from db.read.rows import (
     TrialRow,
 )
 from orchestrator.core.problem.layout import Precision, from_columns
-from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
 from orchestrator.core.trial.protocol import MEASURED_PEAK
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.run import Run
 
 cell, trial, attempt = schema.cell, schema.trial, schema.attempt
 measurement, fingerprint = schema.measurement, schema.fingerprint

@@ -18,7 +18,7 @@ from db.write import event_log, invalidation, lease
 from db.write.inserts import insert_absent
 from orchestrator.core.machines.check import Check
 from orchestrator.core.machines.node_health import NodeFacts, unfit
-from orchestrator.core.physics.links import LinkSample
+from orchestrator.core.physics.link_sample import LinkSample
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialState
 

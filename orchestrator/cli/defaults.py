@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.output import note
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow
@@ -41,8 +42,6 @@ def select_sweep(store: Store, name: str | None) -> SweepRow:
     Says on stderr which one it took if there are several. If only a simulation of that name
     exists, takes the simulation and says so. Raises UsageInvalid if there is none.
     """
-    from orchestrator.core.pretend.synthetic import SIMULATED_SUFFIX  # pydantic, 0.05 s
-
     sweeps = store.sweeps()
     if name is not None:
         by_name = {sweep.name: sweep for sweep in sweeps}

@@ -16,7 +16,8 @@ from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.simulated_attempt import SimulatedEnd, simulate_attempt
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.packing import FreeOnNode, Shape
-from orchestrator.core.pretend.synthetic import SIMULATED_SUFFIX, chance
+from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
+from orchestrator.core.pretend.synthetic import chance
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.spec import SweepSpec

@@ -11,9 +11,9 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.sections import Objective, Plateau, Search, Strategy
-from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
+from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import (
     Proposal,
     Searcher,

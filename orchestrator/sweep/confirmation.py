@@ -20,10 +20,11 @@ from orchestrator.core.problem.contradiction import (
 )
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Confirm
-from orchestrator.core.trial.drift import USUAL_SD, Drift, Run, SpeedChange, fit
+from orchestrator.core.trial.drift import Drift, SpeedChange, fit
 from orchestrator.core.trial.failure_kinds import FailureKind, event_after
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import (
     Verdict,
     judge,

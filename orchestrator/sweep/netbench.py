@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from db.store import Store
 from orchestrator.cluster.contract import Finished, Scheduler
 from orchestrator.core.machines.packing import Shape
-from orchestrator.core.physics.links import Collective, LinkSample, Span
+from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind

@@ -16,7 +16,6 @@ from db.store import REFUSED
 from db.write.writes import NO_USAGE, Ended, Pruned, Recorded
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.proofs import MemoryProof
-from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import (
     HANG_KINDS,
     POLICIES,
@@ -30,6 +29,7 @@ from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import relative_sd, said_of
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.protocol import Device
+from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import Failed, Measured, OutOfMemory
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.call import Call

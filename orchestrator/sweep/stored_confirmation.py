@@ -7,10 +7,10 @@ from math import inf
 
 from db.read.rows import Repeats, TrialRow
 from db.store import Store
-from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT
 from orchestrator.sweep.confirmation import Confirmation
 

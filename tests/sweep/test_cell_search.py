@@ -13,10 +13,10 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.sections import Measuring, Objective, Strategy
-from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import (
     Condemned,
     Failed,

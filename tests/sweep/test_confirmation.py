@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.sweepfile.sections import Confirm
-from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import median_run
 from orchestrator.sweep.confirmation import Confirmation, Repeat
 

@@ -13,7 +13,7 @@ import pytest
 from db.store import Store
 from orchestrator.cluster.contract import Finished, SchedulerEvent
 from orchestrator.core.machines.packing import Shape
-from orchestrator.core.physics.links import Collective
+from orchestrator.core.physics.link_sample import Collective
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import (

@@ -17,7 +17,7 @@ import pytest
 from db.read import observations
 from db.read.observations import ObservationRow
 from db.store import Store
-from orchestrator.core.physics.links import Collective, LinkSample, Span
+from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.physics.memory import predict_memory
 from orchestrator.core.physics.step_time import StepTimeConstants, predict_step_time, ring_seconds
 from orchestrator.core.physics.trainer import Trainer

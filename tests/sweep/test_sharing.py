@@ -13,11 +13,11 @@ from db.store import Store
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.run import Run
 from orchestrator.sweep.cell_life import CellLife
 from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.finished import finished_before

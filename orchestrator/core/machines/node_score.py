@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.machines.node_run import NEWEST_RUNS, NodeRun
 from orchestrator.core.physics.robust_fit import robust_sd
 
 Floats = NDArray[np.float64]
@@ -37,18 +38,6 @@ SURE = 4.5
 # half standard errors off.
 FEW = 8
 FEWEST_RUNS = 4  # of a node
-NEWEST_RUNS = 2000  # older ones are out of date
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRun:
-    """One measurement of an attempt."""
-
-    nodes: tuple[str, ...]
-    cell: int
-    trial: int  # its runs have one layout
-    log_seconds: float  # of a step
-    log_predicted: float | None = None  # by the search
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,6 @@ from orchestrator.core.sweepfile.synthetic_options import (
 )
 from orchestrator.core.trial.protocol import TrialRequest
 
-SIMULATED_SUFFIX = "-simulated"  # of a simulated sweep's name
-
 _PEAK_EFFICIENCY = 0.6  # of the device's FLOP/s, at most
 _HALF_EFFICIENCY_TOKENS = 1024.0  # per micro-batch, for half of that
 _KERNEL_SECONDS_PER_LAYER = 60e-6  # launches, forward and backward

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.trial.drift_prior import SEEN, Floats, Hypotheses, Ints, evenly, prior
-from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.run import Run
 
-# Relative, of runs without an interval of their own: published repeats differ by 0.7 to 4 %.
-USUAL_SD = 0.02
 STEP_SD = 0.4  # of a step's logarithm
 # Of repeated layouts, the newest: the cost is cubic in them.
 MOST_RUNS = 72
@@ -29,31 +27,6 @@ MOST_CORRECTED = 256  # evenly spaced runs to correct
 KEPT_WEIGHT = 0.998  # of the likeliest hypotheses, together
 # Prior of the logarithm of a layout's step time: so wide that it is no limit in practice.
 LEVEL_SD = 3.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """The measurement of one attempt of a layout."""
-
-    step_seconds: float  # median
-    # Half the 95 % interval of that median, relative; None: too few steps for one.
-    relative_confidence: float | None = None
-    load_sd: float = 0.0  # relative, by the load of others
-    at: float | None = None  # seconds, on one clock; None: unknown
-    nodes: tuple[str, ...] = ()
-    purpose: Purpose | None = None  # None: unknown
-    thrashing: bool = False  # it ran at the memory edge
-
-    @property
-    def variance(self) -> float:
-        """The variance of the logarithm of its step time, with all possible effect of the load."""
-        return self.own_variance + self.load_sd**2
-
-    @property
-    def own_variance(self) -> float:
-        """The same without the load."""
-        own = USUAL_SD if self.relative_confidence is None else self.relative_confidence / 1.96
-        return own**2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,10 @@ from math import exp, hypot, log, sqrt
 
 import numpy as np
 
-from orchestrator.core.trial.drift import USUAL_SD, Drift, Run, SpeedChange, fit
+from orchestrator.core.trial.drift import Drift, SpeedChange, fit
 from orchestrator.core.trial.drift_prior import SEEN
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.run import USUAL_SD, Run
 
 WIDTH = 1.96  # standard deviations for 95 %
 # A layout is tied with the best if it is faster with at least this probability.

@@ -8,11 +8,10 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from orchestrator.core.machines.node_run import NEWEST_RUNS, NodeRun
 from orchestrator.core.machines.node_score import (
     FEW,
-    NEWEST_RUNS,
     SURE,
-    NodeRun,
     evidence_in_words,
     how_sure,
     score_nodes,

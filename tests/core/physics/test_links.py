@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from orchestrator.core.physics.calibration import Calibration
-from orchestrator.core.physics.links import (
-    ACROSS,
-    INSIDE,
+from orchestrator.core.physics.link_sample import (
     PASSES,
     Collective,
     LinkSample,
     Span,
     bus_factor,
+)
+from orchestrator.core.physics.links import (
+    ACROSS,
+    INSIDE,
     fit_links,
     network_of,
 )

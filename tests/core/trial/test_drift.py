@@ -9,8 +9,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from orchestrator.core.trial.drift import Run, fit
+from orchestrator.core.trial.drift import fit
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import judge
 
 TRUTH = {1: 1.00, 2: 1.04, 3: 1.10, 4: 1.15, 5: 1.20, 6: 1.30, 7: 1.45, 8: 1.60}

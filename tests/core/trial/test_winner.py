@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from orchestrator.core.trial.drift import Run
+from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import judge
 
 
