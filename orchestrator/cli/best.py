@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from db.read.rows import CellStatus, TrialRow
     from db.store import Store
     from orchestrator.core.trial.drift import SpeedChange
+    from orchestrator.core.trial.winner import Verdict
 
 MAX_TIED_SHOWN = 8
 # Other conditions shown per cell: every commit of the measured code is a fingerprint.
 MAX_OTHERS_SHOWN = 5
 # The spread of runs without drift and load is named if the whole spread is this many times larger.
 LARGER_SPREAD = 1.5
+# Standard deviations of one run: no two runs of one layout are so far apart.
+CLEARLY = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,7 @@ def ranking(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRo
         tied = ", ".join(map(str, verdict.tied[:MAX_TIED_SHOWN]))
         more = " and others" if len(verdict.tied) > MAX_TIED_SHOWN else ""
         text = f"No single winner: trials {tied}{more} are tied; {varies}"
-        text += ", and with that any of them could be the fastest"
+        text += f"{_why_tied(verdict, rows)}, and with that any of them could be the fastest"
     elif len(rows) == 1:
         text = (
             f"Trial {verdict.best} is the only layout measured with the current code and software"
@@ -175,6 +178,18 @@ def _drift_text(change: SpeedChange) -> str:
         f" what was measured meanwhile is corrected by up to {change.largest_correction:.0%}, and"
         " its intervals are wider"
     )
+
+
+def _why_tied(verdict: Verdict, rows: Sequence[TrialRow]) -> str:
+    """Why layouts are tied that differ by more than their runs vary; empty if they do not."""
+    tied = [row for row in rows if row.id in verdict.tied]
+    seconds = [row.step_seconds_median for row in tied if row.step_seconds_median]
+    if not seconds or max(seconds) < min(seconds) * (1 + CLEARLY * verdict.run_sd):
+        return ""
+    load = max(relative_sd(row.load) for row in tied)
+    if load > verdict.run_sd:
+        return f"; the load of others may have slowed a run by {2 * load:.0%} or more"
+    return "; between runs that were not repeated the machine's speed may have changed"
 
 
 def _load_text(trials: Sequence[TrialRow]) -> str | None:
