@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,12 @@ import pytest
 from db.store import Store
 from db.types import SweepState
 from orchestrator import cli
-from orchestrator.cli import console_log
+from orchestrator.cli import best, console_log
 from orchestrator.cli.sweep_file import store_if_any
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.reserved_time import Leased
-from tests.cli.cli_store import FORMULA, Filled, fill, layout
+from tests.cli.cli_store import BUSY, FORMULA, Filled, fill, layout
 from tests.db.builders import CONDITIONS, Bench, begin_trial, cell, record_measurement
 
 Sweep = Callable[..., str]
@@ -223,6 +225,27 @@ def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> N
     )
     assert "70.0 of 80.0 GiB" in text
     assert "±1.5%" in text
+
+
+@pytest.mark.parametrize(
+    ("slower", "load", "said"),
+    [
+        (1.01, NO_LOAD, ""),
+        (1.5, NO_LOAD, "; between runs that were not repeated the machine's speed may have "),
+        (1.5, BUSY, "; the load of others may have slowed a run by "),
+    ],
+)
+def test_a_tie_of_clearly_different_layouts_has_its_reason(
+    slower: float, load: MachineLoad, said: str
+) -> None:
+    rows: Any = [
+        SimpleNamespace(id=1, step_seconds_median=1.0, load=NO_LOAD),
+        SimpleNamespace(id=2, step_seconds_median=slower, load=load),
+        SimpleNamespace(id=3, step_seconds_median=9.0, load=BUSY),  # not tied
+    ]
+    verdict: Any = SimpleNamespace(tied=(1, 2), run_sd=0.02)
+    why = best._why_tied(verdict, rows)
+    assert why.startswith(said) and bool(why) == bool(said)
 
 
 def test_a_result_that_was_disturbed_is_marked_and_says_by_what(sweep: Sweep, ids: Filled) -> None:
