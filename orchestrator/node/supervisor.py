@@ -74,6 +74,10 @@ class NodeGang:
         self.teardown_seconds: float | None = None
         self.cancelled = False
         self.watches: list[RankWatch] = []
+        # The ranks that were alive when a limit had passed, the least advanced first, each with a
+        # message about its limit.
+        self._suspects: list[tuple[RankWatch, str]] = []
+        self._limit_passed_at: float | None = None  # Unix time
 
     def run(
         self, server: RankServer, *, environment: dict[str, str], ranks: Sequence[dict[str, Any]]
@@ -102,6 +106,11 @@ class NodeGang:
                 self._close_pipe(watch)
             watch.log.close()
             watch.read_last_words(now)
+        # Only now: while the stacks were taken, a slow rank may have got its result.
+        for watch, text in self._suspects:
+            if not watch.measured:
+                watch.limit_passed, watch.ended_at_unix_seconds = text, self._limit_passed_at
+                break
         since = [watch.teardown_since for watch in self.watches if watch.measured]
         if since and len(since) == len(self.watches) and None not in since:
             self.teardown_seconds = now - max(at for at in since if at is not None)
@@ -233,9 +242,9 @@ class NodeGang:
         if all(watch.measured for watch in alive if watch.rank in overdue):
             # They wait in teardown for the others, which have limits themselves.
             return False
-        suspect = self.least_advanced() or alive[0]
-        suspect.limit_passed = overdue.get(suspect.rank) or next(iter(overdue.values()))
-        suspect.ended_at_unix_seconds = time.time()
+        self._limit_passed_at, any_text = time.time(), next(iter(overdue.values()))
+        by_advance = sorted(alive, key=RankWatch.advance)
+        self._suspects = [(watch, overdue.get(watch.rank, any_text)) for watch in by_advance]
         self._collect_stacks(alive)
         return True
 
