@@ -12,7 +12,6 @@ from sqlalchemy import RowMapping
 
 from db import schema
 from orchestrator.core.problem import layout as layouts
-from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
@@ -53,10 +52,6 @@ def _names(kind: Any, given: tuple[str, ...]) -> tuple[str, ...]:
 def build(kind: Callable[..., _T], row: Row, **given: Any) -> _T:
     """A dataclass whose fields are columns of the row, but for the `given` ones."""
     return kind(**{name: row[name] for name in _names(kind, tuple(given))}, **given)
-
-
-def layout_columns(layout: Layout) -> Columns:
-    return {"layout_key": layout.key, **layouts.to_columns(layout)}
 
 
 def model_columns(model: ModelShape) -> Columns:

@@ -24,6 +24,7 @@ from db.write.batch import Batch
 from db.write.inserts import INSERTS
 from db.write.writes import NewAttempt, NewTrial, Pruned
 from orchestrator.core.errors import LeaseLost, UsageInvalid
+from orchestrator.core.problem.layout import to_columns
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, event_after
 from orchestrator.core.trial.lifecycle import (
     IN_FLIGHT,
@@ -307,7 +308,7 @@ class _Addition:
     def key(self) -> tuple[int, str]:
         return self.new.cell_id, self.new.layout.key
 
-    @property
+    @cached_property
     def state(self) -> TrialState:
         return INITIAL if self.event is None else advance(INITIAL, self.event)
 
@@ -323,7 +324,8 @@ class _Addition:
             "state": self.state,
             "num_attempts": self.num_attempts,
             "why": _storable(one.why),
-            **records.layout_columns(one.layout),
+            "layout_key": self.key[1],
+            **to_columns(one.layout),
             "predicted_tokens_per_second_per_gpu": records.finite(
                 one.predicted_tokens_per_second_per_gpu
             ),

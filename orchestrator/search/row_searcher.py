@@ -154,8 +154,8 @@ class RowSearcher:
         """
         condemned = np.flatnonzero(self._is(RowStatus.UNTRIED) & rows)
         freed = np.flatnonzero(self._is(RowStatus.CONDEMNED) & ~rows)
-        self._set(condemned, RowStatus.CONDEMNED)
-        self._set(freed, RowStatus.UNTRIED)
+        self._set_all(condemned, RowStatus.CONDEMNED)
+        self._set_all(freed, RowStatus.UNTRIED)
         return condemned, freed
 
     def forget(self, row: int) -> None:
@@ -177,10 +177,11 @@ class RowSearcher:
         found = {one.row: one for one in told}
         self.told.clear()
         self.told.update(found)
-        self._set(np.arange(len(self._status)), RowStatus.UNTRIED)
-        self._set(list(self.told), RowStatus.TOLD)
-        self._set(in_flight, RowStatus.IN_FLIGHT)
-        self._set(set_aside, RowStatus.SET_ASIDE)
+        self._status[:] = RowStatus.UNTRIED
+        self._status[list(self.told)] = RowStatus.TOLD
+        self._status[list(in_flight)] = RowStatus.IN_FLIGHT
+        self._status[list(set_aside)] = RowStatus.SET_ASIDE
+        self._counts = _count(self._status)
         if self._proposer is not None:
             started = [int(self._place[row]) for row in self._in_flight() if self._place[row] >= 0]
             self._proposer.rebuild(self._of_considered(self.told.values()), started)
@@ -220,12 +221,17 @@ class RowSearcher:
         mask: Mask = self._status == status
         return mask
 
-    def _set(self, rows: int | Sequence[int] | Ints, status: RowStatus) -> None:
+    def _set(self, row: int, status: RowStatus) -> None:
+        self._counts[self._status[row]] -= 1
+        self._counts[status] += 1
+        self._status[row] = status
+
+    def _set_all(self, rows: Ints, status: RowStatus) -> None:
         """Give distinct rows another status."""
-        rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
-        self._counts -= _count(self._status[rows])
-        self._counts[status] += len(rows)
-        self._status[rows] = status
+        if len(rows):
+            self._counts -= _count(self._status[rows])
+            self._counts[status] += len(rows)
+            self._status[rows] = status
 
     def _in_flight(self) -> list[int]:
         found: list[int] = np.flatnonzero(self._is(RowStatus.IN_FLIGHT)).tolist()

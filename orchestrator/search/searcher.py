@@ -299,7 +299,7 @@ class Searcher:
         return condemned
 
     def _layouts(self, rows: Ints) -> list[Layout]:
-        return [self._candidates.table.layout(row) for row in rows.tolist()]
+        return self._candidates.table.take(rows).layouts() if len(rows) else []
 
     # -- scores: logarithms of the seconds of a step, or of what stands for them ------------------
 

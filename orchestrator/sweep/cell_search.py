@@ -170,11 +170,6 @@ class CellSearch:
     # -- its life --------------------------------------------------------------------------------
 
     @property
-    def stopped(self) -> StopReason | None:
-        """Why its search has ended. None: it is searched."""
-        return self.life.stopped
-
-    @property
     def num_new(self) -> int:
         """Attempts under way that are no repeats."""
         return len(self.attempts.new)
@@ -215,7 +210,7 @@ class CellSearch:
     @property
     def has_only_suspects(self) -> bool:
         """True if its search has ended, and all that waits should be alone on its nodes."""
-        if self.stopped is None or not self.waiting:
+        if not self.suspects or not self.waiting or self.life.stopped is None:
             return False
         return all(trial.id in self.suspects for trial in self.waiting)
 

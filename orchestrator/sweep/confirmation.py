@@ -75,6 +75,7 @@ class Confirmation:
     # All trials with each other, as the machine is now.
     _is_compared: bool = False
     _alike: dict[Layout, list[int]] = field(default_factory=dict)  # may contradict each other
+    _ungrouped: list[int] = field(default_factory=list)  # trials that are not in `_alike` yet
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
 
@@ -89,8 +90,7 @@ class Confirmation:
         else:
             self._since_anchor += 1
             self._unchecked.add(trial_id)
-            for shape in shapes(layout):
-                self._alike.setdefault(shape, []).append(trial_id)
+            self._ungrouped.append(trial_id)
         if trial_id == self._leader or len(some) > 1:
             self._leader = None  # it may have fallen behind
         elif self._leader is not None:
@@ -372,6 +372,10 @@ class Confirmation:
 
     def _check(self) -> None:
         """Compare what is new with physics."""
+        for trial_id in self._ungrouped:
+            for shape in shapes(self._layouts[trial_id]):
+                self._alike.setdefault(shape, []).append(trial_id)
+        self._ungrouped.clear()
         unchecked, self._unchecked = self._unchecked, set()
         near = {
             other

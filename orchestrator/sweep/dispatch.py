@@ -69,7 +69,7 @@ class Dispatch:
         self._missing_nodes.see(self._node_pool.usable(self._scheduler.slots.nodes))
         spent = self._budgets.spent
         for search in self._call.searches.values():
-            if search.stopped is None:
+            if search.life.stopped is None:
                 self._check(search, spent)
         wanting = [one for one in self._call.searches.values() if self._wants_or_settles(one)]
         began, most = self._clock(), most_at_once(self._settings, self._scheduler.slots)
@@ -100,9 +100,9 @@ class Dispatch:
         if not self._attempts:
             return
         for search in self._call.searches.values():
-            if not search.should_ask_ahead or search.stopped is not None or search.waiting:
+            if search.life.stopped is not None or search.waiting:
                 continue
-            if self._within_trials(search):
+            if search.should_ask_ahead and self._within_trials(search):
                 search.ahead = search.ask(self._clock)
 
     @property
@@ -113,7 +113,7 @@ class Dispatch:
 
     def is_open(self, search: CellSearch) -> bool:
         """Return whether the cell may start another attempt of a trial that is not measured."""
-        if search.stopped is None:
+        if search.life.stopped is None:
             return True
         return self._may_retry(search) and search.life.state is CellState.CONFIRMING
 
@@ -157,11 +157,11 @@ class Dispatch:
 
     def _may_retry(self, search: CellSearch) -> bool:
         """Return whether what waits may start after the search. A spent budget keeps it waiting."""
-        return bool(search.waiting) and search.stopped in DECIDED
+        return bool(search.waiting) and search.life.stopped in DECIDED
 
     def _next_repeat(self, search: CellSearch) -> Repeat | None:
         settings, confirmation = self._settings, search.confirmation
-        if search.stopped in BUDGETS:
+        if search.life.stopped in BUDGETS:
             # No more than that was reserved, so it goes before anchors.
             repeat = confirmation.repeat_of_best(settings.confirm)
             if repeat is not None:
@@ -176,7 +176,7 @@ class Dispatch:
 
     def _decide_one(self, search: CellSearch, nodes: tuple[str, ...]) -> bool:
         """Decide on what the cell wants next. False: it wants nothing now."""
-        if search.stopped is None:
+        if search.life.stopped is None:
             reason = self._search_on(search, nodes)
             if reason is None:
                 return True
@@ -189,7 +189,7 @@ class Dispatch:
                 return False
             else:
                 search.life.stop(reason)
-        return search.stopped in CONFIRMED and self._confirm(search, nodes)
+        return search.life.stopped in CONFIRMED and self._confirm(search, nodes)
 
     def _search_on(self, search: CellSearch, nodes: tuple[str, ...]) -> StopReason | None:
         """Decide on what the search of a cell wants next, or return why there is nothing."""

@@ -118,6 +118,8 @@ class Loop:
     def _record_ends(self) -> None:
         """Write down how attempts ended: however many, in one commit."""
         ended = list(self._attempts.ended)
+        if not ended:
+            return
         for attempt in ended:
             self._dispatch.note_ended(attempt, self._call.searches[attempt.cell_id])
         num_launched = sum(search.launched for search in self._call.searches.values())

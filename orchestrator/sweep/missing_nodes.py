@@ -69,5 +69,5 @@ class MissingNodes:
 
         What is left of a search that has ended is given up without a reason of its own.
         """
-        is_left = search.stopped is None or self.gave_up(search) is None
+        is_left = search.life.stopped is None or self.gave_up(search) is None
         return is_left and search.id in self._since

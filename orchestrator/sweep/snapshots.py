@@ -108,14 +108,14 @@ class Snapshots:
     def note_searched(self) -> None:
         """Show with the next snapshot which searches have ended since."""
         for search in self._call.searches.values():
-            if search.stopped is None:
+            if search.life.stopped is None:
                 self._told_as_searched.discard(search.id)  # it may have begun anew
             elif search.id not in self._told_as_searched:
                 self._told_as_searched.add(search.id)
                 self._searched.append(
                     SearchEnded(
                         cell=search.cell,
-                        reason=search.stopped,
+                        reason=search.life.stopped,
                         untried=_untried_of(search),
                         seconds=self._call.seconds,
                     )
@@ -127,7 +127,7 @@ class Snapshots:
         return SweepResult(
             sweep_id=self._call.sweep_id,
             counts=self._outcomes.counts,
-            stopped={one.cell: one.stopped or StopReason.INTERRUPTED for one in searches},
+            stopped={one.cell: one.life.stopped or StopReason.INTERRUPTED for one in searches},
             interrupted=interrupted,
             nothing_feasible=[one.cell for one in searches if one.has_nothing and not interrupted],
             nothing_fits={
@@ -140,7 +140,8 @@ class Snapshots:
             unconfirmed=[
                 one.cell
                 for one in searches
-                if one.stopped in BUDGETS and one.confirmation.repeat_of_best(confirm) is not None
+                if one.life.stopped in BUDGETS
+                and one.confirmation.repeat_of_best(confirm) is not None
             ],
         )
 
@@ -154,7 +155,7 @@ class Snapshots:
 
     def _most_trials(self, search: CellSearch) -> int:
         """Return the most trials that a cell will have, those that were launched included."""
-        if search.stopped is not None:
+        if search.life.stopped is not None:
             return search.launched
         waiting = sum(trial.num_attempts == 0 for trial in search.waiting)
         possible = search.launched + waiting + _untried_of(search)
@@ -167,13 +168,13 @@ class Snapshots:
             one.id: most_trials[one.id] - one.launched + len(one.waiting)
             for one in self._call.searches.values()
         }
-        searching = [one for one in self._call.searches.values() if one.stopped is None]
+        searching = [one for one in self._call.searches.values() if one.life.stopped is None]
         anchors = 0
         if settings.anchor_every and confirm.repeats:
             anchors = sum(new_of[one.id] // settings.anchor_every + 1 for one in searching)
         # Counted only once a search has ended: the runs of thousands of trials are not gone
         # through for every snapshot.
-        confirming = [one for one in self._call.searches.values() if one.stopped in DECIDED]
+        confirming = [one for one in self._call.searches.values() if one.life.stopped in DECIDED]
         to_confirm = sum(
             one.confirmation.most_to_confirm(confirm)
             for one in confirming

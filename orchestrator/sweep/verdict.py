@@ -156,11 +156,10 @@ def attempt_facts(
     ]
     # Of a failed attempt: until it failed.
     told = [said.phase_seconds for said in results or notes]
-    phases = {
-        phase: max(each.get(phase, 0.0) for each in told)
-        for phase in Phase
-        if any(phase in each for each in told)
-    }
+    phases: dict[Phase, float] = {}
+    for each in told:
+        for phase, seconds in each.items():
+            phases[phase] = max(seconds, phases.get(phase, 0.0))
     teardowns = [
         report.teardown_seconds for report in event.reports if report.teardown_seconds is not None
     ]

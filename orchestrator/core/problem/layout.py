@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
 from string import ascii_letters, digits
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -289,6 +290,11 @@ CODED: Mapping[str, CodedAxis] = MappingProxyType(
     {name: axis for name, axis in _AXES.items() if isinstance(axis, CodedAxis)}
 )
 SIZES = tuple(name for name in _AXES if name not in CODED)
+_sizes_of = attrgetter(*SIZES)
+# Of each coded axis.
+_COLUMN_NAMES = {
+    name: tuple(column.name for column in axis.columns) for name, axis in CODED.items()
+}
 SHORT_NAMES: Mapping[str, str] = MappingProxyType(
     {
         axis.short: name
@@ -334,10 +340,9 @@ def parse_key(key: str) -> Layout:
 
 def to_columns(layout: Layout) -> dict[str, Any]:
     """The values of `LAYOUT_COLUMNS`, by the column's name."""
-    values: dict[str, Any] = {name: getattr(layout, name) for name in SIZES}
+    values: dict[str, Any] = dict(zip(SIZES, _sizes_of(layout), strict=True))
     for name, axis in CODED.items():
-        for column, part in zip(axis.columns, axis.parts(getattr(layout, name)), strict=True):
-            values[column.name] = part
+        values.update(zip(_COLUMN_NAMES[name], axis.parts(getattr(layout, name)), strict=True))
     return values
 
 
@@ -350,7 +355,7 @@ def from_columns(row: _LayoutRow) -> Layout:
     return Layout(
         **{name: row[name] for name in SIZES},
         **{
-            name: axis.value(*(row[column.name] for column in axis.columns))
+            name: axis.value(*[row[column] for column in _COLUMN_NAMES[name]])
             for name, axis in CODED.items()
         },
     )

@@ -48,7 +48,7 @@ class MachineLoad:
 
     @property
     def is_known(self) -> bool:
-        return self != NO_LOAD
+        return self is not NO_LOAD and self != NO_LOAD
 
 
 NO_LOAD = MachineLoad()
