@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,8 @@ class RowSearcher:
                 )
             case Strategy.RANDOM | Strategy.EXHAUSTIVE:
                 pass
+            case _:
+                assert_never(search.strategy)
 
     def count(self, status: RowStatus) -> int:
         return int(self._counts[status])

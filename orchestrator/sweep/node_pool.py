@@ -18,7 +18,13 @@ from orchestrator.cluster.contract import Finished, Prober
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.node_score import NodeScore, evidence_in_words, score_nodes
 from orchestrator.core.machines.packing import FreeSlots, Shape
-from orchestrator.core.trial.failure_kinds import HANG_KINDS, SUSPECT_KINDS, Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import (
+    HANG_KINDS,
+    NODE_KINDS,
+    ONE_NODE_KINDS,
+    SUSPECT_KINDS,
+    Failure,
+)
 from orchestrator.sweep.preflight import Preflight
 
 logger = logging.getLogger(__name__)
@@ -33,21 +39,6 @@ MORE_RUNS = 0.02
 RUNS_PER_NODE = 1.0
 # How often the store is asked whether a person has benched a node, by this machine's clock.
 REFRESH_SECONDS = 5.0
-
-# Failures whose node is at fault, also in a gang of several. Ranks wait for each other, so other
-# kinds may name a node that only waited.
-OF_ITS_NODE = frozenset(
-    {
-        FailureKind.DEVICE_ERROR,
-        FailureKind.XID,
-        FailureKind.NODE_LOST,
-        FailureKind.LAUNCH_FAILED,
-        FailureKind.STORAGE,
-        FailureKind.KILLED,
-    }
-)
-# Counted where the gang is on one node.
-OF_THE_GANG = frozenset({FailureKind.NCCL}) | HANG_KINDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,7 +213,7 @@ class NodePool:
         self, trial_id: int, failure: Failure, *, num_nodes: int, began: float, now: float
     ) -> None:
         node = failure.node
-        blamed = OF_ITS_NODE | OF_THE_GANG if num_nodes == 1 else OF_ITS_NODE
+        blamed = NODE_KINDS | ONE_NODE_KINDS if num_nodes == 1 else NODE_KINDS
         if node is None or failure.kind not in blamed:
             return
         recent = [

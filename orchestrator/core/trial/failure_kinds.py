@@ -206,8 +206,20 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
     }
 )
 
-OUT_OF_MEMORY_KINDS = frozenset({FailureKind.OOM_GPU, FailureKind.OOM_HOST})
-HANG_KINDS = frozenset({FailureKind.HUNG, FailureKind.START_TIMEOUT})
+# What else depends on the kind is one of these sets.
+OUT_OF_MEMORY_KINDS = frozenset({_K.OOM_GPU, _K.OOM_HOST})
+HANG_KINDS = frozenset({_K.HUNG, _K.START_TIMEOUT})
+# The attempt was lost with its node or orchestrator, or taken away. v_gpu_seconds has the same.
+LOST_KINDS = frozenset({_K.NODE_LOST, _K.ORCHESTRATOR_LOST, _K.PREEMPTED})
+# A rank also fails so if another rank failed before it.
+AFTERMATH_KINDS = frozenset({_K.NCCL})
+# The node is at fault, also in a gang of several. Ranks wait for each other, so other kinds may
+# name a node that only waited.
+NODE_KINDS = frozenset(
+    {_K.DEVICE_ERROR, _K.XID, _K.NODE_LOST, _K.LAUNCH_FAILED, _K.STORAGE, _K.KILLED}
+)
+# The node may be at fault if the whole gang is on it.
+ONE_NODE_KINDS = AFTERMATH_KINDS | HANG_KINDS
 # The machine may have caused these; a hang does not show its cause.
 SUSPECT_KINDS = frozenset(
     {kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE} | HANG_KINDS

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from orchestrator.core.problem.xid import XidCause, first_of, named, xids_in
 from orchestrator.core.trial.failure_kinds import (
+    AFTERMATH_KINDS,
     OUT_OF_MEMORY_KINDS,
     POLICIES,
     Failure,
@@ -149,7 +150,7 @@ def first_bad(ranks: Sequence[Evidence]) -> Failure:
 
 def is_aftermath(failure: Failure) -> bool:
     """Return whether the rank may be an innocent peer of one that failed before it."""
-    return failure.kind is _K.NCCL or failure.signal == signal.SIGABRT
+    return failure.kind in AFTERMATH_KINDS or failure.signal == signal.SIGABRT
 
 
 def proves_out_of_memory(failure: Failure, *, on_cpu: bool = False) -> bool:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import fsum
 from typing import Self
 
-from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, FailureKind
+from orchestrator.core.trial.failure_kinds import LOST_KINDS, OUT_OF_MEMORY_KINDS, FailureKind
 from orchestrator.core.trial.protocol import Phase, RankResult
 
 
@@ -24,11 +24,6 @@ class Outcome(StrEnum):
     LOST = "lost"  # with node or orchestrator, or preempted
     CANCELLED = "cancelled"  # on request: the trial waits again
     FAILED = "failed"  # any other, invalidated ones included
-
-
-LOST_KINDS = frozenset(
-    {FailureKind.NODE_LOST, FailureKind.ORCHESTRATOR_LOST, FailureKind.PREEMPTED}
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
