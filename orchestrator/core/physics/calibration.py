@@ -28,7 +28,8 @@ from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout_table import LayoutTable
-from orchestrator.core.problem.normal import Z90, normal_cdf
+from orchestrator.core.problem.normal import normal_cdf
+from orchestrator.core.problem.quantile import Z90
 
 # What the formulas miss within a cell, before anything is measured.
 STEP_RESIDUAL_SD = 0.2  # of log seconds

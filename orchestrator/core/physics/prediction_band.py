@@ -20,7 +20,7 @@ from orchestrator.core.physics.step_time import Floats
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout_table import LayoutTable
-from orchestrator.core.problem.normal import Z90
+from orchestrator.core.problem.quantile import Z90
 
 # Of what is measured should lie within the band.
 SHARE = 0.8

@@ -1,4 +1,4 @@
-"""The standard normal distribution: the cumulative one, which numpy lacks, and a quantile."""
+"""The cumulative standard normal distribution, which numpy lacks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-Z90 = 1.2816  # nine tenths lie below
 
 
 def normal_cdf(z: NDArray[np.floating[Any]]) -> NDArray[np.float64]:

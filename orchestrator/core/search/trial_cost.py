@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.core.physics.calibration import CELL_OFFSET_SD
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.normal import Z90
+from orchestrator.core.problem.quantile import Z90
 from orchestrator.core.search.expectation import even_selection
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.sweepfile.sections import Measuring

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
 
-from orchestrator.core.problem.normal import Z90
+from orchestrator.core.problem.quantile import Z90
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 from orchestrator.core.trial.protocol import (
     MAX_SECONDS,

@@ -19,7 +19,7 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.problem.normal import Z90
+from orchestrator.core.problem.quantile import Z90
 
 H100 = DEVICES["h100-sxm"]
 
