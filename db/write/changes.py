@@ -236,12 +236,12 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
     waiting, lost = [], []
     for row in rows:
         standing = batch[row.id]
-        times = failed_before[row.id].get(_LOST, 0) + 1
+        event = event_after(_LOST, failed_before[row.id])
         is_repeat = standing.state not in IN_FLIGHT
         message = (
             "the orchestrator of this repeat died; found at the next start"
             if is_repeat
-            else _lost_message(row.id, times)
+            else _lost_message(row.id, event, failed_before[row.id].get(_LOST, 0) + 1)
         )
         failure, detail = (
             Failure(kind=_LOST, message=message),
@@ -250,7 +250,6 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
         if is_repeat:
             batch.log(row.id, event_log.REPEAT_FAILED, standing.num_attempts, detail)
         else:
-            event = event_after(_LOST, {_LOST: times})
             batch.advance(row.id, event, detail=detail)
             if event is TrialEvent.REQUEUED:
                 waiting.append(int(row.id))
@@ -271,9 +270,9 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
 _LOST = FailureKind.ORCHESTRATOR_LOST
 
 
-def _lost_message(trial_id: int, times: int) -> str:
+def _lost_message(trial_id: int, event: TrialEvent, times: int) -> str:
     found = "the orchestrator of this attempt died; found at the next start"
-    if event_after(_LOST, {_LOST: times}) is TrialEvent.REQUEUED:
+    if event is TrialEvent.REQUEUED:
         return found
     return (
         f"{found}. It was so {times} times while this trial was under way, so it is not tried "

@@ -14,8 +14,8 @@ from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.machines.node_health import NodeFacts
 from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, Failure, FailureKind
-from orchestrator.core.trial.failures import is_aftermath
+from orchestrator.core.trial.failure_kinds import Failure
+from orchestrator.core.trial.failures import cause_order
 from orchestrator.core.trial.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 
@@ -82,23 +82,13 @@ def least_advanced(heartbeats: Sequence[Heartbeat | None]) -> Heartbeat | None:
 
 
 def first_failure(reports: Sequence[NodeReport]) -> Failure | None:
-    """Return the gang's failure: the one that caused the others.
-
-    An out-of-memory explains all others, whenever it was noticed.
-    """
-
-    def order(report: NodeReport) -> tuple[bool, bool, bool, float]:
-        failure = report.failure
-        assert failure is not None
-        return (
-            failure.kind is FailureKind.CANCELLED,
-            failure.kind not in OUT_OF_MEMORY_KINDS,
-            is_aftermath(failure),
-            report.failed_at_unix_seconds or 0.0,
-        )
-
-    failed = [report for report in reports if report.failure is not None]
-    return min(failed, key=order).failure if failed else None
+    """Return the gang's failure: the one that caused the others."""
+    failed = [
+        (report.failure, report.failed_at_unix_seconds or 0.0)
+        for report in reports
+        if report.failure is not None
+    ]
+    return min(failed, key=lambda one: cause_order(*one))[0] if failed else None
 
 
 @dataclass(frozen=True, kw_only=True)

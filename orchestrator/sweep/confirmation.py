@@ -125,7 +125,7 @@ class Confirmation:
 
     def event_after(self, trial_id: int, kind: FailureKind) -> TrialEvent:
         """Return what another failed repeat means for its trial. Nothing changes."""
-        return event_after(kind, self._failures.get(trial_id, Counter()) + Counter([kind]))
+        return event_after(kind, self._failures.get(trial_id, {}))
 
     def end(self, trial_id: int) -> None:
         """Note a repeat with other software than its trial: no repeat can count any more."""

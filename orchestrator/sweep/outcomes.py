@@ -9,11 +9,11 @@ import datetime as dt
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from db.read.rows import TrialRow
 from db.store import REFUSED
-from db.write.writes import NO_USAGE, Ended, Pruned, Recorded
+from db.write.writes import Ended, Pruned, Recorded
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.proofs import MemoryProof
 from orchestrator.core.trial.failure_kinds import (
@@ -38,8 +38,8 @@ from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.stop_rules import StopRules
 from orchestrator.sweep.verdict import (
     AttemptVerdict,
-    attempt_facts,
     judge_attempt,
+    judge_refused,
     relative_excess,
 )
 
@@ -167,7 +167,11 @@ class Outcomes:
             try:
                 recorded += self._store.record_ends([_ended(one, events)], epoch=self._epoch)
             except REFUSED as exc:
-                judged[place] = refused = one[0], _refused(one[0], exc, at)
+                attempt = one[0]
+                assert attempt.end is not None, "only what ended is judged"
+                num_gpus = attempt.cell.num_gpus
+                refused = attempt, judge_refused(attempt.end, exc, num_gpus=num_gpus, at=at)
+                judged[place] = refused
                 events |= self._events_of([refused])
                 recorded += self._store.record_ends([_ended(refused, events)], epoch=self._epoch)
         return events, recorded
@@ -264,8 +268,7 @@ class Outcomes:
             if trial_id in repeats:
                 events[trial_id] = repeats[trial_id].confirmation.event_after(trial_id, kind)
             else:
-                failures = earlier.get(trial_id, Counter()) + Counter([kind])
-                events[trial_id] = event_after(kind, failures)
+                events[trial_id] = event_after(kind, earlier.get(trial_id, {}))
         return events
 
     def _measured_with_other_software(
@@ -399,24 +402,6 @@ def _needs_as_much(proofs: Sequence[tuple[int, MemoryProof]]) -> str:
     trials = [f"{trial_id} ({proof.layout.short})" for trial_id, proof in proofs]
     noun = "trials" if len(trials) > 1 else "trial"
     return f"needs at least the memory of {noun} {' and '.join(trials)}, which ran out of it"
-
-
-def _refused(attempt: Attempt, exc: Exception, at: dt.datetime) -> AttemptVerdict:
-    """Judge an attempt without what its ranks wrote, of which the store refuses something."""
-    assert attempt.end is not None
-    said = f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"
-    failure = Failure(
-        kind=FailureKind.BAD_RESULT, message=f"the database refuses how it ended: {said}"
-    )
-    end = replace(attempt.end, reports=(), failure=failure)
-    facts = attempt_facts(end, (), None, num_gpus=attempt.cell.num_gpus)
-    return AttemptVerdict(
-        outcome=failure,
-        fingerprint=None,
-        facts={**facts, "measured_at": at},
-        gpu=NO_USAGE,
-        memory_by_part=None,
-    )
 
 
 def _ended(judged: _Judged, events: Mapping[int, TrialEvent]) -> Ended:

@@ -76,7 +76,7 @@ class Recovery:
 
 
 def _event_of(outcome: Measurement | Failure, detail: TrialDetail, number: int) -> TrialEvent:
-    """Decide as `Outcomes` does: a repeat counts with repeats, any other attempt with all."""
+    """Return the event of its trial. A repeat counts with repeats, any other attempt with all."""
     if isinstance(outcome, Measurement):
         return TrialEvent.MEASURED
     repeats = {one.number for one in detail.attempts if one.purpose in REPEATS}
@@ -87,4 +87,4 @@ def _event_of(outcome: Measurement | Failure, detail: TrialDetail, number: int) 
         and not one.superseded
         and (number not in repeats or one.number in repeats)
     )
-    return event_after(outcome.kind, earlier + Counter([outcome.kind]))
+    return event_after(outcome.kind, earlier)

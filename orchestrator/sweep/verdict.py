@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from db.write.writes import AttemptFacts, Ended, FailedEnd, MeasuredEnd
+from db.write.writes import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd
 from orchestrator.cluster.contract import Finished
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
@@ -109,6 +109,25 @@ def judge_attempt(
         memory_by_part=worst_parts(results),
         peak_memory_bytes=peak,
         device_memory_bytes=device,
+    )
+
+
+def judge_refused(
+    end: Finished, exc: Exception, *, num_gpus: int, at: dt.datetime
+) -> AttemptVerdict:
+    """Judge an attempt without what its ranks wrote, of which the store refuses something."""
+    said = f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"
+    failure = Failure(
+        kind=FailureKind.BAD_RESULT, message=f"the database refuses how it ended: {said}"
+    )
+    left = replace(end, reports=(), failure=failure)
+    facts = attempt_facts(left, (), None, num_gpus=num_gpus)
+    return AttemptVerdict(
+        outcome=failure,
+        fingerprint=None,
+        facts={**facts, "measured_at": at},
+        gpu=NO_USAGE,
+        memory_by_part=None,
     )
 
 

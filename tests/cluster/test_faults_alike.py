@@ -146,7 +146,7 @@ def decisions(failure: Failure | None) -> tuple[list[bool], bool] | None:
     """Whether a trial is retried after its first, second and third failure, and proves others."""
     if failure is None:
         return None
-    again = [may_retry(failure.kind, Counter({failure.kind: times})) for times in (1, 2, 3)]
+    again = [may_retry(failure.kind, Counter({failure.kind: times})) for times in (0, 1, 2)]
     return again, proves_out_of_memory(failure, on_cpu=True)
 
 

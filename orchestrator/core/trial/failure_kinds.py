@@ -259,16 +259,18 @@ class Failure:
 def may_retry(kind: FailureKind, earlier: Mapping[FailureKind, int]) -> bool:
     """Return whether a trial is worth another attempt after a failure of this kind.
 
-    `earlier` counts its failed attempts by kind, this one included.
+    `earlier` counts its failed attempts before this one, by kind.
     """
-    return earlier.get(kind, 0) <= POLICIES[kind].max_retries
+    return earlier.get(kind, 0) < POLICIES[kind].max_retries
 
 
-def event_after(kind: FailureKind, failures: Mapping[FailureKind, int]) -> TrialEvent:
+def event_after(kind: FailureKind, earlier: Mapping[FailureKind, int]) -> TrialEvent:
     """Return the event of a trial whose attempt failed so; a cancelled trial always waits again.
 
-    `failures` counts its failed attempts by kind, this one included.
+    `earlier` counts its failed attempts before this one, by kind; for a repeat, its failed repeats.
+    This is the only rule, for an end that a scheduler reports, that a spool kept, or that a dead
+    orchestrator left.
     """
-    if kind is FailureKind.CANCELLED or may_retry(kind, failures):
+    if kind is FailureKind.CANCELLED or may_retry(kind, earlier):
         return TrialEvent.REQUEUED
     return TrialEvent.OUT_OF_MEMORY if kind in OUT_OF_MEMORY_KINDS else TrialEvent.FAILED

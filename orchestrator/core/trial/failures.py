@@ -134,18 +134,24 @@ def classify(evidence: Evidence) -> Failure:
 
 
 def first_bad(ranks: Sequence[Evidence]) -> Failure:
-    """Return the failure that caused those of the other ranks of a gang (at least one given).
+    """Return the failure that caused those of the other ranks of a gang (at least one given)."""
+    found = [(classify(rank), rank.at_unix_seconds) for rank in ranks]
+    return min(found, key=lambda one: cause_order(*one))[0]
 
-    An out-of-memory anywhere explains everything after it. Otherwise it is the earliest failure;
-    lost communication and an abort count only if nothing else failed: innocent peers of a dead rank
-    die so.
+
+def cause_order(failure: Failure, at_unix_seconds: float) -> tuple[bool, bool, bool, float]:
+    """Return the sort key of the failures of a gang: the one that caused the others comes first.
+
+    An out-of-memory explains all others, whenever it was noticed. Otherwise the earliest is the
+    cause; lost communication and an abort only if nothing else failed, since innocent peers of a
+    dead rank die so, and a request to end last.
     """
-
-    def order(pair: tuple[Failure, Evidence]) -> tuple[bool, bool, float]:
-        failure, rank = pair
-        return failure.kind not in OUT_OF_MEMORY_KINDS, is_aftermath(failure), rank.at_unix_seconds
-
-    return min(((classify(rank), rank) for rank in ranks), key=order)[0]
+    return (
+        failure.kind is _K.CANCELLED,
+        failure.kind not in OUT_OF_MEMORY_KINDS,
+        is_aftermath(failure),
+        at_unix_seconds,
+    )
 
 
 def is_aftermath(failure: Failure) -> bool:
