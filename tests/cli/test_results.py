@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,6 +226,80 @@ def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> N
     )
     assert "70.0 of 80.0 GiB" in text
     assert "±1.5%" in text
+
+
+# Seconds of a step, and when it was measured in minutes, for each run of a layout.
+Runs = dict[int, list[tuple[float, float]]]
+ONCE: Runs = {1: [(1.0, 0)], 2: [(1.2, 1)]}
+# The machine is 1.6 times slower at first: the second layout is as fast as the third.
+SLOW_START: Runs = {
+    1: [(1.6, 0), (1.0, 10), (1.005, 12)],
+    2: [(1.92, 1)],
+    4: [(1.2, 9)],
+}
+
+
+def test_where_the_machine_drifted_best_shows_the_speeds_that_it_compares(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_at(tmp_path, monkeypatch, SLOW_START)
+    found = {b["trial_id"]: b for b in document(sweep("best", "--top", "3", "--json"))["best"]}
+    anchor, early = found[1], found[2]
+    for trial in found.values():
+        assert trial["compared_tokens_per_second_per_gpu"] == pytest.approx(
+            1000 / trial["compared_step_seconds"]
+        )
+        assert trial["compared_relative_confidence"] > 0
+    # Measured on the slow machine: corrected, and less sure than its steps and what was repeated.
+    assert early["step_seconds_median"] == 1.92
+    assert 1.0 < early["compared_step_seconds"] < 1.5
+    assert early["compared_relative_confidence"] > 3 * early["relative_confidence"]
+    assert early["compared_relative_confidence"] > 3 * anchor["compared_relative_confidence"]
+    title, *lines = sweep("best", "--top", "3").splitlines()[1:5]
+    assert title.split()[:6] == ["trial", "without", "drift", "±95%", "tokens/s/GPU", "±95%"]
+    for line in lines:
+        number, rate, sure, *_ = line.split()
+        trial = found[int(number)]
+        assert rate == f"{trial['compared_tokens_per_second_per_gpu']:,.0f}"
+        assert sure == f"±{trial['compared_relative_confidence']:.1%}"
+
+
+def test_on_a_quiet_machine_best_compares_what_was_measured(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_at(tmp_path, monkeypatch, ONCE)
+    for trial in document(sweep("best", "--top", "3", "--json"))["best"]:
+        assert trial["compared_step_seconds"] == pytest.approx(trial["step_seconds_median"])
+        # Runs of one layout differ more than the steps of a run.
+        assert trial["compared_relative_confidence"] > trial["relative_confidence"]
+    (row,) = csv.DictReader(io.StringIO(sweep("best", "--format", "csv")))
+    assert float(row["compared_tokens_per_second_per_gpu"]) == pytest.approx(1000.0)
+
+
+def measured_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
+    """A store with layouts by micro-batch size; each run has the time that it was measured at."""
+    from orchestrator.core.trial.measurement import StepTime
+    from tests.db.builders import fingerprint, measurement, start_repeat
+
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/runs.sqlite")
+    start = datetime(2026, 11, 1, tzinfo=UTC)
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        for micro_batch_size, some in runs.items():
+            trial_id, attempt = bench.start(micro_batch_size)
+            for place, (seconds, minutes) in enumerate(some):
+                if place:
+                    attempt = start_repeat(store, trial_id, bench.epoch, ["node-a", "node-b"])
+                steps = StepTime(median=seconds, iqr=0.0, num_steps=9, relative_confidence=0.01)
+                record_measurement(
+                    store,
+                    trial_id,
+                    attempt,
+                    epoch=bench.epoch,
+                    measurement=measurement(1000 / seconds, step_time=steps),
+                    fingerprint=fingerprint(),
+                    measured_at=start + timedelta(minutes=minutes),
+                )
 
 
 @pytest.mark.parametrize(
