@@ -231,12 +231,49 @@ def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> N
 # Seconds of a step, and when it was measured in minutes, for each run of a layout.
 Runs = dict[int, list[tuple[float, float]]]
 ONCE: Runs = {1: [(1.0, 0)], 2: [(1.2, 1)]}
+REPEATED: Runs = {1: [(1.0, 0), (1.01, 2)], 2: [(1.2, 1)]}
+AHEAD_AFTER_ONE: Runs = {1: [(1.2, 0), (1.21, 2)], 2: [(1.0, 1)]}
 # The machine is 1.6 times slower at first: the second layout is as fast as the third.
 SLOW_START: Runs = {
     1: [(1.6, 0), (1.0, 10), (1.005, 12)],
     2: [(1.92, 1)],
     4: [(1.2, 9)],
 }
+USUALLY = "runs of one layout usually vary by 1 to 4 % (nothing was repeated here)"
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (ONCE, f"Trial 1 is ahead after one run; {USUALLY}; not confirmed by another"),
+        (
+            {1: [(1.0, 0)], 2: [(1.01, 1)]},
+            f"No single winner: trials 1, 2 are tied; {USUALLY}, and with that any of them could",
+        ),
+        (
+            REPEATED,
+            "Winner: trial 1, confirmed by 2 runs; runs of one layout vary by 0.7% (1 repeat), and"
+            " with that no other could be faster",
+        ),
+        (
+            AHEAD_AFTER_ONE,
+            "Trial 2 is ahead after one run; runs of one layout vary by 0.6% (1 repeat); not",
+        ),
+        (SLOW_START, "The machine drifted: trial 1 took 1.600 s at first and 1.000 s 10 min 00 s"),
+    ],
+)
+def test_best_says_how_sure_its_order_is(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch, runs: Runs, said: str
+) -> None:
+    measured_at(tmp_path, monkeypatch, runs)
+    assert f"  {said}" in sweep("best")
+    found = document(sweep("best", "--json"))
+    if runs is SLOW_START:
+        assert found["drift"]["llama-tiny_2gpu_s128_gb64"].startswith(said)
+        assert said in sweep("status")
+    else:
+        assert found["drift"] == {}
+        assert "without drift" not in sweep("best")
 
 
 def test_where_the_machine_drifted_best_shows_the_speeds_that_it_compares(
