@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import pytest
 
 from db.store import Store
 from db.types import SweepState
+from db.write.writes import StoppedCell
 from orchestrator import cli
 from orchestrator.cli import best, console_log
 from orchestrator.cli.sweep_file import store_if_any
@@ -164,16 +166,29 @@ def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
             == []
         )
         said = ["max_gpu_hours reached", "nothing fits"]
-        store.release(
-            row.id, row.owner_epoch, SweepState.FINISHED, leased=nothing, stop_reasons=said
-        )
-    assert (
-        document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]["stop_reasons"]
-        == said
-    )
-    assert "Sweep tiny: finished (max_gpu_hours reached; nothing fits)" in sweep(
-        "status", "tiny", "--db", url
-    )
+        stopped = [
+            StoppedCell(cell=cell.cell, reason=reason, num_untried=num)
+            for cell, reason, num in zip(store.cells(row.id), said, (1204, 0), strict=True)
+        ]
+        store.release(row.id, row.owner_epoch, SweepState.FINISHED, leased=nothing, stopped=stopped)
+        found = document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]
+        assert (found["stop_reasons"], found["num_untried"]) == (said, 1204)
+        assert [(c["stop_reason"], c["num_untried"]) for c in found["cells"]] == [
+            ("max_gpu_hours reached", 1204),
+            ("nothing fits", 0),
+        ]
+        text = sweep("status", "tiny", "--db", url)
+        assert "Sweep tiny: finished (max_gpu_hours reached; nothing fits)" in text
+        assert re.search(r"^llama-tiny_\S+ .* 1,204 +[\d.]+$", text, re.MULTILINE)
+        assert "1,204 layouts never tried in 1 cell: max_gpu_hours reached\n" in text
+        Bench.on(store, "other")
+        assert re.search(r" never tried .*\n(.*\n)?tiny .* 1,204 ", sweep("status", "--db", url))
+        # Another call goes on: what it will leave is not known.
+        epoch = store.acquire(row.id, host="a", pid=1)
+        store.begin_session(row.id, epoch, num_gpus=8, leased=nothing)
+        found = document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]
+        assert (found["num_untried"], found["cells"][0]["num_untried"]) == (None, None)
+        assert "never tried" not in sweep("status", "tiny", "--db", url)
 
 
 def test_show_says_what_an_attempt_held_and_what_for(sweep: Sweep, ids: Filled) -> None:
