@@ -23,7 +23,7 @@ from db.sql.bounded_answer import Answer
 from db.store_reads import StoreReads
 from db.types import BenchReason, StopRequest, SweepState
 from db.write import changes, endings, invalidation, lease, node_records, sessions, sweeps
-from db.write.writes import Ended, NewAttempt, NewTrial, Pruned, Recorded
+from db.write.writes import Ended, NewAttempt, NewTrial, Pruned, Recorded, StoppedCell
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.check import Check
 from orchestrator.core.machines.node_health import NodeFacts
@@ -171,14 +171,14 @@ class Store(StoreReads):
         state: SweepState = SweepState.STOPPED,
         *,
         leased: Leased | None = None,
-        stop_reasons: Sequence[str] = (),
+        stopped: Sequence[StoppedCell] = (),
     ) -> None:
         """Release the sweep, and end the session with all that it leased. Raises LeaseLost."""
 
         def work(connection: Connection, change: Change) -> None:
             lease.release(connection, sweep_id, epoch, state)
             if leased is not None:
-                sessions.end(connection, sweep_id, epoch, leased, stop_reasons)
+                sessions.end(connection, sweep_id, epoch, leased, stopped)
 
         self._database.write(work)
 

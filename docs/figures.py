@@ -126,6 +126,11 @@ def _launches(result: Any) -> str:
     return f"{ours}. Optuna's TPE in the same run: {tpe}"
 
 
+def _inside_band(result: Any) -> str:
+    found = result["all_files"]["uncalibrated"]["step_time"]
+    return f"{found['within'] / found['rows']:.0%} of {found['rows']:,}; the aim is 80%"
+
+
 def _wrong_winners(result: Any) -> str:
     now = [rules["now"] for rules in result["drifts"].values()]
     return f"{sum(one['wrong'] for one in now)} of {sum(one['runs'] for one in now):,}"
@@ -295,6 +300,12 @@ _SUMMARY: Sequence[tuple[str, str, Format]] = (
         "launches until a layout within 5 % of the best is found, on published tables "
         "that were also used to tune the formulas",
         _launches,
+    ),
+    (
+        "prediction",
+        "published runs whose step time is within the band that `sweep plan` shows "
+        "while nothing similar has been measured",
+        _inside_band,
     ),
     (
         "drift",

@@ -12,6 +12,7 @@ from sqlalchemy import RowMapping
 
 from db import schema
 from orchestrator.core.problem import layout as layouts
+from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
@@ -52,6 +53,17 @@ def _names(kind: Any, given: tuple[str, ...]) -> tuple[str, ...]:
 def build(kind: Callable[..., _T], row: Row, **given: Any) -> _T:
     """A dataclass whose fields are columns of the row, but for the `given` ones."""
     return kind(**{name: row[name] for name in _names(kind, tuple(given))}, **given)
+
+
+def cell_identity(sweep_id: int, cell: Cell) -> Columns:
+    """The columns that name one cell of a sweep."""
+    return {
+        "sweep_id": sweep_id,
+        "model_digest": cell.model.digest,
+        "num_gpus": cell.num_gpus,
+        "sequence_length": cell.sequence_length,
+        "global_batch_size": cell.global_batch_size,
+    }
 
 
 def model_columns(model: ModelShape) -> Columns:

@@ -74,6 +74,9 @@ class CellRow:
     cell: Cell
     # Of the newest measurement: the current one.
     fingerprint_digest: str | None
+    # Of the newest call that ended by itself. None: none has.
+    stop_reason: str | None
+    num_untried: int | None  # layouts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

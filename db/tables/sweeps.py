@@ -144,6 +144,16 @@ cell = Table(
     required("sequence_length", Integer, "tokens of a sequence"),
     required("global_batch_size", Integer, "sequences of an optimizer step"),
     optional("fingerprint_digest", Text, "", ForeignKey("fingerprint.digest")),
+    optional(
+        "stop_reason",
+        Text,
+        "why the cell's search ended, in the newest call that ended by itself; NULL: none has",
+    ),
+    optional(
+        "num_untried",
+        Integer,
+        "layouts of the cell that were neither launched nor ruled out when that call ended",
+    ),
     UniqueConstraint(
         "sweep_id", "model_digest", "num_gpus", "sequence_length", "global_batch_size"
     ),

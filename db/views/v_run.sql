@@ -1,4 +1,4 @@
--- Every measurement that counts, and for a repeat its change against the first run of its trial. Anchors show the drift of the machine.
+-- Every measurement that counts, with the load of its machine, and for a repeat its change against the first run of its trial. Anchors show the drift of the machine.
 -- change_since_first: step time of a repeat over that of its trial's first run, less 1; NULL: it is the first
 CREATE VIEW v_run AS
 SELECT
@@ -16,6 +16,15 @@ SELECT
     measurement.tokens_per_second_per_gpu,
     measurement.relative_confidence,
     measurement.thrashing,
+    attempt.cpu_cores,
+    attempt.own_cpu_cores,
+    attempt.sweep_cpu_cores,
+    attempt.others_cpu_cores,
+    attempt.foreign_gpu_processes,
+    attempt.gpu_clock_ratio,
+    attempt.gpu_throttled_fraction,
+    attempt.gpu_throttle_reasons,
+    attempt.gpu_temperature_celsius,
     CASE
         WHEN attempt.number > first_value(attempt.number) OVER of_trial
             THEN measurement.step_seconds_median / first_value(measurement.step_seconds_median) OVER of_trial - 1

@@ -14,9 +14,10 @@ from sqlalchemy import Connection
 from db import schema
 from db.read import records
 from db.types import now
+from db.write.writes import StoppedCell
 from orchestrator.core.trial.reserved_time import Leased
 
-session, sweep, event = schema.session, schema.sweep, schema.event
+session, sweep, event, cell = schema.session, schema.sweep, schema.event, schema.cell
 
 
 def begin(
@@ -57,15 +58,25 @@ def note(connection: Connection, sweep_id: int, epoch: int, leased: Leased) -> N
 
 
 def end(
-    connection: Connection, sweep_id: int, epoch: int, leased: Leased, stop_reasons: Sequence[str]
+    connection: Connection,
+    sweep_id: int,
+    epoch: int,
+    leased: Leased,
+    stopped: Sequence[StoppedCell],
 ) -> None:
-    """Note that the call ends by itself, with everything released."""
-    values = {**_columns(leased), "stop_reasons": list(stop_reasons)}
+    """Note that the call ends by itself, with everything released, and why its cells stopped."""
+    values = {**_columns(leased), "stop_reasons": sorted({one.reason for one in stopped})}
     connection.execute(
         sa.update(session)
         .where(*_is(sweep_id, epoch))
         .values(seen_at=now(), ended_at=now(), **values)
     )
+    for one in stopped:
+        connection.execute(
+            sa.update(cell)
+            .filter_by(**records.cell_identity(sweep_id, one.cell))
+            .values(stop_reason=one.reason, num_untried=one.num_untried)
+        )
 
 
 def end_left(

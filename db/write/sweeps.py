@@ -109,13 +109,7 @@ def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -
     lease.fence(connection, sweep_id, epoch)
     table = schema.cell
     insert_absent(connection, schema.model, records.model_columns(cell.model))
-    identity = {
-        "sweep_id": sweep_id,
-        "model_digest": cell.model.digest,
-        "num_gpus": cell.num_gpus,
-        "sequence_length": cell.sequence_length,
-        "global_batch_size": cell.global_batch_size,
-    }
+    identity = records.cell_identity(sweep_id, cell)
     insert_absent(connection, table, {**identity, "key": cell.key, "model_name": cell.model.name})
     return int(connection.execute(sa.select(table.c.id).filter_by(**identity)).scalar_one())
 

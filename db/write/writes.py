@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.fingerprint import Fingerprint
@@ -73,6 +74,15 @@ class AttemptFacts(TypedDict, total=False):
     load: MachineLoad  # of its nodes
     # By the sweep's clock; not given: when its end is recorded.
     measured_at: dt.datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoppedCell:
+    """How a cell's search was when its call ended."""
+
+    cell: Cell
+    reason: str
+    num_untried: int  # layouts that were neither launched nor ruled out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

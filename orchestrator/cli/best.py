@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
+from math import sqrt
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from orchestrator.cli.options import Db, FormatOption, Json, SweepArgument
 from orchestrator.cli.output import (
     Column,
     Format,
+    numbers,
     output_format,
     write,
     write_json,
@@ -41,6 +43,24 @@ CLEARLY = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compared:
+    """The speed of a layout as it was compared: on the machine of the last run."""
+
+    step_seconds: float
+    tokens_per_second_per_gpu: float | None
+    # Half of the 95 % interval of the step time, relative.
+    relative_confidence: float
+
+    @property
+    def record(self) -> dict[str, float | None]:
+        """The fields of a machine-readable row."""
+        return {f"compared_{name}": value for name, value in asdict(self).items()}
+
+
+NOT_COMPARED = dict.fromkeys(f"compared_{field.name}" for field in fields(Compared))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ranking:
     """The fastest layouts of a cell, and how sure their order is."""
 
@@ -50,6 +70,13 @@ class Ranking:
     text: str
     # None: the machine's speed changed by no more than noise.
     drift: str | None
+    # By trial id. Layouts that were far from the best are not compared.
+    compared: Mapping[int, Compared] = field(default_factory=dict)
+
+    def record(self, trial_id: int) -> dict[str, float | None]:
+        """The fields of a trial's comparison; each is None if it was not compared."""
+        found = self.compared.get(trial_id)
+        return NOT_COMPARED if found is None else found.record
 
 
 def best(
@@ -84,6 +111,7 @@ def best(
     by_cell = [(cell, rankings.get(cell.cell.id, nothing)) for cell in cells]
     found = [
         {"place": place, "is_current": True, "is_tied": trial.id in of_cell.tied}
+        | of_cell.record(trial.id)
         | records.trial_record(trial, cell.cell, row.name)
         for cell, of_cell in by_cell
         for place, trial in enumerate(of_cell.leading[:top], start=1)
@@ -104,7 +132,7 @@ def best(
             }
             write_json("best", fields)
         case Format.CSV:
-            names = ("place", "is_current", "is_tied", *records.TRIAL_COLUMNS)
+            names = ("place", "is_current", "is_tied", *NOT_COMPARED, *records.TRIAL_COLUMNS)
             write_rows(format, names, ([record[name] for name in names] for record in found))
         case Format.MD:
             trials = [(trial, cell.cell) for cell, s in by_cell for trial in s.leading[:top]]
@@ -148,7 +176,25 @@ def ranking(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRo
     compared = {row.id for row in rows}
     rest = [row for row in leading if row.id not in compared]
     drift = _drift_text(verdict.change) if verdict.change is not None else None
-    return Ranking(leading=[*rows, *rest], tied=verdict.tied, text=text, drift=drift)
+    return Ranking(
+        leading=[*rows, *rest],
+        tied=verdict.tied,
+        text=text,
+        drift=drift,
+        compared={row.id: _compared(row, verdict.intervals[row.id]) for row in rows},
+    )
+
+
+def _compared(row: TrialRow, interval: tuple[float, float]) -> Compared:
+    low, high = interval
+    seconds, rate = sqrt(low * high), None  # the interval is one of the logarithm
+    if row.tokens_per_second_per_gpu is not None and row.step_seconds_median is not None:
+        rate = row.tokens_per_second_per_gpu * row.step_seconds_median / seconds
+    return Compared(
+        step_seconds=seconds,
+        tokens_per_second_per_gpu=rate,
+        relative_confidence=(high - low) / 2 / seconds,
+    )
 
 
 def why_no_best(status: CellStatus) -> str:
@@ -174,9 +220,9 @@ def _drift_text(change: SpeedChange) -> str:
         later = f"{show.duration(change.apart_seconds)} later"
     return (
         f"The machine drifted: trial {change.key} took {show.step_time(change.first_seconds)} at"
-        f" first and {show.step_time(change.then_seconds)} {later}; where layouts are compared,"
-        f" what was measured meanwhile is corrected by up to {change.largest_correction:.0%}, and"
-        " its intervals are wider"
+        f" first and {show.step_time(change.then_seconds)} {later}; layouts are"
+        f" compared without drift, which corrects runs by up to {change.largest_correction:.0%} and"
+        " widens their intervals"
     )
 
 
@@ -245,23 +291,39 @@ def _print_cell(of_cell: Ranking, top: int) -> list[TrialRow]:
     """Print the fastest layouts and those that the text below them names; return them."""
     named = of_cell.tied[:MAX_TIED_SHOWN]
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
+    has_drifted = of_cell.drift is not None
     rows = [
-        [str(trial.id), *trial_text.speed_cells(trial), trial_text.layout_text(trial)]
+        [
+            str(trial.id),
+            *(_without_drift(of_cell.compared.get(trial.id)) if has_drifted else ()),
+            *trial_text.speed_cells(trial),
+            trial_text.layout_text(trial),
+        ]
         for trial in found
     ]
-    write_table(trial_text.SPEED_COLUMNS, rows)
+    first, *others = trial_text.SPEED_COLUMNS
+    added = numbers("without drift", "±95%") if has_drifted else ()
+    write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
     for remark in (_load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")
     speeds = [trial.tokens_per_second_per_gpu or 0.0 for trial in found]
     if speeds != sorted(speeds, reverse=True):
+        which = "the other numbers" if has_drifted else "the numbers"
         write_line(
-            "  The order is that of speeds without drift and the load of others; the numbers are as"
+            f"  The order is that of speeds without drift and the load of others; {which} are as"
             " they were measured",
             style="yellow",
         )
     return found
+
+
+def _without_drift(compared: Compared | None) -> list[str]:
+    if compared is None:
+        return [show.UNKNOWN, show.UNKNOWN]
+    rate = show.tokens_rate(compared.tokens_per_second_per_gpu)
+    return [rate, show.confidence(compared.relative_confidence)]
 
 
 def _print_others(others: Sequence[Mapping[str, Any]]) -> None:

@@ -40,7 +40,7 @@ def print_ending(spec: SweepSpec, result: SweepResult, where: str, received: int
 
     count = result.counts.get
     parts = [f"{n} {state.replace('_', ' ')}" for state in TrialState if (n := count(state, 0))]
-    parts += [f"{result.untried} never tried"] if result.untried else []
+    parts += [f"{num} never tried"] if (num := sum(result.untried.values())) else []
     if result.interrupted:
         how = f"by {signal.Signals(received or signal.SIGINT).name}"
         if received in (None, signal.SIGINT):

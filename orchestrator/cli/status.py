@@ -64,6 +64,17 @@ class _SweepState:
         return {state: sum(cell.num_trials[state] for cell in self.cells) for state in TrialState}
 
     @property
+    def stop_reasons(self) -> tuple[str, ...]:
+        """Why its cells stopped; empty while a call goes on, or if it died."""
+        return self.session.stop_reasons if self.session is not None else ()
+
+    @property
+    def untried(self) -> dict[int, int]:
+        """Layouts never tried, by cell; empty while a call goes on, or if it died."""
+        ended = [cell.cell for cell in self.cells if self.stop_reasons]
+        return {row.id: row.num_untried for row in ended if row.num_untried}
+
+    @property
     def price(self) -> float | None:
         return self.session.price_per_gpu_hour if self.session is not None else None
 
@@ -147,15 +158,26 @@ def _record(sweep: _SweepState, db: str | None) -> Record:
     row, reserved = sweep.row, sweep.reserved
     return {
         **records.sweep_record(row),
-        "stop_reasons": list(sweep.session.stop_reasons) if sweep.session is not None else [],
+        "stop_reasons": list(sweep.stop_reasons),
+        "num_untried": sum(sweep.untried.values()) if sweep.stop_reasons else None,
         "num_trials": sweep.totals,
         **records.reserved_record(reserved, sweep.price),
         "cells": [
             records.cell_status_record(cell, row.name, reserved.by_cell[cell.cell.id])
+            | _stop_record(cell, has_ended=bool(sweep.stop_reasons))
             for cell in sweep.cells
         ],
         "running": sweep.running,
         "num_attempts_of_longer_steps": _num_with_longer_steps(db, row),
+    }
+
+
+def _stop_record(cell: CellStatus, *, has_ended: bool) -> Record:
+    """Why the search of a cell ended, and what it left; None while a call goes on."""
+    row = cell.cell
+    return {
+        "stop_reason": row.stop_reason if has_ended else None,
+        "num_untried": row.num_untried if has_ended else None,
     }
 
 
@@ -263,15 +285,20 @@ def _print(sweep: _SweepState, num_with_longer_steps: int, drifts: Sequence[str]
         return
     write()
     shown = _shown_counts([sweep])
+    untried = sweep.untried
     rows: list[TableRow] = [
         [
             cell.cell.cell.key,
             *_count_cells(cell, shown),
+            *([f"{untried.get(cell.cell.id, 0):,}"] if untried else ()),
             show.gpu_hours(reserved.by_cell[cell.cell.id].reserved),
         ]
         for cell in cells
     ]
-    write_table([Column("cell", wrap=True), *numbers(*shown, "GPU-hours")], rows)
+    added = ("never tried",) if untried else ()
+    write_table([Column("cell", wrap=True), *numbers(*shown, *added, "GPU-hours")], rows)
+    for line in _why_untried(sweep):
+        write_line(line, style="dim")
     write()
     layout_and_cell = [Column("layout", wrap=True), Column("cell", wrap=True)]
     columns = [*numbers("best so far", "MFU"), *layout_and_cell]
@@ -294,6 +321,20 @@ def _print(sweep: _SweepState, num_with_longer_steps: int, drifts: Sequence[str]
         for trial in sweep.running
     ]
     write_table(columns, running)
+
+
+def _why_untried(sweep: _SweepState) -> list[str]:
+    """A line for each reason for which searches ended before all layouts were tried."""
+    untried = sweep.untried
+    found: dict[str, list[int]] = {}
+    for row in (cell.cell for cell in sweep.cells):
+        if row.id in untried:
+            found.setdefault(row.stop_reason or show.UNKNOWN, []).append(untried[row.id])
+    return [
+        f"{show.counted(sum(nums), 'layout')} never tried in {show.counted(len(nums), 'cell')}:"
+        f" {reason}"
+        for reason, nums in found.items()
+    ]
 
 
 def _use_text(sweep: _SweepState) -> str:
@@ -339,11 +380,13 @@ def _best_so_far(status: CellStatus) -> list[str | StyledText]:
 
 def _print_all(sweeps: Sequence[_SweepState]) -> None:
     shown = _shown_counts(sweeps)
-    columns = [Column("sweep", wrap=True), *numbers("cells", *shown, "GPU-hours")]
+    added = ("never tried",) if any(sweep.untried for sweep in sweeps) else ()
+    columns = [Column("sweep", wrap=True), *numbers("cells", *shown, *added, "GPU-hours")]
     rows = []
     for sweep in sweeps:
         totals = sweep.totals
         counts = [f"{sum(totals[state] for state in _COUNTED[title]):,}" for title in shown]
+        counts += [f"{sum(sweep.untried.values()):,}"] if added else []
         hours = show.gpu_hours(sweep.reserved.total.reserved)
         cells = [sweep.row.name, str(len(sweep.cells)), *counts, hours, _state_text(sweep)]
         rows.append(cells)
@@ -358,7 +401,7 @@ def _state_text(sweep: _SweepState) -> str:
         # Its last owner died without releasing it: the same command continues.
         if row.state == "running":
             return "nobody works on it now (its orchestrator is gone)"
-        why = "; ".join(sweep.session.stop_reasons) if sweep.session is not None else ""
+        why = "; ".join(sweep.stop_reasons)
         return f"{row.state} ({why})" if why else str(row.state)
     if holder_is_gone(holder):
         return (

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from db.read.rows import CellStatus, TrialRow
+from db.read.rows import CellRow, CellStatus, TrialRow
 from db.store import Store
 from db.types import SweepState
 from orchestrator.core.problem.cell import Cell
@@ -114,7 +114,6 @@ def _finished(spec: SweepSpec, store: Store) -> _Finished | None:
 def _result(
     spec: SweepSpec, store: Store, found: _Finished, *, code_has_changed: bool
 ) -> SweepResult:
-    max_trials = spec.search.max_trials if StopReason.TRIALS in found.reasons else None
     cell_ids = {cell.cell.id for cell in found.cells}
     digests = {
         trial.fingerprint_digest
@@ -124,9 +123,7 @@ def _result(
     return SweepResult(
         sweep_id=found.sweep_id,
         counts=found.counts,
-        stopped={
-            cell.cell.cell: found.spent or _how_it_stopped(cell, max_trials) for cell in found.cells
-        },
+        stopped={cell.cell.cell: _why_it_stopped(cell.cell) for cell in found.cells},
         interrupted=False,
         nothing_feasible=[cell.cell.cell for cell in found.cells if cell.best is None],
         nothing_fits={},
@@ -135,7 +132,7 @@ def _result(
             for cell in found.cells
             if cell.best is not None
         },
-        untried=None,
+        untried={cell.cell.cell: cell.cell.num_untried or 0 for cell in found.cells},
         num_fingerprints=len(digests),
         unconfirmed=[
             cell
@@ -147,12 +144,10 @@ def _result(
     )
 
 
-def _how_it_stopped(cell: CellStatus, max_trials: int | None) -> StopReason:
-    return (
-        StopReason.TRIALS
-        if max_trials is not None and _num_launched(cell) >= max_trials
-        else StopReason.BEFORE
-    )
+def _why_it_stopped(cell: CellRow) -> StopReason:
+    """Why the cell's search ended then; BEFORE if every layout was known."""
+    others = set(StopReason) - {StopReason.EXHAUSTED}
+    return next((one for one in others if one == cell.stop_reason), StopReason.BEFORE)
 
 
 def _num_launched(cell: CellStatus) -> int:

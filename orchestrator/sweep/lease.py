@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from db.read.rows import SweepRow
 from db.store import LEASE_SECONDS, Store
 from db.types import StopRequest, SweepState
+from db.write.writes import StoppedCell
 from orchestrator.core.errors import SweepError
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.reserved_time import Leased
@@ -57,7 +58,10 @@ class SweepLease:
                 self.epoch,
                 SweepState.FINISHED if result.finished else SweepState.STOPPED,
                 leased=leased,
-                stop_reasons=sorted(set(result.stopped.values())),
+                stopped=[
+                    StoppedCell(cell=cell, reason=reason, num_untried=result.untried[cell])
+                    for cell, reason in result.stopped.items()
+                ],
             )
         except SweepError as exc:
             logger.warning(

@@ -153,8 +153,8 @@ class SweepResult:
     nothing_fits: Mapping[Cell, str]
     # Share the first place, fastest first; one: the winner.
     tied: Mapping[Cell, Sequence[Layout]]
-    # Layouts that were neither launched nor condemned. None: they were not counted.
-    untried: int | None
+    # Layouts that were neither launched nor condemned.
+    untried: Mapping[Cell, int]
     num_fingerprints: int  # distinct ones among what was measured
     # Trials of each cell, by all calls.
     launched: Mapping[Cell, int] = field(default_factory=dict)

@@ -134,7 +134,7 @@ class Snapshots:
                 one.cell: one.nothing_fits for one in searches if one.nothing_fits is not None
             },
             tied={one.cell: one.confirmation.tied() for one in searches if one.best is not None},
-            untried=self._untried,
+            untried={one.cell: _untried_of(one) for one in searches},
             num_fingerprints=len(self._outcomes.fingerprints),
             launched={one.cell: one.launched for one in searches},
             unconfirmed=[

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ import pytest
 
 from db.store import Store
 from db.types import SweepState
+from db.write.writes import StoppedCell
 from orchestrator import cli
 from orchestrator.cli import best, console_log
 from orchestrator.cli.sweep_file import store_if_any
@@ -163,16 +166,29 @@ def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
             == []
         )
         said = ["max_gpu_hours reached", "nothing fits"]
-        store.release(
-            row.id, row.owner_epoch, SweepState.FINISHED, leased=nothing, stop_reasons=said
-        )
-    assert (
-        document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]["stop_reasons"]
-        == said
-    )
-    assert "Sweep tiny: finished (max_gpu_hours reached; nothing fits)" in sweep(
-        "status", "tiny", "--db", url
-    )
+        stopped = [
+            StoppedCell(cell=cell.cell, reason=reason, num_untried=num)
+            for cell, reason, num in zip(store.cells(row.id), said, (1204, 0), strict=True)
+        ]
+        store.release(row.id, row.owner_epoch, SweepState.FINISHED, leased=nothing, stopped=stopped)
+        found = document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]
+        assert (found["stop_reasons"], found["num_untried"]) == (said, 1204)
+        assert [(c["stop_reason"], c["num_untried"]) for c in found["cells"]] == [
+            ("max_gpu_hours reached", 1204),
+            ("nothing fits", 0),
+        ]
+        text = sweep("status", "tiny", "--db", url)
+        assert "Sweep tiny: finished (max_gpu_hours reached; nothing fits)" in text
+        assert re.search(r"^llama-tiny_\S+ .* 1,204 +[\d.]+$", text, re.MULTILINE)
+        assert "1,204 layouts never tried in 1 cell: max_gpu_hours reached\n" in text
+        Bench.on(store, "other")
+        assert re.search(r" never tried .*\n(.*\n)?tiny .* 1,204 ", sweep("status", "--db", url))
+        # Another call goes on: what it will leave is not known.
+        epoch = store.acquire(row.id, host="a", pid=1)
+        store.begin_session(row.id, epoch, num_gpus=8, leased=nothing)
+        found = document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]
+        assert (found["num_untried"], found["cells"][0]["num_untried"]) == (None, None)
+        assert "never tried" not in sweep("status", "tiny", "--db", url)
 
 
 def test_show_says_what_an_attempt_held_and_what_for(sweep: Sweep, ids: Filled) -> None:
@@ -225,6 +241,117 @@ def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> N
     )
     assert "70.0 of 80.0 GiB" in text
     assert "±1.5%" in text
+
+
+# Seconds of a step, and when it was measured in minutes, for each run of a layout.
+Runs = dict[int, list[tuple[float, float]]]
+ONCE: Runs = {1: [(1.0, 0)], 2: [(1.2, 1)]}
+REPEATED: Runs = {1: [(1.0, 0), (1.01, 2)], 2: [(1.2, 1)]}
+AHEAD_AFTER_ONE: Runs = {1: [(1.2, 0), (1.21, 2)], 2: [(1.0, 1)]}
+# The machine is 1.6 times slower at first: the second layout is as fast as the third.
+SLOW_START: Runs = {
+    1: [(1.6, 0), (1.0, 10), (1.005, 12)],
+    2: [(1.92, 1)],
+    4: [(1.2, 9)],
+}
+USUALLY = "runs of one layout usually vary by 1 to 4 % (nothing was repeated here)"
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (ONCE, f"Trial 1 is ahead after one run; {USUALLY}; not confirmed by another"),
+        (
+            {1: [(1.0, 0)], 2: [(1.01, 1)]},
+            f"No single winner: trials 1, 2 are tied; {USUALLY}, and with that any of them could",
+        ),
+        (
+            REPEATED,
+            "Winner: trial 1, confirmed by 2 runs; runs of one layout vary by 0.7% (1 repeat), and"
+            " with that no other could be faster",
+        ),
+        (
+            AHEAD_AFTER_ONE,
+            "Trial 2 is ahead after one run; runs of one layout vary by 0.6% (1 repeat); not",
+        ),
+        (SLOW_START, "The machine drifted: trial 1 took 1.600 s at first and 1.000 s 10 min 00 s"),
+    ],
+)
+def test_best_says_how_sure_its_order_is(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch, runs: Runs, said: str
+) -> None:
+    measured_at(tmp_path, monkeypatch, runs)
+    assert f"  {said}" in sweep("best")
+    found = document(sweep("best", "--json"))
+    if runs is SLOW_START:
+        assert found["drift"]["llama-tiny_2gpu_s128_gb64"].startswith(said)
+        assert said in sweep("status")
+    else:
+        assert found["drift"] == {}
+        assert "without drift" not in sweep("best")
+
+
+def test_where_the_machine_drifted_best_shows_the_speeds_that_it_compares(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_at(tmp_path, monkeypatch, SLOW_START)
+    found = {b["trial_id"]: b for b in document(sweep("best", "--top", "3", "--json"))["best"]}
+    anchor, early = found[1], found[2]
+    for trial in found.values():
+        assert trial["compared_tokens_per_second_per_gpu"] == pytest.approx(
+            1000 / trial["compared_step_seconds"]
+        )
+        assert trial["compared_relative_confidence"] > 0
+    # Measured on the slow machine: corrected, and less sure than its steps and what was repeated.
+    assert early["step_seconds_median"] == 1.92
+    assert 1.0 < early["compared_step_seconds"] < 1.5
+    assert early["compared_relative_confidence"] > 3 * early["relative_confidence"]
+    assert early["compared_relative_confidence"] > 3 * anchor["compared_relative_confidence"]
+    title, *lines = sweep("best", "--top", "3").splitlines()[1:5]
+    assert title.split()[:6] == ["trial", "without", "drift", "±95%", "tokens/s/GPU", "±95%"]
+    for line in lines:
+        number, rate, sure, *_ = line.split()
+        trial = found[int(number)]
+        assert rate == f"{trial['compared_tokens_per_second_per_gpu']:,.0f}"
+        assert sure == f"±{trial['compared_relative_confidence']:.1%}"
+
+
+def test_on_a_quiet_machine_best_compares_what_was_measured(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_at(tmp_path, monkeypatch, ONCE)
+    for trial in document(sweep("best", "--top", "3", "--json"))["best"]:
+        assert trial["compared_step_seconds"] == pytest.approx(trial["step_seconds_median"])
+        # Runs of one layout differ more than the steps of a run.
+        assert trial["compared_relative_confidence"] > trial["relative_confidence"]
+    (row,) = csv.DictReader(io.StringIO(sweep("best", "--format", "csv")))
+    assert float(row["compared_tokens_per_second_per_gpu"]) == pytest.approx(1000.0)
+
+
+def measured_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
+    """A store with layouts by micro-batch size; each run has the time that it was measured at."""
+    from orchestrator.core.trial.measurement import StepTime
+    from tests.db.builders import fingerprint, measurement, start_repeat
+
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/runs.sqlite")
+    start = datetime(2026, 11, 1, tzinfo=UTC)
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        for micro_batch_size, some in runs.items():
+            trial_id, attempt = bench.start(micro_batch_size)
+            for place, (seconds, minutes) in enumerate(some):
+                if place:
+                    attempt = start_repeat(store, trial_id, bench.epoch, ["node-a", "node-b"])
+                steps = StepTime(median=seconds, iqr=0.0, num_steps=9, relative_confidence=0.01)
+                record_measurement(
+                    store,
+                    trial_id,
+                    attempt,
+                    epoch=bench.epoch,
+                    measurement=measurement(1000 / seconds, step_time=steps),
+                    fingerprint=fingerprint(),
+                    measured_at=start + timedelta(minutes=minutes),
+                )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from db.store import Store
 from orchestrator import cli
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Recompute
+from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from tests.db.builders import Bench, begin_trial, measurement, record_measurement
@@ -130,6 +131,35 @@ def test_a_limit_of_money_without_a_price_is_refused_at_the_door(
 def test_what_is_not_predicted_has_no_price(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cost(capsys, file, "device=cpu", "price_per_gpu_hour=2.5")["dollars"] is None
     assert "$" not in planned(capsys, file, "device=cpu")
+
+
+def test_a_plan_shows_bands_and_how_many_layouts_are_expected_to_fail(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = json.loads(planned(capsys, file, "--json"))["cells"]
+    text = planned(capsys, file)
+    titles = r"tokens/s/GPU +4 of 5 within +GiB of 139\.7 +4 of 5 within +OOM +fails "
+    assert re.search(titles, text)
+    for best in row["best"]:
+        rate, seconds = best["predicted_tokens_per_second_per_gpu"], best["predicted_step_seconds"]
+        fastest, slowest = (rate * seconds / time for time in best["step_seconds_band"])
+        assert slowest < rate < fastest
+        size = best["predicted_memory_bytes"] / 2**30
+        least, most = (bound / 2**30 for bound in best["memory_bytes_band"])
+        assert least < size < most
+        oom, other = best["probability_of_out_of_memory"], best["probability_of_another_failure"]
+        # Nothing has failed yet: the usual share of those that fit.
+        assert other == pytest.approx(FAILS_UNTIL_KNOWN * (1 - oom))
+        cells = [f"{rate:,.0f}", f"{slowest:,.0f} - {fastest:,.0f}"]
+        cells += [f"{size:.1f}", f"{least:.1f} - {most:.1f}", f"{oom:.0%}", f"{other:.0%}"]
+        assert re.search(f"{best['short']} +{' +'.join(cells)} ", text), cells
+    assert (len(row["best"]), row["num_to_run"]) == (2, 2)
+    oom, other = (
+        sum(best[f"probability_of_{kind}"] for best in row["best"])
+        for kind in ("out_of_memory", "another_failure")
+    )
+    assert f"if all run: {oom:.1f} out of memory, {other:.1f} for another reason" in text
+    assert "if all run: 0.2 for another reason" in planned(capsys, file, "device=cpu")
 
 
 @pytest.mark.parametrize("price", ["0", "-1", "free", ".nan"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from db.sql import readonly
 from db.store import Store
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
+from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import outcome_of
 from tests.db.builders import (
@@ -259,6 +260,37 @@ def test_v_run_shows_how_each_repeat_differs_from_the_first(bench: Bench, store_
         pytest.approx(0.6),
         pytest.approx(0.0),
     ]
+
+
+def test_v_run_shows_the_load_of_each_run(bench: Bench, store_url: str) -> None:
+    trial_id, first = bench.start()
+    busy = MachineLoad(
+        cpu_cores=2.0,
+        own_cpu_cores=0.2,
+        sweep_cpu_cores=0.1,
+        others_cpu_cores=1.7,
+        foreign_gpu_processes=3,
+        gpu_clock_ratio=0.6,
+        gpu_throttled_fraction=0.5,
+        gpu_throttle_reasons=("hw_slowdown", "sw_power_cap"),
+        gpu_temperature_celsius=91.0,
+    )
+    for load in (busy, NO_LOAD):
+        number = first if load is busy else start_repeat(bench.store, trial_id, bench.epoch)
+        record_measurement(
+            bench.store,
+            trial_id,
+            number,
+            epoch=bench.epoch,
+            measurement=measurement(),
+            fingerprint=fingerprint(),
+            load=load,
+        )
+    columns = [field.name for field in fields(MachineLoad)]
+    rows = ask(store_url, f"SELECT {', '.join(columns)} FROM v_run ORDER BY attempt")
+    known = {name: getattr(busy, name) for name in columns}
+    known["gpu_throttle_reasons"] = "hw_slowdown, sw_power_cap"
+    assert rows == [known, dict.fromkeys(columns)]
 
 
 def test_an_attempt_says_why_it_was_made(bench: Bench) -> None:

@@ -102,6 +102,20 @@ def test_a_limit_of_trials_is_told_of_the_cells_that_it_stopped(store: Store) ->
     }
 
 
+def test_layouts_that_were_never_tried_are_told_again_with_the_reason(store: Store) -> None:
+    changes = {
+        "gpus": 1,
+        "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]},
+        "search": {"plateau": {"trials": 2, "gain": 0.5}, "confirm": {"repeats": 0}},
+    }
+    then = run(store, lambda request: 1.0, **changes)
+    now = finished(store, **changes)
+    assert now is not None
+    assert list(then.stopped.values()) == list(now.stopped.values()) == [StopReason.PLATEAU]
+    assert now.untried == then.untried
+    assert sum(now.untried.values()) == 8 - sum(now.counts.values()) > 0
+
+
 def test_a_cell_in_which_nothing_was_measured_is_told_again(store: Store) -> None:
     then = run(
         store,

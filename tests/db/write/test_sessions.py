@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from db import schema
 from db.store import Store
 from db.types import SweepState, now
+from db.write.writes import StoppedCell
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.reserved_time import Leased, ReservedGpuSeconds
@@ -137,7 +138,7 @@ def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
         bench.epoch,
         SweepState.FINISHED,
         leased=leased(36.0, 12.0, 50.0),
-        stop_reasons=["max_cost reached"],
+        stopped=[StoppedCell(cell=cell(), reason="max_cost reached", num_untried=7)],
     )
     found = bench.store.reserved(bench.sweep_id)
     assert (found.total, found.capacity) == (ReservedGpuSeconds(useful=24.0, idle=12.0), 50.0)
@@ -149,6 +150,8 @@ def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
         ("max_cost reached",),
     )
     assert session.ended_at is not None
+    (row,) = bench.store.cells(bench.sweep_id)
+    assert (row.stop_reason, row.num_untried) == ("max_cost reached", 7)
 
 
 def test_sessions_add_up_and_each_is_told_once(bench: Bench) -> None:
