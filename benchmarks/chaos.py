@@ -97,7 +97,7 @@ def scripted(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
                 url,
                 _new(folder / f"scripted-{number}"),
                 seed=bounds.seed + number,
-                name=("scripted-sqlite", "scripted-postgresql")[number],
+                name="scripted",
                 scripted=True,
             )
             yield campaign.run(kills=int(0.33 * bounds.kills), seconds=bounds.seconds / 2)
@@ -108,10 +108,7 @@ def processes(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     with server() as postgresql:
         for number, url in enumerate((f"sqlite:///{folder}/processes.sqlite", postgresql.url)):
             campaign = Campaign(
-                url,
-                _new(folder / f"processes-{number}"),
-                seed=bounds.seed + 10 + number,
-                name=("processes-sqlite", "processes-postgresql")[number],
+                url, _new(folder / f"processes-{number}"), seed=bounds.seed + 10 + number
             )
             yield campaign.run(kills=int(0.1 * bounds.kills), seconds=bounds.seconds / 2)
 
@@ -237,12 +234,8 @@ PARTS: Mapping[str, Part] = {
         campaigns=("making-sqlite", "upgrade-sqlite", "making-postgresql", "upgrade-postgresql"),
         seconds=60.0,
     ),
-    "scripted": Part(
-        run=scripted, campaigns=("scripted-sqlite", "scripted-postgresql"), seconds=800.0
-    ),
-    "processes": Part(
-        run=processes, campaigns=("processes-sqlite", "processes-postgresql"), seconds=500.0
-    ),
+    "scripted": Part(run=scripted, campaigns=("scripted", "scripted"), seconds=800.0),
+    "processes": Part(run=processes, campaigns=("processes", "processes"), seconds=500.0),
     "programs": Part(run=programs, campaigns=("programs", "programs-on-ray"), seconds=600.0),
     "rivals": Part(run=rivals, campaigns=("rivals-sqlite", "rivals-postgresql"), seconds=600.0),
     "outages": Part(run=outages, campaigns=("outages",), seconds=60.0),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,14 @@ def _committed(benchmark: str) -> Any:
 def _digits(number: float) -> str:
     """Two significant digits, which is the precision of these machines."""
     return f"{float(f'{number:.2g}'):g}"
+
+
+def _each_once(names: Iterable[str]) -> str:
+    """Return names of campaigns; one that ran on both databases has a number behind it."""
+    counted = Counter(names).items()
+    return ", ".join(
+        f"`{name}`" + (f" ({number})" if number > 1 else "") for name, number in counted
+    )
 
 
 def _rate(result: Any, arm: str) -> str:
@@ -352,7 +360,7 @@ _CHAOS: Mapping[str, tuple[str, Format]] = {
     "complaints; missing campaigns": ("complaints", _complaints),
     "campaigns that ran out of time": (
         "cut_short",
-        lambda result: ", ".join(f"`{name}`" for name in result["cut_short"]) or "0",
+        lambda result: _each_once(result["cut_short"]) or "0",
     ),
     "acknowledged results lost": ("lost", _lost),
     "results that count twice; trials stuck": (
