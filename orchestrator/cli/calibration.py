@@ -112,7 +112,7 @@ def _record(name: str, knowledge: PriorKnowledge, *, worst: int) -> dict[str, An
 
 
 def _constant(fitted: Fitted) -> dict[str, Any]:
-    return asdict(fitted) | {"learned": fitted.learned}
+    return asdict(fitted) | {"from_data": fitted.from_data}
 
 
 def _links(knowledge: PriorKnowledge) -> dict[str, Any] | None:
@@ -204,11 +204,11 @@ def _print_constants(title: str, constants: Sequence[Mapping[str, Any]]) -> None
             _spread(one["prior_sd"], is_factor=one["is_factor"]),
             f"{one['fitted']:.3g}",
             _spread(one["fitted_sd"], is_factor=one["is_factor"]),
-            f"{one['learned']:.0%}",
+            f"{one['from_data']:.0%}",
         ]
         for one in constants
     ]
-    write_table([*columns, *numbers("learned")], rows)
+    write_table([*columns, *numbers("from data")], rows)
 
 
 def _spread(sd: float, *, is_factor: bool) -> str:

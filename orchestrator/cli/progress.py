@@ -20,7 +20,7 @@ from orchestrator.sweep.progress import Running, Snapshot, TimeLeft
 
 REDRAW_SECONDS = 0.2
 # Longest time without a line while a trial runs and stderr is no terminal.
-MAX_SILENT_SECONDS = 30.0
+MAX_SECONDS_WITHOUT_A_LINE = 30.0
 NUM_RUNNING_SHOWN = 6
 _LABELS = {
     TrialState.MEASURED: "measured",
@@ -77,7 +77,7 @@ class Progress:
             return
         for seconds, text in _events(snapshot, with_counts=True):
             _print(seconds, text)
-        if not snapshot.ended and now - self._drawn > MAX_SILENT_SECONDS:
+        if not snapshot.ended and now - self._drawn > MAX_SECONDS_WITHOUT_A_LINE:
             counts = _counts(snapshot, snapshot.num_launched, snapshot.counts)
             _print(snapshot.seconds, f"{counts}{_left(snapshot.left)} | {_what_runs(snapshot)}")
             self._drawn = now

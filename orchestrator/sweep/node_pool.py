@@ -213,8 +213,8 @@ class NodePool:
         self, trial_id: int, failure: Failure, *, num_nodes: int, began: float, now: float
     ) -> None:
         node = failure.node
-        blamed = NODE_KINDS | ONE_NODE_KINDS if num_nodes == 1 else NODE_KINDS
-        if node is None or failure.kind not in blamed:
+        at_fault = NODE_KINDS | ONE_NODE_KINDS if num_nodes == 1 else NODE_KINDS
+        if node is None or failure.kind not in at_fault:
             return
         recent = [
             (at, trial) for at, trial in self._faults.get(node, []) if now - at <= FAULTS_SECONDS

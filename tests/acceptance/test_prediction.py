@@ -197,7 +197,7 @@ def test_the_calibration_names_its_constants_its_rows_and_its_worst_predictions(
     assert found["num_out_of_memory"] == found["out_of_memory"]["num"] == counts["out_of_memory"]
     constants = {one["name"]: one for one in found["step_constants"]}
     assert constants["peak_efficiency"]["fitted_sd"] < constants["peak_efficiency"]["prior_sd"]
-    assert constants["node_congestion"]["learned"] == pytest.approx(
+    assert constants["node_congestion"]["from_data"] == pytest.approx(
         0.0, abs=1e-3
     )  # one node says nothing of it
     for what in ("step_time", "memory"):

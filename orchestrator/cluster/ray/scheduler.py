@@ -369,11 +369,13 @@ class RayScheduler:
         elif (index := gang.unanswered_calls.lost()) is not None and index in gang.running:
             node = gang.parts[index].node
             self._nodes.doubt(node, seconds=CUT_OFF_SECONDS)
-            text = f"node {node} has been silent for {UNANSWERED_SECONDS:.0f} s"
+            text = f"node {node} has not answered for {UNANSWERED_SECONDS:.0f} s"
             failure = Failure(kind=FailureKind.NODE_LOST, message=text, node=node)
             self._lose(gang, [index], failure)
         elif is_running and waited > gang.total_limit_seconds + OVERTIME_SECONDS:
-            text = f"an agent was silent {OVERTIME_SECONDS:.0f} s beyond the trial's total limit"
+            text = (
+                f"an agent had not answered {OVERTIME_SECONDS:.0f} s after the trial's total limit"
+            )
             self._give_up(gang, FailureKind.NODE_LOST, text)
 
     def _give_up(self, gang: Gang, kind: FailureKind, message: str) -> None:

@@ -32,7 +32,7 @@ class Fitted:
     fitted_sd: float
 
     @property
-    def learned(self) -> float:
+    def from_data(self) -> float:
         """The share of the uncertainty that trials have removed, 0..1."""
         return max(1.0 - self.fitted_sd / self.prior_sd, 0.0)
 

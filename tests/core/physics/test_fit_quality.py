@@ -84,15 +84,15 @@ def test_of_a_constant_is_shown_what_trials_have_taken_of_its_uncertainty() -> N
     prior = Calibration.prior()
     fitted = calibrate(observations(slower=1.3), prior)
     untouched = {one.name: one for one in fitted_times(prior, prior)}
-    assert all(one.learned == pytest.approx(0.0) for one in untouched.values())
+    assert all(one.from_data == pytest.approx(0.0) for one in untouched.values())
     assert (
         untouched["peak_efficiency"].prior
         == untouched["peak_efficiency"].fitted
         == pytest.approx(0.6)
     )
-    learned = {one.name: one for one in fitted_times(prior, fitted)}
-    assert 0 < learned["peak_efficiency"].learned < 1
-    assert learned["peak_efficiency"].fitted < 0.6
+    constants = {one.name: one for one in fitted_times(prior, fitted)}
+    assert 0 < constants["peak_efficiency"].from_data < 1
+    assert constants["peak_efficiency"].fitted < 0.6
     memory = {one.name: one for one in fitted_memory(prior, fitted)}
     assert memory["logit_bytes"].is_factor
     assert memory["logit_bytes"].prior == pytest.approx(
