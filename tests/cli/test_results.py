@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import os
 import socket
 import subprocess
@@ -24,13 +23,14 @@ import pytest
 from db.store import Store
 from db.types import SweepState
 from orchestrator import cli
-from orchestrator.cli import best, console_log
+from orchestrator.cli import best
 from orchestrator.cli.sweep_file import store_if_any
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.reserved_time import Leased
 from tests.cli.cli_store import BUSY, FORMULA, Filled, fill, layout
 from tests.db.builders import CONDITIONS, Bench, begin_trial, cell, record_measurement
+from tests.kept_loggers import kept_loggers
 
 Sweep = Callable[..., str]
 
@@ -59,8 +59,6 @@ def sweep(
     monkeypatch.setenv("SWEEP_DB", database[0])
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("COLUMNS", raising=False)
-    loggers = [logging.getLogger(name) for name in console_log.PROJECT_LOGGERS]
-    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
 
     def run(*arguments: str, code: int = 0) -> str:
         capsys.readouterr()
@@ -70,10 +68,8 @@ def sweep(
         assert "Traceback" not in err
         return out if code == 0 else err
 
-    yield run
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
+    with kept_loggers():
+        yield run
 
 
 def document(text: str) -> Any:
