@@ -42,12 +42,11 @@ class Command:
             [SWEEP, *map(str, arguments)],
             cwd=self.folder,
             env=self._environment(),
-            capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
             stdin=subprocess.DEVNULL,
-            **options,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options,
         )
 
     def ok(self, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:

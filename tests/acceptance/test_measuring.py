@@ -79,3 +79,13 @@ def test_an_out_of_memory_is_a_result_and_condemns_without_a_launch(
     assert command.sql(
         "select count(*) from v_trial where state = 'pruned' and condemned_by is null"
     ) == [[0]]
+
+
+def test_a_full_stderr_that_ray_and_launchers_inherit_stops_nothing(
+    command: Command, tmp_path: Path
+) -> None:
+    file = write_sweep(tmp_path, gpus=1, axes={"micro_batch_size": [1], "recompute": ["none"]})
+    with Path("/dev/full").open("w") as full:
+        ended = command.ok("run", file, stderr=full)
+    assert "dp1 mbs1" in ended.stdout
+    assert command.sql("select state from v_trial") == [["measured"]]
