@@ -27,6 +27,12 @@ def run_root(run_folder: str) -> Path:
 
 
 def attempt_folders(run_folder: str, trial_id: int, attempt: int) -> list[Path]:
-    """The run folders of an attempt on this machine, one per node (`launcher.run_directory`)."""
+    """The run folders of an attempt on this machine, one per node (`launcher.run_directory`).
+
+    Those of another user, which we may not enter, count as on another machine.
+    """
     folder = run_root(run_folder) / f"trial-{trial_id}" / f"attempt-{attempt}"
-    return sorted(folder.glob("node-*"))
+    try:
+        return sorted(folder.glob("node-*"))
+    except PermissionError:
+        return []

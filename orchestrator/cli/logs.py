@@ -5,6 +5,7 @@ The log files are on the node that ran the trial. The store keeps the last lines
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -70,7 +71,7 @@ def logs(
             write_json("logs", place | {"from_store": path is None, "text": text})
         elif path is None:
             note(
-                f"the files of attempt {selected.number} are not on this machine; these are the"
+                f"no log of attempt {selected.number} can be read on this machine; these are the"
                 f" last lines of rank {rank} that the store keeps"
             )
             write(plain(text.rstrip("\n"), lines=True))
@@ -94,7 +95,10 @@ def _select_attempt(detail: TrialDetail, number: int | None) -> AttemptRow:
 
 
 def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | None:
-    """The rank's log file on this machine, in the run folder or where its failure names it."""
+    """The rank's log file on this machine, in the run folder or where its failure names it.
+
+    None if there is none that we may read.
+    """
     from orchestrator.core.trial.protocol import log_file  # pydantic, 0.05 s
 
     folders = attempt_folders(detail.run_folder, detail.trial.id, attempt.number)
@@ -104,7 +108,8 @@ def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | Non
         if failed.name == log_file(failure.rank or 0):
             folders.insert(0, failed.parent)
     paths = (folder / log_file(rank) for folder in folders)
-    return next((path for path in paths if path.is_file()), None)
+    readable = (path for path in paths if os.access(path, os.R_OK) and path.is_file())
+    return next(readable, None)
 
 
 def _stored_lines(attempt: AttemptRow, rank: int) -> str:
@@ -113,8 +118,9 @@ def _stored_lines(attempt: AttemptRow, rank: int) -> str:
     if failure is None or not failure.log_tail or failure.rank not in (None, rank):
         where = f" on {', '.join(attempt.nodes)}" if attempt.nodes else ""
         raise UsageInvalid(
-            f"no log of rank {rank} of attempt {attempt.number} is on this machine, and the store"
-            f" keeps only a failed rank's last lines. Its files are under SWEEP_HOME{where}"
+            f"no log of rank {rank} of attempt {attempt.number} can be read on this machine,"
+            f" and the store keeps only a failed rank's last lines. Its files are under"
+            f" SWEEP_HOME{where}"
         )
     return failure.log_tail
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
-from tests.acceptance.command import Command
+from tests.acceptance.command import Command, CommandHere
 
 GANG = 2  # slots of every gang of the sweep: one lease from the first trial to the end
 # From the row of the first attempt to Ray's reservation: its back-off takes a second, and this
@@ -60,7 +60,8 @@ def sessions(command: Command) -> list[Session]:
 
 
 def status(command: Command) -> Any:
-    return command.json("status", "t")["sweeps"][0]
+    here = CommandHere(command.folder, command.store_url)
+    return here.json("status", "t")["sweeps"][0]
 
 
 def reserved(command: Command) -> ReservedGpuSeconds:

@@ -4,12 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command import Command
+from tests.acceptance.command import Command, CommandHere
 
 
 @pytest.fixture
 def command(tmp_path: Path, sqlite_url: str) -> Command:
     return Command(tmp_path, sqlite_url)
+
+
+@pytest.fixture
+def here(tmp_path: Path, sqlite_url: str) -> CommandHere:
+    """The command in this process, on the store of `command`."""
+    return CommandHere(tmp_path, sqlite_url)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command import Command, write_sweep
+from tests.acceptance.command import Command, CommandHere, write_sweep
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
@@ -20,7 +20,9 @@ json.dump({"step_seconds": [seconds] * 6}, open(os.environ["SWEEP_RESULT_FILE"],
 """
 
 
-def test_a_program_of_ones_own_is_told_each_combination(command: Command, tmp_path: Path) -> None:
+def test_a_program_of_ones_own_is_told_each_combination(
+    command: Command, here: CommandHere, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(PROGRAM)
     file = write_sweep(
         tmp_path,
@@ -46,17 +48,17 @@ def test_a_program_of_ones_own_is_told_each_combination(command: Command, tmp_pa
     )
     assert (
         "rejected          2  constraint: kernel == 'flash' or not fused"
-        in command.ok("plan", file).stdout
+        in here.ok("plan", file).stdout
     )
     command.ok("run", file, "search.confirm.repeats=0", "search.strategy=exhaustive", "-q")
-    (best,) = command.json("best", "t", "--top", "1")["best"]
+    (best,) = here.json("best", "t", "--top", "1")["best"]
     assert best["options"] == {"fused": True, "kernel": "flash", "threads": 2}
     assert best["layout"].endswith("_bf16-fused=true-kernel=flash-threads=2")
     assert best["step_seconds_median"] == pytest.approx(0.025)
     assert command.sql("select count(*) from v_trial where options ->> 'kernel' = 'eager'") == [[2]]
     assert command.sql("select count(*) from v_trial where state = 'measured'") == [[6]]
-    assert "kernel=flash" in command.ok("show", str(best["trial_id"])).stdout
-    told = command.ok("invalidate", "--where", "options ->> 'kernel' = 'eager'", "--yes")
+    assert "kernel=flash" in here.ok("show", str(best["trial_id"])).stdout
+    told = here.ok("invalidate", "--where", "options ->> 'kernel' = 'eager'", "--yes")
     assert "2" in told.stdout + told.stderr
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.command import Command, write_sweep
+from tests.acceptance.command import Command, CommandHere, write_sweep
 
 pytestmark = pytest.mark.acceptance
 
@@ -35,14 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(folder: Path) -> Command:
     """A store with one finished sweep of simulated H200s."""
-    command = Command(folder, f"sqlite:///{folder}/sweep.sqlite")
-    command.ok("run", write_sweep(folder, **MODEL))
-    return command
+    url = f"sqlite:///{folder}/sweep.sqlite"
+    Command(folder, url).ok("run", write_sweep(folder, **MODEL))
+    return CommandHere(folder, url)
 
 
 @pytest.fixture
 def nothing_measured(tmp_path: Path) -> Command:
-    return Command(tmp_path, f"sqlite:///{tmp_path}/sweep.sqlite")
+    return CommandHere(tmp_path, f"sqlite:///{tmp_path}/sweep.sqlite")
 
 
 def test_before_anything_is_measured_a_plan_says_so_and_makes_no_store(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import measured_table
-from tests.acceptance.command import Command
+from tests.acceptance.command import Command, CommandHere
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 BEST = "dp8_tp1_pp1_cp1_mbs2_ga2_none_z1_bf16-attention_kernel=flash"
@@ -22,37 +22,37 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_a_table_is_searched_and_told_like_any_sweep(
-    command: Command, table: Path, tmp_path: Path
+    here: CommandHere, table: Path, tmp_path: Path
 ) -> None:
-    told = command.ok(
+    told = here.ok(
         "replay", table, "--table", "formula-8gpu", "search.max_trials=12", "search.seed=3"
     )
     assert "attention_kernel=flash" in told.stdout
-    (best,) = command.json("best", "replay-formula-8gpu")["best"][:1]
+    (best,) = here.json("best", "replay-formula-8gpu")["best"][:1]
     assert best["options"]["attention_kernel"] in ("flash", "eager")
-    attempts = command.sql("select count(*) from attempt")
+    attempts = here.sql("select count(*) from attempt")
     assert attempts == [[12]]
 
     file = tmp_path / "mine.yaml"
-    file.write_text(command.ok("replay", table, "--table", "formula-8gpu", "--file").stdout)
-    command.ok("run", file, "-q")  # goes on: the same sweep without the bound
-    (best,) = command.json("best", "replay-formula-8gpu")["best"][:1]
+    file.write_text(here.ok("replay", table, "--table", "formula-8gpu", "--file").stdout)
+    here.ok("run", file, "-q")  # goes on: the same sweep without the bound
+    (best,) = here.json("best", "replay-formula-8gpu")["best"][:1]
     assert best["layout"] == BEST
     assert best["tokens_per_second_per_gpu"] == pytest.approx(BEST_SPEED)
-    assert command.sql(
+    assert here.sql(
         "select count(*) from v_trial where options ->> 'attention_kernel' = 'flash'"
     ) == [[10]]
-    assert "not in the table" in command.ok("plan", file).stdout
+    assert "not in the table" in here.ok("plan", file).stdout
     table.write_text(
         measured_table.text(
             {**measured_table.rows()[0], "mbs": "4", "grad_acc": "1", "step_time_s": "4.0"}
         )
     )
-    command.ok(
+    here.ok(
         "run", file, "-q", "axes.micro_batch_size=[1, 2, 4, 8]"
     )  # what a table has gained is searched too
-    assert command.sql("select count(*) from v_trial where micro_batch_size = 4") == [[1]]
-    exported = command.ok("export", "csv").stdout
+    assert here.sql("select count(*) from v_trial where micro_batch_size = 4") == [[1]]
+    exported = here.ok("export", "csv").stdout
     assert 'attention_kernel"": ""flash"' in exported
 
 
@@ -78,8 +78,8 @@ def test_the_same_goes_through_ray_and_the_launcher(command: Command, table: Pat
     assert seconds == pytest.approx((60 + 8 * 4.4) * 8)
 
 
-def test_what_cannot_be_replayed_is_one_line(command: Command, table: Path) -> None:
-    ended = command.run("replay", table, "--table", "formula-8")
+def test_what_cannot_be_replayed_is_one_line(here: CommandHere, table: Path) -> None:
+    ended = here.run("replay", table, "--table", "formula-8")
     assert ended.returncode == 2
     assert (
         ended.stderr.strip()
@@ -87,5 +87,5 @@ def test_what_cannot_be_replayed_is_one_line(command: Command, table: Path) -> N
     )
     assert (
         "it has formula-8b: gpus=8"
-        in command.run("replay", table, "--table", "formula-8gpu", "gpus=16").stderr
+        in here.run("replay", table, "--table", "formula-8gpu", "gpus=16").stderr
     )

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cluster.ray import session_folder
 from orchestrator.node.processes import descendants, start_time
 from tests.acceptance.command import SWEEP, Command, write_sweep
 
@@ -21,6 +23,9 @@ SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 100.0}}  #
 PROMISED_SECONDS = 5.0
 END_SECONDS = 15.0  # promised for SIGTERM
 START_SECONDS = 120.0
+RAY_PARENT = session_folder.usable_parent(os.environ)
+OF_RAY = {"gcs_server", "raylet", "ray::NodeAgent"}  # the last overwrites its environment
+TOLD = ("environ", "cmdline")  # what a process was told when it started
 
 # Moments of the start, told by what there is already; each with seconds to wait beyond it.
 MOMENTS: dict[str, tuple[Callable[[list[str]], bool], float]] = {
@@ -44,7 +49,6 @@ MOMENTS: dict[str, tuple[Callable[[list[str]], bool], float]] = {
     ),
     "rank server": (lambda below: any("rank_server" in command for command in below), 0.0),
 }
-SIGNALS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
 
 
 def _begin(
@@ -79,7 +83,7 @@ def _commands(call: int, seen: dict[int, int | None]) -> list[str]:
     return found
 
 
-def _left(command: Command, seen: dict[int, int | None], call: int) -> tuple[list[int], list[str]]:
+def _left(seen: dict[int, int | None], call: int) -> tuple[list[int], list[str]]:
     """Who is alive after the promised time, and which folders of that Ray are there."""
     until = time.monotonic() + PROMISED_SECONDS
     while True:
@@ -87,23 +91,47 @@ def _left(command: Command, seen: dict[int, int | None], call: int) -> tuple[lis
             pid
             for pid, started in seen.items()
             if started is not None and start_time(pid) == started
-        } | _marked(command)
-        folders = [path.name for path in Path("/tmp").glob(f"sweep-{call}-*")]
+        } or _of_ray(call)
+        folders = [path.name for path in RAY_PARENT.glob(f"{_ray_name(call)}*")]
         if not (alive or folders) or time.monotonic() > until:
             return sorted(alive), folders
         time.sleep(0.05)
 
 
-def _marked(command: Command) -> set[int]:
-    """All processes with this test's database in their environment, wherever they are."""
-    entry, found = f"SWEEP_DB={command.store_url}".encode(), set()
+def _of_ray(call: int) -> set[int]:
+    """All processes of the call's Ray and its guards, wherever they are, by the Ray's folder.
+
+    They name it in their environment or arguments, or have a file there open for writing.
+    """
+    folder = f"{RAY_PARENT}/{_ray_name(call)}"
+    found = set()
     for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and entry in (process / "environ").read_bytes().split(b"\0"):
+        with suppress(OSError):
+            if process.name.isdigit() and (
+                any(folder.encode() in (process / told).read_bytes() for told in TOLD)
+                or any(_is_written_below(folder, file) for file in (process / "fd").iterdir())
+            ):
                 found.add(int(process.name))
-        except OSError:
-            continue
     return found
+
+
+def _names(pids: set[int]) -> set[str]:
+    names = set()
+    for pid in pids:
+        with suppress(OSError):
+            names.add(Path(f"/proc/{pid}/comm").read_text().strip())
+    return names
+
+
+def _ray_name(call: int) -> str:
+    return f"{session_folder.PREFIX}{call}-"
+
+
+def _is_written_below(folder: str, file: Path) -> bool:
+    try:
+        return bool(file.lstat().st_mode & 0o200) and str(file.readlink()).startswith(folder)
+    except OSError:
+        return False  # closed meanwhile
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -111,27 +139,31 @@ def test_a_kill_while_a_sweep_starts_leaves_nothing_of_its_ray(
     command: Command, tmp_path: Path, moment: str
 ) -> None:
     call, seen = _begin(command, write_sweep(tmp_path, workload=SLOW), moment)
+    if moment == "rank server":
+        assert _names(_of_ray(call.pid)) >= OF_RAY, "else nobody would be found below"
     call.kill()
     call.communicate()
-    assert _left(command, seen, call.pid) == ([], [])
+    assert _left(seen, call.pid) == ([], [])
 
 
-@pytest.mark.parametrize("moment", ["imports", "gcs", "joining", "rank server"])
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("moment", "number", "code"),
+    [
+        ("imports", signal.SIGHUP, 129),
+        ("gcs", signal.SIGTERM, 143),
+        ("joining", signal.SIGINT, 130),
+        ("rank server", signal.SIGTERM, 143),
+    ],
+)
 def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(
-    command: Command, tmp_path: Path, moment: str, number: signal.Signals
+    command: Command, tmp_path: Path, moment: str, number: signal.Signals, code: int
 ) -> None:
     call, seen = _begin(command, write_sweep(tmp_path, workload=SLOW), moment)
     call.send_signal(number)
-    if (
-        number == signal.SIGINT and moment == "rank server"
-    ):  # the sweep runs by now, and Ctrl-C waits for its trials
-        time.sleep(0.2)
-        call.send_signal(number)
     _, said = call.communicate(timeout=END_SECONDS)
-    assert call.returncode == SIGNALS[number], said
+    assert call.returncode == code, said
     assert "Traceback" not in said
-    assert _left(command, seen, call.pid) == ([], [])
+    assert _left(seen, call.pid) == ([], [])
 
 
 @pytest.mark.parametrize("moment", ["joining", "rank server"])
@@ -169,7 +201,7 @@ def test_a_terminal_that_is_closed_ends_a_sweep_with_129_and_leaves_nobody(
         os.waitpid(call, 0)
     assert ended[0] == call, "it goes on"
     assert os.waitstatus_to_exitcode(ended[1]) == 129
-    assert _left(command, seen, call) == ([], [])
+    assert _left(seen, call) == ([], [])
 
 
 def _read(terminal: int) -> None:
@@ -188,4 +220,4 @@ def test_a_second_signal_ends_a_start_that_hangs(command: Command, tmp_path: Pat
         time.sleep(0.05)
     call.communicate(timeout=END_SECONDS)
     assert call.returncode == 143
-    assert _left(command, seen, call.pid) == ([], [])
+    assert _left(seen, call.pid) == ([], [])

@@ -1,12 +1,14 @@
-"""`sweep trace` as a process: its output fits into a sweep file, and a bad model is one line."""
+"""`sweep trace`: its output fits into a sweep file, and a bad model is one line."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
+from typing import Any
 
 import pytest
 
-from tests.acceptance.command import Command
+from orchestrator.cli import trace
+from tests.acceptance.command import CommandHere
 
 pytestmark = pytest.mark.acceptance
 
@@ -44,22 +46,37 @@ def looking(num_layers):
 
 
 @pytest.fixture
-def traced(command: Command) -> Command:
-    (command.folder / "traced.py").write_text(PROGRAM)
-    return command
+def traced(here: CommandHere) -> CommandHere:
+    (here.folder / "traced.py").write_text(PROGRAM)
+    return here
 
 
-def test_what_is_traced_goes_into_a_sweep_file_as_it_stands(traced: Command) -> None:
-    shown = traced.ok(
-        "trace",
-        "traced:build",
-        "--precision",
-        "bf16",
-        "--sequence-length",
-        "1024",
-        "--layers",
-        "12",
-    ).stdout
+@pytest.fixture(scope="module")
+def answers() -> dict[tuple[str, ...], Any]:
+    """What the process of a trace has answered, which takes seconds to import torch."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _each_is_traced_once(
+    answers: dict[tuple[str, ...], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = trace._trace
+
+    def once(target: str, options: list[str]) -> Any:
+        asked = (target, *options)
+        if asked not in answers:
+            answers[asked] = really(target, options)
+        return answers[asked]
+
+    monkeypatch.setattr(trace, "_trace", once)
+
+
+ASKED = ("traced:build", "--precision=bf16", "--sequence-length=1024", "--layers=12")
+
+
+def test_what_is_traced_goes_into_a_sweep_file_as_it_stands(traced: CommandHere) -> None:
+    shown = traced.ok("trace", *ASKED).stdout
     assert "12 layers" in shown
     section = shown[shown.index("trainer:") :]
     lines = [
@@ -88,8 +105,8 @@ def test_what_is_traced_goes_into_a_sweep_file_as_it_stands(traced: Command) -> 
     }
 
 
-def test_json_holds_what_adds_up(traced: Command) -> None:
-    found = traced.json("trace", "traced:build", "--layers", "12", "--sequence-length", "1024")
+def test_json_holds_what_adds_up(traced: CommandHere) -> None:
+    found = traced.json("trace", *ASKED)
     per_layer = 128 * 512 * 2 + 512 + 128 + 2 * 128
     besides = 512 * 128 * 2 + 512
     assert (found["parameters_per_layer"], found["parameters_besides"]) == (per_layer, besides)
@@ -99,20 +116,17 @@ def test_json_holds_what_adds_up(traced: Command) -> None:
     assert abs(found["check"]["none"]) < 1e-3
 
 
-def test_what_keeps_a_model_from_being_traced_is_one_line(traced: Command) -> None:
-    for target, said in {
-        "traced:bild": "did you mean build?",
-        "traced:looking": "asks for the value of a tensor",
-    }.items():
-        done = traced.run("trace", target, "--sequence-length", "64")
-        assert done.returncode == 2, done.stderr
-        assert said in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
+def test_what_keeps_a_model_from_being_traced_is_one_line(traced: CommandHere) -> None:
+    done = traced.run("trace", "traced:looking", "--sequence-length", "64")
+    assert done.returncode == 2, done.stderr
+    assert "asks for the value of a tensor" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_driver_without_torch_is_told_how_to_get_it(traced: Command, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
-    traced.environment["PYTHONPATH"] = str(tmp_path)
+def test_a_driver_without_torch_is_told_how_to_get_it(
+    traced: CommandHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
     done = traced.run("trace", "traced:build")
     assert done.returncode == 2
     assert "pip install 'layout-sweep[train]'" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +9,9 @@ import pytest
 
 from db.store import Store
 from orchestrator import cli
-from orchestrator.cli import console_log, machine_checks
+from orchestrator.cli import machine_checks
+from tests.acceptance.command import CommandHere
+from tests.kept_loggers import kept_loggers
 
 Sweep = Callable[..., tuple[str, str]]
 
@@ -25,10 +26,12 @@ def store(
 
 
 @pytest.fixture
-def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
-    loggers = [logging.getLogger(name) for name in console_log.PROJECT_LOGGERS]
-    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+def command(tmp_path: Path, sqlite_url: str) -> CommandHere:
+    return CommandHere(tmp_path, sqlite_url)
 
+
+@pytest.fixture
+def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
     def run(*arguments: str, code: int = 0) -> tuple[str, str]:
         capsys.readouterr()
         assert cli.main(arguments) == code
@@ -36,10 +39,8 @@ def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
         assert "Traceback" not in err
         return out, err
 
-    yield run
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
+    with kept_loggers():
+        yield run
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from db.schema import SCHEMA_VERSION
 from db.store import Store
 from orchestrator.cli import machine_checks
 from orchestrator.core.machines.check import Status
-from orchestrator.node import exposure
+from orchestrator.node import cgroups, exposure
 from tests.cli.conftest import Sweep
 
 
@@ -28,7 +28,7 @@ def test_doctor_says_of_every_check_what_it_found(
         checks[name]["status"] == "ok"
         for name in ("python", "packages", "database", "ports", "/proc", "clock")
     )
-    assert {"gpus", "ray access", "SWEEP_HOME", "open files"} <= checks.keys()
+    assert {"gpus", "ray access", "SWEEP_HOME", "open files", "clean-up"} <= checks.keys()
     assert f"schema {SCHEMA_VERSION}" in checks["database"]["found"]
 
 
@@ -49,6 +49,21 @@ def test_doctor_says_what_ranks_see_of_the_environment(monkeypatch: pytest.Monke
     )
     assert "env -u AWS_SECRET_ACCESS_KEY -u SWEEP_DB ray start" in others.advice
     assert "canary" not in f"{own} {others}"
+
+
+def test_doctor_says_whether_a_cgroup_can_end_what_a_trial_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cgroups, "own_cgroup", lambda: Path("/sys/fs/cgroup/mine"))
+    monkeypatch.setattr(cgroups, "why_no_cgroup", lambda: None)
+    check = machine_checks.clean_up()
+    assert (check.status, check.advice) == (Status.OK, "")
+    assert check.found == "wardens, and a cgroup for each rank server below /sys/fs/cgroup/mine"
+    monkeypatch.setattr(cgroups, "why_no_cgroup", lambda: "/mine is not ours to make groups in")
+    check = machine_checks.clean_up()
+    assert check.status is Status.OK
+    assert check.found == "wardens, without a cgroup: /mine is not ours to make groups in"
+    assert "systemd-run --user --scope -p Delegate=yes sweep run" in check.advice
 
 
 def test_doctor_advises_where_the_database_or_the_home_cannot_be_used(

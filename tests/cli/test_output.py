@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import cli
-from orchestrator.cli import best, console_log
+from orchestrator.cli import best
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.output import (
     Column,
@@ -35,18 +35,15 @@ from orchestrator.cli.output import (
 from orchestrator.core.errors import SweepHeld, UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from tests.cli.cli_store import HOSTILE
+from tests.kept_loggers import kept_loggers
 
 CANARY = "c4nary%Secret"
 
 
 @pytest.fixture(autouse=True)
 def _loggers() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in console_log.PROJECT_LOGGERS]
-    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
-    yield
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
+    with kept_loggers():
+        yield
 
 
 def test_a_long_line_of_a_message_is_cut_in_the_middle_and_others_stay() -> None:

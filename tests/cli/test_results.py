@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import os
 import re
 import socket
@@ -15,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,13 +26,14 @@ from db.store import Store
 from db.types import SweepState
 from db.write.writes import StoppedCell
 from orchestrator import cli
-from orchestrator.cli import best, console_log
+from orchestrator.cli import best
 from orchestrator.cli.sweep_file import store_if_any
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.reserved_time import Leased
 from tests.cli.cli_store import BUSY, FORMULA, Filled, fill, layout
 from tests.db.builders import CONDITIONS, Bench, begin_trial, cell, record_measurement
+from tests.kept_loggers import kept_loggers
 
 Sweep = Callable[..., str]
 
@@ -61,8 +62,6 @@ def sweep(
     monkeypatch.setenv("SWEEP_DB", database[0])
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("COLUMNS", raising=False)
-    loggers = [logging.getLogger(name) for name in console_log.PROJECT_LOGGERS]
-    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
 
     def run(*arguments: str, code: int = 0) -> str:
         capsys.readouterr()
@@ -72,10 +71,8 @@ def sweep(
         assert "Traceback" not in err
         return out if code == 0 else err
 
-    yield run
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
+    with kept_loggers():
+        yield run
 
 
 def document(text: str) -> Any:
@@ -766,28 +763,45 @@ def test_a_bad_url_is_one_line_without_its_password(
     assert said.splitlines()[-1].startswith("error: ")
 
 
-def test_a_plan_learns_from_a_file_that_only_others_may_write() -> None:
+def test_a_file_that_only_others_may_write_is_read_by_every_command_and_by_a_plan(
+    sweep: Sweep, ids: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = (
+        ("status",), ("best",), ("trials",), ("show", str(ids.failed)), ("logs", str(ids.failed)),
+        ("nodes",), ("sql", "select count(*) from v_trial"), ("export", "csv"),
+    )  # fmt: skip
+    for command in reading:
+        sweep(*command)  # imports what it needs, which not everybody may read
     with tempfile.TemporaryDirectory(
         prefix="sweep-foreign-"
     ) as name:  # not below tmp_path, which nobody else can enter
-        folder, file = Path(name), Path(name) / "s.sqlite"
-        with Store.open(f"sqlite:///{file}") as store:
-            Bench.on(store).measure()
-        file.chmod(0o644)
-        folder.chmod(0o555)
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                if os.geteuid() == 0:
-                    os.setgid(65534)
-                    os.setuid(65534)
-                with store_if_any(f"sqlite:///{file}") as found:
-                    code = 0 if found is not None and len(found.sweeps()) == 1 else 2
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        folder.chmod(0o755)
+        folder, url = Path(name), f"sqlite:///{name}/s.sqlite"
+        (folder / "logs").mkdir()
+        with Store.open(url) as store:
+            assert fill(store, folder / "logs").failed == ids.failed
+        monkeypatch.setenv("SWEEP_DB", url)
+        # Run folders lie in SWEEP_HOME, which is below tmp_path.
+        for path, mode in ((folder / "s.sqlite", 0o444), (folder / "logs", 0), (folder, 0o555)):
+            path.chmod(mode)
+        with tempfile.TemporaryFile("w+") as said:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    if os.geteuid() == 0:
+                        os.setgid(65534)
+                        os.setuid(65534)
+                    with redirect_stderr(said):
+                        codes = [cli.main(command) for command in reading]
+                        with store_if_any(url) as found:
+                            num_sweeps = len(found.sweeps()) if found is not None else 0
+                    print(codes, num_sweeps, file=said, flush=True)
+                finally:
+                    os._exit(0)
+            os.waitpid(pid, 0)
+            said.seek(0)
+            assert (told := said.read()).endswith(f"{[0] * len(reading)} 1\n"), told
+        for path in (folder, folder / "logs"):
+            path.chmod(0o755)
 
 
 def test_a_file_that_is_no_database_is_one_line(sweep: Sweep, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 
@@ -72,9 +73,8 @@ def test_what_both_read_alike_is_let_through(sql: str) -> None:
 
 
 def test_postgresql_reads_nothing_in_a_hostile_statement_that_we_do_not() -> None:
-    pytest.importorskip(
-        "pglast", reason="PostgreSQL's own parser, which the project's test extra installs"
-    )
+    if os.environ.get("CI") != "true":  # there its absence is a failure
+        pytest.importorskip("pglast", reason="PostgreSQL's own parser, of the test extra")
     made = itertools.chain(
         itertools.islice(sql_traps.paired(), 0, None, 3),
         itertools.islice(sql_traps.endless(1), NUM_RANDOM),

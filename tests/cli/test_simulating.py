@@ -1,0 +1,37 @@
+"""`sweep run --simulate`: what is confirmed, and where nothing fits, is said at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.acceptance.command import CommandHere, write_sweep
+
+
+def test_what_stands_at_the_top_is_confirmed_and_said_to_be(
+    command: CommandHere, tmp_path: Path
+) -> None:
+    axes = {"micro_batch_size": [1, 2], "recompute": ["none", "full"]}
+    confirm = {"confirm": {"contenders": 2, "repeats": 2}}
+    ended = command.ok("run", write_sweep(tmp_path, axes=axes, search=confirm), "--simulate")
+    assert "Winner: trial" in ended.stdout or "are tied" in ended.stdout
+    counts = [count for (count,) in command.sql("select num_measurements from v_trial order by 1")]
+    assert counts[-1] in (2, 3)
+    assert counts[0] == 1
+    best = command.json("best", "t-simulated")["best"]
+    assert best[0]["num_measurements"] == counts[-1]
+    assert best[0]["is_tied"]
+    repeats = command.sql("select count(*) from v_event where event = 'repeated'")[0][0]
+    assert repeats == sum(counts) - 4
+
+
+def test_when_nothing_fits_the_exit_code_says_so(command: CommandHere, tmp_path: Path) -> None:
+    options = {"device_memory_bytes": 1_000_000}
+    file = write_sweep(
+        tmp_path,
+        workload={"name": "synthetic", "options": options},
+        axes={"micro_batch_size": [1], "recompute": "full"},
+    )
+    done = command.run("run", file, "--simulate")
+    assert done.returncode == 4
+    assert "Nothing fits in llama-tiny_2gpu" in done.stderr
+    assert "predicted to need least, ran out of memory" in done.stderr
