@@ -14,7 +14,7 @@ import pytest
 from tests import programs
 from tests.faults import stubborn
 from tests.faults.campaign import outcome_of
-from tests.faults.program_kills import alive
+from tests.faults.evidence import alive
 
 pytestmark = pytest.mark.timeout(600)
 
