@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,7 +242,10 @@ class Launched(FakeScheduler):
         del self._running[trial_id]
         self._free_slots.give_back(trial_id)
         asked = LaunchOrder(
-            request=request, program="workloads.synthetic", local_world_size=shape.num_slots
+            # Another store has the same ids, and the launcher is the same.
+            request=request.model_copy(update={"trial_id": next(_trial_ids)}),
+            program="workloads.synthetic",
+            local_world_size=shape.num_slots,
         )
         report = self._launcher.run(asked)
         return [
@@ -261,7 +263,7 @@ RETRIED = [fault for fault, expected in EXPECTED.items() if expected.at("step_3"
 
 @pytest.mark.parametrize("fault", RETRIED)
 def test_a_sweep_tries_again_as_often_and_ends_alike(
-    sqlite_store: Store, tmp_path: Path, fault: FaultKind
+    launcher: NodeLauncher, sqlite_store: Store, fault: FaultKind
 ) -> None:
     """Two of its four layouts are struck, one of them at its first attempt only."""
     faults = [
@@ -277,11 +279,7 @@ def test_a_sweep_tries_again_as_often_and_ends_alike(
     spec = sweep(
         {"faults": faults}, limits=SHORT if fault in HANGS else {}, axes={"recompute": "none"}
     )
-    launcher = NodeLauncher(tmp_path, node="node-0")
-    try:
-        _run(spec, sqlite_store, Launched(launcher))
-    finally:
-        launcher.close()
+    _run(spec, sqlite_store, Launched(launcher))
     pretended = SweepSpec.model_validate(spec.model_dump() | {"name": "simulated"})
     _run(pretended, sqlite_store, SimulatedScheduler(pretended))
     assert _ended(sqlite_store, "simulated") == _ended(sqlite_store, "real")
