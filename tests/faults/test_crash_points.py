@@ -42,7 +42,7 @@ def test_a_death_in_the_middle_of_what_is_written_of_nodes_or_taken_from_a_spool
     died with an end in its spool. On PostgreSQL: `make chaos`.
     """
     deaths = _died("sick-nodes", "sqlite", tmp_path, every=3)
-    # Each method has three points or more: before a statement, and around its commit.
+    # Each method has three points or more: before a statement, before a commit, after it.
     assert set(deaths["within"]) == set(AMONG_SICK_NODES.methods), "each of them was died in"
 
 
