@@ -21,13 +21,13 @@ POISON = {
     "COLUMNS": "20",
     "RANK": "7",
 }
-# Each looked at the folder, the variables or the home of whoever ran it, or starts a process that
-# does.
+# Each breaks if it sees the folder, a variable or the home of whoever runs it: the store, Ray,
+# PostgreSQL, and what all tests and their children see.
+_FILES = "tests/cli/test_sweep_files.py"
 LOOKING = (
-    "tests/cli/test_sweep_files.py",
-    "tests/cli/test_output.py",
-    "tests/db/write/test_sessions.py",
-    "tests/workloads/test_rank.py",
+    f"{_FILES}::test_a_plan_says_what_the_tightest_budget_leaves",
+    f"{_FILES}::test_a_limit_of_money_without_a_price_is_refused_at_the_door[run]",
+    "tests/db/write/test_sessions.py::test_sessions_add_up_and_each_is_told_once[postgresql]",
     "tests/test_ambient.py::test_a_test_and_its_children_work_in_a_folder_of_their_own",
     "tests/test_ambient.py::test_the_children_of_a_test_hear_what_nohup_ignores",
 )
@@ -40,6 +40,7 @@ def test_a_test_and_its_children_work_in_a_folder_of_their_own(tmp_path: Path) -
     ).stdout.splitlines()
     assert (Path.cwd(), Path(folder)) == (tmp_path, tmp_path)
     assert home != pwd.getpwuid(os.getuid()).pw_dir
+    assert not (Path(home) / ".pg_service.conf").exists()
     assert [
         name
         for name in (*os.environ, *names)

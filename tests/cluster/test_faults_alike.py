@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from db.store import Store
-from orchestrator.cluster.contract import Finished
+from orchestrator.cluster.contract import Finished, SchedulerEvent
 from orchestrator.cluster.simulated import SimulatedScheduler, simulated
 from orchestrator.cluster.simulated_attempt import CLEAN_UP_SECONDS
 from orchestrator.core.machines.packing import Shape
+from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.synthetic_options import FaultKind
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, may_retry
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.protocol import LaunchOrder, Phase
+from orchestrator.core.trial.protocol import Device, LaunchOrder, Phase, TrialRequest
 from orchestrator.node.launcher import NodeLauncher
 from orchestrator.sweep.run import run_sweep
 from tests.node.launching import faulty, order
@@ -242,7 +242,10 @@ class Launched(FakeScheduler):
         del self._running[trial_id]
         self._free_slots.give_back(trial_id)
         asked = LaunchOrder(
-            request=request, program="workloads.synthetic", local_world_size=shape.num_slots
+            # Another store has the same ids, and the launcher is the same.
+            request=request.model_copy(update={"trial_id": next(_trial_ids)}),
+            program="workloads.synthetic",
+            local_world_size=shape.num_slots,
         )
         report = self._launcher.run(asked)
         return [
@@ -260,7 +263,7 @@ RETRIED = [fault for fault, expected in EXPECTED.items() if expected.at("step_3"
 
 @pytest.mark.parametrize("fault", RETRIED)
 def test_a_sweep_tries_again_as_often_and_ends_alike(
-    sqlite_store: Store, tmp_path: Path, fault: FaultKind
+    launcher: NodeLauncher, sqlite_store: Store, fault: FaultKind
 ) -> None:
     """Two of its four layouts are struck, one of them at its first attempt only."""
     faults = [
@@ -273,19 +276,78 @@ def test_a_sweep_tries_again_as_often_and_ends_alike(
             "first_attempt_only": True,
         },
     ]
-    spec = SweepSpec.model_validate(
+    spec = sweep(
+        {"faults": faults}, limits=SHORT if fault in HANGS else {}, axes={"recompute": "none"}
+    )
+    _run(spec, sqlite_store, Launched(launcher))
+    pretended = SweepSpec.model_validate(spec.model_dump() | {"name": "simulated"})
+    _run(pretended, sqlite_store, SimulatedScheduler(pretended))
+    assert _ended(sqlite_store, "simulated") == _ended(sqlite_store, "real")
+
+
+class Losing(SimulatedScheduler):
+    """Its only node is lost during some attempts; it notes which."""
+
+    def __init__(self, spec: SweepSpec) -> None:
+        super().__init__(spec, node_loss_hours=0.03)
+        self.lost: set[tuple[Layout, int]] = set()
+
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        super().start(request, shape, nodes)
+        self._newest = request.layout, request.attempt
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        events = super().poll(timeout_seconds)
+        if any(isinstance(event, Finished) and event.failure is not None for event in events):
+            self.lost.add(self._newest)  # nothing else was under way
+        return events
+
+
+def test_a_sweep_tries_again_as_often_after_a_lost_node_and_after_a_simulated_one(
+    sqlite_store: Store,
+) -> None:
+    """A lost node is no fault of a rank: a script says what Ray would."""
+    pretended = sweep({}, name="simulated", axes={"recompute": ["none", "full"]}, seed=4)
+    simulation = Losing(pretended)
+    _run(pretended, sqlite_store, simulation)
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        is_lost = (request.layout, request.attempt) in simulation.lost
+        return K.NODE_LOST if is_lost else 1.0
+
+    real = FakeScheduler(script, nodes={"node-0": 2}, device=Device.CUDA)
+    _run(SweepSpec.model_validate(pretended.model_dump() | {"name": "real"}), sqlite_store, real)
+    ended = _ended(sqlite_store, "real")
+    assert _ended(sqlite_store, "simulated") == ended
+    assert set(ended.values()) == {
+        (TrialState.MEASURED, None, 1),
+        (TrialState.MEASURED, None, 2),
+        (TrialState.FAILED, K.NODE_LOST, 2),
+    }
+
+
+def sweep(
+    options: dict[str, Any],
+    *,
+    axes: dict[str, Any],
+    name: str = "real",
+    limits: dict[str, float] | None = None,
+    seed: int = 0,
+) -> SweepSpec:
+    """A sweep of four micro-batches and further axes, one gang at a time."""
+    return SweepSpec.model_validate(
         {
-            "name": "real",
+            "name": name,
             "model": "llama-tiny",
             "gpus": 2,
             "gpus_per_node": 2,
             "device": "cpu",
             "sequence_length": 128,
             "global_batch_size": 16,
-            "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": "none"},
-            "workload": {"name": "synthetic", "options": {"faults": faults}},
+            "axes": {"micro_batch_size": [1, 2, 4, 8]} | axes,
+            "workload": {"name": "synthetic", "options": options},
             "measurement": {
-                "limits": SHORT if fault in HANGS else {},
+                "limits": limits or {},
                 "warmup_steps": 2,
                 "min_steps": 4,
                 "max_steps": 6,
@@ -294,17 +356,10 @@ def test_a_sweep_tries_again_as_often_and_ends_alike(
                 "confirm": {"repeats": 0},
                 "strategy": "exhaustive",
                 "max_parallel_trials": 1,
+                "seed": seed,
             },
         }
     )
-    launcher = NodeLauncher(tmp_path, node="node-0")
-    try:
-        _run(spec, sqlite_store, Launched(launcher))
-    finally:
-        launcher.close()
-    pretended = SweepSpec.model_validate(spec.model_dump() | {"name": "simulated"})
-    _run(pretended, sqlite_store, SimulatedScheduler(pretended))
-    assert _ended(sqlite_store, "simulated") == _ended(sqlite_store, "real")
 
 
 def _run(spec: SweepSpec, store: Store, scheduler: Any) -> None:
@@ -320,8 +375,6 @@ def _run(spec: SweepSpec, store: Store, scheduler: Any) -> None:
     )
 
 
-def _ended(store: Store, sweep: str) -> dict[int, tuple[TrialState, FailureKind | None, int]]:
+def _ended(store: Store, sweep: str) -> dict[Layout, tuple[TrialState, FailureKind | None, int]]:
     rows = store.trials(store.sweep_named(sweep).id)
-    return {
-        row.layout.micro_batch_size: (row.state, row.failure_kind, row.num_attempts) for row in rows
-    }
+    return {row.layout: (row.state, row.failure_kind, row.num_attempts) for row in rows}

@@ -234,7 +234,7 @@ class Campaign:
                 if forks.has_ended(orchestrator):
                     self._note_end(forks.wait(orchestrator))
                     return
-                (victim,) = self._chance.choices(list(self.VICTIMS), list(self.VICTIMS.values()))
+                victim = self._choose_victim(kills)
                 if self._strike(orchestrator, victim) and victim == "orchestrator":
                     forks.wait(orchestrator)
                     self._out.leaked_processes += len(self._survivors(SURVIVOR_SECONDS))
@@ -248,6 +248,14 @@ class Campaign:
                 return False
             time.sleep(0.005)
         return True
+
+    def _choose_victim(self, kills: int) -> str:
+        """Choose by how often each is wanted. The last kills are of those that had none yet."""
+        missing = self.VICTIMS.keys() - self._out.victims.keys()
+        if kills - self._out.kills <= len(missing):
+            return self._chance.choice(sorted(missing))
+        (victim,) = self._chance.choices(list(self.VICTIMS), list(self.VICTIMS.values()))
+        return victim
 
     def _strike(self, orchestrator: int, victim: str) -> bool:
         """Kill one of a kind, if there is one now."""

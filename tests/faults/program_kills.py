@@ -20,9 +20,8 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.node.processes import _children, descendants, kill, start_time
 from tests.faults import stubborn
 from tests.faults.campaign import SURVIVOR_SECONDS, VICTIMS, Campaign, Outcome
+from tests.faults.evidence import EVIDENCE, alive_within, options
 
-EVIDENCE = "evidence"  # a file in each attempt's folder
-_PROGRAM = [sys.executable, "-I", "-S", stubborn.__file__]
 START_SECONDS = 180.0
 MOST_LATE_SECONDS = 1.0
 FOLDERS_SECONDS = 5.0
@@ -44,49 +43,6 @@ ON_RAY: Sequence[Sequence[str]] = (
     ("orchestrator", "guard"),
     ("agent", "warden", "inner_warden"),
 )
-
-
-def options(then: str) -> dict[str, object]:
-    """Options of workload command."""
-    return {"argv": [*_PROGRAM, f"{{run_dir}}/{EVIDENCE}"], "env": {stubborn.THEN_VARIABLE: then}}
-
-
-def alive(evidence: Iterable[Path]) -> list[str]:
-    """The living processes that wrote their id into a file, or have it open: KIND ID."""
-    files = set(evidence)
-    found = {}
-    for file in files:
-        with suppress(OSError):
-            for line in file.read_text().splitlines():
-                kind, pid, started = line.split()
-                if str(start_time(int(pid))) == started:
-                    found[int(pid)] = kind
-    names = {str(file) for file in files}
-    for process in Path("/proc").iterdir():
-        if (
-            process.name.isdigit()
-            and int(process.name) not in found
-            and names.intersection(_open_files(process))
-        ):
-            found[int(process.name)] = "unknown"
-    return [f"{kind} {pid}" for pid, kind in sorted(found.items())]
-
-
-def _open_files(process: Path) -> list[str]:
-    found = []
-    with suppress(OSError):
-        for link in (process / "fd").iterdir():
-            with suppress(OSError):
-                found.append(str(link.readlink()))
-    return found
-
-
-def alive_within(seconds: float, evidence: Sequence[Path]) -> list[str]:
-    """Who is alive still after so many seconds."""
-    until = time.monotonic() + seconds
-    while (found := alive(evidence)) and time.monotonic() < until:
-        time.sleep(0.02)
-    return found
 
 
 class ProgramCampaign(Campaign):

@@ -15,7 +15,7 @@ from tests.faults.deaths import some_points
 pytestmark = pytest.mark.timeout(900)
 
 MOST_SECONDS = 380.0
-EVERY = 3
+EVERY = 5
 
 
 @pytest.mark.parametrize(

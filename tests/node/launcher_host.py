@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.node.launcher import NodeLauncher
-from tests.faults.program_kills import options as stubborn_options
+from tests.faults.evidence import options as stubborn_options
 from tests.node.launching import faulty, order
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import threading
@@ -34,6 +35,30 @@ def launcher(tmp_path: Path) -> Iterator[NodeLauncher]:
     seen = with_start_times(tree_of(tmp_path))
     launcher.close()
     assert survivors(seen.items(), root=tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def long_lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeLauncher, Path]]:
+    root = tmp_path_factory.mktemp("shared")
+    launcher = NodeLauncher(root, node="node-a")
+    yield launcher, root
+    seen = with_start_times(tree_of(root))
+    launcher.close()
+    assert survivors(seen.items(), root=root) == []
+
+
+@pytest.fixture
+def shared_launcher(long_lived: tuple[NodeLauncher, Path]) -> Iterator[NodeLauncher]:
+    """One for tests that only look at how attempts end: a server of ranks takes a while to start.
+
+    Nothing of an attempt is left for the next test, neither processes nor folders. But it has seen
+    the names of attempts before, so what cancels one needs a launcher of its own.
+    """
+    launcher, root = long_lived
+    yield launcher
+    assert len(tree_of(root)) <= 3, "two wardens and the server"
+    for folder in root.glob("trial-*"):
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +140,9 @@ DEATHS = {
 }
 
 
-def test_the_first_bad_rank_is_named_and_the_gang_is_gone_at_once(launcher: NodeLauncher) -> None:
+def test_the_first_bad_rank_is_named_and_the_gang_is_gone_at_once(
+    shared_launcher: NodeLauncher,
+) -> None:
     chance = random.Random(3)
     slowest = 0.0
     for number, (fault, (kind, died_of)) in enumerate(DEATHS.items()):
@@ -124,7 +151,9 @@ def test_the_first_bad_rank_is_named_and_the_gang_is_gone_at_once(launcher: Node
             faulty(fault, at="step_2", rank=bad)["faults"]
             + faulty("hang_ignoring_signals", at="step_3")["faults"]
         )
-        report = launcher.run(order(trial_id=number, world_size=3, options={"faults": faults}))
+        report = shared_launcher.run(
+            order(trial_id=number, world_size=3, options={"faults": faults})
+        )
         gone_at = time.time()
         failure = report.failure
         assert failure is not None
@@ -144,7 +173,7 @@ def test_the_first_bad_rank_is_named_and_the_gang_is_gone_at_once(launcher: Node
 
 @pytest.mark.parametrize("fault", ["hang", "hang_in_c", "hang_ignoring_signals", "stop"])
 def test_a_hang_is_ended_and_the_least_advanced_rank_named(
-    launcher: NodeLauncher, fault: str
+    shared_launcher: NodeLauncher, fault: str
 ) -> None:
     options = {
         "faults": [
@@ -152,7 +181,7 @@ def test_a_hang_is_ended_and_the_least_advanced_rank_named(
             *faulty("hang", at="step_4")["faults"],
         ]
     }
-    report = launcher.run(order(options=options, limits={"steady": HUNG_SECONDS}))
+    report = shared_launcher.run(order(options=options, limits={"steady": HUNG_SECONDS}))
     assert report.failure is not None
     assert (report.failure.kind, report.failure.rank, report.failure.step) == (K.HUNG, 1, 3)
     assert f"steady limit of {HUNG_SECONDS:.0f} s passed" in report.failure.message
@@ -162,8 +191,10 @@ def test_a_hang_is_ended_and_the_least_advanced_rank_named(
 
 
 @pytest.mark.parametrize(("at", "phase"), [("init", "rendezvous"), ("forward", "first_step")])
-def test_each_phase_has_a_limit_of_its_own(launcher: NodeLauncher, at: str, phase: str) -> None:
-    report = launcher.run(order(options=faulty("hang", at=at, rank=0), limits={phase: 0.3}))
+def test_each_phase_has_a_limit_of_its_own(
+    shared_launcher: NodeLauncher, at: str, phase: str
+) -> None:
+    report = shared_launcher.run(order(options=faulty("hang", at=at, rank=0), limits={phase: 0.3}))
     assert report.failure is not None
     assert report.failure.kind is (K.START_TIMEOUT if phase == "rendezvous" else K.HUNG)
     assert report.failure.phase == phase
@@ -173,7 +204,7 @@ def test_each_phase_has_a_limit_of_its_own(launcher: NodeLauncher, at: str, phas
     ("hangs_at", "is_timed"), [("step_3", False), ("step_4", True)]
 )  # the warm-up has three steps
 def test_gpu_usage_counts_while_every_rank_times_its_steps(
-    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch, hangs_at: str, is_timed: bool
+    shared_launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch, hangs_at: str, is_timed: bool
 ) -> None:
     told: list[bool] = []
     monkeypatch.setattr(
@@ -181,40 +212,44 @@ def test_gpu_usage_counts_while_every_rank_times_its_steps(
     )
     hanging = order(options=faulty("hang", at=hangs_at), limits={"steady": HUNG_SECONDS})
     plan = hanging.request.measurement.model_copy(update={"warmup_steps": 3})
-    launcher.run(replace(hanging, request=hanging.request.model_copy(update={"measurement": plan})))
+    shared_launcher.run(
+        replace(hanging, request=hanging.request.model_copy(update={"measurement": plan}))
+    )
     assert told[-1] is is_timed
     assert is_timed or not any(told)
 
 
-def test_the_total_limit_ends_what_still_makes_progress(launcher: NodeLauncher) -> None:
-    report = launcher.run(
+def test_the_total_limit_ends_what_still_makes_progress(shared_launcher: NodeLauncher) -> None:
+    report = shared_launcher.run(
         order(options={"sleep": True, "time_scale": 1000.0}, limits={"total": 0.5})
     )
     assert report.failure is not None and report.failure.kind is K.HUNG
     assert "total limit" in report.failure.message
 
 
-def test_a_hang_in_teardown_costs_nothing_once_all_is_measured(launcher: NodeLauncher) -> None:
-    report = launcher.run(
+def test_a_hang_in_teardown_costs_nothing_once_all_is_measured(
+    shared_launcher: NodeLauncher,
+) -> None:
+    report = shared_launcher.run(
         order(options=faulty("hang", at="teardown", rank=1), limits={"teardown": 0.3})
     )
     assert report.failure is None
     assert all(outcome.result is not None for outcome in report.ranks)
 
 
-def test_a_crash_in_teardown_costs_nothing_either(launcher: NodeLauncher) -> None:
-    report = launcher.run(order(options=faulty("segfault", at="teardown", rank=1)))
+def test_a_crash_in_teardown_costs_nothing_either(shared_launcher: NodeLauncher) -> None:
+    report = shared_launcher.run(order(options=faulty("segfault", at="teardown", rank=1)))
     assert report.failure is None
 
 
-def test_an_out_of_memory_beats_the_hang_that_it_causes(launcher: NodeLauncher) -> None:
+def test_an_out_of_memory_beats_the_hang_that_it_causes(shared_launcher: NodeLauncher) -> None:
     options = {
         "faults": [
             *faulty("oom", at="step_2", rank=1)["faults"],
             *faulty("nccl_error", at="step_2", rank=0)["faults"],
         ]
     }
-    report = launcher.run(order(options=options))
+    report = shared_launcher.run(order(options=options))
     assert report.failure is not None
     assert (report.failure.kind, report.failure.rank) == (K.OOM_GPU, 1)
 
@@ -233,14 +268,14 @@ def test_a_real_gloo_peer_that_loses_its_connection_is_not_blamed(
     )  # type: ignore[index]
 
 
-def test_noise_in_the_log_is_no_failure(launcher: NodeLauncher) -> None:
-    report = launcher.run(order(options=faulty("nccl_noise")))
+def test_noise_in_the_log_is_no_failure(shared_launcher: NodeLauncher) -> None:
+    report = shared_launcher.run(order(options=faulty("nccl_noise")))
     assert report.failure is None
     assert "NCCL WARN" in report.ranks[0].log_tail
 
 
-def test_a_log_keeps_its_head_and_its_tail(launcher: NodeLauncher) -> None:
-    report = launcher.run(order(world_size=1, options=faulty("log_flood")))
+def test_a_log_keeps_its_head_and_its_tail(shared_launcher: NodeLauncher) -> None:
+    report = shared_launcher.run(order(world_size=1, options=faulty("log_flood")))
     assert report.failure is None
     log = Path(report.ranks[0].log_path).read_bytes()
     assert 9 << 20 < len(log) < 11 << 20
@@ -425,7 +460,7 @@ def test_a_rank_server_that_is_asked_from_outside_to_end_was_preempted(
 
 
 def test_an_error_in_the_kernel_s_log_tells_what_a_rank_on_a_gpu_died_of(
-    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+    shared_launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     records = [
@@ -436,7 +471,7 @@ def test_an_error_in_the_kernel_s_log_tells_what_a_rank_on_a_gpu_died_of(
     ]
     monkeypatch.setattr("orchestrator.node.launcher.kernel_records", lambda: iter(records))
     monkeypatch.setattr("orchestrator.node.launcher.GpuMonitor.addresses", {"0000:3b:00"})
-    report = launcher.run(
+    report = shared_launcher.run(
         order(world_size=1, devices=["0"], options=faulty("lost_rank", at="step_2"))
     )
     assert report.failure is not None
@@ -532,18 +567,18 @@ def test_ranks_of_several_nodes_are_told_the_interface_that_holds_the_nodes_addr
 
 
 def test_what_ranks_were_told_of_communication_is_reported_and_no_secret(
-    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+    shared_launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    report = launcher.run(order(environment={"NCCL_SECRET": "s3cr3t", "HF_TOKEN": "s3cr3t"}))
+    report = shared_launcher.run(order(environment={"NCCL_SECRET": "s3cr3t", "HF_TOKEN": "s3cr3t"}))
     assert report.environment == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_ALGO": "Ring"}
     assert report.set_by_launcher == ("GLOO_SOCKET_IFNAME",)
 
 
-def test_an_order_for_gpus_names_one_per_rank(launcher: NodeLauncher) -> None:
+def test_an_order_for_gpus_names_one_per_rank(shared_launcher: NodeLauncher) -> None:
     on_cpu = order()
     with pytest.raises(ValueError, match="one device per rank"):
-        launcher.run(
+        shared_launcher.run(
             replace(
                 on_cpu,
                 request=on_cpu.request.model_copy(update={"device": Device.CUDA}),
@@ -564,16 +599,16 @@ def test_programs_see_neither_the_way_into_the_database_nor_our_python_path(
     assert "secret" not in report.ranks[0].log_tail
 
 
-def test_a_gang_of_several_nodes_needs_a_port_that_all_know(launcher: NodeLauncher) -> None:
+def test_a_gang_of_several_nodes_needs_a_port_that_all_know(shared_launcher: NodeLauncher) -> None:
     with pytest.raises(ValueError, match="rendezvous"):
-        launcher.run(order(world_size=2, local_world_size=1))
+        shared_launcher.run(order(world_size=2, local_world_size=1))
 
 
 def test_one_process_may_stand_for_the_ranks_of_a_node_where_nothing_is_trained(
-    launcher: NodeLauncher,
+    shared_launcher: NodeLauncher,
 ) -> None:
-    whole = launcher.run(order(world_size=8))
-    stood_for = launcher.run(
+    whole = shared_launcher.run(order(world_size=8))
+    stood_for = shared_launcher.run(
         order(
             trial_id=2,
             world_size=8,

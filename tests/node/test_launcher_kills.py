@@ -18,11 +18,11 @@ import pytest
 from orchestrator.node.cgroups import why_no_cgroup
 from orchestrator.node.launcher import NodeLauncher
 from orchestrator.node.processes import descendants, start_time
-from tests.faults.program_kills import EVIDENCE, alive_within
+from tests.faults.evidence import EVIDENCE, alive_within
 from tests.faults.stubborn import KINDS
 from tests.node.launching import faulty, order, survivors, tree_of, with_start_times
 
-NUM_RANDOM_KILLS = 80
+NUM_RANDOM_KILLS = 50
 GANG_PROCESSES = 5  # two wardens, server, two ranks
 
 

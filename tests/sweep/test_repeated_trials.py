@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from db.store import Store
-from orchestrator.cluster.contract import Finished, SchedulerEvent
+from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.trial.failure_kinds import FailureKind
@@ -476,6 +476,69 @@ def test_an_orchestrator_that_stood_still_looks_at_the_machine(
     monkeypatch.setattr("orchestrator.sweep.loop.time.time", lambda: now[0])
     run(store, fast, spec=spec(gpus=1, repeats=2), scheduler=Stopped(fast))
     assert purposes(store)[3] is Purpose.ANCHOR
+
+
+class Leaving(FakeScheduler):
+    """On its clock each attempt takes `seconds`. Its node goes after some, and comes back later."""
+
+    def __init__(self, *, seconds: float, after: int, away_seconds: float) -> None:
+        super().__init__(fast, slots=1)
+        self.now, self._trial_seconds = 0.0, seconds
+        self._after, self._away_seconds = after, away_seconds
+
+    @property
+    def slots(self) -> Slots:
+        is_away = len(self.started) == self._after and not self.num_running and self._away_seconds
+        return replace(super().slots, nodes={}) if is_away else super().slots
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        if self.num_running:
+            self.now += self._trial_seconds
+        elif not self.slots.nodes:
+            self.now, self._away_seconds = self.now + self._away_seconds, 0.0
+        return super().poll(timeout_seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "away_seconds", "is_another"),
+    [(1.0, 590.0, False), (1.0, 610.0, True), (200.0, 790.0, False), (200.0, 810.0, True)],
+)
+# The search, which makes 6 attempts; then an anchor and the confirmation.
+@pytest.mark.parametrize("after", [3, 8])
+def test_nodes_that_were_away_for_ten_minutes_and_four_trials_may_be_others(
+    store: Store, seconds: float, away_seconds: float, is_another: bool, after: int
+) -> None:
+    scheduler = Leaving(seconds=seconds, after=after, away_seconds=away_seconds)
+    run(
+        store,
+        fast,
+        spec=spec(gpus=1, repeats=2, measurement={"wait_for_nodes": "1h"}),
+        scheduler=scheduler,
+        clock=lambda: scheduler.now,
+    )
+    found = purposes(store)
+    assert found.count(Purpose.ANCHOR) == 1 + is_another
+    assert (found[after] is Purpose.ANCHOR) is is_another
+
+
+@pytest.mark.parametrize(("seconds", "is_another"), [(590.0, False), (610.0, True)])
+def test_a_machine_may_be_another_after_a_long_trial_of_another_cell(
+    store: Store, seconds: float, is_another: bool
+) -> None:
+    """Cells take turns. The trials of one take long; of the other nothing runs meanwhile."""
+    now = [0.0]
+
+    def takes(request: TrialRequest) -> float:
+        now[0] += seconds if request.sequence_length == 128 else 1.0
+        return 1.0
+
+    taking_turns = spec(
+        gpus=1, sequence_length=[64, 128], repeats=1, search={"max_gpu_hours": 1, "max_trials": 2}
+    )
+    scheduler = FakeScheduler(fast, seconds=takes)
+    run(store, fast, spec=taking_turns, scheduler=scheduler, clock=lambda: now[0])
+    third = Purpose.ANCHOR if is_another else Purpose.NEW
+    assert purposes(store)[:3] == [Purpose.NEW, Purpose.NEW, third]
 
 
 def test_anchors_count_against_no_number_of_trials(store: Store) -> None:

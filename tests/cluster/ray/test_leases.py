@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
@@ -11,15 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import OutOfMemoryError as RayOutOfMemory
+from ray.exceptions import RayActorError
 
 from db.store import Store
 from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray import gang
 from orchestrator.cluster.ray.leases import Lease, Leases, Part
+from orchestrator.cluster.simulated import SimulatedScheduler, simulated
 from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape, WaitingGang
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, TrialRequest
+from tests.node.launching import order
 from tests.sweep.fake_scheduler import FakeScheduler
 from tests.sweep.test_loop import run, spec
 
@@ -202,6 +206,22 @@ def test_of_an_agent_that_ran_out_of_memory_beside_others_nobody_knows_whose_ran
     # The first attempt to notice discards the agent, and then the other one notices.
     leases._returned(alone.lease)
     assert (why_lost(alone), why_lost(beside)) == (FailureKind.NODE_LOST, FailureKind.NODE_LOST)
+
+
+def test_a_lost_agent_is_the_same_failure_as_a_simulated_lost_node() -> None:
+    scheduler = SimulatedScheduler(simulated(spec(gpus=[1])), node_loss_hours=1e-6)
+    (node,) = scheduler.slots.nodes
+    asked = order().request
+    scheduler.start(asked, Shape(num_nodes=1, slots_per_node=asked.layout.world_size), [node])
+    (end,) = scheduler.poll(1.0)
+    assert isinstance(end, Finished)
+    (lost,) = LeasesOfNobody().take(1, ["a"], program="")
+    failure = gang.why_lost(lost, RayActorError())
+    assert end.failure is not None
+    assert failure.message.startswith("lost the agent on node a: ")
+    assert end.failure == replace(
+        failure, node=node, message=f"lost the agent on node {node}: simulated"
+    )
 
 
 def why_lost(part: Part) -> FailureKind:

@@ -6,10 +6,12 @@ import base64
 import json
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from orchestrator import cli
 from tests.acceptance.command import Command
 
 CANARY = "canary-7f3a9e51c2"  # what is looked for
@@ -77,6 +79,26 @@ def write(folder: Path, program: str = PROGRAM) -> Path:
     return path
 
 
+Reader = Callable[..., str]
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Reader:
+    """Runs a command that reads in this process: another would first import everything."""
+
+    def read(sweep: Command, *arguments: str) -> str:
+        with monkeypatch.context() as patched:
+            patched.chdir(sweep.folder)
+            for name, value in {"SWEEP_DB": sweep.store_url, **sweep.environment}.items():
+                patched.setenv(name, value)
+            capsys.readouterr()
+            assert cli.main(arguments) == 0
+        out, err = capsys.readouterr()
+        return out + err
+
+    return read
+
+
 def files_with(text: str, folder: Path) -> list[str]:
     return sorted(
         str(path.relative_to(folder))
@@ -86,7 +108,9 @@ def files_with(text: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.acceptance
-def test_a_secret_reaches_every_rank_and_no_file_table_or_message(tmp_path: Path) -> None:
+def test_a_secret_reaches_every_rank_and_no_file_table_or_message(
+    tmp_path: Path, reader: Reader
+) -> None:
     sweep = Command(
         tmp_path,
         f"sqlite:///{tmp_path}/sweep.sqlite",
@@ -98,8 +122,10 @@ def test_a_secret_reaches_every_rank_and_no_file_table_or_message(tmp_path: Path
         ["measured", len(CANARY)],
         ["failed", None],
     ]
-    said = [ran, sweep.ok("show", "2"), sweep.ok("logs", "2"), sweep.ok("export", "json", "secret")]
-    assert [one for one in said if CANARY in one.stdout + one.stderr] == []
+    said = [ran.stdout, ran.stderr]
+    for arguments in (("show", "2"), ("logs", "2"), ("export", "json", "secret")):
+        said.append(reader(sweep, *arguments))
+    assert all(said[2:]) and [text for text in said if CANARY in text] == []
     # The search covers requests, logs and the store.
     assert len(files_with("mine.py", tmp_path)) >= 4
     assert files_with(CANARY, tmp_path) == []
@@ -107,7 +133,7 @@ def test_a_secret_reaches_every_rank_and_no_file_table_or_message(tmp_path: Path
 
 @pytest.mark.acceptance
 def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored(
-    tmp_path: Path,
+    tmp_path: Path, reader: Reader
 ) -> None:
     others = {
         "AWS_SECRET_ACCESS_KEY": OTHER,
@@ -142,31 +168,29 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
         and "the first: ***" in rows[3][3]
     )
     trials = [str(row[0]) for row in sweep.sql("select trial_id from v_trial")]
-    said = [
-        ran,
-        sweep.ok("show", trials[1]),
-        sweep.ok("logs", trials[1]),
-        # Their output is in files, which are searched below.
-    ]
-    said += [sweep.ok("export", kind, "secret") for kind in ("json", "csv")]
+    said = [ran.stdout, ran.stderr]
+    said += [reader(sweep, command, trials[1]) for command in ("show", "logs")]
+    said += [reader(sweep, "export", kind, "secret") for kind in ("json", "csv")]
     said += [
-        sweep.ok("sql", f"select * from {table}") for table in ("v_event", "attempt", "v_failure")
+        reader(sweep, "sql", f"select * from {table}")
+        for table in ("v_event", "attempt", "v_failure")
     ]
+    assert all(said[2:])
     for form in (
         CANARY,
         CANARY.encode().hex(),
         base64.b64encode(CANARY.encode()).decode()[:20],
         OTHER,
     ):
-        assert [one for one in said if form in one.stdout + one.stderr] == []
+        assert [text for text in said if form in text] == []
         left = [
             name
             for name in files_with(form, tmp_path)
             if not name.endswith(("program-result.json", "program-metrics.jsonl"))
         ]
         assert left == []  # the program's own files
-    assert "cannot log in with /***" in sweep.ok("logs", trials[2]).stdout
-    log = sweep.ok("logs", trials[0]).stdout
+    assert "cannot log in with /***" in reader(sweep, "logs", trials[2])
+    log = reader(sweep, "logs", trials[0])
     assert log.count("***") >= 7
     assert "'MY_SETTING': 'on'" in log and "'MINE_TOO': 'yes'" in log and "'PATH':" in log
     # Of all processes above the program, Ray's among them, the orchestrator alone and what started

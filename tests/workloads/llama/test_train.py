@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from orchestrator.core.problem.hardware import from_driver_name
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
@@ -46,8 +47,8 @@ from workloads.llama.data import Tokens
 from workloads.llama.model import Llama
 from workloads.llama.peak_flops import measured_peak, trial_peak
 from workloads.llama.stack import describe_stack
-from workloads.llama.train import check, train
-from workloads.rank import ConfigRejected, Rank, context
+from workloads.llama.train import TrainingLoop, check, train
+from workloads.rank import ConfigRejected, NotFinite, Rank, context
 
 TINY = PRESETS["llama-tiny"]
 PLAN = MeasurementPlan(warmup_steps=2, min_steps=4, max_steps=8, relative_confidence=0.02)
@@ -458,6 +459,26 @@ def told(
     threads = torch.get_num_threads()
     yield heartbeats
     torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_training_whose_last_gradient_alone_is_not_finite_is_not_measured(
+    number: float, told: list[tuple[Phase, int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One number of a gradient is spoilt after each step, and the next step makes it anew."""
+    step = TrainingLoop.step
+
+    def spoilt(loop: TrainingLoop, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+        loss = step(loop, micro_batches)
+        assert loss.isfinite()
+        loop.replica.gradients()[0].view(-1)[0] = number
+        return loss
+
+    monkeypatch.setattr(TrainingLoop, "step", spoilt)
+    with pytest.raises(NotFinite) as raised:
+        train(context())
+    _, last, _ = told[-1]
+    assert str(raised.value).startswith(f"the gradient norm of step {last + 1} is {number};")
 
 
 def test_only_steps_after_the_warm_up_are_told_to_be_timed(

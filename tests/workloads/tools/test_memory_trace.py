@@ -7,7 +7,8 @@ import dataclasses
 import gc
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,23 +73,29 @@ def llama(
     return build
 
 
-@pytest.mark.parametrize(
-    ("precision", "attention", "recomputes"),
-    [
-        (Precision.BF16, AttentionKind.SDPA, RECOMPUTES),
-        (Precision.BF16, AttentionKind.EAGER, ("none", "selective_ops")),
-        (Precision.FP32, AttentionKind.SDPA, ("none", "full")),
-    ],
-)
-def test_a_trace_predicts_what_the_closed_forms_of_a_llama_do(
-    precision: Precision, attention: AttentionKind, recomputes: Sequence[str]
-) -> None:
-    traced = trace_model(
+@cache
+def trace_of_llama(
+    precision: Precision, attention: AttentionKind, recomputes: tuple[str, ...]
+) -> TracedModel:
+    """Trace it once for all tests that ask: a mode takes a second."""
+    return trace_model(
         llama(attention=attention),
         sequence_length=LENGTH,
         recomputes=recomputes,
         dtype=DTYPES[precision],
     )
+
+
+BF16 = (Precision.BF16, AttentionKind.SDPA, RECOMPUTES)
+BF16_EAGER = (Precision.BF16, AttentionKind.EAGER, ("none", "selective_ops"))
+FP32 = (Precision.FP32, AttentionKind.SDPA, ("none", "full"))
+
+
+@pytest.mark.parametrize(("precision", "attention", "recomputes"), [BF16, BF16_EAGER, FP32])
+def test_a_trace_predicts_what_the_closed_forms_of_a_llama_do(
+    precision: Precision, attention: AttentionKind, recomputes: tuple[str, ...]
+) -> None:
+    traced = trace_of_llama(precision, attention, recomputes)
     assert set(traced.modes) == set(recomputes)
     assert traced.parameters_per_layer == SHAPE.parameters_per_layer
     assert all(abs(error) < 1e-3 for error in traced.check.values())
@@ -118,14 +125,13 @@ def test_a_trace_predicts_what_the_closed_forms_of_a_llama_do(
 
 
 def test_a_trace_is_what_a_real_step_of_the_llama_holds() -> None:
-    length, shape = 128, dataclasses.replace(SHAPE, num_layers=4)
+    shape = dataclasses.replace(SHAPE, num_layers=4)
     layout = Layout(recompute=Recompute.parse("full"), precision=Precision.BF16, micro_batch_size=2)
-    parts = report(real_trainer(layout, shape=shape, length=length)).bytes_by_part
-    traced = trace_model(
-        llama(shape), sequence_length=length, recomputes=["full"], dtype=torch.bfloat16
-    )
-    predicted = traced.modes["full"].peak_bytes(
-        num_layers=4, tokens=2 * length, sequence_length=length
+    parts = report(real_trainer(layout, shape=shape, length=LENGTH)).bytes_by_part
+    predicted = (
+        trace_of_llama(*BF16)
+        .modes["full"]
+        .peak_bytes(num_layers=4, tokens=2 * LENGTH, sequence_length=LENGTH)
     )
     assert parts["activations"] + parts["temporaries"] == pytest.approx(predicted, rel=2e-3)
 
@@ -191,6 +197,7 @@ def gpt(num_layers: int) -> tuple[nn.Module, Callable[[int, int], Tensor]]:
     return model, loss_of(model)
 
 
+@cache
 def plain(build: Callable[..., Any]) -> TracedMode:
     return trace_model(build, sequence_length=LENGTH).modes["none"]
 
@@ -277,12 +284,7 @@ def test_a_fused_norm_keeps_its_input_and_one_number_per_token() -> None:
 
 
 def test_the_square_of_the_sequence_length_is_found_and_told() -> None:
-    traced = trace_model(
-        llama(attention=AttentionKind.EAGER),
-        sequence_length=LENGTH,
-        recomputes=["none"],
-        dtype=torch.bfloat16,
-    )
+    traced = trace_of_llama(*BF16_EAGER)
     assert (
         traced.modes["none"].kept.per_token_and_position == 6 * SHAPE.num_attention_heads
     )  # fp32 weights and their rounded copy
