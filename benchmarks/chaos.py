@@ -37,8 +37,10 @@ from tests.faults.sick_nodes import AMONG_SICK_NODES
 from tests.programs import finished
 
 SHOWN_COMPLAINTS = 20
-PROGRAM_SECONDS = 300.0  # more than its share, so that the last sweep can end
-RAY_SECONDS = 900.0  # more than its share, so that a cluster can start and end
+# More than its share, so that the last sweep can end.
+PROGRAM_SECONDS = 300.0
+# More than its share, so that a cluster can start and end.
+RAY_SECONDS = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,8 @@ from orchestrator.sweep import stored_confirmation
 from orchestrator.sweep.confirmation import Confirmation, Repeat
 from orchestrator.sweep.run import run_sweep
 
-WRONG = 0.03  # a winner may be slower than the truly best layout by this share
+# A winner may be slower than the truly best layout by this share.
+WRONG = 0.03
 DEVICE = "h100-sxm"
 NUM_NODES = 4  # for drift slow_node
 
@@ -127,10 +128,13 @@ class Outcome:
     rule: str
     seed: int
     named: bool
-    off: float | None  # by which share the winner is slower than the truly best layout
+    # By which share the winner is slower than the truly best layout.
+    off: float | None
     num_tied: int
-    among_tied: bool  # a layout within WRONG of the truly best
-    first_off: float  # the same for the first of the tied layouts
+    # A layout within WRONG of the truly best.
+    among_tied: bool
+    # The same for the first of the tied layouts.
+    first_off: float
     launches: int
     repeats: int
 

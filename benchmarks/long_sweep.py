@@ -38,7 +38,8 @@ from orchestrator.sweep.progress import Snapshot
 from orchestrator.sweep.provenance import code_fingerprint
 from orchestrator.sweep.run import run_sweep
 
-WINDOW_TRIALS = 100  # a figure "at N" is the mean over the trials just before N
+# A figure "at N" is the mean over the trials just before N.
+WINDOW_TRIALS = 100
 AT = (100, 1_000, 5_000, 10_000)
 # Memory that the first trials load stays, and is not growth.
 GROWTH_FROM, GROWTH_OVER = 100, 5_000
@@ -286,7 +287,8 @@ def _figures(recorder: Recorder, num_trials: int, seconds: float) -> dict[str, A
         "seconds": seconds,
         "trials_per_second": num_trials / seconds,
         "ask_tell_store_ms_per_trial_at": control,
-        "ask_tell_store_cpu_ms_per_trial_at": cpu,  # steadier on a machine that others use
+        # Steadier on a machine that others use.
+        "ask_tell_store_cpu_ms_per_trial_at": cpu,
         "trial_ms_at": trial,
         "cpu_last_over_first": cpu[at[-1]] / cpu[at[0]] if len(at) > 1 else None,
         "under_100_ms": all(ms < TARGET_MS_PER_TRIAL for ms in control.values()),

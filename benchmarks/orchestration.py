@@ -164,7 +164,8 @@ def main() -> None:
         arms = [arm for arm in arms if not arm.is_tune]
     runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
     for _ in range(arguments.rounds):
-        for arm in arms:  # alternately, so that other load on the machine affects all arms
+        # Alternately, so that other load on the machine affects all arms.
+        for arm in arms:
             run = run_arm(arm, max(4, int(arm.share * arguments.trials)), arguments.tune_python)
             runs[arm.name].append(run)
             print(

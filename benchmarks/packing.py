@@ -82,7 +82,8 @@ def simulate(queues: Sequence[Sequence[Job]], slots_of: dict[str, int], policy: 
     """Run the jobs of each queue in order, several at once. The policy sees the next of each."""
     free_slots = FreeSlots(slots_of)
     left = [deque(queue) for queue in queues]
-    since = [0] * len(left)  # number of starts when each queue began to wait
+    # Number of starts when each queue began to wait.
+    since = [0] * len(left)
     running: list[tuple[float, int, Job]] = []  # a heap by end
     began: list[tuple[float, Job]] = []
     now, longest = 0.0, 0

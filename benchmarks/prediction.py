@@ -65,7 +65,8 @@ from orchestrator.core.physics.trainer import Trainer
 
 SEEDS = 5
 TRIALS = 5
-FEWEST_ROWS = 5  # step times of a smaller table are not ranked
+# Step times of a smaller table are not ranked.
+FEWEST_ROWS = 5
 
 
 Calibrator = Callable[[Problem], Calibrations | None]

@@ -132,7 +132,8 @@ class Study:
         self.cluster_seconds = time.monotonic() - began
         self.killed = {"orchestrator": 0, "node": 0}
         self.calls = 0
-        self._processes: dict[int, int] = {}  # ours below raylets: process id -> start time
+        # Ours below raylets: process id -> start time.
+        self._processes: dict[int, int] = {}
         self.least_available_bytes = _available_bytes()
         self.slowest_takeover_seconds = 0.0
 
@@ -306,7 +307,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "num_gpus": arguments.nodes * arguments.gpus_per_node,
         "num_cells": len(spec.cells()),
         "num_trials": launched,
-        "num_pruned": pruned,  # not launched, because smaller ones had run out of memory
+        # Not launched, because smaller ones had run out of memory.
+        "num_pruned": pruned,
         "num_attempts": sum(entry.seen is Seen.LAUNCHED for entry in entries),
         "seed": arguments.seed,
         "killed": work.killed,

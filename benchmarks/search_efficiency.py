@@ -70,11 +70,13 @@ class Run:
     to_5_percent: int | None  # launches
     to_1_percent: int | None
     nothing_fits: int | None
-    out_of_memory: int  # launches until within 5 %, or to the end
+    # Launches until within 5 %, or to the end.
+    out_of_memory: int
     crashed: int
     repeats: int
     gpu_seconds: float
-    best: tuple[float, ...]  # share of the best after each launch
+    # Share of the best after each launch.
+    best: tuple[float, ...]
 
 
 def search(problem: Problem, driver: Driver, *, steps: int) -> Run:

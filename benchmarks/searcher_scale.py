@@ -95,7 +95,7 @@ def at_scale(cell: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
         num_layers=NUM_LAYERS,
     )
     began = time.perf_counter()
-    searcher.replay(known)
+    searcher.restore(known)
     replay_seconds = time.perf_counter() - began
     milliseconds, cpu_began = [], time.process_time()
     for _ in range(ASKS.get(strategy, ASKS_OTHERWISE)):
@@ -125,7 +125,8 @@ def growth(cell: Candidates, strategy: Strategy) -> dict[str, Any]:
         objective=Objective.TOKENS_PER_SECOND_PER_GPU,
         num_layers=NUM_LAYERS,
     )
-    for _ in range(100):  # loads imports and caches, which are not growth
+    # Loads imports and caches, which are not growth.
+    for _ in range(100):
         proposal = searcher.ask()
         assert proposal is not None
         searcher.tell(proposal.layout, outcome(cell, rows[proposal.layout]))

@@ -35,7 +35,8 @@ from orchestrator.core.trial.measurement import Measurement, StepTime
 from orchestrator.core.trial.protocol import GpuUsage
 
 NUM_CELLS = 12
-OOM_EVERY, PRUNED_EVERY = 5, 3  # of the trials; the others are measured
+# Of the trials; the others are measured.
+OOM_EVERY, PRUNED_EVERY = 5, 3
 FINGERPRINTS = [Fingerprint(orchestrator_version=version) for version in ("0.1.0", "0.1.1")]
 
 

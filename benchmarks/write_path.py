@@ -34,9 +34,11 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 
 NUM_CELLS = 4
-OOM_EVERY = 5  # of the trials; the others are measured
+# Of the trials; the others are measured.
+OOM_EVERY = 5
 NUM_BATCHES: Mapping[int, int] = {1: 64, 8: 16, 64: 8, 512: 4}  # batches timed, by their size
-FEW, MANY = 100, 10_000  # trials in the store when the timing begins; it ends with 2,752 more
+# Trials in the store when the timing begins; it ends with 2,752 more.
+FEW, MANY = 100, 10_000
 FILLED_AT_ONCE = 500
 TARGET_MS_AT_64 = 1.0  # on SQLite
 TARGET_RATIO = 1.5  # of many to few
@@ -165,7 +167,8 @@ def measure_database(few_url: str, many_url: str) -> dict[str, Any]:
         }
     return {
         "batches": [_figures(size, few, many) for size in NUM_BATCHES],
-        "resident_bytes_per_trial": round(growth),  # of the process, from FEW to MANY trials
+        # Of the process, from FEW to MANY trials.
+        "resident_bytes_per_trial": round(growth),
         "rows": counts,
     }
 

@@ -248,7 +248,8 @@ def test_a_hint_to_measure_again_works_in_a_script() -> None:
     hints = [
         (path.name, hint)
         for path in sources
-        if path.name != "admin.py"  # some of its examples are for people
+        # Some of its examples are for people.
+        if path.name != "admin.py"
         for hint in re.findall(r"sweep invalidate [^\n]*--where[^\n]*", path.read_text())
     ]
     assert len(hints) >= 5

@@ -82,7 +82,8 @@ class StoppedCell:
 
     cell: Cell
     reason: str
-    num_untried: int  # layouts that were neither launched nor ruled out
+    # Layouts that were neither launched nor ruled out.
+    num_untried: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -187,7 +187,8 @@ def ranking(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRo
 
 def _compared(row: TrialRow, interval: tuple[float, float]) -> Compared:
     low, high = interval
-    seconds, rate = sqrt(low * high), None  # the interval is one of the logarithm
+    # The interval is one of the logarithm.
+    seconds, rate = sqrt(low * high), None
     if row.tokens_per_second_per_gpu is not None and row.step_seconds_median is not None:
         rate = row.tokens_per_second_per_gpu * row.step_seconds_median / seconds
     return Compared(

@@ -1,6 +1,6 @@
 """Ask and tell: which layout of a cell to measure next, and what its outcome shows of the others.
 
-The candidates are finite and enumerated. The store is the truth: `replay` rebuilds a Searcher from
+The candidates are finite and enumerated. The store is the truth: `restore` rebuilds a Searcher from
 it. Layouts only: the states of rows, models and Optuna's samplers are in row_searcher.py.
 """
 
@@ -204,7 +204,7 @@ class Searcher:
         if abs(score - told.score) > CORRECTED_FROM:
             self._rows.tell(replace(told, score=score))
 
-    def replay(self, known: Iterable[tuple[Layout, Known]]) -> dict[Layout, Layout]:
+    def restore(self, known: Iterable[tuple[Layout, Known]]) -> dict[Layout, Layout]:
         """Rebuild the state from the store.
 
         Returns what its out-of-memories condemn beyond what it knew: layout -> the one that proves

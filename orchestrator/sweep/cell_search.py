@@ -119,7 +119,7 @@ class CellSearch:
         self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
         rows = [t for t in rows if t.layout not in self.added]
         # A trial that told us nothing is not proposed again: `sweep invalidate` asks for that.
-        condemned = self.searcher.replay(
+        condemned = self.searcher.restore(
             (t.layout, with_proofs(known_of(t, self.objective), t.id, num_proofs)) for t in rows
         )
         self.out_of_memory = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}

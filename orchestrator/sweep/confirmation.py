@@ -75,7 +75,8 @@ class Confirmation:
     # All trials with each other, as the machine is now.
     _is_compared: bool = False
     _alike: dict[Layout, list[int]] = field(default_factory=dict)  # may contradict each other
-    _ungrouped: list[int] = field(default_factory=list)  # trials that are not in `_alike` yet
+    # Trials that are not in `_alike` yet.
+    _ungrouped: list[int] = field(default_factory=list)
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
 

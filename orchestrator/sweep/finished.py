@@ -88,7 +88,8 @@ def _finished(spec: SweepSpec, store: Store) -> _Finished | None:
         return None
     if row.spec_json != spec.model_dump_json():
         return None
-    wanted = set(spec.cells())  # an earlier file may have named more
+    # An earlier file may have named more.
+    wanted = set(spec.cells())
     cells = [status for status in store.status(row.id) if status.cell.cell in wanted]
     counts = Counter({state: sum(cell.num_trials[state] for cell in cells) for state in TrialState})
     measured = [cell.best for cell in cells if cell.best is not None]

@@ -9,7 +9,8 @@ from typing import Any
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
 from tests.acceptance.command import Command, CommandHere
 
-GANG = 2  # slots of every gang of the sweep: one lease from the first trial to the end
+# Slots of every gang of the sweep: one lease from the first trial to the end.
+GANG = 2
 # From the row of the first attempt to Ray's reservation: its back-off takes a second, and this
 # machine may be busy.
 RESERVE_SECONDS = 2.0

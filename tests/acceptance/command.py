@@ -112,9 +112,8 @@ class Running:
     """A `sweep` under way."""
 
     process: subprocess.Popen[str]
-    seen: dict[int, int] = field(
-        default_factory=dict
-    )  # every process ever seen below it: id -> start time
+    # Every process ever seen below it: id -> start time.
+    seen: dict[int, int] = field(default_factory=dict)
 
     def until(self, condition: Callable[[], bool], *, seconds: float = START_SECONDS) -> None:
         deadline = time.monotonic() + seconds

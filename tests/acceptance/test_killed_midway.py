@@ -21,9 +21,8 @@ from tests.acceptance.command import Command, measured, write_sweep
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 30.0}}  # 0.2 to 2 s a trial
-UNSEEN_SECONDS = (
-    RENEW_SECONDS + POLL_SECONDS + 0.5
-)  # between two renewals: what a kill leaves uncounted
+# Between two renewals: what a kill leaves uncounted.
+UNSEEN_SECONDS = RENEW_SECONDS + POLL_SECONDS + 0.5
 # Idle time between trials since the last renewal, which a kill loses: some 30 ms a trial.
 BETWEEN_SECONDS = 1.0
 

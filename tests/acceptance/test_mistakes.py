@@ -37,9 +37,8 @@ def test_a_sweep_that_was_refused_at_its_start_may_be_mended_under_its_name(
     command: Command, here: CommandHere, tmp_path: Path
 ) -> None:
     said(here, "run", write_sweep(tmp_path), "device=h100-sxm", "search.max_trials=1", code=2)
-    with Store.open(
-        command.store_url
-    ) as store:  # as on a cluster, which is looked at once the sweep is held
+    # As on a cluster, which is looked at once the sweep is held.
+    with Store.open(command.store_url) as store:
         store.ensure_sweep("t", "{}", {"device": "h100-sxm"})
     command.ok("run", write_sweep(tmp_path), "search.max_trials=1")
     assert command.sql("select count(*) from v_trial where state = 'measured'") == [[1]]

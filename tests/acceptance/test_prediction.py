@@ -23,7 +23,8 @@ MODEL = {
     "workload": {"name": "synthetic", "options": {"device_name": "h200"}},
 }
 ANSWER_CPU_SECONDS = (
-    5.0  # promised is one second; what others take of the machine is no part of the answer
+    # Promised is one second; what others take of the machine is no part of the answer.
+    5.0
 )
 
 

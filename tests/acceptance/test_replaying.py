@@ -35,7 +35,8 @@ def test_a_table_is_searched_and_told_like_any_sweep(
 
     file = tmp_path / "mine.yaml"
     file.write_text(here.ok("replay", table, "--table", "formula-8gpu", "--file").stdout)
-    here.ok("run", file, "-q")  # goes on: the same sweep without the bound
+    # Goes on: the same sweep without the bound.
+    here.ok("run", file, "-q")
     (best,) = here.json("best", "replay-formula-8gpu")["best"][:1]
     assert best["layout"] == BEST
     assert best["tokens_per_second_per_gpu"] == pytest.approx(BEST_SPEED)
@@ -48,9 +49,8 @@ def test_a_table_is_searched_and_told_like_any_sweep(
             {**measured_table.rows()[0], "mbs": "4", "grad_acc": "1", "step_time_s": "4.0"}
         )
     )
-    here.ok(
-        "run", file, "-q", "axes.micro_batch_size=[1, 2, 4, 8]"
-    )  # what a table has gained is searched too
+    # What a table has gained is searched too.
+    here.ok("run", file, "-q", "axes.micro_batch_size=[1, 2, 4, 8]")
     assert here.sql("select count(*) from v_trial where micro_batch_size = 4") == [[1]]
     exported = here.ok("export", "csv").stdout
     assert 'attention_kernel"": ""flash"' in exported

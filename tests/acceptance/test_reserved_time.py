@@ -68,9 +68,10 @@ def test_a_spent_budget_of_money_ends_the_sweep_and_the_next_call_says_so(
     assert "max_cost reached" in done.stderr
     said = status(command)
     longest = max(row[0] for row in command.sql("SELECT max(gpu_seconds) FROM attempt"))
+    # And the end of Ray, as long as it is leased.
     assert (
         12.0 - longest - GANG * RESERVE_SECONDS <= said["dollars"] <= 12.0 + longest + GANG * 15.0
-    )  # and the end of Ray, as long as it is leased
+    )
     assert 0 < sum(said["num_trials"].values()) < 16
     again = command.ok("run", file)
     assert "max_cost reached" in again.stderr

@@ -25,7 +25,8 @@ END_SECONDS = 15.0  # promised for SIGTERM
 START_SECONDS = 120.0
 RAY_PARENT = session_folder.usable_parent(os.environ)
 OF_RAY = {"gcs_server", "raylet", "ray::NodeAgent"}  # the last overwrites its environment
-TOLD = ("environ", "cmdline")  # what a process was told when it started
+# What a process was told when it started.
+TOLD = ("environ", "cmdline")
 
 # Moments of the start, told by what there is already; each with seconds to wait beyond it.
 MOMENTS: dict[str, tuple[Callable[[list[str]], bool], float]] = {

@@ -37,9 +37,8 @@ def test_invalidate_counts_asks_and_touches_only_what_matches(store: Store, swee
     bench = Bench.on(store)
     old, new = bench.measure(1, torch="2.9.0"), bench.measure(2)
     store.release(bench.sweep_id, bench.epoch)
-    _, err = sweep(
-        "invalidate", "--where", "not is_current_fingerprint", code=2
-    )  # stdin is no terminal: nobody can answer
+    # Stdin is no terminal: nobody can answer.
+    _, err = sweep("invalidate", "--where", "not is_current_fingerprint", code=2)
     assert "1 matching trial: 1 measured" in err
     assert "say --yes" in err
     assert store.trial(old).trial.state is TrialState.MEASURED

@@ -82,9 +82,8 @@ def test_a_database_that_does_not_answer_keeps_its_password(
 
 def test_a_database_url_that_is_none(command: CommandHere, tmp_path: Path) -> None:
     command.store_url = "sqlite//oops"
-    text = said(
-        command, "run", write_sweep(tmp_path), code=2
-    )  # not 75: what is run again on "try later" would do so for ever
+    # Not 75: what is run again on "try later" would do so for ever.
+    text = said(command, "run", write_sweep(tmp_path), code=2)
     assert len(text.strip().splitlines()) == 1
 
 

@@ -771,10 +771,10 @@ def test_a_file_that_only_others_may_write_is_read_by_every_command_and_by_a_pla
         ("nodes",), ("sql", "select count(*) from v_trial"), ("export", "csv"),
     )  # fmt: skip
     for command in reading:
-        sweep(*command)  # imports what it needs, which not everybody may read
-    with tempfile.TemporaryDirectory(
-        prefix="sweep-foreign-"
-    ) as name:  # not below tmp_path, which nobody else can enter
+        # Imports what it needs, which not everybody may read.
+        sweep(*command)
+    # Not below tmp_path, which nobody else can enter.
+    with tempfile.TemporaryDirectory(prefix="sweep-foreign-") as name:
         folder, url = Path(name), f"sqlite:///{name}/s.sqlite"
         (folder / "logs").mkdir()
         with Store.open(url) as store:
@@ -911,10 +911,11 @@ def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unwaited.sqlite")
     with Store.open(url) as store:
         bench = Bench.on(store)
+        # Of 2 s that each held its two GPUs for; the steps tell of 3 s.
         for micro_batch_size, timed_seconds in (
             (1, 1.0),
             (2, 2.0),
-        ):  # of 2 s that each held its two GPUs for; the steps tell of 3 s
+        ):
             trial_id, attempt = bench.start(micro_batch_size)
             told = measurement(step_seconds=(1.0, 1.0, 1.0))
             facts = {"gpu_seconds": 4.0, "timed_seconds": timed_seconds, "warmup_seconds": 0.0}

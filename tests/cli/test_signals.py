@@ -33,7 +33,8 @@ def test_before_a_sweep_runs_each_signal_ends_the_command_with_its_code(
         signal.raise_signal(number)
     assert raised.value.exit_code == code
     assert said == []
-    signal.raise_signal(number)  # a second one disturbs no clearing up
+    # A second one disturbs no clearing up.
+    signal.raise_signal(number)
 
 
 def test_once_it_runs_ctrl_c_drains_a_second_one_cancels_and_nothing_is_raised() -> None:

@@ -122,9 +122,8 @@ def test_a_limit_of_money_without_a_price_is_refused_at_the_door(
         "search.max_cost: device h800 has no list price; give price_per_gpu_hour"
         in capsys.readouterr().err
     )
-    assert (
-        cli.main([command, str(file), "device=auto", "search.max_cost=5"]) == 2
-    )  # there is no GPU here that would tell
+    # There is no GPU here that would tell.
+    assert cli.main([command, str(file), "device=auto", "search.max_cost=5"]) == 2
     assert "no price is known of what device auto means here" in capsys.readouterr().err
 
 

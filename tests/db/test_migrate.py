@@ -166,9 +166,8 @@ def test_a_migration_that_dies_half_way_leaves_the_database_as_it_was(
     with Store.open(store_url) as store:
         trial_id = Bench.on(store).measure()
     with next_version.in_force(tmp_path), monkeypatch.context() as patch:
-        patch.setattr(
-            schema, "VIEWS", (*schema.VIEWS, "v_that_does_not_exist")
-        )  # fails when all tables and views are dropped and made
+        # Fails when all tables and views are dropped and made.
+        patch.setattr(schema, "VIEWS", (*schema.VIEWS, "v_that_does_not_exist"))
         with pytest.raises(FileNotFoundError, match="v_that_does_not_exist"):
             migrate.upgrade(store_url)
     with Store.open(store_url) as store:

@@ -97,7 +97,8 @@ def test_a_sweep_without_trials_takes_the_conditions_of_whoever_takes_it(store: 
     )
     with pytest.raises(SweepChanged, match="device: was 'cpu', is 'h100-sxm'"):
         store.acquire(sweep_id, host="node-7", pid=1, conditions={"device": "h100-sxm"})
-    store.renew(sweep_id, epoch)  # nothing of what was refused is written
+    # Nothing of what was refused is written.
+    store.renew(sweep_id, epoch)
 
 
 def test_an_unknown_sweep_is_answered_with_the_nearest_name(store: Store) -> None:
@@ -529,14 +530,12 @@ def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(
     old = Bench.on(store)
     (long_lost, _), (just_lost, _) = old.start(1), old.start(2)
     _set_time(store, "attempt", "started_at", -1000.0)
-    _set_time(
-        store, "attempt", "started_at", +1000.0, f"trial_id = {just_lost}"
-    )  # begun by an owner that slept past its lease
+    # Begun by an owner that slept past its lease.
+    _set_time(store, "attempt", "started_at", +1000.0, f"trial_id = {just_lost}")
     _set_time(store, "sweep", "lease_until", -400.0)
     with Store.open(store_url) as other:
-        other.release(
-            old.sweep_id, other.acquire(old.sweep_id, host="elsewhere", pid=1)
-        )  # did not get as far as to reap
+        # Did not get as far as to reap.
+        other.release(old.sweep_id, other.acquire(old.sweep_id, host="elsewhere", pid=1))
         epoch = other.acquire(old.sweep_id, host="elsewhere", pid=1)
         other.reap(old.sweep_id, epoch)
         assert other.trial(long_lost).attempts[0].gpu_seconds == pytest.approx(
@@ -555,9 +554,8 @@ def test_a_lost_attempt_of_an_owner_whose_lease_has_not_ended_held_its_gpus_unti
     epoch = bench.store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
     bench.store.reap(bench.sweep_id, epoch)
     (attempt,) = bench.store.trial(trial_id).attempts
-    assert attempt.gpu_seconds == pytest.approx(
-        100.0 * cell().num_gpus, abs=30.0
-    )  # the lease would have gone on for another 30 s x 2
+    # The lease would have gone on for another 30 s x 2.
+    assert attempt.gpu_seconds == pytest.approx(100.0 * cell().num_gpus, abs=30.0)
 
 
 def _set_time(
@@ -644,7 +642,8 @@ def test_an_invalidated_out_of_memory_frees_what_it_condemned(bench: Bench) -> N
 
 
 def _another(store: Store) -> Store:
-    return Store(store._database)  # the same database under another owner's token
+    # The same database under another owner's token.
+    return Store(store._database)
 
 
 @pytest.mark.parametrize(

@@ -157,9 +157,8 @@ def test_v_scaling_is_relative_to_the_smallest_number_of_gpus(bench: Bench, stor
         "ORDER BY num_gpus",
     )
     assert [(row["num_gpus"], row["smallest_num_gpus"]) for row in rows] == [(2, 2), (4, 2), (8, 2)]
-    assert [row["speed_up"] for row in rows] == pytest.approx(
-        [1.0, 1.8, 3.0]
-    )  # 2000, 3600 and 6000 tokens/s over 2000
+    # 2000, 3600 and 6000 tokens/s over 2000.
+    assert [row["speed_up"] for row in rows] == pytest.approx([1.0, 1.8, 3.0])
     assert [row["efficiency"] for row in rows] == pytest.approx([1.0, 0.9, 0.75])
     assert all(row["is_comparable"] for row in rows)
 

@@ -19,7 +19,8 @@ from tests.faults.program_kills import ProgramCampaign
 
 pytestmark = pytest.mark.timeout(600)
 
-KILLS, RAY_KILLS = 10, 2  # of each kind; on Ray: orchestrator, raylet
+# Of each kind; on Ray: orchestrator, raylet.
+KILLS, RAY_KILLS = 10, 2
 MOST_SECONDS = 200.0
 ENDING_SECONDS = 300.0
 

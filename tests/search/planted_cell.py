@@ -30,7 +30,8 @@ class Planted:
 
     candidates: Candidates
     value: dict[Layout, float]  # tokens/s/GPU
-    excess: dict[Layout, float]  # over the limit, relative; below 0 it fits
+    # Over the limit, relative; below 0 it fits.
+    excess: dict[Layout, float]
 
     @property
     def best(self) -> float:

@@ -59,7 +59,8 @@ def test_nothing_fits_is_not_said_before_the_row_that_needs_least_of_all_was_tri
         assert tried[-1] == least
         assert search.hopeless() == least
     else:
-        assert search.hopeless() is None  # what needs least is not known: nothing proves it
+        # What needs least is not known: nothing proves it.
+        assert search.hopeless() is None
 
 
 def test_rows_of_each_status_are_counted_as_they_move() -> None:

@@ -62,7 +62,8 @@ def test_every_layout_is_asked_once_or_condemned_until_none_is_left(strategy: St
         len(asked),
         len(condemned),
     )
-    assert condemned  # there is something to skip in this cell
+    # There is something to skip in this cell.
+    assert condemned
     assert all(cell.excess[layout] > 0 for layout in condemned)
     assert trials_until(1.0, cell, asked) is not None
 
@@ -112,7 +113,7 @@ def test_a_gaussian_process_gives_way_to_tpe_when_it_would_get_slow() -> None:
     known = [
         (layout, cell.outcome(layout)) for layout in list(cell.value)[: optuna_proposals.GP_AT_MOST]
     ]
-    search.replay(known[:-1])
+    search.restore(known[:-1])
     proposal = search.ask()
     assert proposal is not None
     assert proposal.why.startswith("gp from 199 told")
@@ -147,7 +148,8 @@ def test_ooms_make_proposals_that_do_not_fit_rarer() -> None:
         asked, _ = drive(searcher(cell, Strategy.TPE, seed=seed), cell, 90)
         first += sum(cell.excess[layout] > 0 for layout in asked[:30])
         last += sum(cell.excess[layout] > 0 for layout in asked[-30:])
-    assert last < 0.85 * first  # measured: 43 of the first 180, 33 of the last 180
+    # Measured: 43 of the first 180, 33 of the last 180.
+    assert last < 0.85 * first
 
 
 def test_failures_are_avoided_like_ooms() -> None:
@@ -165,9 +167,8 @@ def test_failures_are_avoided_like_ooms() -> None:
                 == []
                 or not broken
             )
-    assert (
-        failed <= 40
-    )  # of 120, measured 20; told as the good results that they could look like, it would be most
+    # Of 120, measured 20; told as the good results that they could look like, it would be most.
+    assert failed <= 40
 
 
 @pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.RANDOM, Strategy.TPE])
@@ -178,7 +179,8 @@ def test_several_in_flight_are_distinct(strategy: Strategy) -> None:
     asked = [proposal.layout for _ in range(32) if (proposal := search.ask()) is not None]
     assert len(set(asked)) == 32
     assert search.in_flight == 32
-    for layout in reversed(asked):  # they end in another order than they began
+    # They end in another order than they began.
+    for layout in reversed(asked):
         search.tell(layout, cell.outcome(layout))
     assert search.in_flight == 0
     assert search.told == 52
@@ -202,7 +204,7 @@ def test_the_same_seed_asks_the_same_and_each_cell_of_a_sweep_has_its_own() -> N
 @pytest.mark.parametrize(
     "strategy", [Strategy.AUTO, Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE]
 )
-def test_a_replay_gives_the_state_that_telling_gave(strategy: Strategy) -> None:
+def test_a_restored_search_gives_the_state_that_telling_gave(strategy: Strategy) -> None:
     cell = planted()
     live = searcher(cell, strategy, max_trials=100)
     asked, condemned = drive(live, cell, 60)
@@ -213,7 +215,7 @@ def test_a_replay_gives_the_state_that_telling_gave(strategy: Strategy) -> None:
     ]
 
     again = searcher(cell, strategy, max_trials=100)
-    assert again.replay(known) == {}
+    assert again.restore(known) == {}
     assert (again.untried, again.in_flight, again.told, again.condemned) == (
         live.untried,
         live.in_flight,
@@ -227,12 +229,12 @@ def test_a_replay_gives_the_state_that_telling_gave(strategy: Strategy) -> None:
         assert rest == expected
 
 
-def test_a_replay_finds_what_a_crash_left_uncondemned_and_names_the_proof() -> None:
+def test_a_restored_search_finds_what_a_crash_left_uncondemned_and_names_the_proof() -> None:
     cell = planted()
     live = searcher(cell, Strategy.RANDOM)
     asked, condemned = drive(live, cell, 60)
     again = searcher(cell, Strategy.RANDOM)
-    found = again.replay([(layout, cell.outcome(layout)) for layout in asked])
+    found = again.restore([(layout, cell.outcome(layout)) for layout in asked])
     assert set(found) == condemned
     for layout, proof in found.items():
         assert cell.excess[proof] > 0
@@ -246,7 +248,7 @@ def test_a_layout_of_axes_narrowed_since_is_not_counted_but_its_oom_still_condem
         key=lambda one: one.key,
     )
     search = searcher(cell, Strategy.EXHAUSTIVE)
-    assert search.replay([(gone, OutOfMemory())])
+    assert search.restore([(gone, OutOfMemory())])
     assert search.told == 0
     assert search.condemned > 0
     elsewhere = Layout(data_parallel_size=3, precision=Precision.FP32)
@@ -364,7 +366,7 @@ def test_a_space_without_a_layout_is_searched_at_once(strategy: Strategy) -> Non
     search = Searcher(
         candidates, search=Search(strategy=strategy), objective=TOKENS, num_layers=NUM_LAYERS
     )
-    assert search.replay([]) == {}
+    assert search.restore([]) == {}
     assert (search.ask(), search.nothing_fits(), search.expected_gain(), search.doubtful()) == (
         None,
         None,
@@ -379,12 +381,12 @@ def test_a_measurement_without_a_number_teaches_nothing_and_is_not_asked_again(
     strategy: Strategy, value: float
 ) -> None:
     cell = planted()
-    told, replayed = searcher(cell, strategy), searcher(cell, strategy)
+    told, restored = searcher(cell, strategy), searcher(cell, strategy)
     first = told.ask()
     assert first is not None
     told.tell(first.layout, Measured(value=value))
-    replayed.replay([(first.layout, Measured(value=value))])
-    for search in (told, replayed):
+    restored.restore([(first.layout, Measured(value=value))])
+    for search in (told, restored):
         assert (search.told, search.in_flight, search.condemned) == (0, 0, 1)
         asked, _ = drive(search, cell, 5)
         assert first.layout not in asked

@@ -283,7 +283,7 @@ def test_an_ask_stays_quick_after_ten_thousand_trials() -> None:
     search = Searcher(
         cell, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
     )
-    search.replay(known)
+    search.restore(known)
     assert search.ask() is not None
     began = time.process_time()
     for _ in range(40):

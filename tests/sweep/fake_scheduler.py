@@ -22,7 +22,8 @@ from orchestrator.core.trial.protocol import (
 )
 from orchestrator.core.trial.reserved_time import Leased
 
-Script = Callable[[TrialRequest], float | FailureKind]  # seconds of a step, or how it fails
+# Seconds of a step, or how it fails.
+Script = Callable[[TrialRequest], float | FailureKind]
 
 
 MEMORY = {FailureKind.OOM_GPU: MemoryShortage(is_reported=True)}
@@ -50,9 +51,11 @@ class FakeScheduler:
         self._free_slots = FreeSlots(self._slots.nodes)
         self._running: dict[int, tuple[TrialRequest, Shape]] = {}
         self._cancelled: set[int] = set()
-        self.nodes_of: dict[int, Sequence[str]] = {}  # of every trial, where it ran last
+        # Of every trial, where it ran last.
+        self.nodes_of: dict[int, Sequence[str]] = {}
         self._reserved_gpu_seconds = 0.0
-        self.idle_gpu_seconds = 0.0  # that its gangs stood idle beside; a test may say so
+        # That its gangs stood idle beside; a test may say so.
+        self.idle_gpu_seconds = 0.0
         self.started: list[tuple[Layout, int]] = []
         self.most_at_once = 0
         self.closed = False
@@ -70,9 +73,8 @@ class FakeScheduler:
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         assert request.trial_id not in self._running
-        self._free_slots.take(
-            request.trial_id, shape, nodes, ends_at=0.0
-        )  # raises where a slot would be given twice
+        # Raises where a slot would be given twice.
+        self._free_slots.take(request.trial_id, shape, nodes, ends_at=0.0)
         self.nodes_of[request.trial_id] = nodes
         self._running[request.trial_id] = (request, shape)
         self.started.append((request.layout, request.attempt))

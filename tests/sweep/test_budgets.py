@@ -37,7 +37,8 @@ def test_leases_that_stand_idle_are_spent_too(store: Store) -> None:
         store, fast, spec=spec(gpus=1, search={"max_gpu_hours": 6 / HOUR}), scheduler=scheduler
     )
     assert set(result.stopped.values()) == {StopReason.GPU_HOURS}
-    assert len(scheduler.started) == 1  # 1 GPU-second each: a second would make it 6.5
+    # 1 GPU-second each: a second would make it 6.5.
+    assert len(scheduler.started) == 1
     assert (total(store).idle, total(store).reserved) == (4.5, 5.5)
 
 
@@ -61,7 +62,8 @@ def test_the_next_call_says_that_the_budget_is_spent_without_asking_a_cluster(st
     )
     assert again is not None
     assert set(again.stopped.values()) == {StopReason.COST}
-    result, scheduler = run(store, fast, spec=wanted)  # and one that does ask hears the same
+    # And one that does ask hears the same.
+    result, scheduler = run(store, fast, spec=wanted)
     assert (set(result.stopped.values()), scheduler.started) == ({StopReason.COST}, [])
 
 
@@ -88,9 +90,8 @@ def test_a_budget_is_passed_by_no_more_than_one_trial_before_anything_was_known(
         store, fast, spec=spec(gpus=1, search={"max_gpu_hours": budget / HOUR}), scheduler=scheduler
     )
     assert total(store).reserved <= max(budget, 2.0)
-    assert (
-        total(store).reserved > min(budget, 12.0) - 2.0
-    )  # and what fits is used: all six layouts hold 12
+    # And what fits is used: all six layouts hold 12.
+    assert total(store).reserved > min(budget, 12.0) - 2.0
     assert set(result.stopped.values()) == {StopReason.GPU_HOURS}
 
 
@@ -105,9 +106,8 @@ def test_trials_that_start_together_pass_a_budget_no_more_than_one_after_another
         run(store, fast, spec=spec(search=search), scheduler=scheduler)
 
     call(max_trials=1)
-    assert (
-        total(store).reserved == 2.0 + 4.0
-    )  # what a trial of each cell holds is known now, also to another call
+    # What a trial of each cell holds is known now, also to another call.
+    assert total(store).reserved == 2.0 + 4.0
     call(max_gpu_hours=budget / HOUR)
     assert budget - 2.0 < total(store).reserved <= budget
 
@@ -123,10 +123,11 @@ def test_a_budget_that_the_next_trial_of_one_cell_would_pass_is_still_there_for_
         store, fast, spec=chosen, scheduler=FakeScheduler(fast, seconds=seconds)
     )
     sizes = [layout.world_size for layout, _ in scheduler.started]
+    # 3 + 10; a second of the large ones would make it 23.
     assert (sizes.count(1), sizes.count(2)) == (
         6,
         1,
-    )  # 3 + 10; a second of the large ones would make it 23
+    )
     assert {cell.num_gpus: reason for cell, reason in result.stopped.items()} == {
         1: StopReason.EXHAUSTED,
         2: StopReason.GPU_HOURS,

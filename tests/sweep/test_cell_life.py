@@ -80,7 +80,8 @@ def test_layouts_that_are_freed_are_searched_if_all_others_were_known() -> None:
     life.free()
     assert (life.state, life.stopped) == (CellState.SEARCHING, None)
     life.stop(StopReason.TRIALS)
-    life.free()  # there are more layouts, and no more trials
+    # There are more layouts, and no more trials.
+    life.free()
     assert (life.state, life.stopped) == (CellState.CONFIRMING, StopReason.TRIALS)
 
 

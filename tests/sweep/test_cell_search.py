@@ -82,9 +82,8 @@ def test_the_objective_says_which_number_counts(tmp_path: Path) -> None:
         ids = fill(store, tmp_path)
         trial = store.trial(ids.measured).trial
     assert trial.step_seconds_median is not None
-    peak = (
-        trial.peak_memory_reserved_bytes
-    )  # what the allocator took from the device, where it is known
+    # What the allocator took from the device, where it is known.
+    peak = trial.peak_memory_reserved_bytes
     assert known_of(trial, Objective.STEP_SECONDS) == Measured(
         value=trial.step_seconds_median, peak_memory_bytes=peak
     )
@@ -138,13 +137,13 @@ def test_what_the_next_trial_should_hold_is_predicted_where_launches_were_measur
     run = on_16_gpus(searcher(planted(), Strategy.AUTO))
     proposal = run.searcher.ask()
     assert proposal is not None
-    rate = 2**20 / 16 / 2.0  # of steps of 2 s: 256 sequences of 4096 tokens are 2^20
+    # Of steps of 2 s: 256 sequences of 4096 tokens are 2^20.
+    rate = 2**20 / 16 / 2.0
     proposal = replace(proposal, predicted_tokens_per_second_per_gpu=rate)
     guessed = TrialCost.of(Measuring(), launch_seconds=None, timed_steps=None)
     known = TrialCost.of(Measuring(), launch_seconds=5.0, timed_steps=7.0)
-    assert (
-        run.expected_gpu_seconds(proposal, guessed) is None
-    )  # a minute around every trial would end short sweeps before they begin
+    # A minute around every trial would end short sweeps before they begin.
+    assert run.expected_gpu_seconds(proposal, guessed) is None
     assert run.expected_gpu_seconds(proposal, known) == pytest.approx(
         16 * (5.0 + (3 + 7) * 2.0)
     )  # 3 steps are warm-up
@@ -158,9 +157,10 @@ def test_else_the_next_trial_should_hold_what_the_last_measured_one_did() -> Non
     for gpu_seconds, is_measured in ((3.0, False), (8.0, True), (1.0, False), (9.0, True)):
         run.note_reserved(gpu_seconds, is_measured=is_measured)
         held.append(run.expected_gpu_seconds(None, cost))
+    # An out-of-memory does not tell how long it takes to measure.
     assert held == [
         3.0,
         8.0,
         8.0,
         9.0,
-    ]  # an out-of-memory does not tell how long it takes to measure
+    ]

@@ -85,7 +85,8 @@ def test_the_first_that_was_measured_is_measured_again_after_so_many_trials() ->
     for trial_id in range(5, 20):
         note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id + 100)
         due.append(check(confirmation) is not None)
-    assert due.index(True) == 7  # twice as many trials later, since the machine stayed as it was
+    # Twice as many trials later, since the machine stayed as it was.
+    assert due.index(True) == 7
 
 
 def test_a_machine_that_changed_is_looked_at_after_as_many_trials_again() -> None:
@@ -135,13 +136,11 @@ def test_an_anchor_comes_before_what_is_confirmed_and_once() -> None:
     begin(confirmation, 1, Purpose.ANCHOR)
     assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None
     note(confirmation, 1, 2.0, 300.0, purpose=Purpose.ANCHOR)
-    assert (
-        confirmation.next_repeat(CONFIRM, anchor_every=8) is None
-    )  # the anchor is the best, twice so, and nothing comes near it
+    # The anchor is the best, twice so, and nothing comes near it.
+    assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None
     confirmation.pause()
-    assert (
-        confirmation.next_repeat(CONFIRM, anchor_every=8) is None
-    )  # nothing is wanted that the pause could have spoilt
+    # Nothing is wanted that the pause could have spoilt.
+    assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None
 
 
 def test_nothing_is_confirmed_while_the_anchor_waits_for_another_repeat() -> None:
@@ -219,7 +218,8 @@ def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> N
             of=again.layout,
             purpose=again.purpose,
         )
-    assert taken == [1, 2]  # it still is so: then it is believed
+    # It still is so: then it is believed.
+    assert taken == [1, 2]
 
 
 def test_a_search_that_has_ended_wants_what_the_next_call_would_want() -> None:

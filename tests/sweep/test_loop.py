@@ -199,9 +199,8 @@ def test_the_machines_fault_is_retried_within_its_budget_and_then_given_up(store
     run(store, script, spec=spec(gpus=1))
     failed = [t for t in store.trials(store.sweep_named("t").id) if t.state is TrialState.FAILED]
     assert len(failed) == 2
-    assert all(
-        t.num_attempts == 2 for t in failed
-    )  # the first, and one retry: a trial that takes nodes down is stopped after two
+    # The first, and one retry: a trial that takes nodes down is stopped after two.
+    assert all(t.num_attempts == 2 for t in failed)
 
 
 def test_a_node_lost_once_is_measured_at_the_second_attempt(store: Store) -> None:
@@ -235,7 +234,8 @@ def test_nothing_feasible_is_said_of_the_cell(store: Store) -> None:
             {"max_gpu_hours": 3 / 3600},
             StopReason.GPU_HOURS,
             3,
-        ),  # a scripted attempt holds 1 GPU-second per GPU
+            # A scripted attempt holds 1 GPU-second per GPU.
+        ),
         ({"strategy": "auto", "plateau": {"trials": 2, "gain": 0.01}}, StopReason.PLATEAU, 6),
     ],
 )
@@ -582,10 +582,11 @@ def test_a_search_that_thinks_long_beside_a_trial_does_so_while_one_runs(
         clock=lambda: thinking.now,
         spec=spec(gpus=1),
     )
+    # Nothing runs yet, and nobody knows how long a trial takes.
     assert thinking.running_meanwhile[:2] == [
         0,
         0,
-    ]  # nothing runs yet, and nobody knows how long a trial takes
+    ]
     assert set(thinking.running_meanwhile[2:-1]) == {1}
 
 
@@ -1081,7 +1082,8 @@ def test_a_cell_begins_from_what_the_cells_before_it_taught(
 
     monkeypatch.setattr(Store, "observations", noting)
     result, scheduler = run(store, fast, spec=spec(search={"max_trials": 8}))
-    assert seen == [0, 6]  # at the start, and when the second cell came to its turn
+    # At the start, and when the second cell came to its turn.
+    assert seen == [0, 6]
     assert (len(scheduler.started), result.counts[TrialState.MEASURED]) == (12, 12)
 
 
@@ -1103,7 +1105,8 @@ def test_each_cell_is_enumerated_once_per_run_however_often_its_search_begins_an
     monkeypatch.setattr(CellSearches, "plan", planning)
     one_at_a_time = spec(gpus=[1, 2], search={"max_parallel_trials": 1})
     run(store, fast, spec=one_at_a_time)
-    assert max(begun.values()) == 2  # the second cell, once the first one taught something
+    # The second cell, once the first one taught something.
+    assert max(begun.values()) == 2
     assert enumerated == dict.fromkeys(one_at_a_time.cells(), 1)
 
 
@@ -1127,9 +1130,8 @@ def test_a_cell_of_which_every_layout_hangs_is_stopped_and_the_others_are_measur
     reasons = {cell.num_gpus: reason for cell, reason in result.stopped.items()}
     assert reasons == {1: StopReason.EXHAUSTED, 2: StopReason.FAULTS, 4: StopReason.EXHAUSTED}
     assert [cell.num_gpus for cell in result.nothing_feasible] == [2]
-    assert (
-        result.counts[TrialState.MEASURED] == 12 - 2
-    )  # on 4 GPUs a micro-batch of 4 is more than the batch
+    # On 4 GPUs a micro-batch of 4 is more than the batch.
+    assert result.counts[TrialState.MEASURED] == 12 - 2
     assert not result.finished
     session = store.newest_session(result.sweep_id)
     assert session is not None

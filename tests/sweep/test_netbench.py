@@ -53,7 +53,8 @@ def store(
         (
             {"a": 6, "b": 4},
             [(1, 2), (1, 4), (1, 6), (2, 1), (2, 4)],
-        ),  # gangs take as much of every node
+            # Gangs take as much of every node.
+        ),
     ],
 )
 def test_spans_are_those_inside_a_node_and_those_between(
@@ -139,9 +140,8 @@ def test_what_each_span_measured_is_kept_and_one_that_fails_stops_nobody(store: 
     rows = store.links("run")
     assert len(rows) == 2 * 6  # 1 KiB to 1 MiB
     largest = max(rows, key=lambda row: row.sample.message_bytes)
-    assert largest.sample.bus_bytes_per_second == pytest.approx(
-        0.99e9, rel=0.01
-    )  # of two ranks, as large as the algorithm's
+    # Of two ranks, as large as the algorithm's.
+    assert largest.sample.bus_bytes_per_second == pytest.approx(0.99e9, rel=0.01)
     assert (largest.backend, largest.device_name, largest.nccl, largest.num_calls) == (
         "nccl",
         "NVIDIA H200",

@@ -61,7 +61,8 @@ class ProbedScheduler(FakeScheduler):
         self.num_polls = 0
         self.lives: dict[str, str] = {}
         self._polls = polls or {}
-        self._due: dict[str, int] = {}  # node -> after how many polls it answers
+        # Node -> after how many polls it answers.
+        self._due: dict[str, int] = {}
 
     def life_of(self, name: str) -> str:
         return self.lives.get(name, "first")
@@ -154,7 +155,8 @@ def test_nodes_are_not_looked_at_where_that_is_not_wanted(store: Store) -> None:
 
 
 def test_trials_start_and_end_on_other_nodes_while_a_newcomer_is_looked_at(store: Store) -> None:
-    came_back: list[int] = []  # how many had ended when the newcomer's first trial began
+    # How many had ended when the newcomer's first trial began.
+    came_back: list[int] = []
 
     def script(request: TrialRequest) -> float:
         if len(scheduler.started) == 2:
@@ -229,9 +231,8 @@ def test_an_unfit_node_is_looked_at_again_and_used_once_it_is_well(store: Store)
 def test_a_node_that_comes_back_is_looked_at_before_it_is_used_again(store: Store) -> None:
     def script(request: TrialRequest) -> float:
         if len(scheduler.started) == 10:
-            scheduler.said["b"] = node(
-                "b", xids={79: 1}
-            )  # it was started anew, and a GPU of it did not come back
+            # It was started anew, and a GPU of it did not come back.
+            scheduler.said["b"] = node("b", xids={79: 1})
             scheduler.lives["b"] = "second"
         return fast(request)
 

@@ -46,9 +46,8 @@ class Nodes(FakeScheduler):
     ):
         super().__init__(script, device=Device.CUDA, nodes=TWO_NODES)
         self._changes, self._at_idle, self._ended = dict(changes or {}), at_idle, 0
-        self.beside: list[
-            tuple[int, set[int]]
-        ] = []  # of each start: its trial, and the others on its nodes then
+        # Of each start: its trial, and the others on its nodes then.
+        self.beside: list[tuple[int, set[int]]] = []
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         others = {
@@ -72,9 +71,8 @@ class Nodes(FakeScheduler):
 def test_gangs_of_all_sizes_are_measured_beside_each_other_and_never_on_the_same_slot(
     store: Store,
 ) -> None:
-    _, scheduler = run(
-        store, fast, spec=spec(**SIZES), scheduler=Nodes(fast)
-    )  # the fake raises where a slot is given twice
+    # The fake raises where a slot is given twice.
+    _, scheduler = run(store, fast, spec=spec(**SIZES), scheduler=Nodes(fast))
     assert states(store) == {TrialState.MEASURED: len(scheduler.started)}
     assert scheduler.most_at_once > 1
     assert any(others for _, others in scheduler.beside)
@@ -129,7 +127,8 @@ class Fragile(FakeScheduler):
         super().__init__(self.end, device=Device.CUDA, nodes={"a": 8, "b": 8})
         self._poison = poison
         self._doomed: set[int] = set()
-        self.company: list[int] = []  # of each end of the poison: how many went with it
+        # Of each end of the poison: how many went with it.
+        self.company: list[int] = []
 
     def end(self, request: TrialRequest) -> float | FailureKind:
         if request.trial_id == self._poison:

@@ -81,7 +81,8 @@ class Past:
         torch: str = "2.13.0",
     ) -> None:
         self.store, self.spec, self.device_name, self.torch = store, chosen, device_name, torch
-        self.waits = True  # for the steps that it tells of
+        # For the steps that it tells of.
+        self.waits = True
         self.sweep_id = store.ensure_sweep(
             chosen.name, chosen.model_dump_json(), chosen.conditions()
         )
@@ -419,9 +420,8 @@ def test_another_device_is_no_relative(store: Store) -> None:
     Past(store, spec(name="other")).measure(cell, layouts_of(cell), times(cell, 1.5))
     assert not ask(store, spec(device="h200"), DEVICES["h200"]).rows
     assert not ask(store, spec(device="auto"), None, "NVIDIA Mystery").rows
-    assert not ask(
-        store, spec(device="cpu"), None
-    ).rows  # cores are no GPU, whatever was measured on one
+    # Cores are no GPU, whatever was measured on one.
+    assert not ask(store, spec(device="cpu"), None).rows
 
 
 def test_an_option_that_is_an_axis_matches_sweeps_that_fixed_it_but_for_their_memory(

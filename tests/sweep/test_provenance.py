@@ -79,7 +79,8 @@ def test_a_package_installed_inside_somebody_s_project_does_not_take_that_projec
     )
     assert state(fingerprint_by_the_package_in(installed)) == (None, None)
     copied = shutil.copytree(installed / "orchestrator", project / "orchestrator").parent
-    commit(copied)  # the package as a part of the project: now its commits count
+    # The package as a part of the project: now its commits count.
+    commit(copied)
     assert state(fingerprint_by_the_package_in(copied)) == (git(project, "rev-parse", "HEAD"), None)
 
 
@@ -97,7 +98,8 @@ def test_a_tracked_folder_is_that_of_its_repository(project: Path) -> None:
     (project / "inner" / "part.py").write_text("1\n")
     commit(project)
     assert code_fingerprint(project / "inner").git_sha == git(project, "rev-parse", "HEAD")
-    (project / "train.py").write_text("changed()\n")  # beside it, and part of the same program
+    # Beside it, and part of the same program.
+    (project / "train.py").write_text("changed()\n")
     assert code_fingerprint(project / "inner").dirty_diff_digest is not None
 
 
@@ -304,7 +306,8 @@ def test_without_a_working_directory_the_folder_of_the_script_is_the_project(
     before, elsewhere = (
         provenance.program_fingerprint(argv, cwd=cwd) for cwd in (None, tmp_path / "data")
     )
-    assert elsewhere == before  # a script beside the working directory, likewise
+    # A script beside the working directory, likewise.
+    assert elsewhere == before
     (program / "layers" / "block.py").write_text("changed\n")
     assert provenance.program_fingerprint(argv, cwd=None) != before
     git(program, "init", "--quiet")
@@ -390,10 +393,12 @@ def test_of_a_named_link_both_where_it_leads_and_what_is_there_count(
     def found(name: str) -> Fingerprint:
         return provenance.program_fingerprint(["python", "train.py", name], cwd=project)
 
-    before = found("run.toml")  # git tracks the link, not what it leads to
+    # Git tracks the link, not what it leads to.
+    before = found("run.toml")
     elsewhere.write_text("seed = 2\n")
     assert found("run.toml") != before
-    before = found("ignored.py")  # git tracks what it leads to, not the link
+    # Git tracks what it leads to, not the link.
+    before = found("ignored.py")
     (project / "ignored.py").unlink()
     (project / "ignored.py").symlink_to("train.py")
     assert found("ignored.py") != before

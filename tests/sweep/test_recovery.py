@@ -61,7 +61,8 @@ def test_a_spooled_end_counts_only_for_an_attempt_that_nobody_gave_up(
     (waits, first), (given_up, second) = bench.start(1), bench.start(2)
     spool = Spool(tmp_path / "spool")
     spool.keep(Spooled(attempt=second, end=end_of(given_up)))
-    other = Bench.on(store)  # a later orchestrator, on a machine without this spool
+    # A later orchestrator, on a machine without this spool.
+    other = Bench.on(store)
     assert [trial.id for trial in store.reap(other.sweep_id, other.epoch)] == [waits, given_up]
     third = start_attempt(store, given_up, other.epoch)
     again, fourth = other.start(3)

@@ -100,7 +100,8 @@ def test_a_repeat_that_takes_the_orchestrator_down_is_given_up_as_a_first_attemp
 ) -> None:
     class Dies(FakeScheduler):
         def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
-            raise KeyboardInterrupt  # as kill -9 does: nothing is recorded
+            # As kill -9 does: nothing is recorded.
+            raise KeyboardInterrupt
 
     run(store, fast, spec=spec(gpus=1))
     started = []

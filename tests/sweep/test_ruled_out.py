@@ -67,7 +67,8 @@ def test_two_that_agree_do_and_both_are_named(store: Store) -> None:
         return FailureKind.OOM_GPU if request.layout.micro_batch_size > 1 else fast(request)
 
     axes = {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none"]}
-    random = {"strategy": "random", "seed": 6}  # asks for 4, 2, 1 and 8
+    # Asks for 4, 2, 1 and 8.
+    random = {"strategy": "random", "seed": 6}
     run(
         store,
         only_the_smallest_runs,

@@ -20,9 +20,8 @@ from orchestrator.sweep.run import run_sweep
 from tests.sweep.fake_scheduler import FakeScheduler
 
 TINY = PRESETS["llama-tiny"]
-FLOPS_OF_A_STEP = (
-    8 * 64 * TINY.flops_per_token(64)
-)  # 8 sequences of 64 tokens, nothing recomputed, on one device
+# 8 sequences of 64 tokens, nothing recomputed, on one device.
+FLOPS_OF_A_STEP = 8 * 64 * TINY.flops_per_token(64)
 
 
 class Measuring(FakeScheduler):

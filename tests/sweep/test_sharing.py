@@ -77,7 +77,8 @@ def test_a_budget_is_shared_in_rounds(store: Store, strategy: str, budget: int) 
     )
     counts = launched(store)
     assert sum(counts.values()) == budget
-    if strategy != "auto":  # which goes on with what should gain most
+    # Which goes on with what should gain most.
+    if strategy != "auto":
         assert max(counts.values()) - min(counts.values()) <= 1
     assert min(counts.values()) >= 1
     assert list(result.nothing_feasible) == []
@@ -117,7 +118,8 @@ def test_a_cell_without_a_number_goes_before_one_that_refines(store: Store) -> N
     result, scheduler = run(
         store, script, spec=four_cells(strategy="exhaustive", max_gpu_hours=8.1 / HOUR)
     )
-    assert launched(store) == {16: 2, 32: 2, 64: 3, 128: 1}  # two of the third came to nothing
+    # Two of the third came to nothing.
+    assert launched(store) == {16: 2, 32: 2, 64: 3, 128: 1}
     assert list(result.nothing_feasible) == []
     assert len(scheduler.started) == 8
 

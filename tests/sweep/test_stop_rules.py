@@ -117,15 +117,13 @@ def test_faults_of_the_machine_in_a_row_are_the_machine_s_even_after_a_measureme
 def test_what_ran_beside_each_other_fails_once_however_much_it_was() -> None:
     stop_rules = StopRules("t")
     lost = Failure(kind=FailureKind.NODE_LOST, message="node-a is gone")
-    for gang in range(
-        3 * MACHINE_FAULTS_IN_A_ROW
-    ):  # all begun when the sweep was, and told one after the other
+    # All begun when the sweep was, and told one after the other.
+    for gang in range(3 * MACHINE_FAULTS_IN_A_ROW):
         stop_rules.note_failure(lost, cell_id=1, began=0.1 * gang, now=100.0 + gang)
     stop_rules.stuck_cells(OPEN)
     assert stop_rules.suspects_the_machine
-    for again in range(
-        1, MACHINE_FAULTS_IN_A_ROW
-    ):  # begun when the one before was known, and lost as well
+    # Begun when the one before was known, and lost as well.
+    for again in range(1, MACHINE_FAULTS_IN_A_ROW):
         stop_rules.stuck_cells(OPEN)
         stop_rules.note_failure(lost, cell_id=1, began=100.0 * again, now=100.0 * (again + 1))
     with pytest.raises(

@@ -24,7 +24,8 @@ UNKNOWN = MemoryShortage(is_reported=True)
             80 * GIB,
             REFUSED,
             0.0625,
-        ),  # 79 and 6: its peak is all that is known of what it held
+            # 79 and 6: its peak is all that is known of what it held.
+        ),
         (None, None, HELD, 0.05),  # a program that left no note
         (90 * GIB, 80 * GIB, UNKNOWN, 0.125),
         (
@@ -32,7 +33,8 @@ UNKNOWN = MemoryShortage(is_reported=True)
             80 * GIB,
             REFUSED,
             None,
-        ),  # 66 of 80: the rest was the allocator's, or another process's
+            # 66 of 80: the rest was the allocator's, or another process's.
+        ),
         (79 * GIB, 80 * GIB, None, None),
         (79 * GIB, None, UNKNOWN, None),
         (None, None, None, None),

@@ -37,7 +37,8 @@ def listened_on(
         seen |= listeners(tree_of(root))
         if is_stepping:  # the gang had met before
             launcher.kill(asked.request.tag)
-        running.join(0.05)  # a look takes 10 ms of CPU
+        # A look takes 10 ms of CPU.
+        running.join(0.05)
     (report,) = reports
     return report, seen
 

@@ -102,9 +102,8 @@ def test_an_optimizer_step_works_on_a_chunk_of_the_weights(
         recompute=Recompute.parse("full"),
     )
     few_words = dataclasses.replace(LLAMA_8B, vocab_size=256)
-    prediction = predict(
-        layout, model=few_words, sequence_length=1
-    )  # so few and so short that the step's end is its peak
+    # So few and so short that the step's end is its peak.
+    prediction = predict(layout, model=few_words, sequence_length=1)
     above = float((prediction.activations + prediction.temporaries)[0])
     assert above == bytes_per_weight * (1 << 26) if bytes_per_weight else above < 1 << 26
 
@@ -144,7 +143,8 @@ def test_tied_embeddings_hold_the_head_s_gradient_while_the_last_layer_is_at_its
     (
         "recompute",
         "units",
-    ),  # of tokens x hidden bytes per layer, traced with flash attention and fused norms
+        # Of tokens x hidden bytes per layer, traced with flash attention and fused norms.
+    ),
     [("none", 41.03), ("full", 2.00)],
 )
 def test_activations_kept_per_layer_agree_with_traces(recompute: str, units: float) -> None:

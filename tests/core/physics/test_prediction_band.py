@@ -123,7 +123,8 @@ def test_after_a_fit_four_of_five_measurements_of_another_cell_lie_in_the_band(
             low, high = predicted.step_band()
             ratios = np.array([row.step_seconds for row in rows[left]]) / predicted.step_seconds
             inside += list((ratios >= low) & (ratios <= high))
-    assert 0.7 <= float(np.mean(inside)) <= 0.97  # with few cells the widths of before still count
+    # With few cells the widths of before still count.
+    assert 0.7 <= float(np.mean(inside)) <= 0.97
 
 
 def test_what_was_measured_narrows_the_band_or_widens_it() -> None:
@@ -150,7 +151,8 @@ def test_an_error_that_is_left_out_is_what_the_others_do_not_tell() -> None:
     _, left = left_out_errors(places, errors, cells)
     mine = cells == 2
     expected = errors[mine] - Residual.fit(places[~mine], errors[~mine]).at(places[mine])
-    assert left[mine] == pytest.approx(expected, abs=0.05)  # noise is weighed with all of them
+    # Noise is weighed with all of them.
+    assert left[mine] == pytest.approx(expected, abs=0.05)
     alone = left_out_errors(places, errors, np.zeros(30, dtype=np.intp))[1]
     assert np.array_equal(alone, errors)
 

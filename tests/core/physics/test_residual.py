@@ -20,7 +20,8 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 
 H100 = DEVICES["h100-sxm"]
-SLOW = 1.4  # of groups of four, on the machine of these tests: nothing in the formula says it
+# Of groups of four, on the machine of these tests: nothing in the formula says it.
+SLOW = 1.4
 
 
 def cell(num_gpus: int) -> Cell:
@@ -105,7 +106,8 @@ def test_constants_are_held_against_measurements_without_what_those_taught_of_th
 def test_one_run_far_off_its_neighbours_is_taken_as_disturbed() -> None:
     places = np.stack([np.repeat(np.arange(5.0), 5), np.tile(np.arange(5.0), 5)], axis=1)
     errors = np.full(25, 0.1)
-    errors[12] = 2.0  # seven times as slow as the eight around it
+    # Seven times as slow as the eight around it.
+    errors[12] = 2.0
     assert Residual.fit(places, errors).at(places[12:13])[0] == pytest.approx(0.1, abs=0.1)
 
 
@@ -132,7 +134,8 @@ def test_of_more_runs_than_it_can_hold_it_takes_an_even_spread() -> None:
         (
             {"recompute": Recompute.parse("full")},
             1.5,
-        ),  # a third more FLOPs of the layers, none of the head
+            # A third more FLOPs of the layers, none of the head.
+        ),
     ],
 )
 def test_layouts_lie_apart_by_doublings(change: dict[str, object], doublings: float) -> None:

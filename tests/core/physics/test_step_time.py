@@ -85,9 +85,8 @@ def test_a_group_that_leaves_the_node_pays_for_the_slower_link() -> None:
             tensor_parallel_size=16, data_parallel_size=1, micro_batch_size=4, grad_accum_steps=8
         )
     )
-    assert (
-        across.tensor_parallel[0] > 2 * inside.tensor_parallel[0]
-    )  # each of the 8 members in a node brings a network card
+    # Each of the 8 members in a node brings a network card.
+    assert across.tensor_parallel[0] > 2 * inside.tensor_parallel[0]
 
 
 def test_a_context_group_that_leaves_the_node_pays_for_the_slower_link() -> None:
@@ -109,7 +108,8 @@ def test_a_context_group_that_leaves_the_node_pays_for_the_slower_link() -> None
     )
     assert slow[0] == fast[0]
     assert slow[1] > 100 * fast[1]
-    assert slow[2] > 100 * fast[2]  # of eight, but each in a node of its own
+    # Of eight, but each in a node of its own.
+    assert slow[2] > 100 * fast[2]
 
 
 def test_zero_3_gathers_weights_for_each_micro_batch() -> None:

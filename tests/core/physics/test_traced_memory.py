@@ -88,10 +88,11 @@ def test_only_the_last_stage_of_a_pipeline_holds_the_head() -> None:
     layout = Layout(pipeline_parallel_size=4, grad_accum_steps=8)
     first, last = (predict(layout, stage=stage) for stage in (Stage.FIRST, Stage.LAST))
     of_stage = 8 * (LENGTH * (100_000 + 2 * LENGTH) + 5e6)
+    # 1F1B: four micro-batches wait at the first.
     assert (first.activations[0], last.activations[0]) == (
         4 * of_stage,
         of_stage,
-    )  # 1F1B: four micro-batches wait at the first
+    )
     assert first.temporaries[0] == LENGTH * 70_000
     assert last.temporaries[0] == LENGTH * 1_500_000 + 3e6
 

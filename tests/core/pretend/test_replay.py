@@ -78,7 +78,8 @@ def test_the_sweep_of_a_table_means_its_rows_and_no_others() -> None:
     space = space_of(found, sweep_of(found))
     rows = measured_table.rows()
     assert len(space.legal) == len(rows) == 19
-    assert space.lattice_size == 192  # dp 2 x tp 2 x mbs 3 x ga 4 x recompute 2 x kernel 2
+    # Dp 2 x tp 2 x mbs 3 x ga 4 x recompute 2 x kernel 2.
+    assert space.lattice_size == 192
     assert space.rejected == {NOT_IN_TABLE: 192 - 19}
     assert space.reason(BEST) is None
     assert space.reason(NOT_RUN) == NOT_IN_TABLE

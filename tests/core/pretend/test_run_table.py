@@ -207,9 +207,8 @@ def test_tables_are_grouped_into_cells() -> None:
 
 
 def test_a_feed_forward_of_two_matrices_keeps_its_number_of_weights() -> None:
-    parameters = (
-        24 * 12 * 2048**2 + 50304 * 2048
-    )  # GPT: 4 h^2 attention and 8 h^2 feed-forward a layer, tied
+    # GPT: 4 h^2 attention and 8 h^2 feed-forward a layer, tied.
+    parameters = 24 * 12 * 2048**2 + 50304 * 2048
     sizes = {
         "layers": "24",
         "heads": "16",
@@ -223,9 +222,8 @@ def test_a_feed_forward_of_two_matrices_keeps_its_number_of_weights() -> None:
     assert run.model is not None
     assert run.model.tied_embeddings
     assert run.model.num_parameters == pytest.approx(parameters, rel=1e-3)
-    assert (
-        read(sizes | {"vocab": ""})[0].model == run.model
-    )  # what is not in the layers is embedding
+    # What is not in the layers is embedding.
+    assert read(sizes | {"vocab": ""})[0].model == run.model
 
 
 def test_memory_in_gigabytes_is_not_taken_for_gibibytes() -> None:

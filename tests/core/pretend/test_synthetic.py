@@ -12,7 +12,8 @@ from orchestrator.core.sweepfile.synthetic_options import SyntheticDrift, Synthe
 
 
 @pytest.mark.parametrize(
-    ("drift", "expected"),  # at 0, 150, 300, 450 and 600 s
+    # At 0, 150, 300, 450 and 600 s.
+    ("drift", "expected"),
     [
         ({"kind": "slow_start", "size": 0.6, "seconds": 300.0}, [1.6, 1.6, 1.0, 1.0, 1.0]),
         ({"kind": "step", "size": -0.25, "seconds": 300.0}, [1.0, 1.0, 0.75, 0.75, 0.75]),

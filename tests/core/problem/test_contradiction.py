@@ -93,7 +93,8 @@ def test_only_pairs_with_what_is_new_are_told() -> None:
         ("full:4", "full:8", True),
         ("full:8", "full", True),
         ("full", "full:8", False),
-        ("selective_ops", "full:8", False),  # of all layers, against more of some
+        # Of all layers, against more of some.
+        ("selective_ops", "full:8", False),
         ("full", "selective_ops", False),
     ],
 )

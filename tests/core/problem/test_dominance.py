@@ -83,9 +83,8 @@ def test_every_layout_needs_at_least_what_it_needs(one: Layout) -> None:
 @given(st.lists(layouts(), min_size=3, max_size=12))
 def test_the_order_is_transitive(some: list[Layout]) -> None:
     table = LayoutTable.of(some)
-    above = np.array(
-        [needs_at_least(table, b, num_layers=NUM_LAYERS) for b in some]
-    )  # above[j, i]: i needs at least j
+    # Above[j, i]: i needs at least j.
+    above = np.array([needs_at_least(table, b, num_layers=NUM_LAYERS) for b in some])
     assert not ((above.astype(int) @ above.astype(int) > 0) & ~above).any()
 
 
@@ -140,7 +139,8 @@ def kept(recompute: Recompute, *, of_policy: dict[SelectivePolicy, float], of_fu
 def test_a_memory_that_grows_with_what_is_kept_never_contradicts_it(
     proof: Layout, others: list[Layout], ops: float, attention: float, full: float, state: float
 ) -> None:
-    of_full = full * min(ops, attention)  # of a layer, full recomputation keeps the least
+    # Of a layer, full recomputation keeps the least.
+    of_full = full * min(ops, attention)
     of_policy = {SelectivePolicy.OPS: ops, SelectivePolicy.ATTENTION: attention}
 
     def memory(one: Layout) -> float:
@@ -150,9 +150,8 @@ def test_a_memory_that_grows_with_what_is_kept_never_contradicts_it(
         parameters, gradients, optimizer = (
             state / (shards if one.zero_stage >= stage else 1) for stage in (3, 2, 1)
         )
-        held = (
-            gradients if one.grad_accum_steps > 1 else 0.0
-        )  # while the activations are at their peak
+        # While the activations are at their peak.
+        held = gradients if one.grad_accum_steps > 1 else 0.0
         return parameters + 6 * optimizer + max(activations + held, gradients)
 
     condemned = needs_at_least(LayoutTable.of(others), proof, num_layers=NUM_LAYERS)
@@ -237,7 +236,8 @@ def test_the_predicted_memory_of_few_layers_agrees(
             1,
             1,
             False,
-        ),  # the only layer is the last one: its activations are back when its backward needs them
+            # The only layer is the last one: its activations are back when its backward needs them.
+        ),
         ("none", "selective_ops", 4, 4, False),
         ("none", "selective_ops", 4, 2, True),
         ("selective_attention", "full", 4, 4, False),
@@ -252,7 +252,8 @@ def test_the_predicted_memory_of_few_layers_agrees(
             8,
             2,
             False,
-        ),  # the first stage may end with any layer: some trainers balance stages by work
+            # The first stage may end with any layer: some trainers balance stages by work.
+        ),
         ("full:6", "full:6", 8, 2, True),
         ("none", "full:6", 8, 3, True),
     ],
@@ -287,15 +288,21 @@ def test_an_oom_condemns_a_larger_micro_batch_less_recompute_and_a_lower_zero_st
     [
         layout(micro_batch_size=1, recompute="full:4", zero_stage=1),
         layout(
-            micro_batch_size=4, recompute="full:5", zero_stage=1
-        ),  # more recompute against a larger micro-batch: sizes decide
+            micro_batch_size=4,
+            recompute="full:5",
+            zero_stage=1,
+            # More recompute against a larger micro-batch: sizes decide.
+        ),
         layout(micro_batch_size=2, recompute="selective:5", zero_stage=1),
         layout(micro_batch_size=4, recompute="full:4", zero_stage=2),
         layout(micro_batch_size=4, recompute="full:4", zero_stage=1, tensor_parallel_size=2),
         layout(micro_batch_size=4, recompute="full:4", zero_stage=1, data_parallel_size=2),
         layout(
-            micro_batch_size=8, recompute="none", zero_stage=0
-        ),  # no accumulation: it holds no gradients during the forward pass
+            micro_batch_size=8,
+            recompute="none",
+            zero_stage=0,
+            # No accumulation: it holds no gradients during the forward pass.
+        ),
     ],
     ids=lambda other: other.key,
 )

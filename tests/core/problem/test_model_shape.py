@@ -31,9 +31,8 @@ def test_matmul_parameters_leave_out_norms_and_the_look_up_of_embeddings() -> No
     embedding = LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
     norms = (2 * LLAMA_8B.num_layers + 1) * LLAMA_8B.hidden_size
     assert LLAMA_8B.num_matmul_parameters == LLAMA_8B.num_parameters - embedding - norms
-    tied = PRESETS[
-        "llama-3.2-1b"
-    ]  # the head multiplies although it shares its weights with the embedding
+    # The head multiplies although it shares its weights with the embedding.
+    tied = PRESETS["llama-3.2-1b"]
     assert (
         tied.num_matmul_parameters
         == tied.num_parameters - (2 * tied.num_layers + 1) * tied.hidden_size
@@ -48,9 +47,8 @@ def test_flops_per_token_are_six_per_weight_and_twelve_per_layer_width_and_posit
 
 def test_full_recomputation_is_a_forward_pass_of_the_layers_less_the_last_product_of_each() -> None:
     head = 2.0 * LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
-    last = (
-        2.0 * LLAMA_8B.num_layers * LLAMA_8B.hidden_size * LLAMA_8B.ffn_hidden_size
-    )  # w2: its output is not needed again
+    # W2: its output is not needed again.
+    last = 2.0 * LLAMA_8B.num_layers * LLAMA_8B.hidden_size * LLAMA_8B.ffn_hidden_size
     forward = LLAMA_8B.flops_per_token(4096) / 3 - head - last
     assert LLAMA_8B.recomputed_flops_per_token(4096, Recompute.parse("full")) == pytest.approx(
         forward
@@ -71,9 +69,8 @@ def test_less_is_recomputed_by_less_recomputation() -> None:
 
 def test_attention_that_is_recomputed_is_its_two_products() -> None:
     attention = LLAMA_8B.recomputed_flops_per_token(4096, Recompute.parse("selective_attention"))
-    assert (
-        attention == 32 * 2 * 2 * 4096 * 4096
-    )  # layers x (QK^T and PV) x multiply and add x width x positions
+    # Layers x (QK^T and PV) x multiply and add x width x positions.
+    assert attention == 32 * 2 * 2 * 4096 * 4096
 
 
 def test_a_digest_is_of_the_sizes_and_not_of_the_label() -> None:

@@ -112,9 +112,8 @@ def test_what_is_withdrawn_rules_out_nothing_and_contradicts_nothing() -> None:
     found = proofs(Dominance.TRUSTED, proof(FULL, 1))
     found.ran(row(NONE, 2))
     assert ruled_out(found) == set()
-    found.replace(
-        [proof(FULL, 1)], np.array([], dtype=np.int64)
-    )  # the run that contradicted it was invalidated
+    # The run that contradicted it was invalidated.
+    found.replace([proof(FULL, 1)], np.array([], dtype=np.int64))
     assert len(ruled_out(found)) == 8
     found.replace([], np.array([], dtype=np.int64))
     assert ruled_out(found) == set()

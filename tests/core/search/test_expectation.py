@@ -48,7 +48,8 @@ def test_the_number_that_fits_is_a_sum_of_probabilities_within_what_is_sure() ->
     assert everything == pytest.approx(len(candidates) - found.expected)
     few = expected_out_of_memory(candidates, num_trials=5)
     assert few is not None
-    assert few < 2  # what is predicted not to fit comes last
+    # What is predicted not to fit comes last.
+    assert few < 2
 
 
 def test_without_a_device_a_limit_of_memory_is_held_against_a_wider_guess() -> None:

@@ -48,7 +48,8 @@ def test_the_fastest_prediction_that_fits_is_first_and_what_hardly_fits_is_last(
         rows.append(row)
         open_rows[row] = False
     assert rows[0] == 2
-    assert rows[-1] == 3  # the fastest of all, were it to fit: put off, not dropped
+    # The fastest of all, were it to fit: put off, not dropped.
+    assert rows[-1] == 3
 
 
 def test_a_choice_says_what_is_expected_of_it() -> None:

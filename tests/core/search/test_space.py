@@ -119,10 +119,11 @@ def test_options_that_vary_multiply_the_lattice_and_stand_in_every_layout() -> N
 
 def test_a_constraint_may_name_options_that_vary_and_is_counted() -> None:
     cell_space = enumerated(**VARYING, constraints=["not sleep or time_scale == 1"])
+    # 2 of 6, where 4 of 6 are left.
     assert (
         cell_space.rejected["constraint: not sleep or time_scale == 1"]
         == len(cell_space.legal) // 2
-    )  # 2 of 6, where 4 of 6 are left
+    )
     assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
     one = next(layout for layout in layouts(cell_space) if layout.option("sleep") is True)
     assert cell_space.reason(one) is None
@@ -138,7 +139,8 @@ def test_a_constraint_may_name_options_that_vary_and_is_counted() -> None:
 
 def test_the_batch_is_never_rounded() -> None:
     cell_space = enumerated(global_batch_size=60, axes={"micro_batch_size": [1, 2, 4, 8]})
-    assert len(cell_space.legal) == 0  # 60 / 8 is no whole number
+    # 60 / 8 is no whole number.
+    assert len(cell_space.legal) == 0
     assert cell_space.rejected[GLOBAL_BATCH] > 0
 
 
@@ -155,7 +157,8 @@ def test_lists_of_sizes_are_kept_to() -> None:
         (x.data_parallel_size, x.tensor_parallel_size, x.micro_batch_size, x.grad_accum_steps)
         for x in layouts(cell_space)
     }
-    assert found == {(8, 1, 1, 8), (8, 1, 4, 2), (4, 2, 4, 4)}  # dp x mbs x ga = 64
+    # Dp x mbs x ga = 64.
+    assert found == {(8, 1, 1, 8), (8, 1, 4, 2), (4, 2, 4, 4)}
 
 
 @pytest.mark.parametrize(
@@ -274,10 +277,11 @@ def test_the_shortest_pipeline_feed_is_one_less_than_the_stages() -> None:
     cell_space = enumerated(
         global_batch_size=21, axes={"pipeline_parallel_size": 8, "micro_batch_size": [1, 3, 7]}
     )
+    # 7 = 8 - 1 is enough, 3 is not.
     assert {x.grad_accum_steps for x in layouts(cell_space)} == {
         7,
         21,
-    }  # 7 = 8 - 1 is enough, 3 is not
+    }
 
 
 def test_a_duplicate_is_kept_where_its_twin_is_not_asked_for() -> None:

@@ -95,7 +95,8 @@ def test_a_value_far_off_its_neighbours_moves_them_little() -> None:
     for one, at_centre in ((mild, 0.0), (wild, 3.0)):
         for row in rows:
             one.add(Value(row=row, value=at_centre if row == 7 else 0.0))
-    assert np.abs(wild.mean - mild.mean)[[1, 6, 8, 13]].max() < 0.5  # a sixth of what it is off by
+    # A sixth of what it is off by.
+    assert np.abs(wild.mean - mild.mean)[[1, 6, 8, 13]].max() < 0.5
 
 
 def test_a_value_is_contradicted_by_those_around_it() -> None:
@@ -118,9 +119,8 @@ def test_what_the_others_say_of_a_row_is_what_a_process_without_it_says() -> Non
     whole.replace(values)
     without.replace([value for value in values if value.row != 20])
     expected, sd = whole.left_out()[20]
-    assert expected == pytest.approx(
-        float(without.mean[20]), abs=0.02
-    )  # the noise of each value is judged with it, or without
+    # The noise of each value is judged with it, or without.
+    assert expected == pytest.approx(float(without.mean[20]), abs=0.02)
     assert sd == pytest.approx(float(np.hypot(without.sd[20], without.noise_sd)), rel=0.05)
     assert surrogate(lattice).left_out() == {}
 
@@ -189,9 +189,8 @@ def test_words_are_alike_or_not_whatever_their_order() -> None:
     found = surrogate(lattice)
     found.add(Value(row=1, value=1.0))
     assert found.sd[0] == pytest.approx(found.sd[2])
-    assert (
-        found.sd[4] < found.sd[3]
-    )  # another size of the same word tells more than another word of a size as far
+    # Another size of the same word tells more than another word of a size as far.
+    assert found.sd[4] < found.sd[3]
 
 
 def test_thousands_of_values_are_thinned_and_the_lowest_kept() -> None:

@@ -158,10 +158,11 @@ def test_a_batch_that_the_length_does_not_divide_is_refused() -> None:
     "value", [True, "8", 8.5, None, [], [8, 8], 0, -1, [[8]], {}, float("nan")]
 )
 def test_counts_are_whole_numbers_and_nothing_else(key: str, value: Any) -> None:
+    # Tokens may be text; a batch may be absent.
     if (key, value) in (
         ("sequence_length", "8"),
         ("global_batch_size", None),
-    ):  # tokens may be text; a batch may be absent
+    ):
         return
     assert refused(
         **{

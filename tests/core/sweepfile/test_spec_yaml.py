@@ -911,10 +911,12 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_text_is_refused_fast_and_in_few_words(text: str) -> None:
     assert len(HOSTILE) >= 30
-    started = time.process_time()  # of this process alone: others share the machine
+    # Of this process alone: others share the machine.
+    started = time.process_time()
     lines = mistakes(text)
     seconds = time.process_time() - started
-    assert seconds < 2.0  # the promise is 0.2 s; a quiet machine takes a tenth of it
+    # The promise is 0.2 s; a quiet machine takes a tenth of it.
+    assert seconds < 2.0
     assert len(lines) <= 51
     assert max(map(len, lines)) < 1_000
     assert all(line.isprintable() for line in lines)

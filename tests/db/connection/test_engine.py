@@ -85,7 +85,8 @@ def test_no_password_is_ever_shown(
     url: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for ask in (Store.open, lambda u: readonly.query(u, "SELECT 1")):
-        with pytest.raises(Exception) as caught:  # whichever it is, it must keep the secret
+        # Whichever it is, it must keep the secret.
+        with pytest.raises(Exception) as caught:
             ask(url)
         shown = f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
         assert "s3cr3t" not in shown
@@ -272,9 +273,8 @@ def _open_as_nobody(url: str, outbox: Connection) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_one_line() -> None:
-    folder = Path(
-        tempfile.mkdtemp(prefix="sweep-read-only-")
-    )  # not below tmp_path, which other users cannot enter
+    # Not below tmp_path, which other users cannot enter.
+    folder = Path(tempfile.mkdtemp(prefix="sweep-read-only-"))
     try:
         Store.open(f"sqlite:///{folder}/s.sqlite").close()
         folder.chmod(0o555)
@@ -368,9 +368,8 @@ def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(
         thread = threading.Thread(target=end_connections)
         thread.start()
         ids: list[int] = []
-        while len(ids) < 25 or (
-            num_ended < 3 and len(ids) < 2000
-        ):  # a fast store is done before much has happened to it
+        # A fast store is done before much has happened to it.
+        while len(ids) < 25 or (num_ended < 3 and len(ids) < 2000):
             trial_id, attempt = begin_trial(
                 store, bench.cell_id, layout(len(ids) + 1), epoch=bench.epoch
             )
@@ -454,9 +453,8 @@ def test_an_orchestrator_that_sleeps_within_a_transaction_does_not_keep_its_succ
                 "SHOW idle_in_transaction_session_timeout"
             ).scalar_one()
         )
-    assert (
-        asked == "20s"
-    )  # by then the server lets go of the sweep's row; a take-over is promised within 30 s
+    # By then the server lets go of the sweep's row; a take-over is promised within 30 s.
+    assert asked == "20s"
 
 
 def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: str) -> None:
@@ -478,10 +476,11 @@ def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: st
 
 
 def test_a_result_is_flushed_to_disk_and_the_rest_is_not(sqlite_url: str) -> None:
+    # Of PRAGMA synchronous: only with FULL is a commit in the journal flushed before it returns.
     normal, full = (
         1,
         2,
-    )  # of PRAGMA synchronous: only with FULL is a commit in the journal flushed before it returns
+    )
     seen: list[int] = []
     with Store.open(sqlite_url) as store:
         bench = Bench.on(store)

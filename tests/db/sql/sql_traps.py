@@ -98,7 +98,8 @@ def endless(seed: int) -> Iterator[str]:
         for _ in range(chance.randint(2, 7)):
             pieces += [chance.choice(OPENERS + WORDS), chance.choice(GLUE)]
         pieces.insert(chance.randint(0, len(pieces)), f", {CANARY}, ")
-        if chance.random() < 0.5:  # closed again: more of these are read by both
+        # Closed again: more of these are read by both.
+        if chance.random() < 0.5:
             pieces.append(chance.choice(("'", '"', "$$", "*/", "\n", "''", "')", "$a$", "' x")))
         yield "SELECT " + "".join(pieces)
 

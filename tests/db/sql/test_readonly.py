@@ -167,7 +167,8 @@ def test_no_attack_changes_or_creates_anything(store_url: str, tmp_path: Path) -
     with Store.open(store_url) as store:
         Bench.on(store).measure()
     assert len(set(ATTACKS)) >= 60
-    out = Path("/tmp") / f"{tmp_path.name}-attack"  # a folder that a server's own user may write to
+    # A folder that a server's own user may write to.
+    out = Path("/tmp") / f"{tmp_path.name}-attack"
     before, files = contents(store_url), sorted(tmp_path.rglob("*"))
     refusals = []
     for attack in ATTACKS:
@@ -400,7 +401,8 @@ def test_what_an_answer_needed_is_cleared_up_before_its_process_is_killed(tmp_pa
 
 def test_a_process_that_is_killed_for_its_time_leaves_no_temporary_file(tmp_path: Path) -> None:
     def ask() -> Generator[list[object], None, None]:
-        (tmp_path / "made").write_text(tempfile.mkdtemp())  # as one makes that works on a copy
+        # As one makes that works on a copy.
+        (tmp_path / "made").write_text(tempfile.mkdtemp())
         yield ["n"]
         time.sleep(60)
 
@@ -445,10 +447,11 @@ def test_how_the_process_of_a_query_ended_is_told(how: Callable[[], None], says:
 
 def _no_child_is_dead() -> bool:
     try:
+        # The server's starter may be one; a dead one of ours would be told.
         return os.waitpid(-1, os.WNOHANG) == (
             0,
             0,
-        )  # the server's starter may be one; a dead one of ours would be told
+        )
     except ChildProcessError:
         return True
 

@@ -12,7 +12,8 @@ from orchestrator.core.errors import UsageInvalid
 from tests.db.sql import sql_traps
 
 NUM_RANDOM = (
-    10_000  # a few seconds; `python -m tests.db.sql.sql_traps` goes on as long as it is told
+    # A few seconds; `python -m tests.db.sql.sql_traps` goes on as long as it is told.
+    10_000
 )
 
 

@@ -181,7 +181,8 @@ def everything_that_may_end(bench: Bench) -> list[Ended]:
         failed(out_of_memory, TrialEvent.OUT_OF_MEMORY, stepped=True),
         failed(crashed, TrialEvent.FAILED, FailureKind.USER_ERROR),
         failed(crashed, TrialEvent.REQUEUED, FailureKind.NODE_LOST),  # told twice, and differently
-        measured(newest, torch="9.9"),  # from now on the current fingerprint of the cell
+        # From now on the current fingerprint of the cell.
+        measured(newest, torch="9.9"),
     ]
 
 

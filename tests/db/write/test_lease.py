@@ -113,7 +113,8 @@ def test_a_lease_that_has_ended_goes_on_where_nobody_came(store: Store) -> None:
     bench = Bench.on(store)
     store.renew(bench.sweep_id, bench.epoch, ttl_seconds=0.01)
     time.sleep(0.05)
-    bench.measure()  # the machine slept, and nobody else took the sweep: its result is good
+    # The machine slept, and nobody else took the sweep: its result is good.
+    bench.measure()
     assert store.renew(bench.sweep_id, bench.epoch) is None
 
 

@@ -130,9 +130,8 @@ def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
         gpu_seconds=24.0,
         timed_seconds=12.0,
     )
-    assert total(bench) == ReservedGpuSeconds(
-        useful=24.0, idle=10.0
-    )  # 4 of them since it was last seen
+    # 4 of them since it was last seen.
+    assert total(bench) == ReservedGpuSeconds(useful=24.0, idle=10.0)
     bench.store.release(
         bench.sweep_id,
         bench.epoch,
@@ -155,9 +154,8 @@ def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
 
 
 def test_sessions_add_up_and_each_is_told_once(bench: Bench) -> None:
-    bench.store.begin_session(
-        bench.sweep_id, bench.epoch, num_gpus=8, leased=NOTHING
-    )  # the answer to the first was lost
+    # The answer to the first was lost.
+    bench.store.begin_session(bench.sweep_id, bench.epoch, num_gpus=8, leased=NOTHING)
     bench.store.release(bench.sweep_id, bench.epoch, leased=leased(5.0, 5.0, 10.0))
     again = Bench.on(bench.store)
     bench.store.begin_session(again.sweep_id, again.epoch, num_gpus=8, leased=NOTHING)
@@ -211,7 +209,8 @@ def test_an_owner_that_gave_the_sweep_back_with_trials_in_flight_held_them_until
 
 
 def test_repeats_of_one_trial_are_all_useful_and_one_of_another_stack_is_not(bench: Bench) -> None:
-    trial_id = bench.measure()  # 4 GPU-seconds, of which nobody said what they went into
+    # 4 GPU-seconds, of which nobody said what they went into.
+    trial_id = bench.measure()
     for torch, timed in (("2.13.0", 3.0), ("2.9.0", 3.0)):
         number = start_repeat(bench.store, trial_id, bench.epoch, ["n"])
         record_measurement(
