@@ -31,15 +31,6 @@ MAX_KEYS = 4096
 # That are searched for the layout's trial.
 MAX_SWEEPS = 32
 BAR_CHARACTERS = 24  # for the whole of a sum
-SHORT = {
-    "data_parallel_size": "dp",
-    "tensor_parallel_size": "tp",
-    "pipeline_parallel_size": "pp",
-    "context_parallel_size": "cp",
-    "micro_batch_size": "mbs",
-    "grad_accum_steps": "ga",
-    "zero_stage": "zero",
-}
 
 
 def explain(
@@ -323,14 +314,16 @@ def _peak(trial: TrialRow) -> int | None:
 
 def _differs(change: LayoutChange) -> str:
     """`mbs 8 -> 4, ga 4 -> 8`."""
+    from orchestrator.core.problem.layout import SHORT_NAMES
 
     def text(value: object) -> str:
         if not isinstance(value, tuple):
             return str(value)
         return " ".join(f"{name}={option}" for name, option in value) or "none"
 
+    short = {name: short for short, name in SHORT_NAMES.items()} | {"zero_stage": "zero"}
     return ", ".join(
-        f"{SHORT.get(name, name)} {text(here)} -> {text(there)}"
+        f"{short.get(name, name)} {text(here)} -> {text(there)}"
         for name, (here, there) in change.differs.items()
     )
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.core.problem.layout import NAMED_AXES
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.template import fill
 from orchestrator.core.trial.protocol import (
@@ -40,19 +41,7 @@ from orchestrator.core.trial.redaction import Secrets, blotted
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, NotFinite, Rank, context
 
-_LAYOUT_NAMES = (
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "micro_batch_size",
-    "grad_accum_steps",
-    "recompute",
-    "zero_stage",
-    "precision",
-    "world_size",
-    "global_batch_size",
-)
+_PRODUCTS = ("world_size", "global_batch_size")  # of a layout's sizes
 _POLL_SECONDS = 0.05
 _MAX_METRICS_BYTES = 64 * MAX_RESULT_BYTES
 
@@ -132,7 +121,7 @@ def template_names(
     """The names for braces in arguments; also in the environment, as SWEEP_MICRO_BATCH_SIZE etc."""
     layout, plan = request.layout, request.measurement
     return {
-        **{name: str(getattr(layout, name)) for name in _LAYOUT_NAMES},
+        **{name: str(getattr(layout, name)) for name in (*NAMED_AXES, *_PRODUCTS)},
         "sequence_length": str(request.sequence_length),
         "num_steps": str(plan.warmup_steps + plan.max_steps),
         "seed": str(request.seed),

@@ -13,7 +13,7 @@ from enum import StrEnum
 from operator import attrgetter
 from string import ascii_letters, digits
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 class RecomputeMode(StrEnum):
@@ -128,10 +128,16 @@ class SizeAxis:
 
     means: str
     short: str | None = None  # its name in keys and constraints
+    # The number of the cell whose divisors are its values.
+    divides: Literal["num_gpus", "global_batch_size"] | None = None
 
 
-def _size(means: str, short: str | None = None) -> dict[str, SizeAxis]:
-    return {"axis": SizeAxis(means=means, short=short)}
+def _parallel(means: str, short: str) -> dict[str, SizeAxis]:
+    return {"axis": SizeAxis(means=means, short=short, divides="num_gpus")}
+
+
+def _batch(means: str, short: str) -> dict[str, SizeAxis]:
+    return {"axis": SizeAxis(means=means, short=short, divides="global_batch_size")}
 
 
 _RECOMPUTE = CodedAxis(
@@ -178,22 +184,22 @@ _OPTIONS = CodedAxis(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    data_parallel_size: int = field(default=1, metadata=_size("replicas", "dp"))
+    data_parallel_size: int = field(default=1, metadata=_parallel("replicas", "dp"))
     tensor_parallel_size: int = field(
-        default=1, metadata=_size("ranks that share each layer", "tp")
+        default=1, metadata=_parallel("ranks that share each layer", "tp")
     )
-    pipeline_parallel_size: int = field(default=1, metadata=_size("pipeline stages", "pp"))
+    pipeline_parallel_size: int = field(default=1, metadata=_parallel("pipeline stages", "pp"))
     context_parallel_size: int = field(
-        default=1, metadata=_size("ranks that share a sequence", "cp")
+        default=1, metadata=_parallel("ranks that share a sequence", "cp")
     )
     micro_batch_size: int = field(
-        default=1, metadata=_size("sequences per replica and forward pass", "mbs")
+        default=1, metadata=_batch("sequences per replica and forward pass", "mbs")
     )
     grad_accum_steps: int = field(
-        default=1, metadata=_size("micro-batches per replica and optimizer step", "ga")
+        default=1, metadata=_batch("micro-batches per replica and optimizer step", "ga")
     )
     recompute: Recompute = field(default=NO_RECOMPUTE, metadata={"axis": _RECOMPUTE})
-    zero_stage: int = field(default=0, metadata=_size("0 to 3"))
+    zero_stage: int = field(default=0, metadata={"axis": SizeAxis(means="0 to 3")})
     precision: Precision = field(default=Precision.BF16, metadata={"axis": _PRECISION})
     options: Options = field(default=(), metadata={"axis": _OPTIONS})
 
@@ -289,18 +295,20 @@ _AXES: Mapping[str, SizeAxis | CodedAxis] = {f.name: f.metadata["axis"] for f in
 CODED: Mapping[str, CodedAxis] = MappingProxyType(
     {name: axis for name, axis in _AXES.items() if isinstance(axis, CodedAxis)}
 )
-SIZES = tuple(name for name in _AXES if name not in CODED)
+_SIZE_AXES = {name: axis for name, axis in _AXES.items() if isinstance(axis, SizeAxis)}
+SIZES = tuple(_SIZE_AXES)
+# The axes whose product is the number of GPUs.
+PARALLEL_AXES = tuple(name for name, axis in _SIZE_AXES.items() if axis.divides == "num_gpus")
+BATCH_AXES = tuple(name for name, axis in _SIZE_AXES.items() if axis.divides == "global_batch_size")
+# Without the options, which have names of their own.
+NAMED_AXES = tuple(name for name in _AXES if name != "options")
 _sizes_of = attrgetter(*SIZES)
 # Of each coded axis.
 _COLUMN_NAMES = {
     name: tuple(column.name for column in axis.columns) for name, axis in CODED.items()
 }
 SHORT_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        axis.short: name
-        for name, axis in _AXES.items()
-        if isinstance(axis, SizeAxis) and axis.short is not None
-    }
+    {axis.short: name for name, axis in _SIZE_AXES.items() if axis.short is not None}
 )
 # What a row of a table keeps of a layout, in the order of its axes.
 LAYOUT_COLUMNS: tuple[LayoutColumn, ...] = tuple(

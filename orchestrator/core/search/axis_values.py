@@ -10,6 +10,8 @@ import numpy as np
 
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import (
+    BATCH_AXES,
+    PARALLEL_AXES,
     Options,
     Precision,
     Recompute,
@@ -20,14 +22,8 @@ from orchestrator.core.problem.layout_table import COLUMNS, Ints
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.sweepfile.spec import SweepSpec
 
-PARALLEL_AXES = (
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-)
-BATCH_AXES = ("micro_batch_size", "grad_accum_steps")
-CHOICE_AXES = ("zero_stage", "recompute", "precision", "options")
+# The axes that are independent of the numbers of GPUs and of sequences.
+CHOICE_AXES = tuple(name for name in COLUMNS if name not in (*PARALLEL_AXES, *BATCH_AXES))
 
 
 @dataclass(frozen=True, kw_only=True)

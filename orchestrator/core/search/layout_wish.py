@@ -13,6 +13,7 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import (
     SHORT_NAMES,
+    SIZES,
     Layout,
     OptionValue,
     Precision,
@@ -26,7 +27,6 @@ Axes = Mapping[str, Sequence[OptionValue]]
 # Fields of a layout by name; the options that vary are a mapping under `options`.
 Fields = Mapping[str, Any]
 
-SIZES = (*SHORT_NAMES.values(), "zero_stage")
 _ALIASES = {**SHORT_NAMES, "z": "zero_stage", "zero": "zero_stage"}
 _PART = re.compile(rf"({'|'.join([*SHORT_NAMES, 'z'])})(\d+)")
 _WORDS = ("recompute", "precision")

@@ -17,11 +17,10 @@ import numpy as np
 
 from orchestrator.core.errors import SpecInvalid
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import Layout, Options
+from orchestrator.core.problem.layout import PARALLEL_AXES, Layout, Options
 from orchestrator.core.problem.layout_table import COLUMNS, Ints, LayoutTable
 from orchestrator.core.search.axis_values import (
     CHOICE_AXES,
-    PARALLEL_AXES,
     AxisValues,
     axis_values,
 )

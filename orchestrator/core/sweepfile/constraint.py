@@ -16,7 +16,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import SHORT_NAMES, Recompute
+from orchestrator.core.problem.layout import SHORT_NAMES, SIZES, Recompute
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.sweepfile.constraint_language import (
     ARITHMETIC,
@@ -59,10 +59,7 @@ def facts_of(table: LayoutTable, *, cell: Cell, gpus_per_node: int) -> Facts:
         dtype=np.int64,
     )
     return {
-        **{
-            name: getattr(table, name)
-            for name in (*SHORT_NAMES.values(), "zero_stage", "world_size")
-        },
+        **{name: getattr(table, name) for name in (*SIZES, "world_size")},
         "recompute": Words(codes=table.recompute, meanings=tuple(map(_meaning, table.recomputes))),
         "recompute_layers": layers[table.recompute],
         "precision": Words(

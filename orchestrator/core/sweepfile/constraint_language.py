@@ -17,6 +17,7 @@ from typing import Any
 
 from orchestrator.core.problem.layout import (
     SHORT_NAMES,
+    SIZES,
     OptionValue,
     Precision,
     RecomputeMode,
@@ -41,8 +42,7 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 OF_MODEL = ("num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
 _OF_CELL = ("num_gpus", "num_nodes", "gpus_per_node", "sequence_length", "global_batch_size")
 NUMBERS = (
-    *SHORT_NAMES.values(),
-    "zero_stage",
+    *SIZES,
     "recompute_layers",
     "world_size",
     *OF_MODEL,

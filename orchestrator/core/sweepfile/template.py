@@ -9,17 +9,12 @@ import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
+from orchestrator.core.problem.layout import NAMED_AXES
+
 # Each name with the meaning of its value.
 TEMPLATE_NAMES: Mapping[str, str] = {
-    "data_parallel_size": "the layout's",
-    "tensor_parallel_size": "the layout's",
-    "pipeline_parallel_size": "the layout's",
-    "context_parallel_size": "the layout's",
-    "micro_batch_size": "the layout's",
-    "grad_accum_steps": "the layout's",
+    **dict.fromkeys(NAMED_AXES, "the layout's"),
     "recompute": "as in the sweep file: `full:8`",
-    "zero_stage": "the layout's",
-    "precision": "the layout's",
     "world_size": "ranks of the gang",
     "global_batch_size": "sequences of an optimizer step",
     "sequence_length": "tokens of a sequence",
