@@ -70,6 +70,20 @@ def drift_rows() -> list[tuple[str, ...]]:
     ]
 
 
+def band_rows() -> list[tuple[str, ...]]:
+    """The table of benchmarks/results/prediction.md: rows within the bands that plan shows."""
+    result = _committed("prediction")
+    rows = []
+    for way, total in result["all_files"].items():
+        scored = [(name, result[file]) for file, name in _TABLES.items() if way in result[file]]
+        bands = [(name, found[way]["bands"]) for name, found in scored]
+        rows += [
+            (name, way.replace("_", " "), *map(_within, _QUANTITIES, map(band.get, _QUANTITIES)))
+            for name, band in [*bands, ("**all files**", total)]
+        ]
+    return rows
+
+
 def chaos_lacks(result: Any) -> list[str]:
     """Reasons why a campaign of kills does not prove what the scoreboard shows."""
     return [
@@ -137,6 +151,27 @@ def _launches(result: Any) -> str:
 def _inside_band(result: Any) -> str:
     found = result["all_files"]["uncalibrated"]["step_time"]
     return f"{found['within'] / found['rows']:.0%} of {found['rows']:,}; the aim is 80%"
+
+
+_TABLES = {
+    "pb": "playbook",
+    "vt": "vtrain",
+    "mpt": "llm_foundry",
+    "fms": "fms",
+    "bs": "bigscience",
+    "misc": "misc",
+}
+_QUANTITIES = ("step_time", "memory", "fits")
+
+
+def _within(quantity: str, band: Any) -> str:
+    if not band["rows"]:
+        return "-"
+    if quantity == "fits":
+        numbers = f"{band['expected']:.0f} ({band['at_least']} to {band['at_most']})"
+        return f"{numbers}, {band['ran']:,} of {band['rows']:,} ran"
+    share = band["within"] / band["rows"]
+    return f"{share:.0%} of {band['rows']:,} ({band['below']} / {band['above']})"
 
 
 def _wrong_winners(result: Any) -> str:

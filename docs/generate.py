@@ -22,7 +22,14 @@ from db import migrate, schema
 from db.sql import readonly
 from db.store import Store
 from db.types import Json
-from docs.figures import drift_rows, measured_rows, score_rows, scoreboard_rows, summary_rows
+from docs.figures import (
+    band_rows,
+    drift_rows,
+    measured_rows,
+    score_rows,
+    scoreboard_rows,
+    summary_rows,
+)
 from orchestrator.core.physics.step_time import PRIORS
 from orchestrator.core.problem.hardware import DEVICES, GIB
 from orchestrator.core.problem.layout import Precision
@@ -120,6 +127,7 @@ def documents() -> list[Path]:
     return sorted(
         [
             *DOCS.rglob("*.md"),
+            *(PROJECT / "benchmarks").rglob("*.md"),
             *(PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
         ]
     )
@@ -146,6 +154,11 @@ def _part(name: str) -> str:
             "drift | winner named | wrong, of sweeps | repeats | earlier rule: winner named"
             " | wrong, of sweeps | repeats",
             drift_rows(),
+        ),
+        "bands": lambda: _table(
+            "tables | calibration | step time: within (below / above)"
+            " | memory: within (below / above) | fits",
+            band_rows(),
         ),
         "drifts": lambda: _words("kind", DRIFTS),
         "placeholders": lambda: _words("name", TEMPLATE_NAMES),
