@@ -60,7 +60,7 @@ _UPDATE_CELL = sa.update(cell).where(cell.c.id == sa.bindparam("cell_id"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Attempt:
+class _StoredAttempt:
     id: int
     state: AttemptState
     pooled: bool
@@ -140,8 +140,8 @@ class _Endings:
         pooling.settle(self._connection, self._settled)
 
     def _measured(
-        self, end: Ended, outcome: MeasuredEnd, was: _Attempt, is_running: bool
-    ) -> _Attempt:
+        self, end: Ended, outcome: MeasuredEnd, was: _StoredAttempt, is_running: bool
+    ) -> _StoredAttempt:
         if was.is_measured:
             # Reported twice, or the answer to a commit was lost.
             return was
@@ -190,7 +190,9 @@ class _Endings:
         self._measurements.append({"attempt_id": was.id, **columns})
         return replace(was, state=state, pooled=counts, is_measured=True)
 
-    def _failed(self, end: Ended, outcome: FailedEnd, was: _Attempt, is_running: bool) -> _Attempt:
+    def _failed(
+        self, end: Ended, outcome: FailedEnd, was: _StoredAttempt, is_running: bool
+    ) -> _StoredAttempt:
         trial_now = self._batch[end.trial_id]
         is_repeat = trial_now.state is TrialState.MEASURED
         if not is_running or (trial_now.state not in IN_FLIGHT and not is_repeat):
@@ -225,13 +227,13 @@ class _Endings:
         fingerprint = end.facts.get("fingerprint")
         return None if fingerprint is None else self._digests[fingerprint]
 
-    def _update(self, was: _Attempt, is_running: bool, values: records.Columns) -> None:
+    def _update(self, was: _StoredAttempt, is_running: bool, values: records.Columns) -> None:
         # One statement takes rows of the same columns.
         self._updates[is_running, frozenset(values)].append({"attempt_id": was.id, **values})
 
 
-def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _Attempt:
-    return _Attempt(
+def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _StoredAttempt:
+    return _StoredAttempt(
         id=row.id,
         state=AttemptState(row.state),
         pooled=row.pooled,

@@ -25,7 +25,7 @@ from orchestrator.sweep.stored_confirmation import leading_confirmation
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Finished:
+class _FinishedSweep:
     """What the store holds of a sweep that ended under this file, in the cells that it names."""
 
     sweep_id: int
@@ -81,7 +81,7 @@ def finished_before(
     return _result(spec, store, found, code_has_changed=has_changed)
 
 
-def _finished(spec: SweepSpec, store: Store) -> _Finished | None:
+def _finished(spec: SweepSpec, store: Store) -> _FinishedSweep | None:
     """Return what the store holds; None if the sweep has not ended, or has nothing measured."""
     row = next((sweep for sweep in store.sweeps() if sweep.name == spec.name), None)
     if row is None or row.holder is not None or row.state is not SweepState.FINISHED:
@@ -97,7 +97,7 @@ def _finished(spec: SweepSpec, store: Store) -> _Finished | None:
     if len(cells) < len(wanted) or is_some_left or not measured:
         return None
     fastest, session = store.best(row.id, CONSIDERED), store.newest_session(row.id)
-    return _Finished(
+    return _FinishedSweep(
         sweep_id=row.id,
         cells=cells,
         counts=counts,
@@ -113,7 +113,7 @@ def _finished(spec: SweepSpec, store: Store) -> _Finished | None:
 
 
 def _result(
-    spec: SweepSpec, store: Store, found: _Finished, *, code_has_changed: bool
+    spec: SweepSpec, store: Store, found: _FinishedSweep, *, code_has_changed: bool
 ) -> SweepResult:
     cell_ids = {cell.cell.id for cell in found.cells}
     digests = {
