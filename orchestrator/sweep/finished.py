@@ -31,8 +31,8 @@ class _FinishedSweep:
     sweep_id: int
     cells: Sequence[CellStatus]
     counts: Counter[TrialState]
-    newest: TrialRow  # of the fastest of each cell
-    # Why its newest call stopped, over all cells.
+    newest: TrialRow  # among the best of each cell
+    # Why the cells stopped in the newest call.
     reasons: Collection[str]
     confirmations: Mapping[Cell, Confirmation]
 
@@ -70,7 +70,7 @@ def finished_before(
     of_then = _fingerprint_of(store, found.newest, this_host, any_node=any_node)
     if of_then is None or of_then.orchestrator_version != program_version:
         return None
-    # A repeat that the budget had no room for then has none now.
+    # If a budget was spent then, it has no room for repeats now either.
     if found.spent is None and found.wants_a_repeat(spec.search):
         return None
     of_now = code()
@@ -88,7 +88,7 @@ def _finished(spec: SweepSpec, store: Store) -> _FinishedSweep | None:
         return None
     if row.spec_json != spec.model_dump_json():
         return None
-    # An earlier file may have named more.
+    # Leave out cells that only an earlier version of the file named.
     wanted = set(spec.cells())
     cells = [status for status in store.status(row.id) if status.cell.cell in wanted]
     counts = Counter({state: sum(cell.num_trials[state] for cell in cells) for state in TrialState})
