@@ -36,7 +36,8 @@ from orchestrator.core.trial.reserved_time import Leased
 
 logger = logging.getLogger(__name__)
 
-# Renewed every few seconds. A dead orchestrator on another host is replaced after this long.
+# A lease is renewed every few seconds. A dead orchestrator on another host is replaced after this
+# long.
 LEASE_SECONDS = 30.0
 # Errors about one end: no such attempt, or a value that no column takes. Drivers wrap some of them.
 REFUSED = (UsageInvalid, ValueError, OverflowError, sa.exc.StatementError)

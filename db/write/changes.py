@@ -253,7 +253,7 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
             batch.advance(row.id, event, detail=detail)
             if event is TrialEvent.REQUEUED:
                 waiting.append(int(row.id))
-        # The end was noted when the owner was replaced.
+        # `ended_at` was written when the owner was replaced.
         seconds = (row.ended_at - row.started_at).total_seconds()
         values = {
             "state": AttemptState.LOST,

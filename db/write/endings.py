@@ -143,7 +143,7 @@ class _Endings:
         self, end: Ended, outcome: MeasuredEnd, was: _StoredAttempt, is_running: bool
     ) -> _StoredAttempt:
         if was.is_measured:
-            # Reported twice, or the answer to a commit was lost.
+            # The end was reported twice, or the answer to its commit was lost.
             return was
         trial_now, digest = self._batch[end.trial_id], self._digest(end)
         is_repeat = trial_now.state is TrialState.MEASURED
@@ -176,8 +176,8 @@ class _Endings:
                 self._current[trial_now.cell_id] = digest
         else:
             self._batch.log(trial_now.id, event_log.SUPERSEDED, end.attempt)
-        # The pool decides in the end whether a repeat's numbers are the trial's: at most one
-        # attempt counts at any time.
+        # `settle` later picks the attempt whose numbers are the trial's. Until then a repeat is
+        # superseded, since at most one attempt of a trial counts at any time.
         trial_columns: records.Columns = {
             "state": state,
             "pooled": counts,
@@ -196,7 +196,7 @@ class _Endings:
         trial_now = self._batch[end.trial_id]
         is_repeat = trial_now.state is TrialState.MEASURED
         if not is_running or (trial_now.state not in IN_FLIGHT and not is_repeat):
-            # It has ended before: reported twice, or too late.
+            # The attempt has ended before: this end was reported twice, or too late.
             return was
         failure = outcome.failure
         detail = {"kind": failure.kind.value, "message": records.storable(failure.message)}
