@@ -413,7 +413,7 @@ class Confirmation:
     def _why_wrong(self, one: Contradiction) -> str:
         less, more = self._layouts[one.less].short, self._layouts[one.more].short
         does_less = f"trial {one.less} ({less}) does less work than trial {one.more} ({more})"
-        return f"{does_less}, and was {one.slower:.0%} slower: both once more"
+        return f"{does_less}, and was {one.slower:.0%} slower: both are measured again"
 
     def _again(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
         return Repeat(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)

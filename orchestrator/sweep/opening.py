@@ -92,7 +92,7 @@ def _take_up_what_was_left(call: Call) -> None:
         )
         if (found := recovery.take_up(call.spool)) > 0:
             logger.warning(
-                "Written down: %d %s of an earlier call that ended while the database was away",
+                "Stored %d %s of an earlier call that ended while the database was unavailable",
                 found,
                 "trial" if found == 1 else "trials",
                 extra={"action": "recovered"},

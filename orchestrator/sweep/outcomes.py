@@ -344,8 +344,8 @@ class Outcomes:
         """`row` is the trial's, if it waits again."""
         if attempt.is_repeat:
             search.confirmation.fail(attempt.trial_id, failure.kind)
-            told = f"{failure.kind}: {failure.message}"
-            return f"measured before; once more it failed, {told}"
+            cause = f"{failure.kind}: {failure.message}"
+            return f"repeat failed, {cause}; the earlier result still counts"
         match event:
             case TrialEvent.OUT_OF_MEMORY:
                 self._stored[TrialState.OUT_OF_MEMORY] += 1
