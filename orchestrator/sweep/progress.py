@@ -128,7 +128,6 @@ class Snapshot:
     num_launched: int
     # Upper bound of `num_launched`.
     at_most: int
-    launched_now: int  # trials finished by this call
     running: Sequence[Running]
     best: Mapping[Cell, tuple[Layout, float]]  # objective value
     # Reserved by all calls, idle leases included.

@@ -58,7 +58,6 @@ class Snapshots:
                 untried=self._untried,
                 num_launched=self._num_launched,
                 at_most=sum(most_trials.values()),
-                launched_now=self._attempts.num_recorded,
                 running=[
                     Running(
                         trial_id=one.trial_id,
