@@ -178,7 +178,7 @@ class Recorder:
         assert self.scheduler is not None
         now = time.perf_counter()
         taken = (now, now - self.scheduler.seconds, time.thread_time() - self.scheduler.cpu_seconds)
-        while len(self.trials) < snapshot.launched_now:  # one poll may end several
+        for _ in snapshot.ended:  # one poll may end several
             self.trials.append(taken)
             if len(self.trials) % WINDOW_TRIALS == 0:
                 self.resident.append((len(self.trials), resident_bytes()))

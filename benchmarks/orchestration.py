@@ -226,7 +226,7 @@ def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
     ends: list[float] = []
 
     def note_end(snapshot: Snapshot) -> None:
-        ends.extend([time.monotonic()] * (snapshot.launched_now - len(ends)))
+        ends.extend([time.monotonic()] * len(snapshot.ended))
 
     before = resource.getrusage(resource.RUSAGE_SELF)
     began = time.monotonic()

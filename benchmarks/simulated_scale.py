@@ -80,7 +80,7 @@ class Pace:
         self._every, self.at, self.done = max(num_trials // TENTHS, 1), [time.perf_counter()], 0
 
     def __call__(self, snapshot: Snapshot) -> None:
-        self.done = snapshot.launched_now
+        self.done += len(snapshot.ended)
         while self.done >= len(self.at) * self._every:
             self.at.append(time.perf_counter())
 

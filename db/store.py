@@ -31,25 +31,16 @@ from orchestrator.core.physics.link_sample import LinkSample
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.reserved_time import Leased
 
 logger = logging.getLogger(__name__)
 
-# Renewed every few seconds. A dead orchestrator on another host is replaced after this long.
+# A lease is renewed every few seconds. A dead orchestrator on another host is replaced after this
+# long.
 LEASE_SECONDS = 30.0
 # Errors about one end: no such attempt, or a value that no column takes. Drivers wrap some of them.
 REFUSED = (UsageInvalid, ValueError, OverflowError, sa.exc.StatementError)
-# Events that are written together with rows of their own.
-_WITH_ROWS = frozenset(
-    {
-        TrialEvent.GANG_PLACED,
-        TrialEvent.REPEATED,
-        TrialEvent.MEASURED,
-        TrialEvent.INVALIDATED,
-    }
-)
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -243,31 +234,14 @@ class Store(StoreReads):
         """
         return self._write(invalidation.free_pruned, cell_id, layouts, epoch)
 
-    def transition(
-        self,
-        trial_id: int,
-        event: TrialEvent,
-        *,
-        epoch: int,
-        attempt: int | None = None,
-        detail: Mapping[str, Any] | None = None,
-    ) -> TrialState:
-        """Move a trial by an event without a result (FIRST_STEP, PRUNED ...) to its new state.
-
-        Raises IllegalTransition, and changes nothing, if the trial's state does not take the event
-        or `attempt` is not its latest one.
-        """
-        if event in _WITH_ROWS:
-            raise ValueError(
-                f"{event} is written together with what belongs to it: "
-                "by begin_trials, record_ends, invalidate"
-            )
-        return self._write(changes.transition, [(trial_id, attempt)], event, epoch, detail)[0]
-
     def note_first_steps(self, attempts: Sequence[tuple[int, int]], *, epoch: int) -> None:
-        """Move trials by FIRST_STEP in one commit; each attempt is a trial id and a number."""
+        """Move trials by FIRST_STEP in one commit; each attempt is a trial id and a number.
+
+        Raises IllegalTransition, and changes nothing, if the state of a trial does not take the
+        event or an attempt is not the latest of its trial.
+        """
         if attempts:
-            self._write(changes.transition, attempts, TrialEvent.FIRST_STEP, epoch, None)
+            self._write(changes.note_first_steps, attempts, epoch)
 
     def invalidate(
         self,

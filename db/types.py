@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeDecorator
 class SweepState(StrEnum):
     # No orchestrator has worked on it yet.
     WAITING = "waiting"
-    # An orchestrator owns it, or died as its owner.
+    # An orchestrator owns it, or owned it when it died.
     RUNNING = "running"
     STOPPED = "stopped"  # with work still to do
     FINISHED = "finished"
@@ -28,7 +28,7 @@ class AttemptState(StrEnum):
     MEASURED = "measured"
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
-    # By the machine's fault or on request; the trial waits again.
+    # It failed by the machine's fault, or a person stopped it; the trial waits again.
     REQUEUED = "requeued"
     LOST = "lost"  # its orchestrator died
 
@@ -36,9 +36,9 @@ class AttemptState(StrEnum):
 class BenchReason(StrEnum):
     """The reason that nothing is placed on a node."""
 
-    # Much slower than the others: its measurements are repeated elsewhere.
+    # It is much slower than the others; its measurements are repeated elsewhere.
     SLOW = "slow"
-    # Several trials failed there by the machine's fault.
+    # Several trials failed there by the fault of the machine.
     FAULTS = "faults"
     ASKED = "asked"  # by a person
 

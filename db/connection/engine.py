@@ -31,10 +31,10 @@ from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 logger = logging.getLogger(__name__)
 
-# For SQLite's write lock: longer than any write of ours.
+# How long to wait for SQLite's write lock: longer than any write of ours.
 BUSY_TIMEOUT_SECONDS = 30.0
 CONNECT_TIMEOUT_SECONDS = 10
-# A PostgreSQL that crashed is back in seconds; after a minute a person should know.
+# How long to retry: a crashed PostgreSQL is back in seconds; after a minute a person should know.
 PATIENCE_SECONDS = 60.0
 # A server that vanished (its host, the network) is given up after 10 + 3 x 5 s, not after the
 # kernel's two hours.
@@ -46,7 +46,7 @@ _KEEP_ALIVE = {
 }
 # An orchestrator that sleeps within a transaction must not lock the sweep's row for its successor.
 _IDLE_IN_TRANSACTION = "SET idle_in_transaction_session_timeout = '20s'"
-# Serialization failure, deadlock, lock timeout; the server stops, has crashed, or is not up yet.
+# Serialization failure, deadlock, lock timeout; the server is stopping, has crashed or is starting.
 TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ class Database:
         self.patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self.wait: Callable[[float], None] = time.sleep
         self.is_sqlite = url.drivername == "sqlite"
-        # Until then an error means a wrong address, which waiting does not cure.
+        # Before the first answer an error means a wrong address, which waiting does not cure.
         self._was_reached = False
         self._readable: ReadableFile | None = None
         self._file = OpenedFile(Path(url.database)) if self.is_sqlite and url.database else None
@@ -195,7 +195,7 @@ class Database:
         try:
             yield
         except (PoolTimeout, DBAPIError) as exc:
-            # A person can cure missing rights and tables; the others of these are bugs of ours.
+            # A person can cure missing rights and tables; other errors of these kinds are our bugs.
             is_ours = isinstance(exc, IntegrityError | ProgrammingError | DataError)
             is_about_the_url = (
                 not self.is_sqlite and not self._was_reached and _sqlstate(exc) is None

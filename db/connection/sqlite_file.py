@@ -37,7 +37,7 @@ class OpenedFile:
     def refuse_another(self) -> None:
         """Raise StoreUnavailable if the path names no file, or another one. Costs one stat(2)."""
         try:
-            # After each write: a tenth of the time of Path.stat.
+            # This runs after each write, and takes a tenth of the time of Path.stat.
             found = os.stat(self.path)  # noqa: PTH116
         except FileNotFoundError:
             raise StoreUnavailable(
@@ -100,9 +100,9 @@ class ReadableFile:
         if can_be_written(self._file) or (self._log.exists() and self._shared.exists()):
             return self._file, "mode=ro"
         if not self._log.exists():
-            # A writer would have made a log.
+            # Without a log there is no writer.
             return self._file, "mode=ro&immutable=1"
-        # A process that died left the log: only in a copy can it be merged with the file.
+        # A dead process left the log. It can be merged with the file only in a copy.
         return self._merged_copy(), "mode=rw"
 
     def _merged_copy(self) -> Path:

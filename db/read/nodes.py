@@ -22,10 +22,10 @@ from orchestrator.core.trial.failure_kinds import SUSPECT_KINDS, FailureKind
 node_check, node_bench, link = schema.node_check, schema.node_bench, schema.link
 attempt, trial, cell, measurement = schema.attempt, schema.trial, schema.cell, schema.measurement
 
-# The newest: a run has some hundred.
+# The newest links are read; one run has a few hundred.
 MAX_LINKS = 20_000
-# If a sweep runs alone, this many times the wanted runs are among the store's newest attempts,
-# since most attempts are measured.
+# Look for the wanted runs of a sweep among this many times as many of the store's newest attempts:
+# if the sweep runs alone they are there, since most attempts are measured.
 AMONG = 2
 _RUNS = (
     sa.select(

@@ -27,9 +27,9 @@ attempt, measurement, fingerprint = schema.attempt, schema.measurement, schema.f
 
 Number = TypeVar("Number", int, float)
 
-# Spread evenly over the trials of a cell: more of one cell add little.
+# Rows of one cell, spread evenly over its trials: more of them add little.
 ROWS_PER_CELL = 200
-# The newest; fitting them takes about a second.
+# The newest rows are read; fitting this many takes about a second.
 MAX_ROWS = 4000
 
 
@@ -67,9 +67,9 @@ class ObservationRow:
     peak_flops_source: str | None
     num_nodes: int | None
     num_steps: int | None  # timed
-    # For the gang, from its placement to its end.
+    # From the gang's placement to its end.
     reserved_seconds: float | None
-    # Of it, in the steps after the first.
+    # The part of it in steps after the first.
     steady_seconds: float | None
 
 

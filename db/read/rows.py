@@ -39,13 +39,13 @@ class Holder:
 class SweepRow:
     id: int
     name: str
-    # Distinguishes its folders from those of an equal name in another store.
+    # Tells its folders from those of a sweep with the same name in another store.
     run_token: str
     spec_json: str
     conditions: Mapping[str, Any]
     state: SweepState
     created_at: dt.datetime
-    # None: it has no owner, or the lease has ended.
+    # None: the sweep has no owner, or its lease has ended.
     holder: Holder | None
     owner_epoch: int
     stop_requested: StopRequest | None
@@ -74,7 +74,7 @@ class CellRow:
     cell: Cell
     # Of the newest measurement: the current one.
     fingerprint_digest: str | None
-    # Of the newest call that ended by itself. None: none has.
+    # Of the newest call that ended by itself. None: no call has.
     stop_reason: str | None
     num_untried: int | None  # layouts
 
@@ -88,7 +88,7 @@ class TrialRow:
     layout: Layout
     state: TrialState
     num_attempts: int
-    # That count; its numbers are those of the median one.
+    # Measurements that count; the numbers below are from the median one.
     num_measurements: int
     why: str | None
     predicted_tokens_per_second_per_gpu: float | None
@@ -103,7 +103,7 @@ class TrialRow:
     confident: bool | None
     mfu: float | None
     hfu: float | None
-    # Of the measurement; if the last attempt ran out of memory, of the failed rank.
+    # From the measurement; from the failed rank if the last attempt ran out of memory.
     peak_memory_allocated_bytes: int | None
     peak_memory_reserved_bytes: int | None
     device_memory_bytes: int | None
@@ -132,7 +132,7 @@ class AttemptRow:
     purpose: Purpose | None  # None: not known
     started_at: dt.datetime
     ended_at: dt.datetime | None
-    # By the sweep's clock; None: as ended_at.
+    # By the sweep's clock; None: at ended_at.
     measured_at: dt.datetime | None
     nodes: tuple[str, ...] | None
     shared_nodes: bool | None
@@ -140,7 +140,7 @@ class AttemptRow:
     gpu_seconds: float | None
     timed_seconds: float | None
     warmup_seconds: float | None
-    # Settings of communication that its ranks got; None: none, or not known.
+    # Communication settings that its ranks got; None: none, or not known.
     environment: Mapping[str, Any] | None
     fingerprint: Fingerprint | None
     processes_killed: int | None
@@ -268,7 +268,7 @@ class SessionRow:
     ended_at: dt.datetime | None
     num_gpus: int  # slots of the cluster
     price_per_gpu_hour: float | None
-    stop_reasons: tuple[str, ...]  # empty: it goes on, or died
+    stop_reasons: tuple[str, ...]  # empty: the call goes on, or died
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,5 +278,5 @@ class ReservedBySweep:
     total: ReservedGpuSeconds
     # By cell id; idle leases belong to no cell.
     by_cell: Mapping[int, ReservedGpuSeconds]
-    # All slots while its orchestrators worked; None: not known.
+    # GPU-seconds of all slots while orchestrators worked; None: not known.
     capacity: float | None

@@ -27,10 +27,10 @@ from orchestrator.node.processes import die_with
 
 _MIB = 1 << 20
 _BATCH_BYTES = _MIB
-# Within this time an engine reports that it has ended a query.
+# How long an engine may take to report that it has ended a query.
 _GRACE_SECONDS = 1.0
 _PIECE = 64 * _MIB
-# Signals by which a library ends its process if it gets no memory.
+# Signals with which a library ends its process if it gets no memory.
 _OF_NO_MEMORY = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 
@@ -40,11 +40,11 @@ class Bounds:
 
     rows: int
     seconds: float
-    # Of the rows in this process. 100,000 rows of v_trial take about 300 MiB.
+    # Memory of the rows in this process. 100,000 rows of v_trial take about 300 MiB.
     answer_bytes: int = 512 * _MIB
-    # Of the child process, in addition to what it inherits.
+    # Memory of the child process, in addition to what it inherits.
     memory_bytes: int = 1024 * _MIB
-    # Of one temporary file: SQLite sorts there.
+    # Size of one temporary file; SQLite sorts in such files.
     file_bytes: int = 4096 * _MIB
 
 
@@ -244,7 +244,7 @@ def _limit(bounds: Bounds) -> None:
             limit for limit in (value, *resource.getrlimit(kind)) if limit != resource.RLIM_INFINITY
         )
         resource.setrlimit(kind, (strictest, strictest))
-    # Then a write beyond the limit is an error.
+    # With this signal ignored, a write beyond the limit raises an error.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
@@ -255,7 +255,7 @@ def _send_answer(tell: Any, answer: Generator[Sequence[Any], None, None], bounds
     for number, row in enumerate(answer, start=1):
         if number > bounds.rows:
             _send_rows(tell, batch)
-            # Before the end is sent, since the parent then kills this process: a copy would stay.
+            # Close first: the parent kills this process at the end message, and a copy would stay.
             answer.close()
             _send(tell, ["end", True])
             return

@@ -72,7 +72,7 @@ class Asking:
     """The role of people's statements."""
 
     name: str
-    # It logged in by itself, and has no powers to take back.
+    # True if it logged in itself: then it has no powers to give up.
     is_own_login: bool
 
 

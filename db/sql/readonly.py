@@ -33,7 +33,7 @@ _NO_ROWS = (
 )
 # PostgreSQL's codes: read_only_sql_transaction, insufficient_privilege.
 _BEYOND_READING = frozenset({"25006", "42501"})
-# Of one value: zeroblob(1e9) is no query.
+# Largest single value: zeroblob(1e9) is no useful query.
 _MAX_VALUE_BYTES = 64 << 20
 
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from db.sql.sql_text import ALLOWED_FUNCTIONS, did_you_mean
 
 ONLY_READING = "only reading is possible here, one statement at a time"
-# Of the database's message, which may repeat the statement.
+# Most characters of the database's message, which may repeat the statement.
 _MAX_CHARACTERS = 300
 
 _UNKNOWN_COLUMN = re.compile(

@@ -65,18 +65,7 @@ _UPDATE_LATEST = sa.update(attempt).where(
     attempt.c.number == sa.bindparam("of_number"),
     attempt.c.state == AttemptState.RUNNING,
 )
-_END_LATEST = _UPDATE_LATEST.values(ended_at=now())
 _BEGINS = frozenset({TrialEvent.GANG_PLACED, TrialEvent.REPEATED})
-
-
-def add_trials(
-    connection: Connection, change: Change, new: Sequence[NewTrial], epoch: int
-) -> list[int]:
-    """Add trials for the layouts that have none, and return the ids of all, in order."""
-    additions = [_Addition(new=one) for one in new]
-    added = _add(connection, change, additions, epoch)
-    ids = added | _trial_ids(connection, [one.key for one in additions if one.key not in added])
-    return [ids[one.key] for one in additions]
 
 
 def begin(
@@ -171,43 +160,27 @@ def add_pruned(
     return len(added) + len(why)
 
 
-def transition(
-    connection: Connection,
-    change: Change,
-    moves: Sequence[tuple[int, int | None]],
-    event: TrialEvent,
-    epoch: int,
-    detail: Mapping[str, Any] | None,
-) -> list[TrialState]:
-    """Move all trials, or raise IllegalTransition; return their new states.
+def note_first_steps(
+    connection: Connection, change: Change, attempts: Sequence[tuple[int, int]], epoch: int
+) -> None:
+    """Move all trials by FIRST_STEP, or raise IllegalTransition.
 
-    Each move is a trial id and the attempt that must be its latest (None: any).
+    Each attempt is a trial id and a number, which must be the trial's latest.
     """
-    batch = Batch(connection, change, (trial_id for trial_id, _ in moves), epoch)
-    done = event_log.done_before(connection, change, [trial_id for trial_id, _ in moves], {event})
-    ended = []
-    for trial_id, number in moves:
+    trial_ids = [trial_id for trial_id, _ in attempts]
+    batch = Batch(connection, change, trial_ids, epoch)
+    done = event_log.done_before(connection, change, trial_ids, {TrialEvent.FIRST_STEP})
+    for trial_id, number in attempts:
         if trial_id in done:
             continue
-        was = batch[trial_id]
-        if number is not None and number != was.num_attempts:
+        latest = batch[trial_id].num_attempts
+        if number != latest:
             raise IllegalTransition(
-                f"trial {trial_id}: {event} of attempt {number}, "
-                f"but its latest is {was.num_attempts}"
+                f"trial {trial_id}: {TrialEvent.FIRST_STEP} of attempt {number}, "
+                f"but its latest is {latest}"
             )
-        state = batch.advance(trial_id, event, detail=detail).state
-        if was.state in IN_FLIGHT and state not in IN_FLIGHT:
-            ended.append(
-                {
-                    "of_trial": trial_id,
-                    "of_number": was.num_attempts,
-                    "state": AttemptState(event.value),
-                }
-            )
+        batch.advance(trial_id, TrialEvent.FIRST_STEP)
     batch.write()
-    if ended:
-        connection.execute(_END_LATEST, ended)
-    return [batch[trial_id].state for trial_id, _ in moves]
 
 
 def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> list[int]:
@@ -253,7 +226,7 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
             batch.advance(row.id, event, detail=detail)
             if event is TrialEvent.REQUEUED:
                 waiting.append(int(row.id))
-        # The end was noted when the owner was replaced.
+        # `ended_at` was written when the owner was replaced.
         seconds = (row.ended_at - row.started_at).total_seconds()
         values = {
             "state": AttemptState.LOST,
@@ -299,7 +272,7 @@ class _Addition:
     """A layout that may have no trial yet, and the first event of a new trial."""
 
     new: NewTrial
-    event: TrialEvent | None = None  # None: it waits
+    event: TrialEvent
     detail: Mapping[str, Any] | None = None  # of the event
     condemned_by: int | None = None
 
@@ -309,7 +282,7 @@ class _Addition:
 
     @cached_property
     def state(self) -> TrialState:
-        return INITIAL if self.event is None else advance(INITIAL, self.event)
+        return advance(INITIAL, self.event)
 
     @property
     def num_attempts(self) -> int:
@@ -335,15 +308,13 @@ class _Addition:
         }
 
     def entries(self, sweep_id: int, trial_id: int, epoch: int) -> list[records.Columns]:
-        found = [event_log.entry(sweep_id, trial_id, event_log.ADDED, None, INITIAL, epoch)]
-        if self.event is not None:
-            number = self.num_attempts or None
-            found.append(
-                event_log.entry(
-                    sweep_id, trial_id, self.event, INITIAL, self.state, epoch, number, self.detail
-                )
-            )
-        return found
+        number = self.num_attempts or None
+        return [
+            event_log.entry(sweep_id, trial_id, event_log.ADDED, None, INITIAL, epoch),
+            event_log.entry(
+                sweep_id, trial_id, self.event, INITIAL, self.state, epoch, number, self.detail
+            ),
+        ]
 
 
 def _add(

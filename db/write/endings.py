@@ -60,7 +60,7 @@ _UPDATE_CELL = sa.update(cell).where(cell.c.id == sa.bindparam("cell_id"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Attempt:
+class _StoredAttempt:
     id: int
     state: AttemptState
     pooled: bool
@@ -140,10 +140,10 @@ class _Endings:
         pooling.settle(self._connection, self._settled)
 
     def _measured(
-        self, end: Ended, outcome: MeasuredEnd, was: _Attempt, is_running: bool
-    ) -> _Attempt:
+        self, end: Ended, outcome: MeasuredEnd, was: _StoredAttempt, is_running: bool
+    ) -> _StoredAttempt:
         if was.is_measured:
-            # Reported twice, or the answer to a commit was lost.
+            # The end was reported twice, or the answer to its commit was lost.
             return was
         trial_now, digest = self._batch[end.trial_id], self._digest(end)
         is_repeat = trial_now.state is TrialState.MEASURED
@@ -176,8 +176,8 @@ class _Endings:
                 self._current[trial_now.cell_id] = digest
         else:
             self._batch.log(trial_now.id, event_log.SUPERSEDED, end.attempt)
-        # The pool decides in the end whether a repeat's numbers are the trial's: at most one
-        # attempt counts at any time.
+        # `settle` later picks the attempt whose numbers are the trial's. Until then a repeat is
+        # superseded, since at most one attempt of a trial counts at any time.
         trial_columns: records.Columns = {
             "state": state,
             "pooled": counts,
@@ -190,11 +190,13 @@ class _Endings:
         self._measurements.append({"attempt_id": was.id, **columns})
         return replace(was, state=state, pooled=counts, is_measured=True)
 
-    def _failed(self, end: Ended, outcome: FailedEnd, was: _Attempt, is_running: bool) -> _Attempt:
+    def _failed(
+        self, end: Ended, outcome: FailedEnd, was: _StoredAttempt, is_running: bool
+    ) -> _StoredAttempt:
         trial_now = self._batch[end.trial_id]
         is_repeat = trial_now.state is TrialState.MEASURED
         if not is_running or (trial_now.state not in IN_FLIGHT and not is_repeat):
-            # It has ended before: reported twice, or too late.
+            # The attempt has ended before: this end was reported twice, or too late.
             return was
         failure = outcome.failure
         detail = {"kind": failure.kind.value, "message": records.storable(failure.message)}
@@ -225,13 +227,13 @@ class _Endings:
         fingerprint = end.facts.get("fingerprint")
         return None if fingerprint is None else self._digests[fingerprint]
 
-    def _update(self, was: _Attempt, is_running: bool, values: records.Columns) -> None:
+    def _update(self, was: _StoredAttempt, is_running: bool, values: records.Columns) -> None:
         # One statement takes rows of the same columns.
         self._updates[is_running, frozenset(values)].append({"attempt_id": was.id, **values})
 
 
-def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _Attempt:
-    return _Attempt(
+def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _StoredAttempt:
+    return _StoredAttempt(
         id=row.id,
         state=AttemptState(row.state),
         pooled=row.pooled,

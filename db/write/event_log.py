@@ -19,7 +19,7 @@ from db.types import now
 from orchestrator.core.trial.lifecycle import TrialState
 
 ADDED = "added"  # a trial's first row
-# A result that came too late to count.
+# An attempt's result came too late to count.
 SUPERSEDED = "superseded"
 REPEAT_FAILED = "repeat_failed"  # the trial keeps its numbers
 BENCHED = "benched"  # a node, without a trial

@@ -114,7 +114,7 @@ def invalidate_some(
         waiting = advance(state, TrialEvent.INVALIDATED)
         values: records.Columns = {"state": waiting, "num_measurements": 0, "updated_at": now()}
         if state is TrialState.PRUNED:
-            # The proof that it cannot fit is gone.
+            # The trial that proved it too large no longer does.
             values |= {"condemned_by": None, "why": None}
         changed = (
             sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(**values)

@@ -93,7 +93,7 @@ def end_left(
     if row.ended_at is not None:
         ended: dt.datetime = row.ended_at
         return min(ended, latest)
-    # Backwards over the index of sweeps: only the end of a long log is read.
+    # This order walks the index of sweeps backwards: only the end of a long log is read.
     wrote = (
         sa.select(event.c.at)
         .where(event.c.sweep_id == sweep_id, event.c.epoch == epoch)
@@ -101,7 +101,7 @@ def end_left(
         .limit(1)
     )
     at: dt.datetime = min(max([row.seen_at, *connection.execute(wrote).scalars()]), latest)
-    # The cluster existed that long; what was leased between attempts is not known.
+    # The cluster existed until then; what was leased between attempts is not known.
     unseen_seconds = (at - row.seen_at).total_seconds()
     capacity = (
         row.capacity_gpu_seconds + unseen_seconds * row.num_gpus

@@ -82,7 +82,7 @@ def give_back(
         connection.execute(sa.delete(sweep).where(sweep.c.id == before.id))
         return
     else:
-        # A sweep that a dead orchestrator left as running has been recovered by now.
+        # By now a sweep that a dead orchestrator left as running has been recovered.
         state = SweepState.STOPPED if before.state is SweepState.RUNNING else before.state
         lease.release(connection, before.id, own, state)
         conditions = dict(before.conditions)

@@ -66,13 +66,13 @@ class AttemptFacts(TypedDict, total=False):
     fingerprint: Fingerprint | None
     gpu_seconds: float | None  # reserved GPUs x seconds
     timed_seconds: float | None  # of these seconds, in timed steps
-    warmup_seconds: float | None  # and in the steps before them
+    warmup_seconds: float | None  # of these seconds, in the steps before those
     processes_killed: int | None
     nodes: Sequence[str] | None  # None: as given when it began
     shared_nodes: bool | None
     environment: Mapping[str, Any]  # see core.communication.over_nodes
     load: MachineLoad  # of its nodes
-    # By the sweep's clock; not given: when its end is recorded.
+    # By the sweep's clock. Not given: the time when its end is recorded.
     measured_at: dt.datetime
 
 
@@ -119,7 +119,7 @@ class Ended:
     trial_id: int
     attempt: int
     outcome: MeasuredEnd | FailedEnd
-    # It has made its first step, which may not have been noted yet.
+    # True if it made its first step, which may not be stored yet.
     stepped: bool = False
     facts: AttemptFacts = field(default_factory=AttemptFacts)
 
@@ -128,7 +128,7 @@ class Ended:
 class Recorded:
     """What the recorded end of an attempt means for its trial."""
 
-    # Of the trial, after all ends that were recorded together.
+    # State of the trial after all ends that were recorded together.
     state: TrialState
-    # Its measurement counts; False: it failed, or another came first.
+    # True if its measurement counts. False: it failed, or another attempt came first.
     counts: bool

@@ -340,7 +340,7 @@ def _print(document: dict[str, Any], known: Planning) -> None:
     p50, p90 = _hours(cost["gpu_hours"]), _hours(cost["gpu_hours_p90"])
     write_line("")
     write_line(
-        f"All cells: P50 {p50}, P90 {p90} GPU-hours reserved{money} if every layout to run is run"
+        f"All cells: P50 {p50}, P90 {p90} GPU-hours reserved{money} if all remaining layouts run"
         f" ({launch} a trial){_budget_text(cost)}."
     )
 

@@ -50,7 +50,7 @@ _ALWAYS_SHOWN = ("measured", "OOM", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SweepState:
+class _SweepStatus:
     """What is shown of one sweep."""
 
     row: SweepRow
@@ -128,7 +128,7 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
     if name is not None or len(rows) == 1:
         rows = [select_sweep(store, name)]
     sweeps = [
-        _SweepState(
+        _SweepStatus(
             row=row,
             cells=store.status(row.id),
             running=_running(db, row),
@@ -152,7 +152,7 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
     return all(row.holder is None and row.state in ("finished", "stopped") for row in rows)
 
 
-def _record(sweep: _SweepState, db: str | None) -> Record:
+def _record(sweep: _SweepStatus, db: str | None) -> Record:
     from orchestrator.report import records  # every column
 
     row, reserved = sweep.row, sweep.reserved
@@ -241,7 +241,7 @@ def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None,
     return slowest.phase, slowest.step
 
 
-def _without_drift(store: Store, sweep: _SweepState) -> tuple[list[CellStatus], list[str]]:
+def _without_drift(store: Store, sweep: _SweepStatus) -> tuple[list[CellStatus], list[str]]:
     """The cells with the same best as `sweep best` names, and a line for each drift found."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
     from orchestrator.sweep.stored_confirmation import confirmation_of_repeats  # needs SQLAlchemy
@@ -266,7 +266,7 @@ def _without_drift(store: Store, sweep: _SweepState) -> tuple[list[CellStatus], 
     return corrected, texts
 
 
-def _print(sweep: _SweepState, num_with_longer_steps: int, drifts: Sequence[str]) -> None:
+def _print(sweep: _SweepStatus, num_with_longer_steps: int, drifts: Sequence[str]) -> None:
     row, cells, reserved = sweep.row, sweep.cells, sweep.reserved
     write_line(f"Sweep {row.name}: {_state_text(sweep)}", style="bold")
     trials = show.counted(sum(sweep.totals.values()), "trial")
@@ -323,7 +323,7 @@ def _print(sweep: _SweepState, num_with_longer_steps: int, drifts: Sequence[str]
     write_table(columns, running)
 
 
-def _why_untried(sweep: _SweepState) -> list[str]:
+def _why_untried(sweep: _SweepStatus) -> list[str]:
     """A line for each reason for which searches ended before all layouts were tried."""
     untried = sweep.untried
     found: dict[str, list[int]] = {}
@@ -337,7 +337,7 @@ def _why_untried(sweep: _SweepState) -> list[str]:
     ]
 
 
-def _use_text(sweep: _SweepState) -> str:
+def _use_text(sweep: _SweepStatus) -> str:
     """What the reserved GPU time cost, what it was used for, and how much the cluster had."""
     total, capacity = sweep.reserved.total, sweep.reserved.capacity
     if not total.reserved:
@@ -349,7 +349,7 @@ def _use_text(sweep: _SweepState) -> str:
     return f"{money}: {show.shares(total.parts)}{of}"
 
 
-def _shown_counts(sweeps: Sequence[_SweepState]) -> list[str]:
+def _shown_counts(sweeps: Sequence[_SweepStatus]) -> list[str]:
     """The states that need a column: the usual ones, and those that some trial is in."""
     totals = sum((Counter(sweep.totals) for sweep in sweeps), Counter())
     return [
@@ -378,7 +378,7 @@ def _best_so_far(status: CellStatus) -> list[str | StyledText]:
     return [StyledText(speed, "green"), show.percent(found.mfu), layout, key]
 
 
-def _print_all(sweeps: Sequence[_SweepState]) -> None:
+def _print_all(sweeps: Sequence[_SweepStatus]) -> None:
     shown = _shown_counts(sweeps)
     added = ("never tried",) if any(sweep.untried for sweep in sweeps) else ()
     columns = [Column("sweep", wrap=True), *numbers("cells", *shown, *added, "GPU-hours")]
@@ -393,7 +393,7 @@ def _print_all(sweeps: Sequence[_SweepState]) -> None:
     write_table([*columns, Column("state", wrap=True)], rows)
 
 
-def _state_text(sweep: _SweepState) -> str:
+def _state_text(sweep: _SweepStatus) -> str:
     from db.read.holder import holder_is_gone  # needs SQLAlchemy
 
     row, holder = sweep.row, sweep.row.holder

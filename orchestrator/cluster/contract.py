@@ -115,8 +115,8 @@ class Finished:
     trial_id: int
     reports: Sequence[NodeReport]
     failure: Failure | None
-    gpu_seconds: float  # held for it alone, clean-up included
-    # Another gang of this scheduler ran on one of its nodes meanwhile; None: it was never placed.
+    gpu_seconds: float  # reserved for it alone, clean-up included
+    # True if another gang of this scheduler ran on one of its nodes meanwhile; None: not placed.
     shared_nodes: bool | None = None
 
 

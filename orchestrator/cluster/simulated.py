@@ -29,7 +29,7 @@ from orchestrator.core.trial.protocol import Device, NodeReport, RankOutcome, Tr
 from orchestrator.core.trial.reserved_time import Leased
 
 NODE_SLOTS = 8  # unless the file sets it
-# Ends so close together are reported together, as the loop would see them.
+# Ends that are this close are reported together, as the loop would see them.
 TICK_SECONDS = 0.5
 # Less than a sweep waits for a node (measurement.wait_for_nodes).
 NODE_AWAY_SECONDS = 600.0
@@ -63,7 +63,7 @@ def simulated(spec: SweepSpec) -> SweepSpec:
         "device": workload.options.device_name,
         "workload": workload.model_dump(),
     }
-    # The simulation rules out what the real sweep would.
+    # Rule out what the real sweep would rule out.
     if spec.dominance is not Dominance.TRUSTED:
         changed["search"] = spec.search.model_dump() | {"dominance": spec.dominance}
     return SweepSpec.model_validate(spec.model_dump() | changed)
@@ -108,9 +108,9 @@ class SimulatedScheduler:
         self._per_node = per_node
         # Node -> trials that have a part of it.
         self._tenants: dict[str, set[int]] = {node: set() for node in self._nodes}
-        # When, trial, attempt; entries of lost or cancelled attempts are ignored.
+        # (time, trial, attempt) of ends; entries of lost or cancelled attempts are ignored.
         self._ends: list[tuple[float, int, int]] = []
-        self._losses: list[tuple[float, str, int]] = []  # when, node, number of the loss
+        self._losses: list[tuple[float, str, int]] = []  # (time, node, number of the loss)
         if node_loss_hours is not None:
             self._losses = [(self._runs_for(node, 0), node, 1) for node in self._nodes]
         self._returns: list[tuple[float, str]] = []

@@ -42,8 +42,8 @@ from orchestrator.core.trial.protocol import (
     TrialRequest,
 )
 
-# Together 60 s without the steps (core/trial/measurement.py: LAUNCH_SECONDS), each with a
-# log-normal error.
+# The phases take 60 s together without the steps (core/trial/measurement.py: LAUNCH_SECONDS), each
+# with a log-normal error.
 PHASE_SECONDS: Mapping[Phase, float] = {
     Phase.START: 10.0,
     Phase.RENDEZVOUS: 30.0,
@@ -76,7 +76,7 @@ _KINDS: Mapping[FaultKind, FailureKind] = {
     FaultKind.RUBBISH_RESULT: FailureKind.BAD_RESULT,
     FaultKind.NO_RESULT: FailureKind.BAD_RESULT,
 }
-# A process with a result may end in any way, but may also overwrite the result.
+# Once it has a result, how a process ends no longer matters; but it may overwrite the result.
 _HARM_AFTER_THE_RESULT = frozenset({FaultKind.RUBBISH_RESULT})
 
 
@@ -209,7 +209,7 @@ class _Position:
         """Let the rest of a phase or a step pass. Returns the end if a limit comes first."""
         limits = self.request.limits
         base: float = getattr(limits, self.phase)
-        # Seen steps can only raise a limit, so it is computed only here.
+        # Observed steps can only raise a limit, so the exact limit is computed only here.
         if seconds > base or self.passed + seconds > limits.total:
             until_limit, text = self._limit()
             if seconds > until_limit:

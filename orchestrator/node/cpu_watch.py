@@ -20,7 +20,8 @@ from orchestrator.node.processes import launcher_of, living_pid
 
 # An attempt that ends sooner is not watched.
 SOON_SECONDS = 0.2
-# Counters move in hundredths of a second: if timed steps took less, the whole attempt counts.
+# Counters have steps of a hundredth of a second. If timed steps took less than this, the whole
+# attempt counts.
 LONG_ENOUGH_SECONDS = 0.5
 FEWEST_SECONDS = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -14,8 +14,8 @@ import psutil
 from orchestrator.core.machines.exposure import METRICS, Listener, RayFacts
 from orchestrator.core.trial.rank_environment import holds_secret
 
-# By the file name of one of the first words of their command lines: a path, a script or module that
-# Python runs, or a title that Ray sets.
+# Ray's processes, by the file name of one of the first words of their command lines: a path, a
+# script or module that Python runs, or a title that Ray sets.
 _PROGRAMS = {
     "gcs_server": "gcs_server",
     "raylet": "raylet",
@@ -25,7 +25,7 @@ _PROGRAMS = {
     "ray.util.client.server": "client server",
 }
 _FIRST_WORDS = 3
-# The title of a program is written over its environment.
+# A process with such a title has overwritten its environment with it.
 _TITLE = "ray::"
 # The port of the dashboard's counters, unless DASHBOARD_METRIC_PORT names another. Ray binds every
 # interface, whatever its options say.

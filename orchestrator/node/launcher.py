@@ -51,9 +51,9 @@ from orchestrator.node.supervisor import NodeGang
 
 logger = logging.getLogger(__name__)
 
-# Then a new server starts: what a server leaks stays small.
+# A new server starts after this many attempts, so that what a server leaks stays small.
 MAX_GANGS_PER_SERVER = 1000
-# A cancellation arrives seconds after its attempt has ended, at most.
+# A cancellation arrives at the latest a few seconds after the end of its attempt.
 REMEMBERED_ATTEMPTS = 100
 LEFTOVER_PATIENCE_SECONDS = 5.0
 # A driver may take seconds to free the memory of a killed process.
@@ -336,7 +336,7 @@ class NodeLauncher:
     def _end_leftovers(self) -> None:
         """End what dead launchers of this root left on this node. Raises ProcessesStuck."""
         escaped = [pid for group in orphaned_cgroups() for pid in group.end()]
-        # Their wardens end themselves, and also what has no tag.
+        # The wardens of dead launchers end themselves, and also processes without a tag.
         until = time.monotonic() + WARDEN_SECONDS
         while orphaned(self.root) and time.monotonic() < until:
             time.sleep(0.02)
@@ -386,7 +386,7 @@ def hold_port() -> socket.socket:
 
 def _check(order: LaunchOrder) -> None:
     if order.request.one_rank_per_node:
-        return  # it uses whatever the node has
+        return  # the program uses whatever the node has
     needs_devices = order.request.device is Device.CUDA
     if needs_devices and len(order.devices) != order.local_world_size:
         raise ValueError(

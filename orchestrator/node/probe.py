@@ -32,9 +32,9 @@ from orchestrator.node.gpu_monitor import driver_version, gpu_facts
 from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.processes import LAUNCHER_VARIABLE, launcher_identity
 
-# In addition to its own time: torch from a cold network file system takes minutes to import.
+# Added to the time of the products: importing torch from a cold network file system takes minutes.
 MATMUL_PATIENCE_SECONDS = 120.0
-# How far back the kernel log counts: a GPU that was repaired since has no new errors.
+# Older errors in the kernel log do not count: the GPU may have been repaired since.
 XID_MICROSECONDS = 86_400e6
 CLOCK_QUESTIONS = 5
 PACKAGES = ("orchestrator", "db", "workloads")
@@ -141,7 +141,7 @@ def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> M
     environment = {
         "CUDA_VISIBLE_DEVICES": ",".join(free),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        # Should it be left over, the next launcher here finds it.
+        # If the process is left over, the next launcher here finds it by this variable.
         LAUNCHER_VARIABLE: launcher_identity(Path(plan.home).absolute()),
     }
     # It uses GPUs: it must die with this process.

@@ -18,9 +18,9 @@ from pathlib import Path
 # In the first environment of everything that a launcher starts; forks keep it.
 LAUNCHER_VARIABLE = "SWEEP_LAUNCHER"
 
-# 10 ms apart, after which a search by tag believes that nothing is left.
+# Searches by tag in a row, 10 ms apart, that must find nothing.
 _EMPTY_SEARCHES = 3
-# Passes of killing after which whatever still starts processes is stopped first.
+# After this many passes of killing, processes that still start others are stopped first.
 _PASSES_BEFORE_STOPPING = 3
 _MAX_STOPPING_PASSES = 200
 

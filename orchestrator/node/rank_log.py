@@ -16,7 +16,7 @@ TAIL_BYTES = 5 << 20
 _TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _READ_BYTES = 1 << 18
-# A rank that writes without end must not keep the launcher from the others.
+# Most reads in a row: a rank that writes without end must not keep the launcher from the others.
 _READS_AT_ONCE = 64
 
 

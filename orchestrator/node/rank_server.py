@@ -29,7 +29,7 @@ from typing import Any
 from orchestrator.node.cgroups import Cgroup
 from orchestrator.node.processes import adopt_orphans, die_with, kill, kill_subtree, wake_with
 
-# A process in a driver or a network file system may take time to die.
+# A process that is inside a driver or a network file system may take time to die.
 KILL_PATIENCE_SECONDS = 30.0
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_RANKS = 253  # descriptors in one message (SCM_MAX_FD)
@@ -72,7 +72,7 @@ def _fork_inner(
     control.close()
     code = _keep_watch(life_line, server, outer, cgroup)
     if os.getppid() == outer:
-        # If it was stopped: all that it still has to do is to end.
+        # It may be stopped (SIGSTOP): continue it, so that it can end.
         kill(outer, signal.SIGCONT)
     os._exit(code)
 
@@ -94,7 +94,7 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
                 ended_by = -code if code < 0 else max(0, code - 128)
                 break
             ready = {key.fileobj for key, _ in selector.select(_PARENT_CHECK_SECONDS)}
-            # The second test is for a life-line that another fork of the launcher keeps open.
+            # Check the parent too: another fork of the launcher may keep the life-line open.
             if life_line in ready or os.getppid() != parent:
                 break
     if cgroup is not None:
@@ -145,7 +145,7 @@ class _Server:
 
     def __init__(self, control: socket.socket, life_line: socket.socket, parent: int) -> None:
         self._control = control
-        # Open until this process ends: so the launcher knows when the cleanup is over.
+        # It stays open until this process ends, which tells the launcher that the cleanup is over.
         self._life_line = life_line
         self._parent = parent
         self._signals = _SignalHandlers()
@@ -154,10 +154,10 @@ class _Server:
 
     def serve(self, preload: list[str]) -> None:
         adopt_orphans()
-        # Collections during imports take a fifth of their time, and find next to nothing.
+        # Garbage collection takes a fifth of the time of imports, and finds next to nothing.
         gc.disable()
         for module in preload:
-            # Each rank imports it again, and then fails with this traceback in its own log.
+            # Go on: each rank imports it again, and fails with this traceback in its own log.
             try:
                 importlib.import_module(module)
             except BaseException:  # noqa: BLE001
@@ -204,7 +204,7 @@ class _Server:
                 self._ranks[pid] = place["rank"]
                 pids.append(pid)
         except OSError as exc:
-            # The machine allows no more processes: the launcher clears those before.
+            # The machine allows no more processes. The launcher ends the ranks forked before.
             self._send({"event": "fork_failed", "reason": str(exc)})
         finally:
             for log in logs:

@@ -27,9 +27,9 @@ from orchestrator.node.rank_server import (
     ORIGINAL_PATH_VARIABLE,
 )
 
-# For the wardens' cleanup, which takes milliseconds unless a process hangs in the kernel.
+# Time for the wardens' cleanup, which takes milliseconds unless a process hangs in the kernel.
 WARDEN_SECONDS = 2.0
-# For one request: a stopped server must not stop its launcher.
+# Time for one request: a stopped server must not block its launcher.
 _SEND_SECONDS = 10.0
 
 _numbers = count(1)  # of this process's servers
@@ -171,8 +171,8 @@ class RankServer:
         until = time.monotonic() + KILL_PATIENCE_SECONDS + 5
         kill(self._process.pid, signal.SIGCONT)  # it may be stopped
         if self._has_died:
-            # They clean up by themselves, and end with the signal that ended the server, which they
-            # would not know if asked to end before.
+            # Wait: the wardens clean up by themselves, and then end with the signal that ended the
+            # server. If asked to end before, they would not know that signal.
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(WARDEN_SECONDS)
         with suppress(OSError):
@@ -182,8 +182,8 @@ class RankServer:
             self._life_line.settimeout(
                 max(0.1, until - time.monotonic()) if self.pid is not None else WARDEN_SECONDS
             )
-            # Returns when every process has closed its end, which may be after the outer warden's
-            # end, or raises when the time is over.
+            # Returns when every process has closed its side, perhaps after the outer warden's end;
+            # raises when the time is over.
             with suppress(OSError):
                 self._life_line.recv(1)
         except subprocess.TimeoutExpired:

@@ -31,9 +31,9 @@ from orchestrator.core.trial.protocol import (
 from orchestrator.node.processes import is_stopped
 from orchestrator.node.rank_log import RankLog
 
-# Of a rank's output, to judge a failure by.
+# The end of a rank's output that is searched for the cause of a failure.
 TAIL_BYTES = 1 << 16
-# Of that, in a report.
+# The part of it that a report has.
 SHOWN_TAIL_CHARACTERS = 8000
 _HEARTBEAT_BYTES = 4096
 
@@ -136,7 +136,7 @@ class RankWatch:
         if self.code != 0 or self.result is not None:
             return
         if self.note is not None and self.note.exception.endswith("BadResult"):
-            # It ended well, and its note says why it has no result.
+            # It exited with 0, and its note says why it has no result.
             self.bad_result, self.note = self.note.message, None
         if self.bad_result is None and not self.measured:
             self.bad_result = f"it ended well, but wrote no {result_file(self.rank)}"

@@ -30,11 +30,11 @@ from orchestrator.node.rank_watch import RankWatch
 
 # Importing torch from a cold network file system takes minutes.
 SERVER_START_SECONDS = 300.0
-# A rank that lost communication waits so long for the rank that caused it to show.
+# After a rank lost communication, wait this long for the rank that caused it to fail.
 AFTERMATH_SECONDS = 0.1
-# Of its output, to tell the one from the other before the gang is killed.
+# The end of a rank's output that tells whether it lost communication or caused the loss.
 FIRST_TAIL_BYTES = 8192
-# For the stacks of all ranks together.
+# Time for the stacks of all ranks together.
 STACKS_SECONDS = 5.0
 # Between two checks of heartbeats and limits.
 TICK_SECONDS = 0.1
@@ -106,7 +106,7 @@ class NodeGang:
                 self._close_pipe(watch)
             watch.log.close()
             watch.read_last_words(now)
-        # Only now: while the stacks were taken, a slow rank may have got its result.
+        # Read results only now: a slow rank may have got its result while the stacks were taken.
         for watch, text in self._suspects:
             if not watch.measured:
                 watch.limit_passed, watch.ended_at_unix_seconds = text, self._limit_passed_at
@@ -237,10 +237,10 @@ class NodeGang:
         for watch in alive:
             watch.read_last_words(now)
         if all(watch.measured for watch in alive):
-            # All is measured: they hang in teardown.
+            # All ranks have a result: the rest hang in teardown.
             return True
         if all(watch.measured for watch in alive if watch.rank in overdue):
-            # They wait in teardown for the others, which have limits themselves.
+            # Ranks in teardown wait for the others, which have limits of their own.
             return False
         self._limit_passed_at, any_text = time.time(), next(iter(overdue.values()))
         by_advance = sorted(alive, key=RankWatch.advance)
@@ -282,7 +282,7 @@ class NodeGang:
     def _clear(self, server: RankServer) -> None:
         """Kill what is left. The server adopts all orphans: without a child of it, all is gone."""
         if server.pid is None:
-            # It would answer only when its imports are done.
+            # The rank server would answer only after its imports.
             raise ServerLost("the rank server was still importing")
         server.clear()
         message = self._await(server, "clear", KILL_PATIENCE_SECONDS + 5)

@@ -7,7 +7,7 @@ import os
 import select
 from pathlib import Path
 
-# Until a pipe's writer begins, and between two of its pieces.
+# Longest wait for a pipe's writer to begin, and for its next piece.
 PIPE_SECONDS = 30.0
 _PIECE_BYTES = 1 << 20
 

@@ -143,10 +143,6 @@ class Searcher:
         return self._rows.count(RowStatus.UNTRIED)
 
     @property
-    def in_flight(self) -> int:
-        return self._rows.count(RowStatus.IN_FLIGHT)
-
-    @property
     def told(self) -> int:
         return self._rows.count(RowStatus.TOLD)
 

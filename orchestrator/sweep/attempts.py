@@ -1,6 +1,9 @@
 """The ledger of attempts: each one from the decision to start it until its end is in the store.
 
-Nothing else remembers what is under way. Counts and sets of attempts are computed from here.
+Counts and sets of attempts are computed from here. Three others have a view of their own: a search
+marks the layouts that it has proposed, FreeSlots counts the slots that gangs take, and the
+scheduler knows the gangs that it runs. NodePool notes which trials were under way when it withdrew
+measurements. Everything else about an attempt under way is only here.
 """
 
 from __future__ import annotations

@@ -36,26 +36,26 @@ class Budgets:
         is_repeat: bool = False,
     ) -> StopReason | None:
         """Return the budget that the cell's next attempt would exceed, if any."""
-        # What is under way need not be added up.
+        # Skip the sum over running attempts, which only a shared budget needs.
         if not self._spending.is_shared:
             return None
         reserved = self._reserved(search, is_repeat=is_repeat)
-        # What is reserved has to begin in time, and so may this attempt: as long as it takes, the
-        # last of what is reserved may take longer.
+        # The time of this attempt is not added: the last reserved attempt only has to begin in
+        # time, and its own time makes up for this one.
         late = self._spending.out_of_time(reserved.seconds) if reserved.seconds else None
         if late is not None or not self._spending.is_limited:
             return late
         expected = self.expected(search, proposal, cost)
         if expected is None:
             if not self._call.attempts:
-                # Nothing measured tells what it holds: it shows that.
+                # Nothing is measured and nothing runs: this attempt will show what a trial costs.
                 return None
             expected = search.guessed_gpu_seconds
         to_come = self._to_come() + reserved.gpu_seconds
         return self._spending.passed_by(expected, to_come=to_come)
 
     def may_still_suffice(self, reason: StopReason) -> bool:
-        """Return whether what runs may still hold less than foreseen, and leave the budget."""
+        """Return whether running attempts may still take less than expected, and leave enough."""
         return reason in SPENT and bool(self._call.attempts)
 
     def expected(
@@ -100,10 +100,10 @@ class Budgets:
         )
 
     def _to_come(self) -> float:
-        """Return the GPU-seconds that what is under way should still hold.
+        """Return the GPU-seconds that attempts under way are still expected to reserve.
 
-        They were foreseen when it began. What nothing was known of then holds what its cell has
-        shown since, or a guess.
+        Each attempt has the expectation of when it began. An attempt without one has what its cell
+        has shown since, or a guess.
         """
         guesses = {search.id: search.guessed_gpu_seconds for search in self._call.searches.values()}
         now, total = self._call.clock(), 0.0

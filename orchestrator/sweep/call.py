@@ -26,7 +26,7 @@ class Call:
     store: Store
     lease: SweepLease
     scheduler: Scheduler
-    # Of what the database cannot take; None: only in memory.
+    # For ends of attempts that the database cannot take now; None: they stay in memory.
     spool: Spool | None
     code: Fingerprint
     hardware: Callable[[Slots], Hardware | None]
@@ -34,7 +34,7 @@ class Call:
     stop: Callable[[], Stop]
     observe: Callable[[Snapshot], None]
     spaces: CellSpaces
-    # As the file says, or of the largest node when the call began.
+    # By the sweep file, else those of the largest node when the call began.
     gpus_per_node: int
     began: float  # by `clock`
     attempts: Attempts = field(default_factory=Attempts)

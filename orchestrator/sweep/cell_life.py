@@ -31,11 +31,11 @@ class CellEvent(StrEnum):
     ATTEMPT_ENDED = "attempt_ended"
     # By a rule of the file, a budget, or with all layouts known.
     SEARCH_ENDED = "search_ended"
-    # Its nodes are gone, it fails again and again, or nothing fits.
+    # Its nodes are gone, its trials fail again and again, or nothing fits.
     GIVEN_UP = "given_up"
     # Its best is confirmed, or no budget is left for that.
     NOTHING_LEFT = "nothing_left"
-    # A proof that ruled them out does not hold any more.
+    # Layouts may run after all: the proof that ruled them out does not hold any more.
     LAYOUTS_FREED = "layouts_freed"
     # What is known of the cell was read from the store again.
     READ_AGAIN = "read_again"

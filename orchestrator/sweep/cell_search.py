@@ -25,7 +25,7 @@ from orchestrator.sweep.known_outcome import known_of, with_proofs
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.stored_confirmation import confirmation_of
 
-# Ended trials. Before, what the model is sure of is mostly what it was told beforehand.
+# With fewer ended trials the model mostly repeats its prior.
 FEWEST_TO_BOUND = 3
 # Share of a trial: a search that thinks longer keeps the GPUs waiting, so it thinks while they run.
 SLOW_ASK_SHARE = 0.1
@@ -48,45 +48,45 @@ class CellSearch:
     shape: Shape
     objective: Objective
     searcher: Searcher
-    # Of one trial, before any of them has shown it.
+    # Of one trial, predicted before the first one has ended.
     predicted_seconds: float
     attempts: CellAttempts = field(default_factory=CellAttempts)
     life: CellLife = field(default_factory=CellLife)
-    # In the store, to be started again.
+    # Trials in the store that wait for another attempt.
     waiting: list[TrialRow] = field(default_factory=list)
-    # One of its trials ran a node out of memory: beside others the next one might again.
+    # True once a trial ran a node out of memory: on a shared node the next one might do so again.
     needs_own_nodes: bool = False
     # Trials whose node was lost. They are tried again alone, to tell which of the two failed.
     suspects: set[int] = field(default_factory=set)
     # By waiting trial that hung: the nodes that it ran on.
     hung_on: dict[int, frozenset[str]] = field(default_factory=dict)
     added: set[Layout] = field(default_factory=set)  # in the store, never launched
-    # Layouts that do not fit, and the trials that showed it.
+    # Layouts that ran out of memory, and their trials.
     out_of_memory: dict[Layout, int] = field(default_factory=dict)
     # Trials with at least one attempt: what max_trials counts.
     launched: int = 0
-    # Digest; what the newest measurement was taken with.
+    # Digest of the fingerprint of the newest measurement.
     fingerprint: str | None = None
-    # Of what was measured under that fingerprint.
+    # Of the measurements with that fingerprint.
     confirmation: Confirmation = field(init=False)
     nothing_fits: str | None = None  # the evidence that no layout fits
-    ask_seconds: float = 0.0  # that the last ask took
-    # That the last attempt took, from launch to end.
+    ask_seconds: float = 0.0  # of the last ask
+    # Of the last attempt, from launch to end.
     trial_seconds: float = 0.0
-    # Held by the last trial that was measured, else by the last one. None: none has ended.
+    # Reserved by the last measured trial, else by the last trial. None: none has ended.
     trial_gpu_seconds: float | None = None
     has_measured: bool = False
-    # Asked for while others ran, not launched yet.
+    # Proposed while other trials ran, not launched yet.
     ahead: Proposal | None = None
     # A measured trial to repeat, and why: taken from the search, not launched yet.
     doubt: tuple[int, Layout, str] | None = None
-    # When the last attempt of this call did.
+    # When the last attempt of this call ended.
     ended_at: float | None = None
-    # What the store knew of it is known here.
+    # True once its trials were read from the store.
     was_taken_up: bool = False
     # Objective of each ended trial, larger is better; -inf without one.
     ended: list[float] = field(default_factory=list)
-    # Whether it has had enough, since something changed.
+    # True if nothing has changed since `check` judged whether the search has had enough.
     _is_checked: bool = False
     _gain: float | None = None
     _gain_of: tuple[int, int] | None = None  # layouts told and condemned by then
@@ -114,7 +114,7 @@ class CellSearch:
         self.launched, self.waiting, self.ended, self.ahead, self.doubt = 0, [], [], None, None
         self.life.take(CellEvent.READ_AGAIN)
         self._is_checked = False
-        # Never launched, and free to be proposed: freed from a proof that fell, or added just
+        # These were never launched, and may be proposed: their proof fell, or they were added just
         # before an orchestrator died.
         self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
         rows = [t for t in rows if t.layout not in self.added]
@@ -129,7 +129,7 @@ class CellSearch:
                 self.note_reserved(
                     trial.gpu_seconds, is_measured=trial.state is TrialState.MEASURED
                 )
-            # A waiting trial whose layout the file no longer names goes on waiting: its axis may
+            # Keep waiting trials whose layout the file no longer names: their axis may
             # come back.
             if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
                 self.waiting.append(trial)
@@ -138,7 +138,7 @@ class CellSearch:
                 self._note(trial.step_seconds_median)
             if trial.is_current_fingerprint:
                 self.fingerprint = trial.fingerprint_digest
-        # An earlier call measured on the machine as it was then.
+        # Earlier calls measured on the machine as it was then.
         self.confirmation = confirmation_of(
             rows,
             repeats,
@@ -254,13 +254,13 @@ class CellSearch:
         """Return a measured trial that its neighbours contradict, and why; it is measured again."""
         found = self._next_doubt()
         if found is not None and found[0] in self.attempts.repeats:
-            # An anchor: one attempt of a trial at a time.
+            # An anchor of this trial runs, and a trial has one attempt at a time.
             return None
         self.doubt = None
         return found
 
     def _next_doubt(self) -> tuple[int, Layout, str] | None:
-        # A trial that was repeated already, before a restart or to confirm it, is passed over.
+        # Pass over a trial that was already repeated, before a restart or to confirm it.
         while self.doubt is None and (doubtful := self.searcher.doubtful()) is not None:
             trial_id = self.confirmation.trial_of(doubtful.layout)
             if trial_id is not None and not self.confirmation.was_doubted(trial_id):

@@ -33,7 +33,7 @@ from orchestrator.core.trial.winner import (
 )
 from orchestrator.search.blas_threads import one_blas_thread
 
-# Doublings of the distance between anchors, as long as the machine stays as it was.
+# The distance between anchors is doubled at most this often while the machine stays the same.
 MOST_QUIET = 3
 
 
@@ -55,7 +55,7 @@ class Confirmation:
     """
 
     repeating: Mapping[int, Purpose] = field(default_factory=dict)
-    # The machine may be another since the last run.
+    # True if the machine may have changed since the last run.
     was_paused: bool = False
     _layouts: dict[int, Layout] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
@@ -63,16 +63,16 @@ class Confirmation:
     _given_up: set[int] = field(default_factory=set)  # trials whose repeats failed for good
     # The trial of the fastest layout, if it is known.
     _leader: int | None = None
-    # The software has changed: no repeat can count.
+    # True once the software has changed: no repeat can count.
     _is_over: bool = False
-    # Since the last repeat; None: not worked out.
+    # Fitted since the last repeat; None: not fitted yet.
     _fitted: Drift | None = None
-    _judged: tuple[Confirm, Verdict] | None = None  # since anything happened; None: not judged
-    _since_anchor: int = 0  # trials measured since the anchor was
+    _judged: tuple[Confirm, Verdict] | None = None  # None: not judged since the last change
+    _since_anchor: int = 0  # trials measured since the last anchor
     _num_anchored: int = 0
     _num_repeated: int = 0
     _unchecked: set[int] = field(default_factory=set)  # trials not compared with physics yet
-    # All trials with each other, as the machine is now.
+    # True once all trials were compared with each other, as the machine is now.
     _is_compared: bool = False
     _alike: dict[Layout, list[int]] = field(default_factory=dict)  # may contradict each other
     # Trials that are not in `_alike` yet.
@@ -258,7 +258,7 @@ class Confirmation:
         if self._is_over or not confirm.repeats or not self._runs:
             return None
         if not self._is_compared:
-            # All of them, as the next call would, which reads them from the store.
+            # Compare all of them, as the next call would after reading them from the store.
             self._unchecked, self._is_compared = set(self._runs), True
         wanted = self._next_wrong() or self._next_to_confirm(confirm)
         is_due = (
@@ -267,7 +267,7 @@ class Confirmation:
             and (self._since_anchor or (self.was_paused and wanted is not None))
         )
         if is_due and self._anchor() is not None:
-            # It runs alone, and its result decides who contends.
+            # The anchor runs alone, and its result decides which layouts contend.
             return None if self.repeating else self._next_anchor()
         return wanted
 
@@ -313,8 +313,8 @@ class Confirmation:
     def _judge(self, confirm: Confirm) -> Verdict | None:
         """Return the verdict on all runs so far. It is worked out once, and asked for often."""
         if self._judged is None or self._judged[0] != confirm:
-            # A repeat under way counts as one that confirms: what else is asked for should not
-            # depend on its result.
+            # A repeat under way counts as a confirmation: the next repeat should not depend on its
+            # result.
             with one_blas_thread():
                 verdict = judge(
                     self._runs,
@@ -330,7 +330,7 @@ class Confirmation:
     def _next_anchor(self) -> Repeat | None:
         anchor = self._anchor()
         if anchor is None or self.repeating:
-            # One at a time, and of its own.
+            # An anchor starts only while no repeat of the cell is under way.
             return None
         num = self._since_anchor
         measured = f"after {num} measured {'trial' if num == 1 else 'trials'}"
@@ -352,7 +352,8 @@ class Confirmation:
         first = next(able, None)
         if first is None:
             return None
-        # Of trials that ended together, the smallest id: so a later call reads them from the store.
+        # Of trials that ended together, take the smallest id, as a later call does that reads them
+        # from the store.
         at = self._runs[first][0].at
         return min((first, *takewhile(lambda trial_id: self._runs[trial_id][0].at == at, able)))
 
@@ -412,7 +413,7 @@ class Confirmation:
     def _why_wrong(self, one: Contradiction) -> str:
         less, more = self._layouts[one.less].short, self._layouts[one.more].short
         does_less = f"trial {one.less} ({less}) does less work than trial {one.more} ({more})"
-        return f"{does_less}, and was {one.slower:.0%} slower: both once more"
+        return f"{does_less}, and was {one.slower:.0%} slower: both are measured again"
 
     def _again(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
         return Repeat(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)

@@ -33,12 +33,13 @@ from orchestrator.sweep.progress import BUDGETS, CONFIRMED, DECIDED, StopReason
 
 logger = logging.getLogger(__name__)
 
-# Launches in one commit: more make a trial hardly cheaper (benchmarks/results/write-path.md).
+# Most launches in one commit: more make a trial hardly cheaper (benchmarks/results/write-path.md).
 MOST_TOGETHER = 64
-# The first of them waits so long for the others, if a search thinks long. A commit costs hundredths
-# of that.
+# The longest that a decided attempt waits for others to share its commit. A commit takes a few
+# hundredths of it.
 DECIDING_SECONDS = 0.1
-# A cell's machine may have changed if nothing of the cell ran for so long, and for so many trials.
+# After a pause of this many seconds, and of this many trials of the cell, its machine may have
+# changed.
 CELL_PAUSE_SECONDS, CELL_PAUSE_TRIALS = 600.0, 4.0
 
 
@@ -83,7 +84,7 @@ class Dispatch:
                 break
             search, nodes = found
             if self._shares_a_node(nodes, free_on_nodes):
-                # Only the scheduler knows how much is left there, once it has started the others.
+                # Start those first: only then does the scheduler know how much of the node is left.
                 self._launch()
                 free_on_nodes = None
                 continue
@@ -162,7 +163,7 @@ class Dispatch:
     def _next_repeat(self, search: CellSearch) -> Repeat | None:
         settings, confirmation = self._settings, search.confirmation
         if search.life.stopped in BUDGETS:
-            # No more than that was reserved, so it goes before anchors.
+            # The budget was reserved for this repeat alone, so it goes before anchors.
             repeat = confirmation.repeat_of_best(settings.confirm)
             if repeat is not None:
                 return repeat
@@ -202,8 +203,8 @@ class Dispatch:
         passed = self._passed_by(search, None)
         if passed is None:
             self._note_pause(search)
-            # What failed by the machine's fault, and anchors, let new layouts go first, until one
-            # of them shows that the machine works.
+            # While the machine is suspected, new layouts go before retries and anchors: they show
+            # whether it works.
             is_trusted = not self._outcomes.stop_rules.suspects_the_machine
             if is_trusted and self._retry(search, nodes, elsewhere=not is_over):
                 return None
@@ -246,7 +247,7 @@ class Dispatch:
             return StopReason.EXHAUSTED
         passed = self._passed_by(search, proposal)
         if passed is not None:
-            # As if it had been asked for ahead.
+            # Keep it, as if it had been asked for ahead.
             search.ahead = proposal
             return passed
         begins = NewTrial(
@@ -284,7 +285,7 @@ class Dispatch:
                 free_on_nodes = self._scheduler.free_on_nodes()
                 others = self._placement.elsewhere(search, hung_on, free_on_nodes)
                 if others is None and search.num_new:
-                    # They may be free when what runs has ended.
+                    # Other nodes may be free once a running attempt has ended.
                     return False
                 nodes = others or nodes
         search.waiting.remove(trial)
@@ -307,7 +308,7 @@ class Dispatch:
         if not may_retry and repeat is None:
             return False
         if repeat is not None and self._passed_by(search, None) is not None:
-            # What is reserved is for the best: another repeat would take its place.
+            # The reserved budget is for a repeat of the best, so that one replaces any other.
             repeat = search.confirmation.repeat_of_best(self._settings.confirm) or repeat
         is_repeat = repeat is not None
         spent = self._budgets.spent or self._passed_by(search, None, is_repeat=is_repeat)
@@ -369,8 +370,8 @@ class Dispatch:
     def _launch(self) -> None:
         """Start what was decided on."""
         decided = list(self._attempts.decided)
-        # Written down before it happens: an attempt that a dead orchestrator may have started is
-        # never started under the same number.
+        # Store attempts before they start: if this process dies in between, no number is used
+        # twice.
         begins = [attempt.begins for attempt in decided]
         begun = self._call.store.begin_trials(begins, epoch=self._call.epoch)
         for attempt, (trial_id, number) in zip(decided, begun, strict=True):

@@ -25,14 +25,14 @@ from orchestrator.sweep.stored_confirmation import leading_confirmation
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Finished:
+class _FinishedSweep:
     """What the store holds of a sweep that ended under this file, in the cells that it names."""
 
     sweep_id: int
     cells: Sequence[CellStatus]
     counts: Counter[TrialState]
-    newest: TrialRow  # of the fastest of each cell
-    # Why its newest call stopped, over all cells.
+    newest: TrialRow  # among the best of each cell
+    # Why the cells stopped in the newest call.
     reasons: Collection[str]
     confirmations: Mapping[Cell, Confirmation]
 
@@ -70,7 +70,7 @@ def finished_before(
     of_then = _fingerprint_of(store, found.newest, this_host, any_node=any_node)
     if of_then is None or of_then.orchestrator_version != program_version:
         return None
-    # A repeat that the budget had no room for then has none now.
+    # If a budget was spent then, it has no room for repeats now either.
     if found.spent is None and found.wants_a_repeat(spec.search):
         return None
     of_now = code()
@@ -81,14 +81,14 @@ def finished_before(
     return _result(spec, store, found, code_has_changed=has_changed)
 
 
-def _finished(spec: SweepSpec, store: Store) -> _Finished | None:
+def _finished(spec: SweepSpec, store: Store) -> _FinishedSweep | None:
     """Return what the store holds; None if the sweep has not ended, or has nothing measured."""
     row = next((sweep for sweep in store.sweeps() if sweep.name == spec.name), None)
     if row is None or row.holder is not None or row.state is not SweepState.FINISHED:
         return None
     if row.spec_json != spec.model_dump_json():
         return None
-    # An earlier file may have named more.
+    # Leave out cells that only an earlier version of the file named.
     wanted = set(spec.cells())
     cells = [status for status in store.status(row.id) if status.cell.cell in wanted]
     counts = Counter({state: sum(cell.num_trials[state] for cell in cells) for state in TrialState})
@@ -97,7 +97,7 @@ def _finished(spec: SweepSpec, store: Store) -> _Finished | None:
     if len(cells) < len(wanted) or is_some_left or not measured:
         return None
     fastest, session = store.best(row.id, CONSIDERED), store.newest_session(row.id)
-    return _Finished(
+    return _FinishedSweep(
         sweep_id=row.id,
         cells=cells,
         counts=counts,
@@ -113,7 +113,7 @@ def _finished(spec: SweepSpec, store: Store) -> _Finished | None:
 
 
 def _result(
-    spec: SweepSpec, store: Store, found: _Finished, *, code_has_changed: bool
+    spec: SweepSpec, store: Store, found: _FinishedSweep, *, code_has_changed: bool
 ) -> SweepResult:
     cell_ids = {cell.cell.id for cell in found.cells}
     digests = {

@@ -40,7 +40,7 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
         case TrialState.MEASURED:
             value = objective_of(trial, objective)
             assert value is not None, f"trial {trial.id} is measured and has no number"
-            # A counter that says 0 was not read.
+            # A counter of 0 was not read.
             return Measured(
                 value=value,
                 peak_memory_bytes=trial.peak_memory_reserved_bytes

@@ -24,7 +24,7 @@ from orchestrator.sweep.spool import Spooled
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-# The loop did not run for so long: the process was stopped, or the machine slept.
+# If the loop did not run for this long, the process was stopped or the machine slept.
 STANDSTILL_SECONDS = 120.0
 
 
@@ -192,7 +192,8 @@ class Loop:
 
     def _keep_lease(self) -> None:
         if self._lease.is_due:
-            # Only now, since nobody acts on a first step, and it would be a commit for each trial.
+            # First steps are stored only as often as the lease is renewed: nothing acts on them,
+            # and each would cost a commit.
             self._outcomes.record_first_steps()
             self._lease.renew(self._scheduler.leased())
 

@@ -23,18 +23,20 @@ class MissingNodes:
         self._placement, self._node_pool = placement, node_pool
         # Cell -> when the nodes that are left became too few.
         self._since: dict[int, float] = {}
-        # Those that can be used, with their slots.
+        # The usable nodes, with their slots.
         self._nodes: dict[str, int] = {}
-        # The mapping given last: its identity is compared first, as thousands of nodes take time.
+        # The mapping of the last call. Its identity is compared first, since comparing thousands of
+        # nodes takes time.
         self._given: Mapping[str, int] = self._nodes
-        self._gone: set[str] = set()  # while cells waited, and just before
-        # When the last of these went for the first time.
+        # Nodes that were lost while cells waited, or just before.
+        self._gone: set[str] = set()
+        # When the newest of these was lost for the first time.
         self._lost_at = -inf
 
     def see(self, usable: Mapping[str, int]) -> None:
         """Note which nodes can be used.
 
-        While cells wait, they wait anew for each node that goes for the first time.
+        While cells wait, their wait begins again with each node that is lost for the first time.
         """
         if usable is self._given or usable == self._nodes:
             return
@@ -67,7 +69,7 @@ class MissingNodes:
     def waits(self, search: CellSearch) -> bool:
         """Return whether a cell still waits for nodes.
 
-        What is left of a search that has ended is given up without a reason of its own.
+        After its search has ended, a cell gives up waiting without another stop reason.
         """
         is_left = search.life.stopped is None or self.gave_up(search) is None
         return is_left and search.id in self._since

@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 SMALLEST_BYTES = 1 << 10
 LARGEST_BYTES: Mapping[Device, int] = {Device.CUDA: 256 << 20, Device.CPU: 16 << 20}
-# Of calls, for each collective and size.
+# Duration of the calls of each collective and size.
 SECONDS: Mapping[Device, float] = {Device.CUDA: 0.25, Device.CPU: 0.1}
 POLL_SECONDS = 0.5
-# For nodes to come back that were lost, or are in doubt.
+# How long to wait for nodes that were lost or do not answer.
 PATIENCE_SECONDS = 60.0
 LIMITS = PhaseLimits(
     start=120.0,

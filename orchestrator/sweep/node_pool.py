@@ -29,13 +29,14 @@ from orchestrator.sweep.preflight import Preflight
 
 logger = logging.getLogger(__name__)
 
-# So many trials that fail by a node's fault within so many seconds are no accident.
+# A node is benched once this many trials failed by its fault within this time.
 FAULTS, FAULTS_SECONDS = 2, 1800.0
-# A call begins after so long without nodes that have not answered, if others hold a gang.
+# After this long a call begins without the nodes that have not answered, if others hold a gang.
 PATIENCE_SECONDS = 20.0
-# By so much the measurements have to have grown for nodes to be scored anew.
+# Nodes are scored again after this share of new measurements.
 MORE_RUNS = 0.02
-# Or by so many for each node, if that is more: to score thousands of nodes takes most of a second.
+# Or after this many for each node, if that is more: scoring thousands of nodes takes most of a
+# second.
 RUNS_PER_NODE = 1.0
 # How often the store is asked whether a person has benched a node, by this machine's clock.
 REFRESH_SECONDS = 5.0
@@ -70,23 +71,25 @@ class NodePool:
         self._sweep_id, self._epoch, self._store, self._clock = sweep_id, epoch, store, clock
         self._preflight = Preflight(sweep_id, epoch, store=store, prober=prober, clock=clock)
         self._opened = clock()
-        # With their slots, as last asked about.
+        # The nodes of the last call of `usable`, with their slots.
         self._nodes: dict[str, int] = {}
-        self._usable: dict[str, int] = {}  # of them
-        # The mapping that they were last asked about by: to compare thousands of nodes takes time.
+        self._usable: dict[str, int] = {}  # those of them that may be used
+        # The mapping that `usable` was given last: comparing thousands of nodes takes time.
         self._given: Mapping[str, int] | None = None
-        # Of the gangs that the nodes have to hold.
+        # Shapes of the gangs that the nodes have to hold.
         self._shapes: set[Shape] = set()
         self._benched: dict[str, BenchRow] = {}
         self._asked_at = time.monotonic()
-        # By trial: its last attempt's, if it hung.
+        # By trial: the hang of its last attempt, if that hung.
         self._hangs: dict[int, _Hang] = {}
-        # By node: when each fault was known, and of which trial.
+        # By node: when each fault became known, and its trial.
         self._faults: dict[str, list[tuple[float, int]]] = {}
         self._num_measured, self._num_scored = 0, 0
-        # Trials that were under way when others were told to wait again.
+        # Trials that were under way when measurements were last withdrawn. They are judged once
+        # they have ended.
         self._left: set[int] = set()
-        self._spared: set[str] = set()  # sick, and needed all the same
+        # Nodes that would be benched if the gangs could do without them.
+        self._spared: set[str] = set()
 
     @property
     def awaits_answers(self) -> bool:
@@ -96,7 +99,7 @@ class NodePool:
     def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
         """Return those of these nodes, with their slots, that may be used by now.
 
-        New ones are looked at; they are used once they have answered.
+        New nodes are checked; they are used once they have answered.
         """
         if not self._benched and not self._preflight.probes_nodes:
             if nodes is not self._given and nodes != self._nodes:
@@ -186,7 +189,7 @@ class NodePool:
             self._sweep_id, self._epoch, self._bad, except_trials=in_flight
         )
 
-    # -- sick, by what happens on it -------------------------------------------------------------
+    # -- nodes that are at fault -----------------------------------------------------------------
 
     def _judge_hang(self, trial_id: int, event: Finished, *, began: float) -> None:
         """Remember a hang, and judge the one before it.
@@ -220,11 +223,11 @@ class NodePool:
             (at, trial) for at, trial in self._faults.get(node, []) if now - at <= FAULTS_SECONDS
         ]
         if recent and began < recent[-1][0]:
-            # Of the same event, as when a node is lost with all that it ran.
+            # This is the same event as the last fault: a lost node takes all its attempts along.
             return
         recent.append((now, trial_id))
         self._faults[node] = recent
-        # Of several trials: one that fails wherever it runs is not its nodes' fault.
+        # Only several trials count: one that fails wherever it runs is not its nodes' fault.
         trials = sorted({trial for _, trial in recent})
         if len(trials) >= FAULTS:
             self._bench(

@@ -49,7 +49,7 @@ def open_loop(call: Call) -> Loop:
     node_pool.usable(scheduler.slots.nodes)  # they answer while cells are opened
     for cell, shape in shapes.items():
         _open_cell(call, cell, shape, outcomes, cell_searches)
-        # A space of many cells takes a while to enumerate.
+        # Opening many cells may take longer than the lease lasts.
         if call.lease.is_due:
             call.lease.renew(scheduler.leased())
     placement = Placement(
@@ -74,7 +74,7 @@ def open_loop(call: Call) -> Loop:
         cell_searches=cell_searches,
         dispatch=dispatch,
         snapshots=Snapshots(call, outcomes, spending),
-        # Later than all stored dates, also those of a simulated clock.
+        # This call begins after all stored dates, also those of a simulated clock.
         began_unix_seconds=max(time.time() - call.seconds, *newest),
     )
 
@@ -92,7 +92,7 @@ def _take_up_what_was_left(call: Call) -> None:
         )
         if (found := recovery.take_up(call.spool)) > 0:
             logger.warning(
-                "Written down: %d %s of an earlier call that ended while the database was away",
+                "Stored %d %s of an earlier call that ended while the database was unavailable",
                 found,
                 "trial" if found == 1 else "trials",
                 extra={"action": "recovered"},
@@ -114,7 +114,7 @@ def _begin_session(call: Call, price: Price | None) -> Spending:
     spending = Spending(
         budget_of(call.spec, price),
         max_wall_seconds=call.spec.search.max_wall_time,
-        # What was given back by now is included.
+        # This includes what the recovery above has just stored.
         earlier_gpu_seconds=store.reserved(call.sweep_id).total.reserved,
         leased=scheduler.leased,
         clock=call.clock,

@@ -65,12 +65,12 @@ class Outcomes:
         self._call, self._store, self._epoch = call, call.store, call.epoch
         self._attempts, self._slots, self.peaks = call.attempts, call.scheduler.slots, peaks
         self._plan = call.spec.measurement.plan
-        # Trials of the sweep in the store; those that an attempt is under way of are in `counts`.
+        # Trials of the sweep by their state in the store. `counts` adds those under way.
         self._stored: Counter[TrialState] = Counter()
         self.fingerprints: set[str] = set()
         self.stop_rules = StopRules(call.spec.name)
         self._condemned: list[Pruned] = []  # not written yet
-        # Since an attempt that no load disturbed.
+        # True if the load was already reported since the last undisturbed attempt.
         self._is_load_told = False
 
     @property
@@ -160,7 +160,7 @@ class Outcomes:
             ends = [_ended(one, events) for one in judged]
             return events, self._store.record_ends(ends, epoch=self._epoch)
         except REFUSED:
-            # Those that can be recorded are, and may be told again.
+            # Record them one by one below: one that is recorded twice counts once.
             pass
         recorded = []
         for place, one in enumerate(judged):
@@ -215,7 +215,7 @@ class Outcomes:
         freed = search.searcher.take_freed()
         if not freed:
             return
-        # Some of them may be in it.
+        # Some of the freed layouts may still be unwritten here.
         self._write_condemned()
         num = self._store.free_pruned(search.id, freed, epoch=self._epoch)
         self._stored[TrialState.PRUNED] -= num
@@ -245,7 +245,7 @@ class Outcomes:
             at=at,
         )
         if isinstance(verdict.outcome, Measurement) and verdict.fingerprint is not None:
-            # Now, since the next attempt of the same poll is measured by what this one has shown.
+            # Note the peak now: the next attempt of this poll is judged with it.
             device_name = verdict.fingerprint.stack.device_name
             self.peaks.note(
                 event.reports, verdict.outcome, precision=layout.precision, device_name=device_name
@@ -260,7 +260,7 @@ class Outcomes:
                 kinds[attempt.trial_id] = verdict.outcome.kind
                 if attempt.is_repeat:
                     repeats[attempt.trial_id] = self._call.searches[attempt.cell_id]
-        # What is never tried again need not be counted.
+        # Earlier failures matter only for kinds that are retried.
         retried = [i for i in kinds.keys() - repeats.keys() if POLICIES[kinds[i]].max_retries]
         earlier = self._store.failure_counts(retried)
         events = {}
@@ -344,8 +344,8 @@ class Outcomes:
         """`row` is the trial's, if it waits again."""
         if attempt.is_repeat:
             search.confirmation.fail(attempt.trial_id, failure.kind)
-            told = f"{failure.kind}: {failure.message}"
-            return f"measured before; once more it failed, {told}"
+            cause = f"{failure.kind}: {failure.message}"
+            return f"repeat failed, {cause}; the earlier result still counts"
         match event:
             case TrialEvent.OUT_OF_MEMORY:
                 self._stored[TrialState.OUT_OF_MEMORY] += 1
@@ -367,8 +367,8 @@ class Outcomes:
             case _:
                 self._stored[TrialState.FAILED] += 1
                 search.note_infeasible()
-                # A machine's fault tells nothing of the layout. For the search it stays in flight,
-                # so it is not proposed again.
+                # A machine's fault says nothing about the layout. The search keeps it in flight, so
+                # that it is not proposed again.
                 if POLICIES[failure.kind].fault is not Fault.MACHINE:
                     search.searcher.tell(attempt.layout, Failed())
                 log = f" (log: {failure.log_path})" if failure.log_path else ""

@@ -34,7 +34,7 @@ class Placement:
         self._free_slots = FreeSlots(slots_of)
         self._exclusive, self._shares_budget = exclusive, shares_budget
         self._num_starts = 0
-        # Cell -> starts by when it began to wait.
+        # Cell -> number of starts, of all cells, since when it waits.
         self._since: dict[int, int] = {}
 
     def see(self, slots_of: Mapping[str, int]) -> None:

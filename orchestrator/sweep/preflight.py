@@ -1,4 +1,4 @@
-"""Looks at nodes: newcomers while trials run elsewhere, and unfit ones again after a while.
+"""Checks nodes: new ones while trials run elsewhere, and unfit ones again after a while.
 
 It waits for no node, and does not know how trials end on them.
 """
@@ -17,15 +17,16 @@ from orchestrator.node.probe import versions_here
 
 logger = logging.getLogger(__name__)
 
-# An unfit node is looked at again after so long: another job may have had its GPUs, or somebody has
-# mended it.
+# An unfit node is checked again after this long: another job may have used its GPUs, or somebody
+# may have repaired it.
 AGAIN_SECONDS = 600.0
-# An answer waits so long for others: to judge a thousand nodes takes most of a second.
+# Answers are collected for this long and judged together: judging a thousand nodes takes most of a
+# second.
 TOGETHER_SECONDS = 5.0
 
 
 class Preflight:
-    """Looks at the nodes of one call of `run_sweep`. Without a prober nodes are taken as fit."""
+    """Checks the nodes of one call of `run_sweep`. Without a prober nodes are taken as fit."""
 
     def __init__(
         self,
@@ -44,11 +45,11 @@ class Preflight:
             clock,
         )
         self._facts: dict[str, NodeFacts] = {}
-        # Nodes that did not answer, and how.
+        # Nodes that could not be probed, and why.
         self._unanswered: dict[str, str] = {}
-        # Node -> which life of it was looked at last.
+        # Node -> the life (start) of it that was checked last.
         self._lives: dict[str, str] = {}
-        self._began: dict[str, float] = {}  # and when that began
+        self._began: dict[str, float] = {}  # node -> when its last check began
         self._awaited: set[str] = set()
         self._unjudged: dict[str, NodeFacts | str] = {}  # answers that are not judged yet
         self._judged_at = clock()
@@ -56,7 +57,7 @@ class Preflight:
 
     @property
     def probes_nodes(self) -> bool:
-        """True if nodes are looked at at all."""
+        """True if nodes are checked before they are used."""
         return self._prober is not None
 
     @property
@@ -72,7 +73,7 @@ class Preflight:
     def fit(self, nodes: Collection[str]) -> Collection[str]:
         """Return those of these nodes that are fit.
 
-        Nodes that are new or back again are looked at, and so are those that were unfit for long.
+        Nodes that are new, back again or were unfit for long are checked first.
         """
         if self._prober is None:
             return nodes

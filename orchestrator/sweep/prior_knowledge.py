@@ -38,9 +38,9 @@ UNPHYSICAL = frozenset({
     "table_id",
 })  # fmt: skip
 PRETENDED = frozenset({"synthetic", "replay"})  # workloads that compute nothing
-# Of its timed steps, that phase steady has to have lasted.
+# Phase steady has to have lasted this share of the timed steps.
 WAITED_SHARE = 0.5
-# Rows of a cell, and standard deviations of their median error, that show that a fit missed it.
+# A fit missed a cell if this many rows have a median error of this many standard deviations.
 ENOUGH_ROWS, FAR_OFF = 3, 2.0
 
 
@@ -50,7 +50,7 @@ class Taught:
 
     row: ObservationRow
     observation: Observation
-    # Taken with the newest software that is known of.
+    # True if it was measured with the newest known software.
     is_current: bool
 
 
@@ -62,11 +62,11 @@ class PriorKnowledge:
     # None: no data sheet has the device, and nothing was measured on it.
     hardware: Hardware | None
     rows: Sequence[Taught]  # oldest first
-    # Of the newest `sweep netbench` on such devices.
+    # Links measured by the newest `sweep netbench` on such devices.
     links: Sequence[LinkRow] = ()
-    # Relatives' trials that teach nothing, since the speed of their device is not known.
+    # Relatives' trials that were left out, since the speed of their device is not known.
     num_unplaced: int = 0
-    # `fits` of earlier knowledge, to begin from.
+    # `fits` of earlier knowledge: new fits begin there.
     begin: Mapping[str, Calibration] = field(default_factory=dict)
     _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
 
@@ -214,7 +214,7 @@ def read_prior_knowledge(
             num_unplaced=unplaced,
         )
     newest = found[-1][0]
-    # Processor cores differ from machine to machine: the newest trial's are meant.
+    # Processor cores differ from machine to machine: take those of the newest trial.
     found = [(row, device) for row, device in found if device.name == devices.name_of(newest)]
     stack = next((_stack(row) for row, _ in reversed(found) if not row.out_of_memory), None)
     trainer = trainer_of(spec)
@@ -330,7 +330,7 @@ def _observation(
         row.sweep.conditions.get("gpus_per_node"),
         row.sweep.conditions.get("device_memory_gib"),
     )
-    # Of a replay, a node may be that of the one process that stood for the whole gang.
+    # In a replay the node may belong to the one process that stood for the whole gang.
     nodes = row.num_nodes if row.sweep.conditions.get("workload") != "replay" else None
     per_node = (
         row.cell.num_gpus // nodes if nodes else said if isinstance(said, int) else gpus_per_node

@@ -16,9 +16,9 @@ class Stop(IntEnum):
     """What somebody outside asks of the loop."""
 
     GO_ON = 0
-    # Start nothing new, let what runs finish.
+    # Start nothing new; let running attempts finish.
     DRAIN = 1
-    CANCEL = 2  # end what runs, now
+    CANCEL = 2  # end running attempts now
 
 
 class StopReason(StrEnum):
@@ -39,7 +39,7 @@ class StopReason(StrEnum):
 BUDGETS = frozenset({StopReason.GPU_HOURS, StopReason.COST, StopReason.WALL_TIME})
 # Searches that ended by themselves: their best is confirmed.
 DECIDED = frozenset({StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND})
-# Searches whose best is confirmed: where a budget ended one, within what was kept of the budget.
+# Searches whose best is confirmed. After a budget ended one, its reserved part pays for that.
 CONFIRMED = DECIDED | BUDGETS
 
 
@@ -111,7 +111,7 @@ def time_left(
     return TimeLeft(least=min(least, most), most=most)
 
 
-# Ended attempts: the first bears what starts once, imports and connections.
+# Fewest ended attempts for an estimate: the first includes imports and connections.
 FEWEST_TO_TELL = 2
 
 
@@ -120,21 +120,20 @@ class Snapshot:
     """How far a sweep is: what a progress display needs, and nothing else."""
 
     sweep: str
-    # Of this sweep in the store, all orchestrators.
+    # Trials of this sweep by state, of all calls.
     counts: Mapping[TrialState, int]
     # Layouts of all cells, also of those whose search has ended.
     untried: int
     # Trials launched at least once, by all calls.
     num_launched: int
-    # Of which there will be no more.
+    # Upper bound of `num_launched`.
     at_most: int
-    launched_now: int  # trials finished by this call
     running: Sequence[Running]
     best: Mapping[Cell, tuple[Layout, float]]  # objective value
-    # Held by all calls, idle leases included.
+    # Reserved by all calls, idle leases included.
     gpu_seconds: float
     seconds: float  # since this call began
-    left: TimeLeft | None  # None: nothing tells yet
+    left: TimeLeft | None  # None: not known yet
     ended: Sequence[TrialEnded]  # since the last snapshot, in order
     searched: Sequence[SearchEnded]  # as well
 
@@ -149,9 +148,9 @@ class SweepResult:
     interrupted: bool
     # Cells without a measurement: their trials failed, or a budget was spent before.
     nothing_feasible: Sequence[Cell]
-    # Those of them in which nothing can run: the evidence.
+    # The cells among them in which no layout fits, with the evidence.
     nothing_fits: Mapping[Cell, str]
-    # Share the first place, fastest first; one: the winner.
+    # Layouts that share the first place, fastest first; a single one is the winner.
     tied: Mapping[Cell, Sequence[Layout]]
     # Layouts that were neither launched nor condemned.
     untried: Mapping[Cell, int]
@@ -160,7 +159,7 @@ class SweepResult:
     launched: Mapping[Cell, int] = field(default_factory=dict)
     # Cells whose best was measured once, since a budget left no room for a repeat.
     unconfirmed: Sequence[Cell] = ()
-    # Since what was measured, and nothing was measured again.
+    # True if the code has changed since the measurements, and nothing was measured again.
     code_has_changed: bool = False
 
     @property

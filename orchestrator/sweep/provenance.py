@@ -18,7 +18,7 @@ from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 logger = logging.getLogger(__name__)
 
 GIT_SECONDS = 20.0
-# A digest that git does not tell; None says that all is committed.
+# Stands for a digest that git could not give. (None says that all is committed.)
 UNKNOWN = "unknown"
 PACKAGE = Path(__file__).resolve().parent.parent
 # New files that may be part of a program. Data, logs and sweep files come and go while a sweep
@@ -26,15 +26,15 @@ PACKAGE = Path(__file__).resolve().parent.parent
 SOURCE_SUFFIXES = frozenset(
     {".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"}
 )
-# Beyond them only the number counts: so many are no sources but a forgotten environment.
+# Of more new files only the number counts: so many are no sources but a forgotten environment.
 MAX_UNTRACKED_FILES = 1_000
-# Of a file; of a larger one only the size counts.
+# The contents of a file up to this size count; of a larger one only the size does.
 MAX_UNTRACKED_BYTES = 1 << 20
-# Of a program without git. Beyond them names, sizes and times count, not contents, since the sweep
-# is to start within a second.
+# Limits for a program without git. Beyond them names, sizes and times count instead of contents,
+# since the sweep should start within a second.
 MAX_PROGRAM_FILES = 2_000
 MAX_PROGRAM_BYTES = 64 << 20  # of all files
-# Looked at; a home folder as `cwd` has more.
+# Most files that are examined; a home folder as `cwd` has more.
 MAX_PROGRAM_ENTRIES = 50_000
 
 
@@ -103,9 +103,9 @@ def _owns(project: Path) -> bool:
 class _Checkout:
     top: Path
     sha: str
-    # None: nothing uncommitted. UNKNOWN: git did not tell.
+    # None: all is committed. UNKNOWN: git could not tell.
     dirty_digest: str | None
-    # Of which the contents are in that digest.
+    # Files whose contents are in that digest.
     new_sources: frozenset[str] = frozenset()
 
 
@@ -156,7 +156,7 @@ def _unknown_to_git(
 ) -> list[tuple[str, Path]]:
     """Return the named files that git's state does not cover: ignored, no source, or elsewhere."""
     top = checkout.top.resolve()
-    # Of a link both ends: git knows where a link leads, not what is there.
+    # Take both ends of a link: git knows where it leads, not what is there.
     places = {path: {path.parent.resolve() / path.name, path.resolve()} for _, path in named}
     inside = sorted(
         {
@@ -180,7 +180,7 @@ def _content_digest(file: Path) -> str:
             else f"{size} bytes"
         )
     except OSError as exc:
-        # A link to nowhere, or no permission to read.
+        # The link leads nowhere, or may not be read.
         return type(exc).__name__
 
 
@@ -190,7 +190,7 @@ class _File:
     path: Path
     size: int
     changed_at: int  # nanoseconds
-    # Where it leads; it is not followed.
+    # Where a link leads; links are not followed.
     link: str | None = None
 
 
@@ -249,7 +249,7 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except (OSError, ValueError):
-        # A text that is no name of a file: too long, or with a NUL.
+        # The text cannot be a file's name: it is too long, or has a NUL.
         return False
 
 

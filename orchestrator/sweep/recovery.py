@@ -45,7 +45,7 @@ class Recovery:
         for spooled in found:
             try:
                 self._record(spooled, self.store.trial(spooled.end.trial_id), peaks)
-            # Also raised if there is no such trial or attempt: the store is another than it was.
+            # Also raised if there is no such trial or attempt: it is another store than before.
             except REFUSED as exc:
                 said = str(exc).partition("\n")[0]
                 logger.warning(

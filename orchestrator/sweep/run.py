@@ -72,12 +72,12 @@ def run_sweep(
         finally:
             scheduler.close()
     except StoreUnavailable:
-        # Nor would it hear of this; the lease ends by itself.
+        # The database is unavailable, so the lease cannot be released; it expires by itself.
         is_reachable = False
         raise
     finally:
         store.while_away(time.sleep)
-        # The scheduler is closed by now: this is all that it ever will have held.
+        # The scheduler is closed, so these numbers are final.
         leased = scheduler.leased() if scheduler is not None else None
         if is_reachable:
             lease.release(result, leased)

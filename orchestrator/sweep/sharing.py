@@ -14,14 +14,15 @@ from statistics import median
 from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.sweep.cell_search import CellSearch
 
-# Of each cell, before any goes on: a search is near its best by then, and a budget may end soon.
+# Trials of each cell before any cell goes on: after so many a search is near its best, and a
+# budget may end soon.
 FIRST_TRIALS = 8
 # Factor on what is reserved: launches of one layout differ by a fifth, and a repeat that is not
 # started confirms nothing.
 MARGIN = 1.15
-# Layouts measured: before, another one tells more than a repeat.
+# With fewer measured layouts, another layout tells more than a repeat.
 FEWEST_TO_CONFIRM = 2
-# Expected gain, relative, below which a cell goes on after those that have more to gain.
+# A cell with a smaller expected relative gain goes after those that have more to gain.
 LITTLE = 0.002
 
 
@@ -30,7 +31,7 @@ class ReservedBudget:
     """The part of a budget that is reserved for other attempts."""
 
     gpu_seconds: float = 0.0
-    # Time of the cluster for these attempts, side by side if they fit.
+    # How long the cluster takes for these attempts, which run side by side if they fit.
     seconds: float = 0.0
 
 
@@ -77,8 +78,8 @@ def reserved_from(
 ) -> ReservedBudget:
     """Return what a cell that launches one more leaves to the others and to its own confirmation.
 
-    A cell of which nothing is measured leaves nothing. The repeat that something is reserved for
-    leaves what first trials of other cells take.
+    A cell without a measurement reserves nothing for others. The repeat that the budget is
+    reserved for leaves only what first trials of other cells take.
     """
     if search.has_nothing:
         return NOTHING

@@ -38,7 +38,7 @@ class Snapshots:
         self._settings, self._attempts = call.spec.search, call.attempts
         self._shown = 0.0  # monotonic
         self._ended: list[TrialEnded] = []  # for the next snapshot
-        self._searched: list[SearchEnded] = []  # as well
+        self._searched: list[SearchEnded] = []  # for the next snapshot
         self._told_as_searched: set[int] = set()  # cells
 
     def show(self, requested: Stop, *, at_once: bool = False) -> None:
@@ -58,7 +58,6 @@ class Snapshots:
                 untried=self._untried,
                 num_launched=self._num_launched,
                 at_most=sum(most_trials.values()),
-                launched_now=self._attempts.num_recorded,
                 running=[
                     Running(
                         trial_id=one.trial_id,
@@ -172,15 +171,15 @@ class Snapshots:
         anchors = 0
         if settings.anchor_every and confirm.repeats:
             anchors = sum(new_of[one.id] // settings.anchor_every + 1 for one in searching)
-        # Counted only once a search has ended: the runs of thousands of trials are not gone
-        # through for every snapshot.
+        # Count repeats to come only once a search has ended: going through the runs of thousands
+        # of trials for every snapshot takes too long.
         confirming = [one for one in self._call.searches.values() if one.life.stopped in DECIDED]
         to_confirm = sum(
             one.confirmation.most_to_confirm(confirm)
             for one in confirming
             if one.life.may_be_confirmed
         )
-        # Of a machine that does not drift.
+        # The number for a machine that does not drift.
         most = confirm.contenders * confirm.repeats
         repeats = anchors + most * len(searching) + to_confirm
         goes_on, spending = requested is Stop.GO_ON, self._spending

@@ -12,7 +12,7 @@ from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.sweep.progress import StopReason
 
 REASONS = {Limit.GPU_HOURS: StopReason.GPU_HOURS, Limit.COST: StopReason.COST}
-# Budgets of GPU time. A cell may still keep within one if what runs holds less than foreseen.
+# Budgets of GPU time. A cell may still keep within one if running attempts take less than expected.
 SPENT = frozenset(REASONS.values())
 
 

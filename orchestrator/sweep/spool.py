@@ -20,7 +20,7 @@ from orchestrator.core.errors import UsageInvalid
 
 logger = logging.getLogger(__name__)
 
-# Beside the run folders of its sweep.
+# The spool's folder, next to the run folders of its sweep.
 FOLDER = "spool"
 
 
@@ -84,7 +84,7 @@ class Spool:
             kept = [file for file in self._folder.iterdir() if file.suffix == ".json"]
             files = sorted(kept, key=lambda file: (file.stat().st_mtime_ns, file.name))
         except FileNotFoundError:
-            # Made with the first file: nothing was ever kept.
+            # The folder is made with the first file, so no end was ever kept.
             return
         except OSError as exc:
             raise UsageInvalid(

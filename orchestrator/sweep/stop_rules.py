@@ -22,11 +22,11 @@ from orchestrator.core.trial.failure_kinds import (
     Fault,
 )
 
-# So many are no accident: a full disk, a foreign process on the GPU. To go on would use up every
-# trial's retries.
+# After this many in a row something is wrong: a full disk, a foreign process on the GPU. Going on
+# would use up the retries of every trial.
 MACHINE_FAULTS_IN_A_ROW = 5
-# Word for word, before anything was measured: a wrong option or path, told once instead of once
-# per layout.
+# After this many failures with the same words, before anything was measured, an option or a path is
+# wrong: say so once instead of once per layout.
 SAME_FAILURES = 5
 
 
@@ -42,9 +42,9 @@ class _Streak:
     kinds: set[FailureKind] = field(default_factory=set)
     nodes: set[str | None] = field(default_factory=set)
     last: str = ""
-    # When the first of them was known.
+    # When the first fault, and the last one that was counted, became known.
     began_at: float = inf
-    known_at: float = -inf  # and the last
+    known_at: float = -inf
 
     def add(self, cell_id: int, failure: Failure, *, began: float, now: float) -> None:
         self.cells.add(cell_id)
@@ -61,8 +61,8 @@ class StopRules:
 
     def __init__(self, sweep: str) -> None:
         self._sweep = sweep
-        self._streak = _Streak()  # since something worked anywhere
-        # Of each cell, since something of it worked.
+        self._streak = _Streak()  # since any attempt worked
+        # By cell: since an attempt of it worked.
         self._streak_of: dict[int, _Streak] = {}
         # By cell: when an attempt last ended by itself.
         self._worked_at: dict[int, float] = {}
@@ -89,7 +89,7 @@ class StopRules:
         One that began before the last fault was known says nothing new: a lost node takes all that
         it ran.
         """
-        # We ended it: several at once say the same words.
+        # We ended these attempts, so their equal words prove nothing.
         if POLICIES[failure.kind].fault is Fault.NOBODY:
             return
         if failure.kind in SUSPECT_KINDS:

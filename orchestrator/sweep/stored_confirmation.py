@@ -14,7 +14,7 @@ from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT
 from orchestrator.sweep.confirmation import Confirmation
 
-# The number of a cell's fastest that are read from the store once its machine was seen to change.
+# How many of a cell's fastest trials are read from the store if its machine was seen to change.
 LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT
 
 
@@ -44,14 +44,15 @@ def confirmation_of(
             repeats[trial_id].runs if trial_id in repeats else (_only_run(trial),)
         )
     ]
-    # First of all: repeats of the anchor that took the place of a failed one count as anchors too.
+    # Failures come first: repeats of an anchor that replaced a failed one count as anchors too.
     for trial_id in repeats.keys() & measured.keys():
         for kind, times in repeats[trial_id].failures.items():
             for _ in range(times):
                 confirmation.fail(trial_id, kind)
         if repeats[trial_id].num_apart:
             confirmation.end(trial_id)
-    # In the order of time. What has no time comes first; of what ended together, first runs do.
+    # Then runs in the order of time. Runs without a time come first; of runs that ended together,
+    # first runs come before repeats.
     for run, trial_id, _ in sorted(
         runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])
     ):

@@ -16,16 +16,16 @@ from orchestrator.core.problem.hardware import (
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.trial.protocol import MEASURED_PEAK
 
-# How workload synthetic begins the name of a device.
+# Prefix of the device names of workload synthetic.
 SIMULATED = "synthetic "
-# How a peak's source begins that is a data sheet's.
+# Prefix of the source of a peak that is from a data sheet.
 TABLE_PEAK = "table: "
 
 # Bytes per FLOP of memory, inside a node and between nodes, of a device without a data sheet: a
 # first guess that trials correct. A core has its share of a server's memory (10 GB/s for
 # 100 GFLOP/s) and of its loopback; a GPU is like those of the table (2 TB/s and 300 GB/s for
 # 300 TFLOP/s).
-CPU_FLOPS = 1e13  # fewer, and it is no GPU
+CPU_FLOPS = 1e13  # a device with fewer is no GPU
 CPU_BYTES_PER_FLOP, GPU_BYTES_PER_FLOP = (0.1, 0.02, 0.01), (0.007, 0.001, 0.0001)
 
 

@@ -37,12 +37,12 @@ class AttemptVerdict:
     """What an attempt came to."""
 
     outcome: Measurement | Failure
-    # What it was measured with; None: no rank left a result.
+    # Software and device of the attempt; None: no rank left a result.
     fingerprint: Fingerprint | None
     facts: AttemptFacts
     gpu: GpuUsage
     memory_by_part: Mapping[str, int] | None
-    # Of a rank that ran out of memory: bytes that it had allocated, and its device's.
+    # If a rank ran out of memory: the bytes that it had allocated, and its device's memory.
     peak_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
 
@@ -173,7 +173,7 @@ def attempt_facts(
         for outcome in report.ranks
         if outcome.failure is not None
     ]
-    # Of a failed attempt: until it failed.
+    # Ranks of a failed attempt have no result; their notes have the phases until they failed.
     told = [said.phase_seconds for said in results or notes]
     phases: dict[Phase, float] = {}
     for each in told:
@@ -182,7 +182,7 @@ def attempt_facts(
     teardowns = [
         report.teardown_seconds for report in event.reports if report.teardown_seconds is not None
     ]
-    # A rank tells of its own until it has handed its result over.
+    # A rank times its teardown only until it has handed over its result; launchers time the rest.
     if results and teardowns:
         phases[Phase.TEARDOWN] = phases.get(Phase.TEARDOWN, 0.0) + max(teardowns)
     facts = AttemptFacts(
@@ -218,7 +218,7 @@ def fingerprint_of(
         if stack.device_name is not None
         else stack.model_copy(update={"device_name": device_name})
     )
-    # Of rank 0's node; another may name its interface otherwise.
+    # The interface of rank 0's node; another node may name its own otherwise.
     first = event.reports[0]
     return measured_with(code, stack, counted(first.environment, by_launcher=first.set_by_launcher))
 

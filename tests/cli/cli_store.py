@@ -90,7 +90,7 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
         shape: Layout, speed: float, torch: str = "2.13.0", load: MachineLoad = NO_LOAD
     ) -> int:
         trial_id, attempt = started(shape)
-        store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=attempt)
+        store.note_first_steps([(trial_id, attempt)], epoch=bench.epoch)
         record_measurement(
             store,
             trial_id,
@@ -154,7 +154,7 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
     store.add_pruned([condemned], epoch=bench.epoch)
     bad = failed(layout(1), FailureKind.USER_ERROR, TrialEvent.FAILED, HOSTILE)
     running, attempt = started(layout(1, "full"))
-    store.transition(running, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=attempt)
+    store.note_first_steps([(running, attempt)], epoch=bench.epoch)
     launching, _ = started(layout(2, "full"))
     queued = add_trial(store, bench.cell_id, layout(4, "full"), epoch=bench.epoch, why=FORMULA).id
     large = store.ensure_cell(

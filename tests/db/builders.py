@@ -10,11 +10,11 @@ from typing import Any, Unpack
 
 import sqlalchemy as sa
 
+from db import schema
 from db.connection.engine import Change, Database
 from db.read import trials
 from db.read.rows import TrialRow
 from db.store import Store
-from db.write import changes
 from db.write.writes import (
     NO_USAGE,
     AttemptFacts,
@@ -202,21 +202,33 @@ def add_trial(
     predicted_tokens_per_second_per_gpu: float | None = None,
     predicted_memory_bytes: float | None = None,
 ) -> TrialRow:
-    """The trial of the layout, QUEUED if it is new, else with its results."""
-    new = NewTrial(
-        cell_id=cell_id,
-        layout=layout,
+    """A QUEUED trial without an attempt, as `free_pruned` leaves one.
+
+    The layout has no trial yet, or a QUEUED one, which is returned as it was.
+    """
+    trial_id, _ = begin_trial(
+        store,
+        cell_id,
+        layout,
+        epoch=epoch,
         why=why,
         predicted_tokens_per_second_per_gpu=predicted_tokens_per_second_per_gpu,
         predicted_memory_bytes=predicted_memory_bytes,
     )
+    trial, attempt, event = schema.trial, schema.attempt, schema.event
 
-    def work(connection: sa.Connection, change: Change) -> TrialRow:
-        return trials.trials_by_id(
-            connection, changes.add_trials(connection, change, [new], epoch)
-        )[0]
+    def without_attempt(connection: sa.Connection, _: Change) -> TrialRow:
+        placed = (event.c.trial_id == trial_id, event.c.event == TrialEvent.GANG_PLACED)
+        connection.execute(sa.delete(attempt).where(attempt.c.trial_id == trial_id))
+        connection.execute(sa.delete(event).where(*placed))
+        connection.execute(
+            sa.update(trial)
+            .where(trial.c.id == trial_id)
+            .values(state=TrialState.QUEUED, num_attempts=0, updated_at=trial.c.created_at)
+        )
+        return trials.trials_by_id(connection, [trial_id])[0]
 
-    return store._database.write(work)
+    return store._database.write(without_attempt)
 
 
 @dataclass(frozen=True)

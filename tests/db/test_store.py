@@ -197,10 +197,8 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
     )
     trial_id, number = bench.start()
     assert number == 1
-    assert (
-        store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=1)
-        is TrialState.RUNNING
-    )
+    store.note_first_steps([(trial_id, 1)], epoch=epoch)
+    assert store.trial(trial_id).trial.state is TrialState.RUNNING
     counts = record_measurement(
         store,
         trial_id,
@@ -393,7 +391,7 @@ def test_a_move_that_the_table_lacks_changes_nothing(bench: Bench) -> None:
     trial = bench.add()
     before = bench.store.trial(trial.id)
     with pytest.raises(IllegalTransition, match="first_step is not possible in state queued"):
-        bench.store.transition(trial.id, TrialEvent.FIRST_STEP, epoch=bench.epoch)
+        bench.store.note_first_steps([(trial.id, 0)], epoch=bench.epoch)
     assert bench.store.trial(trial.id) == before
 
 
@@ -433,15 +431,20 @@ def test_an_event_of_an_older_attempt_is_refused(bench: Bench) -> None:
     )
     start_attempt(bench.store, trial_id, bench.epoch, ["n"])
     with pytest.raises(IllegalTransition, match="of attempt 1, but its latest is 2"):
-        bench.store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=1)
+        bench.store.note_first_steps([(trial_id, 1)], epoch=bench.epoch)
 
 
 def test_a_trial_that_waits_again_closes_its_attempt(bench: Bench) -> None:
     trial_id, number = bench.start()
-    assert (
-        bench.store.transition(trial_id, TrialEvent.REQUEUED, epoch=bench.epoch, attempt=number)
-        is TrialState.QUEUED
+    state = record_failure(
+        bench.store,
+        trial_id,
+        number,
+        epoch=bench.epoch,
+        failure=failure(FailureKind.HUNG),
+        event=TrialEvent.REQUEUED,
     )
+    assert state is TrialState.QUEUED
     assert bench.store.trial(trial_id).attempts[0].state is AttemptState.REQUEUED
 
 
@@ -488,8 +491,8 @@ def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_a
     store: Store, store_url: str
 ) -> None:
     old = Bench.on(store)
-    (running, _), (launching, _), measured = old.start(1), old.start(2), old.measure(3)
-    store.transition(running, TrialEvent.FIRST_STEP, epoch=old.epoch)
+    (running, number), (launching, _), measured = old.start(1), old.start(2), old.measure(3)
+    store.note_first_steps([(running, number)], epoch=old.epoch)
     with Store.open(store_url) as other:
         epoch = other.acquire(old.sweep_id, host="elsewhere", pid=1, takeover=True)
         assert [row.id for row in other.reap(old.sweep_id, epoch)] == [running, launching]

@@ -98,17 +98,13 @@ class LateMessages(RuleBasedStateMachine):
 
     @rule(attempt=attempts)
     def step(self, attempt: Attempt) -> None:
-        trial_id, number = attempt
+        trial_id, _ = attempt
         if self._is_running(attempt) and self.state[trial_id] is TrialState.LAUNCHING:
-            self.store.transition(
-                trial_id, TrialEvent.FIRST_STEP, epoch=self.bench.epoch, attempt=number
-            )
+            self.store.note_first_steps([attempt], epoch=self.bench.epoch)
             self.state[trial_id] = TrialState.RUNNING
         else:
             with pytest.raises(IllegalTransition):
-                self.store.transition(
-                    trial_id, TrialEvent.FIRST_STEP, epoch=self.bench.epoch, attempt=number
-                )
+                self.store.note_first_steps([attempt], epoch=self.bench.epoch)
 
     @rule(attempt=attempts, value=st.integers(1, 9))
     def measure(self, attempt: Attempt, value: int) -> None:

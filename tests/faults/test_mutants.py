@@ -11,11 +11,12 @@ import pytest
 import sqlalchemy as sa
 
 from db import schema
+from db.connection.engine import Change
 from db.read import records
 from db.read.holder import holder_is_gone, live_holder, process_namespace
 from db.store import Store
-from db.types import SweepState, now
-from db.write import batch, changes, lease
+from db.types import AttemptState, SweepState, now
+from db.write import batch, changes, event_log, lease
 from db.write.writes import Ended, MeasuredEnd, Recorded
 from orchestrator.core.errors import SweepHeld
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
@@ -77,16 +78,20 @@ def writes_the_state_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
             return in_one(self, [end], epoch=epoch)
         if self.trial(end.trial_id).trial.state is TrialState.LAUNCHING:
             self.note_first_steps([(end.trial_id, end.attempt)], epoch=epoch)
-        moves, measured = [(end.trial_id, end.attempt)], TrialEvent.MEASURED
-        self._database.write(
-            lambda connection, change: changes.transition(
-                connection, change, moves, measured, epoch, None
-            )
-        )
+        table = schema.attempt
+        of = (table.c.trial_id == end.trial_id, table.c.number == end.attempt)
+
+        def state(connection: sa.Connection, change: Change) -> None:
+            trials = batch.Batch(connection, change, [end.trial_id], epoch)
+            done = event_log.done_before(connection, change, [end.trial_id], {TrialEvent.MEASURED})
+            if not done:
+                trials.advance(end.trial_id, TrialEvent.MEASURED)
+                trials.write()
+                connection.execute(
+                    sa.update(table).where(*of).values(state=AttemptState.MEASURED, ended_at=now())
+                )
 
         def result(connection: sa.Connection, _: Any) -> None:
-            table = schema.attempt
-            of = (table.c.trial_id == end.trial_id, table.c.number == end.attempt)
             attempt_id = connection.execute(sa.select(table.c.id).where(*of)).scalar_one()
             columns = records.measurement_columns(
                 outcome.measurement, outcome.gpu, outcome.memory_by_part
@@ -94,6 +99,7 @@ def writes_the_state_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
             connection.execute(sa.insert(schema.measurement), {"attempt_id": attempt_id, **columns})
             connection.execute(sa.update(table).where(*of).values(pooled=True))
 
+        self._database.write(state)
         self._database.write(result)
         return [Recorded(state=TrialState.MEASURED, counts=True)]
 

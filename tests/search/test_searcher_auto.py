@@ -101,7 +101,7 @@ def with_attention(better: str) -> tuple[Candidates, dict[Layout, float]]:
     )
     speeds = candidates.tokens_per_second_per_gpu
     return candidates, {
-        layout: float(speed * (1.33 if layout.option("attention") == better else 1.0))
+        layout: float(speed * (1.33 if ("attention", better) in layout.options else 1.0))
         for layout, speed in zip(layouts, speeds, strict=True)
     }
 
@@ -128,7 +128,7 @@ def test_what_crashes_with_one_word_is_put_off_until_the_other_is_known() -> Non
         candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
     )
     runs = {
-        layout: speed for layout, speed in value.items() if layout.option("attention") == "other"
+        layout: speed for layout, speed in value.items() if ("attention", "other") in layout.options
     }
     asked: list[float] = []
     while not asked or asked[-1] < max(runs.values()):

@@ -106,7 +106,6 @@ def snapshot(**changes: object) -> Snapshot:
         "untried": 30,
         "num_launched": 3,
         "at_most": 10,
-        "launched_now": 2,
         "running": [],
         "best": {},
         "gpu_seconds": 0.0,

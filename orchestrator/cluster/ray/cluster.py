@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CONNECT_SECONDS = 5.0
-AWAIT_SECONDS = 1.0  # between two questions about nodes
+AWAIT_SECONDS = 1.0  # between two requests for the nodes
 HEAD_SECONDS = 15.0  # for an answer that takes milliseconds
 # Ray notices a killed node after 13 s (docs/decisions/leases.md).
 DOUBT_SECONDS = 20.0
@@ -59,7 +59,7 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
                     local.start(guard.end_processes, **options)
             else:
                 ray.init(address=address, **options)
-    # Ray raises all kinds, a bare Exception among them. Each means that there is no cluster.
+    # Ray raises many kinds, even a bare Exception. Each means that there is no cluster.
     except Exception as exc:
         where, hint = "a local Ray", ""
         if address is not None:

@@ -42,14 +42,14 @@ class Gang:
     ending_since: float | None = None  # agents were told to end ranks
     is_cancelled: bool = False
     reports: dict[int, NodeReport] = field(default_factory=dict)
-    # Of the first lost agent, unless a rank had failed before.
+    # Failure of the first lost agent, unless a rank had failed before.
     loss: Failure | None = None
     lost: set[int] = field(default_factory=set)  # agents that were discarded
-    gpu_seconds: float = 0.0  # held of leases that are lost
+    gpu_seconds: float = 0.0  # reserved in leases that are lost
     shares_nodes: bool = False  # with another attempt, at any time
     progress: dict[int, Heartbeat] = field(default_factory=dict)  # agent -> its last answer
-    progress_refs: dict[Any, int] = field(default_factory=dict)  # outstanding questions -> agent
-    progress_at: float = 0.0  # when the last question was asked
+    progress_refs: dict[Any, int] = field(default_factory=dict)  # outstanding requests -> agent
+    progress_at: float = 0.0  # when progress was last requested
     unanswered_calls: UnansweredCalls = field(default_factory=UnansweredCalls)
     reported: Heartbeat | None = None  # the last `Progressed`
 
@@ -88,7 +88,7 @@ def why_lost(part: Part, exc: RayError) -> Failure:
     if isinstance(exc, RayOutOfMemory):
         text, kind = "the node ran out of memory, and Ray ended the agent", FailureKind.OOM_HOST
         memory: MemoryShortage | None = MemoryShortage()
-        # Which attempt it was is unknown. Each is tried again alone, which shows whose it was.
+        # It is unknown which attempt used the memory. Each is tried again alone, which shows it.
         if part.lease.is_shared:
             text, kind = f"{text}, which served several attempts", FailureKind.NODE_LOST
             memory = None

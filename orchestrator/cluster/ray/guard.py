@@ -31,14 +31,14 @@ from orchestrator.node.processes import (
     start_time,
 )
 
-# For wardens, which end within 0.1 s, and also end processes without our mark.
+# Time for wardens to end: they take 0.1 s, and also end processes without our mark.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 30.0
 DISMISS_SECONDS = 10.0
-# If one of them ends, Ray answers no more, and many calls of its driver wait for ever.
+# If one of these processes ends, Ray answers no more, and many calls of its driver wait for ever.
 VITAL = ("raylet", "gcs_server")
 CHECK_SECONDS = 0.1  # between two checks whether Ray runs
-# 20 ms apart, after which nothing is left: Ray may just be starting a process.
+# Searches in a row, 20 ms apart, that must find nothing: Ray may just be starting a process.
 _EMPTY_SCANS = 5
 _OWNER_FILE = "owner"  # has the orchestrator's identity
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# As long as an orchestrator's lease: then its attempts belong to another.
+# As long as an orchestrator's lease: after that, its attempts belong to another orchestrator.
 CUT_SECONDS = 30.0
 CHECK_SECONDS = 5.0  # between checks, and for each
 

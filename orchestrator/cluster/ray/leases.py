@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 REMOVE_SECONDS = 10.0  # to remove groups, usually milliseconds
 NODE_ID = "ray.io/node-id"  # Ray's label of every node
-OTHER_CALLS = 3  # kill and progress, besides runs
+OTHER_CALLS = 3  # kill and progress, in addition to runs
 SETTLE_SECONDS = 5.0  # until the head sees returned slots
 
 
@@ -81,7 +81,7 @@ class Part:
     slots: tuple[int, ...]
     taken_at: float  # monotonic
     has_begun: bool = False  # its slots are reserved
-    # Held by the attempt; known once it or the lease has ended.
+    # Time that the attempt had it; known once the attempt or the lease has ended.
     gpu_seconds: float = 0.0
 
     @property

@@ -33,8 +33,8 @@ def start(end_processes: Callable[[], None], **options: Any) -> None:
 
     `end_processes` kills what a failed start leaves behind; `options` are those of `ray.init`.
     """
-    # Ray's memory monitor would kill an agent for what its ranks use. The kernel kills a rank
-    # instead, which offers itself (see rank_server).
+    # Ray's memory monitor would kill an agent for what its ranks use. Without it the kernel kills
+    # a rank first, as the rank has asked (see rank_server).
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     # Otherwise Ray starts an idle Python process per core. A gang needs one agent, which Ray
     # starts on request.
@@ -95,7 +95,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
             "RayParams",
             partial(parameter.RayParams, no_monitor=True, include_log_monitor=False),
         ),
-        # Returns no address and no process. Even without its pages Ray starts the dashboard.
+        # Ray starts the dashboard even without its pages. This returns no address and no process.
         (services, "start_api_server", lambda *_, **__: ("", None)),
         (
             services,
@@ -113,7 +113,7 @@ def _python_command(
 ) -> list[str]:
     """Return how Ray calls Python for one of its programs, whose path and options follow."""
     command = usual(component, *args, **options)
-    # With -m a profiler runs the program. -P: import nothing from the current folder.
+    # With -m in it, a profiler runs the program. -P: import nothing from the current folder.
     if component == "dashboard_agent" and "-m" not in command:
         return [*command, "-P", "-c", _AGENT_WITHOUT_MODULES]
     return command

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# For Ray to see that a node is dead whose host has started another: 13 s, asked every 5.
+# How long Ray may take to see that a node is dead whose host has started another: 13 s, and it is
+# asked every 5 s.
 SETTLE_SECONDS = 30.0
 
 

@@ -25,11 +25,11 @@ from orchestrator.core.trial.protocol import Device
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.node.processes import age_seconds
 
-PROBE_SECONDS = 150.0  # import torch, multiply for 2 s
+PROBE_SECONDS = 150.0  # to import torch and multiply for 2 s
 # An actor takes 0.1 GB and a second to start; simulated nodes share a machine.
 PROBES_AT_ONCE = 64
 RETRIES = 3  # if the connection breaks
-CLOCK_SECONDS = 2.0  # for a round trip of milliseconds
+CLOCK_SECONDS = 2.0  # for a round trip, which takes milliseconds
 
 
 class RayProbe(NodeProbe):
@@ -47,7 +47,7 @@ class RayProbe(NodeProbe):
 @dataclass(eq=False, kw_only=True)
 class _ProbeUnderWay:
     actor: Any
-    num_gpus: int  # held, once the actor has started
+    num_gpus: int  # reserved once the actor has started
     age: Any  # a ref; None once known
     facts: Any  # a ref
     began: float  # monotonic

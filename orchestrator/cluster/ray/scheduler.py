@@ -49,15 +49,16 @@ from orchestrator.node.supervisor import SERVER_START_SECONDS
 
 logger = logging.getLogger(__name__)
 
-# After which a gang on free slots whose agents have not started is given up. The jitter keeps two
-# sweeps that hold half of each other's nodes from giving up, and trying again, at the same time.
+# A gang on free slots is given up if its agents have not started after this long. Two sweeps may
+# each hold half of the nodes that the other needs; the jitter keeps them from giving up, and trying
+# again, at the same time.
 PLACEMENT_SECONDS = 120.0
 PLACEMENT_JITTER_SECONDS = 30.0
-# Beyond a trial's own total limit. An agent that has not answered by then is lost.
+# Added to a trial's own total limit. An agent that has not answered by then is lost.
 OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0
 ENDING_SECONDS = 40.0  # for an agent to end ranks
-PROGRESS_SECONDS = 1.0  # between two questions about progress
-NODES_SECONDS = 5.0  # between two questions about the nodes
+PROGRESS_SECONDS = 1.0  # between two requests for progress
+NODES_SECONDS = 5.0  # between two requests for the nodes
 # A GPU takes a second to become as hot as it will be; cores are only compared.
 GPU_MATMUL_SECONDS, CPU_MATMUL_SECONDS = 2.0, 0.3
 
@@ -173,7 +174,7 @@ class RayScheduler:
     def begin_probes(self, nodes: Collection[str], *, reserve: bool = True) -> None:
         """See `Prober`. Without `reserve`, GPUs are probed while others use them."""
         on_gpus = self._nodes.device is Device.CUDA
-        # The speed of cores says something only in comparison.
+        # The speed of cores means something only in comparison.
         is_comparable = on_gpus or len(self._nodes.slots.nodes) >= ENOUGH_OF_A_KIND
         seconds = (GPU_MATMUL_SECONDS if on_gpus else CPU_MATMUL_SECONDS) if is_comparable else 0.0
         plans = [ProbePlan(node=name, home=self._root, matmul_seconds=seconds) for name in nodes]
@@ -198,7 +199,8 @@ class RayScheduler:
     def _leave(self) -> None:
         guard, self._guard = self._guard, None
         is_gone = guard is not None and guard.ray_is_gone()
-        # First: `ray.shutdown` waits for a Ray that is gone, and meanwhile its ranks would run on.
+        # If Ray is gone, end its processes first: `ray.shutdown` waits for it, and meanwhile its
+        # ranks would run on.
         if guard is not None and is_gone:
             guard.dismiss()
         if ray.is_initialized():
@@ -364,7 +366,7 @@ class RayScheduler:
                 " the cluster? If not, start Ray there anew"
             )
             self._give_up(gang, FailureKind.LAUNCH_FAILED, text)
-            # Another sweep's gang may wait for these nodes, and hold the others that we wait for.
+            # Another sweep's gang may wait for these nodes while it holds the others that we need.
             self._leases.vacate(gang.nodes)
         elif (index := gang.unanswered_calls.lost()) is not None and index in gang.running:
             node = gang.parts[index].node

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-# Then an agent is lost; on a node that swaps, answers take seconds.
+# An agent is lost after this long without an answer; on a node that swaps, answers take seconds.
 UNANSWERED_SECONDS = 20.0
-# The most that counts between two calls of `count`, which are usually 1 s apart.
+# Most time that counts between two calls of `count`, which are usually 1 s apart.
 LISTENED_SECONDS = 2.0
 
 

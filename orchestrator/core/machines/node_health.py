@@ -21,7 +21,8 @@ MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # logs take 10 MB per rank
 # Of a GPU's memory, in use by its driver alone: 0.6 of 80 GiB, more of more.
 BASELINE_BYTES, BASELINE_SHARE = GIB, 0.01
 CLOCK_SKEW_SECONDS = 2.0
-# ECC errors since the driver was loaded. One costs nothing; so many announce worse.
+# ECC errors since the driver was loaded. One corrected error is harmless; this many predict
+# uncorrected ones.
 MANY_CORRECTED = 1000
 # Devices: with two it is unknown which of them is wrong.
 ENOUGH_OF_A_KIND = 3

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MAX_STEPS = 40
-# Of a parameter, for derivatives: logarithms and shares, of order 1.
+# Step of a parameter in a numerical derivative. Parameters are logarithms and shares, of order 1.
 DIFFERENCE = 1e-4
-# Relative gain below which a step was the last: what is left is far less than what is unknown.
+# The fit ends with the first step that lowers the cost by a smaller share than this. Further steps
+# would change the parameters by far less than their uncertainty.
 ENOUGH = 1e-5
 
 

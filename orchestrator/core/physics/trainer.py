@@ -54,13 +54,13 @@ class Trainer:
     logit_bytes: float = 12.0
     """Per logit at the loss: in fp32, its exponential, its gradient; 6 in bf16, less in chunks."""
     accumulated_logits: float = 0.0
-    """Share of those bytes held besides if a step has several micro-batches: blocks of the one
-    before that the next one can't use."""
+    """Additional share of those bytes if a step has several micro-batches: blocks of the previous
+    micro-batch that the next one can't reuse."""
     gathered_units: float = 2.0
     """Units (a layer, or the embedding) whose weights are gathered at once under ZeRO 3: the one in
     use and the next."""
     reserve_bytes: float = 0.0
-    """Held besides, whatever the layout: an allocator's and a communication library's buffers."""
+    """Held in addition by every layout: buffers of an allocator and a communication library."""
     traced: TracedMemory | None = None
     """What layers, head and loss hold, by a trace; None: the closed forms of a Llama."""
 

@@ -212,10 +212,6 @@ class Layout:
                 f"options {', '.join(names)}: expected each name once, in alphabetical order"
             )
 
-    def option(self, name: str) -> OptionValue | None:
-        """The value of an option; None if the layout has no such option."""
-        return dict(self.options).get(name)
-
     @property
     def world_size(self) -> int:
         return (

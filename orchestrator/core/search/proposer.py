@@ -105,10 +105,6 @@ class Proposer:
         self._least = None if memory is None else int(np.argmin(memory.mean))
 
     @property
-    def num_told(self) -> int:
-        return len(self._told)
-
-    @property
     def best(self) -> tuple[int, float] | None:
         """The row of the best score, and the score."""
         return self._best

@@ -34,7 +34,7 @@ _NAMES_OF_PASSWORDS = (b"password", b"passwd")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Rule:
+class _RedactionRule:
     needle: bytes  # in every match, line breaks apart
     pattern: re.Pattern[bytes]
     is_word: bool  # the next character decides
@@ -161,11 +161,11 @@ def _blotted(value: Any, secrets: Secrets, but: frozenset[str]) -> Any:
             return value
 
 
-def _rules(name: str, value: str) -> Iterator[_Rule]:
+def _rules(name: str, value: str) -> Iterator[_RedactionRule]:
     raw = value.encode(errors="surrogateescape")
     if len(value) >= EVERYWHERE_LENGTH:
         for form in _forms(value, raw):
-            yield _Rule(
+            yield _RedactionRule(
                 needle=_on_one_line(form),
                 pattern=re.compile(_LINE_BREAK.join(re.escape(bytes([byte])) for byte in form)),
                 is_word=False,
@@ -174,10 +174,10 @@ def _rules(name: str, value: str) -> Iterator[_Rule]:
         before, after = _NOT_IN_A_WORD
         for form in {raw, _percent_encoded(raw, safe=b"")}:
             pattern = re.compile(before + re.escape(form) + after)
-            yield _Rule(needle=form, pattern=pattern, is_word=True)
+            yield _RedactionRule(needle=form, pattern=pattern, is_word=True)
     elif value:
         pattern = re.compile(rb"(?<=:)" + re.escape(raw) + rb"(?=@)")
-        yield _Rule(needle=b":" + raw + b"@", pattern=pattern, is_word=False)
+        yield _RedactionRule(needle=b":" + raw + b"@", pattern=pattern, is_word=False)
         for label in {name.encode(), *_NAMES_OF_PASSWORDS} - {b""}:
             # A look-behind has one width, and these are four.
             labels = b"|".join(
@@ -185,7 +185,7 @@ def _rules(name: str, value: str) -> Iterator[_Rule]:
                 for sign in (rb"=", rb"=['\"]", rb": ", rb"['\"]: ['\"]")
             )
             pattern = re.compile(rb"(?:" + labels + rb")" + re.escape(raw) + _NOT_IN_A_WORD[1])
-            yield _Rule(needle=label, pattern=pattern, is_word=True)
+            yield _RedactionRule(needle=label, pattern=pattern, is_word=True)
 
 
 def _on_one_line(raw: bytes) -> bytes:

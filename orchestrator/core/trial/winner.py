@@ -119,7 +119,7 @@ def _spread(runs: Mapping[int, Sequence[Run]]) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ranking:
+class _RankedTrials:
     order: Sequence[int]
     tied: Sequence[int]
     # As `tied`, allowing for drift that no repeat has shown yet.
@@ -131,7 +131,7 @@ class _Ranking:
     is_best_current: bool
 
 
-def _rank(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Ranking:
+def _rank(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _RankedTrials:
     drift = fit(runs) if drift is None else drift
     found = drift.estimate(runs, _fastest(runs, drift))
     keys, (means, faster) = found.keys, found.faster()
@@ -141,7 +141,7 @@ def _rank(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Ranking:
     if all(len(some) == 1 for some in runs.values()):
         return replace(_rank_single_runs({key: runs[key][0] for key in keys}), could_win=could_win)
     sds, best = found.sd(), keys[order[0]]
-    return _Ranking(
+    return _RankedTrials(
         order=[keys[place] for place in order],
         tied=could_win,
         could_win=could_win,
@@ -153,14 +153,14 @@ def _rank(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Ranking:
     )
 
 
-def _rank_single_runs(runs: Mapping[int, Run]) -> _Ranking:
+def _rank_single_runs(runs: Mapping[int, Run]) -> _RankedTrials:
     """Rank layouts that ran once; their runs vary as published repeats of one layout do."""
     order = sorted(runs, key=lambda key: (runs[key].step_seconds, key))
     logs = {key: log(run.step_seconds) for key, run in runs.items()}
     sds = {key: sqrt(max(run.variance, USUAL_SD**2)) for key, run in runs.items()}
     best = order[0]
     tied = [key for key in order if logs[key] - logs[best] <= WIDTH * hypot(sds[key], sds[best])]
-    return _Ranking(
+    return _RankedTrials(
         order=order,
         tied=tied,
         could_win=tied,
@@ -188,7 +188,7 @@ def _fastest(runs: Mapping[int, Sequence[Run]], drift: Drift) -> list[int]:
 
 def _next(
     runs: Mapping[int, Sequence[Run]],
-    ranking: _Ranking,
+    ranking: _RankedTrials,
     *,
     contenders: int,
     repeats: int,

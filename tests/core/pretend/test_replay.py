@@ -206,7 +206,7 @@ def test_words_that_no_layout_can_say_become_options() -> None:
         row(recompute="selective_attn"),
         row(recompute="attention_only"),
     )
-    words = {replayed_layout(run).option("recompute_word") for run in parse_runs(text)}
+    words = {dict(replayed_layout(run).options).get("recompute_word") for run in parse_runs(text)}
     assert {"selective_core", "selective_attn", "attention_only"} <= words
     found = read_table(text, ID)
     assert "recompute_word" in sweep_of(found).axes.options

@@ -125,7 +125,7 @@ def test_a_constraint_may_name_options_that_vary_and_is_counted() -> None:
         == len(cell_space.legal) // 2
     )
     assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
-    one = next(layout for layout in layouts(cell_space) if layout.option("sleep") is True)
+    one = next(layout for layout in layouts(cell_space) if ("sleep", True) in layout.options)
     assert cell_space.reason(one) is None
     assert (
         cell_space.reason(replace(one, options=(("sleep", True), ("time_scale", 2))))

@@ -500,7 +500,7 @@ def test_a_result_is_flushed_to_disk_and_the_rest_is_not(sqlite_url: str) -> Non
             failure=failure(),
             event=TrialEvent.OUT_OF_MEMORY,
         )
-        bench.add(3)
+        bench.prune([3])
     assert seen[2:] == [full, full, normal]
 
 

@@ -96,7 +96,6 @@ def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[
     )
     yield lambda: start_attempt(store, trial_id, epoch, ["n"])
     yield lambda: store.note_first_steps([(trial_id, number)], epoch=epoch)
-    yield lambda: store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch)
     yield lambda: record_measurement(
         store, trial_id, number, epoch=epoch, measurement=measurement()
     )
