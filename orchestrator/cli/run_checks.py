@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli import home, surroundings
 from orchestrator.cli.output import note
+from orchestrator.cli.sweep_file import assumed_gpus_per_node
 from orchestrator.cluster.ray import session_folder
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 from orchestrator.report.quantities import counted
@@ -26,10 +27,13 @@ _CELLS_NAMED = 3
 def check_some_layout_is_legal(spec: SweepSpec, spaces: CellSpaces) -> None:
     """Raise UsageInvalid if no cell has a legal layout."""
     problems = []
+    # On nodes as the run should find them, so that it enumerates no cell again.
+    assumed = assumed_gpus_per_node(spec)
     for cell in spec.cells():
-        # With nodes as large as possible: a layout that is not legal on those is legal nowhere.
-        per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cell.num_gpus
-        space = spaces.of(cell, gpus_per_node=per_node)
+        space = spaces.of(cell, gpus_per_node=assumed)
+        if not len(space.legal) and spec.gpus_per_node == "auto":
+            # A cluster may have larger nodes, and these allow more.
+            space = spaces.of(cell, gpus_per_node=cell.num_gpus)
         if len(space.legal):
             return
         reasons = sorted(space.rejected.items(), key=lambda item: -item[1])[:2]

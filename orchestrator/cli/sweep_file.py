@@ -99,10 +99,7 @@ def planning(spec: SweepSpec, store: Store | None) -> Planning:
     from orchestrator.sweep import prior_knowledge
 
     hardware = planned_hardware(spec)
-    per_node = spec.gpus_per_node
-    if not isinstance(per_node, int):
-        has_gpus = spec.device != "cpu" and (hardware is not None or device_name() is not None)
-        per_node = GPUS_PER_NODE if has_gpus else os.cpu_count() or 1
+    per_node = assumed_gpus_per_node(spec)
     name = device_name() if spec.device == "auto" else None
     return Planning(
         spec=spec,
@@ -113,6 +110,17 @@ def planning(spec: SweepSpec, store: Store | None) -> Planning:
         ),
         table=replayed_table(spec),
     )
+
+
+def assumed_gpus_per_node(spec: SweepSpec) -> int:
+    """The size of a node as the file says, else a usual one."""
+    from orchestrator.core.problem.hardware import DEVICES
+    from orchestrator.node.gpu_monitor import device_name
+
+    if isinstance(spec.gpus_per_node, int):
+        return spec.gpus_per_node
+    has_gpus = spec.device != "cpu" and (spec.device in DEVICES or device_name() is not None)
+    return GPUS_PER_NODE if has_gpus else os.cpu_count() or 1
 
 
 def replayed_table(spec: SweepSpec) -> ReplayTable | None:

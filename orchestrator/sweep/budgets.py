@@ -81,7 +81,7 @@ class Budgets:
             why = self._spending.why(expected, kept=self._reserved(search).gpu_seconds)
         else:
             why = "what is left of search.max_wall_time is kept for first trials and repeats"
-        search.life.stop(reason)
+        search.stop(reason)
         search.take_back()
         logger.info(
             "%s: no new layout is started: %s", search.cell.key, why, extra={"action": "budget"}

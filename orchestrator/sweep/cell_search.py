@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from db.read.rows import Repeats, TrialRow
@@ -11,13 +11,11 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.sections import Objective, Plateau, Search, Strategy
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind, Fault
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.run import Run
-from orchestrator.search.searcher import (
-    Proposal,
-    Searcher,
-)
+from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Proposal, Searcher
 from orchestrator.sweep.attempts import CellAttempts
 from orchestrator.sweep.cell_life import CellEvent, CellLife, CellState
 from orchestrator.sweep.confirmation import Confirmation
@@ -29,6 +27,9 @@ from orchestrator.sweep.stored_confirmation import confirmation_of
 FEWEST_TO_BOUND = 3
 # Share of a trial: a search that thinks longer keeps the GPUs waiting, so it thinks while they run.
 SLOW_ASK_SHARE = 0.1
+# After a pause of this many seconds, and of this many trials of the cell, its machine may have
+# changed.
+PAUSE_SECONDS, PAUSE_TRIALS = 600.0, 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,10 @@ class PlannedSearch:
 
 @dataclass(eq=False, kw_only=True)
 class CellSearch:
-    """What the loop knows of one cell. `attempts` is its part of the ledger."""
+    """What the loop knows of one cell. `attempts` is its part of the ledger.
+
+    Others read its fields, and change them through its methods only.
+    """
 
     id: int
     cell: Cell
@@ -65,14 +69,9 @@ class CellSearch:
     out_of_memory: dict[Layout, int] = field(default_factory=dict)
     # Trials with at least one attempt: what max_trials counts.
     launched: int = 0
-    # Digest of the fingerprint of the newest measurement.
-    fingerprint: str | None = None
-    # Of the measurements with that fingerprint.
+    # Of the measurements with the newest fingerprint.
     confirmation: Confirmation = field(init=False)
     nothing_fits: str | None = None  # the evidence that no layout fits
-    ask_seconds: float = 0.0  # of the last ask
-    # Of the last attempt, from launch to end.
-    trial_seconds: float = 0.0
     # Reserved by the last measured trial, else by the last trial. None: none has ended.
     trial_gpu_seconds: float | None = None
     has_measured: bool = False
@@ -80,12 +79,17 @@ class CellSearch:
     ahead: Proposal | None = None
     # A measured trial to repeat, and why: taken from the search, not launched yet.
     doubt: tuple[int, Layout, str] | None = None
-    # When the last attempt of this call ended.
-    ended_at: float | None = None
+    # Digest of the fingerprint of the newest measurement.
+    _fingerprint: str | None = None
+    _ask_seconds: float = 0.0  # of the last ask
+    # Of the last attempt, from launch to end.
+    _trial_seconds: float = 0.0
+    # When the last attempt of this call ended. None: none has, or a pause since was noted.
+    _ended_at: float | None = None
     # True once its trials were read from the store.
-    was_taken_up: bool = False
+    _was_taken_up: bool = False
     # Objective of each ended trial, larger is better; -inf without one.
-    ended: list[float] = field(default_factory=list)
+    _ended: list[float] = field(default_factory=list)
     # True if nothing has changed since `check` judged whether the search has had enough.
     _is_checked: bool = False
     _gain: float | None = None
@@ -111,7 +115,7 @@ class CellSearch:
         knows, as after axes were widened.
         """
         rows = list(trials)
-        self.launched, self.waiting, self.ended, self.ahead, self.doubt = 0, [], [], None, None
+        self.launched, self.waiting, self._ended, self.ahead, self.doubt = 0, [], [], None, None
         self.life.take(CellEvent.READ_AGAIN)
         self._is_checked = False
         # These were never launched, and may be proposed: their proof fell, or they were added just
@@ -137,22 +141,41 @@ class CellSearch:
             if is_over and trial.is_current_fingerprint is not False:
                 self._note(trial.step_seconds_median)
             if trial.is_current_fingerprint:
-                self.fingerprint = trial.fingerprint_digest
+                self._fingerprint = trial.fingerprint_digest
         # Earlier calls measured on the machine as it was then.
         self.confirmation = confirmation_of(
             rows,
             repeats,
             repeating=self.attempts.repeats,
-            was_paused=not self.was_taken_up or self.confirmation.was_paused,
+            was_paused=not self._was_taken_up or self.confirmation.was_paused,
         )
-        self.was_taken_up = True
-        self.correct_search()
+        self._was_taken_up = True
+        self._correct_search()
+        self.nothing_fits = self.searcher.nothing_fits()
         return list(condemned)
 
-    def wait(self, trial: TrialRow) -> None:
-        """Have a trial launched again."""
-        self.waiting.append(trial)
-        self._note_change()
+    def restore_faults(
+        self,
+        *,
+        needs_own_nodes: bool,
+        suspects: Iterable[int],
+        hung_on: Mapping[int, frozenset[str]],
+    ) -> None:
+        """Go on from faults of earlier calls, which `note_requeued` notes in this one."""
+        self.needs_own_nodes = needs_own_nodes
+        self.suspects, self.hung_on = set(suspects), dict(hung_on)
+
+    # -- the life of an attempt ------------------------------------------------------------------
+
+    def note_first_attempt(self) -> None:
+        """Note that a trial is about to have its first attempt."""
+        self.launched += 1
+
+    def note_retried(self, trial: TrialRow) -> None:
+        """Note that a waiting trial is about to be launched."""
+        self.waiting.remove(trial)
+        if trial.num_attempts == 0:
+            self.note_first_attempt()
 
     def note_started(self) -> None:
         """Note that an attempt was decided on."""
@@ -160,8 +183,27 @@ class CellSearch:
 
     def note_ended(self, *, seconds: float, now: float) -> None:
         """Note that an attempt is over, after so many seconds: there may be something to start."""
-        self.trial_seconds, self.ended_at = seconds, now
+        self._trial_seconds, self._ended_at = seconds, now
         self._note_change()
+
+    def note_requeued(self, trial: TrialRow, kind: FailureKind, nodes: Iterable[str]) -> None:
+        """Note that a trial waits again, since an attempt on these nodes failed in this way."""
+        self.waiting.append(trial)
+        self.needs_own_nodes |= kind is FailureKind.OOM_HOST
+        if kind is FailureKind.NODE_LOST:
+            self.suspects.add(trial.id)
+        if kind in HANG_KINDS:
+            self.hung_on[trial.id] = frozenset(nodes)
+        self._note_change()
+
+    def note_pause(self, clock: Callable[[], float]) -> None:
+        """Note if nothing of the cell ran for long: others were first, or its nodes were gone."""
+        if self._ended_at is None or self.num_new or self.num_repeats:
+            return
+        pause = max(PAUSE_SECONDS, PAUSE_TRIALS * self._trial_seconds)
+        if clock() - self._ended_at > pause:
+            self.confirmation.pause()
+            self._ended_at = None
 
     def _note_change(self) -> None:
         self.life.take(CellEvent.ATTEMPT_ENDED)
@@ -190,7 +232,11 @@ class CellSearch:
                 return
             reason = StopReason.EXHAUSTED
         if reason is not None:
-            self.life.stop(reason)
+            self.stop(reason)
+
+    def stop(self, reason: StopReason) -> None:
+        """End its search, or what is left of it."""
+        self.life.stop(reason)
 
     def rest(self) -> None:
         """Want nothing until an attempt has ended."""
@@ -201,6 +247,20 @@ class CellSearch:
         """Note that the cell wants nothing more, unless something of it is under way."""
         if self.life.state is CellState.CONFIRMING and not (self.num_new or self.num_repeats):
             self.life.take(CellEvent.NOTHING_LEFT)
+
+    def settle_without_repeats(self, reason: StopReason) -> None:
+        """Note that no budget is left to confirm its best. The next call may go on."""
+        self.life.take(CellEvent.NOTHING_LEFT, reason)
+
+    def search_again(self) -> None:
+        """Go on with the search: results were withdrawn, and their trials wait again."""
+        self.life.take(CellEvent.RESULTS_WITHDRAWN)
+
+    def note_condemned(self, layouts: Collection[Layout]) -> int:
+        """Note that layouts will never be launched. Return how many have a trial in the store."""
+        in_store = self.added.intersection(layouts)
+        self.added -= in_store
+        return len(in_store)
 
     def free(self, layouts: Iterable[Layout]) -> None:
         """Let layouts be launched again that nothing rules out any more."""
@@ -233,8 +293,16 @@ class CellSearch:
             return asked
         began = clock()
         proposal = self.searcher.ask()
-        self.ask_seconds = clock() - began
+        self._ask_seconds = clock() - began
         return proposal
+
+    def ask_ahead(self, clock: Callable[[], float]) -> None:
+        """Ask for the next layout, and keep it for the next `ask`."""
+        self.ahead = self.ask(clock)
+
+    def put_back(self, proposal: Proposal) -> None:
+        """Keep a layout that cannot be launched yet for the next `ask`."""
+        self.ahead = proposal
 
     @property
     def should_ask_ahead(self) -> bool:
@@ -242,7 +310,7 @@ class CellSearch:
 
         The layout rests on one result less, and no GPU waits for it.
         """
-        return self.ahead is None and 0 < self.trial_seconds < self.ask_seconds / SLOW_ASK_SHARE
+        return self.ahead is None and 0 < self._trial_seconds < self._ask_seconds / SLOW_ASK_SHARE
 
     def take_back(self) -> None:
         """Give back what was asked for ahead: what became known since may rule it out."""
@@ -284,7 +352,7 @@ class CellSearch:
     @property
     def expected_seconds(self) -> float:
         """How long the next attempt will hold its slots: like the last one, or as predicted."""
-        return self.trial_seconds or self.predicted_seconds
+        return self._trial_seconds or self.predicted_seconds
 
     def note_reserved(self, gpu_seconds: float, *, is_measured: bool) -> None:
         """Note what an attempt held.
@@ -337,16 +405,52 @@ class CellSearch:
         self.confirmation.note(trial_id, layout, run)
         self._note(run.step_seconds)
 
-    def note_infeasible(self) -> None:
-        """Note that a trial ended without a number."""
+    def note_repeated(self, trial_id: int, layout: Layout, run: Run, *, counts: bool) -> None:
+        """Note that a trial was measured again. It does not count with other software."""
+        if counts:
+            self.confirmation.note(trial_id, layout, run)
+        else:
+            self.confirmation.end(trial_id)
+
+    def tell_measured(
+        self, trial_id: int, layout: Layout, *, peak_memory_bytes: int | None, is_repeat: bool
+    ) -> None:
+        """Tell the search what the trial's runs came to."""
+        value = self.value_of(self.confirmation.seconds_of(trial_id))
+        self.searcher.tell(layout, Measured(value=value, peak_memory_bytes=peak_memory_bytes))
+        if is_repeat:
+            self._correct_search()
+
+    def note_failed(self, layout: Layout, fault: Fault) -> None:
+        """Note that a trial failed for good."""
         self._note(None)
+        # A machine's fault says nothing about the layout. The search keeps it in flight, so that it
+        # is not proposed again.
+        if fault is not Fault.MACHINE:
+            self.searcher.tell(layout, Failed())
+
+    def note_out_of_memory(
+        self, trial_id: int, layout: Layout, outcome: OutOfMemory
+    ) -> list[Layout]:
+        """Note that a layout does not fit, and tell the search. Return what this condemns."""
+        self._note(None)
+        self.take_back()
+        self.out_of_memory[layout] = trial_id
+        condemned = self.searcher.tell(layout, outcome)
+        self.nothing_fits = self.searcher.nothing_fits()
+        return condemned
+
+    def note_fingerprint(self, digest: str) -> bool:
+        """Note what the newest measurement was taken with. Return whether that has changed."""
+        before, self._fingerprint = self._fingerprint, digest
+        return before not in (None, digest)
 
     def _note(self, step_seconds: float | None) -> None:
         sign = -1.0 if self.objective is Objective.STEP_SECONDS else 1.0
         value = float("-inf") if step_seconds is None else sign * self.value_of(step_seconds)
-        self.ended.append(value)
+        self._ended.append(value)
 
-    def correct_search(self) -> None:
+    def _correct_search(self) -> None:
         """Tell the search step times on the machine as it is now, if that was seen to change."""
         if self.confirmation.change is not None:
             for trial_id, seconds in self.confirmation.seconds.items():
@@ -382,7 +486,7 @@ class CellSearch:
 
         The layout that was asked for ahead is one of them.
         """
-        if bound is None or len(self.ended) < FEWEST_TO_BOUND or not self._expects_less(bound):
+        if bound is None or len(self._ended) < FEWEST_TO_BOUND or not self._expects_less(bound):
             return False
         if self.ahead is None:
             return True
@@ -395,7 +499,7 @@ class CellSearch:
 
     def _plateaued(self, plateau: Plateau) -> bool:
         """Return whether the last trials gained less, relative, over the best before them."""
-        if len(self.ended) <= plateau.trials:
+        if len(self._ended) <= plateau.trials:
             return False
-        before, since = max(self.ended[: -plateau.trials]), max(self.ended[-plateau.trials :])
+        before, since = max(self._ended[: -plateau.trials]), max(self._ended[-plateau.trials :])
         return before > float("-inf") and since - before < plateau.gain * abs(before)

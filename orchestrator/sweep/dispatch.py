@@ -21,7 +21,7 @@ from orchestrator.search.searcher import Proposal
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.budgets import Budgets
 from orchestrator.sweep.call import Call
-from orchestrator.sweep.cell_life import CellEvent, CellState
+from orchestrator.sweep.cell_life import CellState
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.cell_searches import CellSearches
 from orchestrator.sweep.confirmation import Repeat
@@ -38,9 +38,6 @@ MOST_TOGETHER = 64
 # The longest that a decided attempt waits for others to share its commit. A commit takes a few
 # hundredths of it.
 DECIDING_SECONDS = 0.1
-# After a pause of this many seconds, and of this many trials of the cell, its machine may have
-# changed.
-CELL_PAUSE_SECONDS, CELL_PAUSE_TRIALS = 600.0, 4.0
 
 
 class Dispatch:
@@ -104,7 +101,7 @@ class Dispatch:
             if search.life.stopped is not None or search.waiting:
                 continue
             if search.should_ask_ahead and self._within_trials(search):
-                search.ahead = search.ask(self._clock)
+                search.ask_ahead(self._clock)
 
     @property
     def waits_for_nodes(self) -> bool:
@@ -136,7 +133,7 @@ class Dispatch:
     def _check(self, search: CellSearch, spent: StopReason | None) -> None:
         reason = spent or self._missing_nodes.gave_up(search)
         if reason is not None:
-            search.life.stop(reason)
+            search.stop(reason)
         else:
             search.check(self._settings, within_trials=self._within_trials(search))
 
@@ -189,7 +186,7 @@ class Dispatch:
                 search.rest()
                 return False
             else:
-                search.life.stop(reason)
+                search.stop(reason)
         return search.life.stopped in CONFIRMED and self._confirm(search, nodes)
 
     def _search_on(self, search: CellSearch, nodes: tuple[str, ...]) -> StopReason | None:
@@ -202,7 +199,7 @@ class Dispatch:
             return StopReason.BOUND
         passed = self._passed_by(search, None)
         if passed is None:
-            self._note_pause(search)
+            search.note_pause(self._clock)
             # While the machine is suspected, new layouts go before retries and anchors: they show
             # whether it works.
             is_trusted = not self._outcomes.stop_rules.suspects_the_machine
@@ -231,15 +228,6 @@ class Dispatch:
             return None
         return search.confirmation.next_check(settings.confirm, anchor_every=settings.anchor_every)
 
-    def _note_pause(self, search: CellSearch) -> None:
-        """Note if nothing of the cell ran for long: others were first, or its nodes were gone."""
-        if search.ended_at is None or search.num_new or search.num_repeats:
-            return
-        pause = max(CELL_PAUSE_SECONDS, CELL_PAUSE_TRIALS * search.trial_seconds)
-        if self._clock() - search.ended_at > pause:
-            search.confirmation.pause()
-            search.ended_at = None
-
     def _new(self, search: CellSearch, nodes: tuple[str, ...]) -> StopReason | None:
         """Decide on the layout that the search asks for, or return why not."""
         proposal = search.ask(self._clock) if self._within_trials(search) else None
@@ -247,8 +235,7 @@ class Dispatch:
             return StopReason.EXHAUSTED
         passed = self._passed_by(search, proposal)
         if passed is not None:
-            # Keep it, as if it had been asked for ahead.
-            search.ahead = proposal
+            search.put_back(proposal)
             return passed
         begins = NewTrial(
             cell_id=search.id,
@@ -258,7 +245,7 @@ class Dispatch:
             predicted_memory_bytes=proposal.predicted_memory_bytes,
             nodes=nodes,
         )
-        search.launched += 1
+        search.note_first_attempt()
         if proposal.layout in search.added:
             self._outcomes.note_relaunched()
         step = proposal.predicted_step
@@ -288,8 +275,7 @@ class Dispatch:
                     # Other nodes may be free once a running attempt has ended.
                     return False
                 nodes = others or nodes
-        search.waiting.remove(trial)
-        search.launched += trial.num_attempts == 0
+        search.note_retried(trial)
         self._outcomes.note_relaunched()
         begins = NewAttempt(trial_id=trial.id, nodes=nodes)
         step, alone = search.predicted_step(trial.layout), trial.id in search.suspects
@@ -302,7 +288,7 @@ class Dispatch:
         If a budget ended the search, what waits is for the next call, and what is reserved of the
         budget is for repeats.
         """
-        self._note_pause(search)
+        search.note_pause(self._clock)
         repeat = None if search.num_new else self._next_repeat(search)
         may_retry = self._may_retry(search)
         if not may_retry and repeat is None:
@@ -314,7 +300,7 @@ class Dispatch:
         spent = self._budgets.spent or self._passed_by(search, None, is_repeat=is_repeat)
         if spent is not None:
             if not self._budgets.may_still_suffice(spent):
-                search.life.take(CellEvent.NOTHING_LEFT, spent)  # the next call may go on
+                search.settle_without_repeats(spent)
             return False
         if may_retry and self._retry(search, nodes):
             return True

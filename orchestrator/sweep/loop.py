@@ -12,7 +12,6 @@ from collections.abc import Collection
 
 from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
 from orchestrator.sweep.call import Call
-from orchestrator.sweep.cell_life import CellEvent
 from orchestrator.sweep.cell_searches import CellSearches
 from orchestrator.sweep.dispatch import Dispatch
 from orchestrator.sweep.node_pool import NodePool
@@ -151,7 +150,7 @@ class Loop:
         for search in (search for search in self._call.searches.values() if search.id in cells):
             search.begin_anew(self._cell_searches.plan(search.cell, search.id))
             self._outcomes.take_up_again(search)
-            search.life.take(CellEvent.RESULTS_WITHDRAWN)
+            search.search_again()
 
     def _stop_stuck_cells(self) -> None:
         """Stop the cells that fail again and again while others run.
@@ -166,7 +165,7 @@ class Loop:
         ]
         for cell_id in stop_rules.stuck_cells(open_ids):
             search = self._call.searches[cell_id]
-            search.life.stop(StopReason.FAULTS)
+            search.stop(StopReason.FAULTS)
             search.take_back()
             logger.warning(
                 "%s: stopped: %s. The same command tries it again",

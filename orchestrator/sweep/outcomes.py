@@ -17,11 +17,9 @@ from db.write.writes import Ended, Pruned, Recorded
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.proofs import MemoryProof
 from orchestrator.core.trial.failure_kinds import (
-    HANG_KINDS,
     POLICIES,
     Failure,
     FailureKind,
-    Fault,
     event_after,
 )
 from orchestrator.core.trial.failures import proves_out_of_memory
@@ -30,7 +28,7 @@ from orchestrator.core.trial.machine_load import relative_sd, said_of
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
-from orchestrator.search.searcher import Failed, Measured, OutOfMemory
+from orchestrator.search.searcher import OutOfMemory
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import CellSearch
@@ -181,7 +179,6 @@ class Outcomes:
         trials = self._store.trials(self._call.sweep_id, cell_id=search.id)
         repeats, num_proofs = self._store.repeats(search.id), self._num_proofs(search, trials)
         self._condemn(search, search.take_up(trials, repeats, num_proofs))
-        search.nothing_fits = search.searcher.nothing_fits()
         self._free(search)
         return trials
 
@@ -207,8 +204,7 @@ class Outcomes:
             self._condemned.append(
                 Pruned(cell_id=search.id, layout=layout, why=why, condemned_by=proofs[0][0])
             )
-        self._stored[TrialState.QUEUED] -= len(search.added & set(condemned))
-        search.added -= set(condemned)
+        self._stored[TrialState.QUEUED] -= search.note_condemned(condemned)
 
     def _free(self, search: CellSearch) -> None:
         """Let layouts be launched again that no out-of-memory rules out any more."""
@@ -284,9 +280,8 @@ class Outcomes:
             fingerprint = verdict.fingerprint
             if stored.counts and not attempt.is_repeat and fingerprint is not None:
                 search = self._call.searches[attempt.cell_id]
-                if search.fingerprint not in (None, fingerprint.digest):
+                if search.note_fingerprint(fingerprint.digest):
                     changed[search.id] = search
-                search.fingerprint = fingerprint.digest
         return changed
 
     def _measured(
@@ -302,7 +297,7 @@ class Outcomes:
         assert fingerprint is not None, "a measurement without a result"
         assert load is not None, "a measurement without a report"
         self.fingerprints.add(fingerprint.digest)
-        trial_id, layout, confirmation = attempt.trial_id, attempt.layout, search.confirmation
+        trial_id, layout, is_repeat = attempt.trial_id, attempt.layout, attempt.is_repeat
         run = Run(
             step_seconds=measurement.step_time.median,
             relative_confidence=measurement.step_time.relative_confidence,
@@ -312,19 +307,14 @@ class Outcomes:
             purpose=attempt.purpose,
             thrashing=measurement.thrashing,
         )
-        if not attempt.is_repeat:
+        if is_repeat:
+            search.note_repeated(trial_id, layout, run, counts=counts)
+        else:
             self._stored[TrialState.MEASURED] += 1
             search.note_measured(trial_id, layout, run)
-        elif counts:
-            confirmation.note(trial_id, layout, run)
-        else:
-            confirmation.end(trial_id)
         if counts:
             peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
-            value = search.value_of(confirmation.seconds_of(trial_id))
-            search.searcher.tell(layout, Measured(value=value, peak_memory_bytes=peak))
-            if attempt.is_repeat:
-                search.correct_search()
+            search.tell_measured(trial_id, layout, peak_memory_bytes=peak, is_repeat=is_repeat)
             self._free(search)
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
         spoiled = said_of(load)
@@ -355,22 +345,13 @@ class Outcomes:
             case TrialEvent.REQUEUED:
                 self._stored[TrialState.QUEUED] += 1
                 assert row is not None, "it waits, so it is in the store"
-                search.wait(row)
-                search.needs_own_nodes |= failure.kind is FailureKind.OOM_HOST
-                if failure.kind is FailureKind.NODE_LOST:
-                    search.suspects.add(attempt.trial_id)
-                if failure.kind in HANG_KINDS:
-                    search.hung_on[attempt.trial_id] = frozenset(attempt.nodes)
+                search.note_requeued(row, failure.kind, attempt.nodes)
                 is_cancelled = failure.kind is FailureKind.CANCELLED
                 why = "cancelled" if is_cancelled else f"{failure.kind}: {failure.message}"
                 return f"{why}; waits for another attempt"
             case _:
                 self._stored[TrialState.FAILED] += 1
-                search.note_infeasible()
-                # A machine's fault says nothing about the layout. The search keeps it in flight, so
-                # that it is not proposed again.
-                if POLICIES[failure.kind].fault is not Fault.MACHINE:
-                    search.searcher.tell(attempt.layout, Failed())
+                search.note_failed(attempt.layout, POLICIES[failure.kind].fault)
                 log = f" (log: {failure.log_path})" if failure.log_path else ""
                 return f"failed, {failure.kind}: {failure.message}{log}"
 
@@ -379,8 +360,6 @@ class Outcomes:
     ) -> int:
         """Tell the search, and note what that proves of others. Return how many they are."""
         trial_id = attempt.trial_id
-        search.note_infeasible()
-        search.take_back()
         failures = [failure]
         if attempt.number > 1:
             failures = self._store.out_of_memories(search.id, trial_id=trial_id)[trial_id]
@@ -389,11 +368,9 @@ class Outcomes:
         excess = relative_excess(
             verdict.peak_memory_bytes, verdict.device_memory_bytes, failure.memory
         )
-        search.out_of_memory[attempt.layout] = trial_id
-        told = OutOfMemory(excess=excess, num_proofs=num_proofs)
-        condemned = search.searcher.tell(attempt.layout, told)
+        outcome = OutOfMemory(excess=excess, num_proofs=num_proofs)
+        condemned = search.note_out_of_memory(trial_id, attempt.layout, outcome)
         self._condemn(search, condemned)
-        search.nothing_fits = search.searcher.nothing_fits()
         return len(condemned)
 
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from orchestrator import cli
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.search import space
+from orchestrator.core.sweepfile.spec import SweepSpec
 from tests.acceptance.command import CommandHere, write_sweep
 
 
@@ -35,3 +43,35 @@ def test_when_nothing_fits_the_exit_code_says_so(command: CommandHere, tmp_path:
     assert done.returncode == 4
     assert "Nothing fits in llama-tiny_2gpu" in done.stderr
     assert "predicted to need least, ran out of memory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("gpus", "constraints"),
+    [
+        # Two and four nodes.
+        ([16, 32], []),
+        # Half a node, of whose size a constraint makes use.
+        ([4], ["gpus_per_node >= 8"]),
+    ],
+)
+def test_each_cell_is_enumerated_once_where_the_file_leaves_the_size_of_nodes_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[int], constraints: list[str]
+) -> None:
+    enumerated, enumerate_cell = Counter[Cell](), space.enumerate_cell
+
+    def counting(spec: SweepSpec, cell: Cell, **how: Any) -> space.CellSpace:
+        enumerated[cell] += 1
+        return enumerate_cell(spec, cell, **how)
+
+    monkeypatch.setattr(space, "enumerate_cell", counting)
+    monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/sweep.sqlite")
+    file = write_sweep(
+        tmp_path,
+        device="h100-sxm",
+        gpus=gpus,
+        gpus_per_node="auto",
+        constraints=constraints,
+        search={"max_trials": 1, "confirm": {"repeats": 0}},
+    )
+    assert cli.main(["run", str(file), "--simulate", "--quiet"]) == 0
+    assert {cell.num_gpus: num for cell, num in enumerated.items()} == dict.fromkeys(gpus, 1)
