@@ -711,7 +711,7 @@ def test_what_ends_by_one_poll_is_one_commit_and_counted_once(
     )
     monkeypatch.setattr(
         Store,
-        "transition",
+        "note_first_steps",
         lambda *a, **k: pytest.fail("a commit of its own for a first step told with the end"),
     )
     monkeypatch.setattr(
