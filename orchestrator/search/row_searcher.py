@@ -6,7 +6,7 @@ Knows nothing of layouts: `Searcher` gives it those of a cell, a benchmark the r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import assert_never
 
@@ -33,13 +33,6 @@ class RowStatus(IntEnum):
     CONDEMNED = 3  # ruled out, until `rule_out` frees it
     # Nothing was learned; never asked for again.
     SET_ASIDE = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    row: int
-    choice: Choice | None  # what `auto` expects of it
-    why: str  # of the other strategies
 
 
 class RowSearcher:
@@ -105,26 +98,26 @@ class RowSearcher:
     def status(self, row: int) -> RowStatus:
         return RowStatus(int(self._status[row]))
 
-    def ask(self) -> Asked | None:
+    def ask(self) -> Choice | None:
         """Choose an untried row, which is in flight from now on; None when there is none."""
         num_open = self.count(RowStatus.UNTRIED)
         if num_open == 0:
             return None
         open_rows = self._is(RowStatus.UNTRIED)
-        choice, why = None, ""
         if self._strategy is Strategy.RANDOM:
             row = int(self._shuffled[np.argmax(open_rows[self._shuffled])])
-            why = f"random among {num_open} untried"
+            choice = Choice(row=row, why=f"random among {num_open} untried")
         elif self._proposer is not None and open_rows[self._considered].any():
             with one_blas_thread():
                 choice = self._proposer.choose(open_rows[self._considered])
-            row = int(self._considered[choice.row])
+            choice = replace(choice, row=int(self._considered[choice.row]))
         elif self._optuna is not None and num_open > 1:
             row, why = self._optuna.propose(open_rows, self.rank)
+            choice = Choice(row=row, why=why)
         else:
-            row = int(self._order[np.argmax(open_rows[self._order])])
-        self.start(row)
-        return Asked(row=row, choice=choice, why=why)
+            choice = Choice(row=int(self._order[np.argmax(open_rows[self._order])]), why="")
+        self.start(choice.row)
+        return choice
 
     def start(self, row: int) -> None:
         """Put a row in flight, asked for or not."""

@@ -21,7 +21,7 @@ from orchestrator.core.search.proposer import Choice, Told
 from orchestrator.core.sweepfile.sections import Objective, Search
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.search.axes import free_axes, lattice_of
-from orchestrator.search.row_searcher import Asked, RowSearcher, RowStatus
+from orchestrator.search.row_searcher import RowSearcher, RowStatus
 
 # Of the logarithm: a smaller correction is within what runs vary by.
 CORRECTED_FROM = 0.02
@@ -136,7 +136,7 @@ class Searcher:
     def predicted_step(self, layout: Layout) -> PredictedStep | None:
         """The step time predicted when the search began. None: nothing is predicted."""
         row = self._row_of.get(layout)
-        return None if row is None else self._predicted_step(row, None)
+        return None if row is None else self._predicted_step(Choice(row=row))
 
     @property
     def untried(self) -> int:
@@ -323,14 +323,14 @@ class Searcher:
 
     # -- the reasons of a proposal ----------------------------------------------------------------
 
-    def _proposal(self, asked: Asked) -> Proposal:
-        row, choice = asked.row, asked.choice
+    def _proposal(self, choice: Choice) -> Proposal:
+        row = choice.row
         tokens = float(self._candidates.tokens_per_second_per_gpu[row])
         memory = float(self._candidates.memory_bytes[row])
-        if choice is None:
-            why = f"{asked.why}; {self._ranked(row)}" if asked.why else self._ranked(row)
+        if choice.why is not None:
+            why = f"{choice.why}; {self._ranked(row)}" if choice.why else self._ranked(row)
         else:
-            why = self._expected(choice, row)
+            why = self._expected(choice)
             # Measured neighbours predict a layout also on a device that physics does not know.
             is_predicted = not isnan(tokens) or choice.improvement is not None
             if choice.score is not None and not self._is_time and is_predicted:
@@ -342,25 +342,25 @@ class Searcher:
             why=why,
             predicted_tokens_per_second_per_gpu=None if isnan(tokens) else tokens,
             predicted_memory_bytes=None if isnan(memory) else int(memory),
-            predicted_step=self._predicted_step(row, choice),
+            predicted_step=self._predicted_step(choice),
         )
 
-    def _predicted_step(self, row: int, choice: Choice | None) -> PredictedStep | None:
+    def _predicted_step(self, choice: Choice) -> PredictedStep | None:
         """The step time by physics, or by the search's model if measured trials show it longer."""
         if self._step_log_sd is None:
             return None
-        seconds, log_sd = float(self._candidates.step_seconds[row]), self._step_log_sd
-        if choice is not None and choice.score is not None and exp(choice.score) > seconds:
+        seconds, log_sd = float(self._candidates.step_seconds[choice.row]), self._step_log_sd
+        if choice.score is not None and exp(choice.score) > seconds:
             seconds, log_sd = exp(choice.score), max(choice.score_sd, log_sd)
         return PredictedStep(seconds=seconds, log_sd=log_sd)
 
-    def _expected(self, choice: Choice, row: int) -> str:
+    def _expected(self, choice: Choice) -> str:
         """What `auto` expects: predicted 9,800 tokens/s/GPU, give or take a factor of 1.10 (6%
         better than the best so far), 71.0 of 79.0 GiB, 93% likely to fit.
         """
         if choice.score is None:
             return "far from all that is known; nothing is predicted yet"
-        if choice.improvement is None and isnan(self._candidates.step_seconds[row]):
+        if choice.improvement is None and isnan(self._candidates.step_seconds[choice.row]):
             return "the least work per token; nothing is predicted on this device yet"
         score, factor = self._in_words(choice.score), exp(choice.score_sd)
         facts = [f"predicted {score}, give or take a factor of {factor:.2f}"]

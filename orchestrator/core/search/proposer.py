@@ -56,15 +56,17 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A row with its expected outcome."""
+    """A row to try next: with its expected outcome, or of a strategy that expects none."""
 
     row: int
-    score: float | None  # expected; None while nothing is known
-    score_sd: float
-    improvement: float | None  # best score minus expected score
-    fits: float | None  # probability; None: unknown
-    fails: float  # probability
-    memory_bytes: float | None  # expected
+    # Of a strategy without expectations: its reason. None: the outcome below is expected.
+    why: str | None = None
+    score: float | None = None  # None while nothing is known
+    score_sd: float = 0.0
+    improvement: float | None = None  # best score minus expected score
+    fits: float | None = None  # probability; None: unknown
+    fails: float = 0.0  # probability
+    memory_bytes: float | None = None
 
 
 class Proposer:
