@@ -112,7 +112,7 @@ class Searcher:
         """
         self._candidates = candidates
         self._objective = objective
-        self._row_of = {layout: row for row, layout in enumerate(candidates.table.layouts())}
+        self._row_of = candidates.table.row_of
         self._rows = RowSearcher(
             order=candidates.order,
             lattice=partial(lattice_of, candidates, num_layers=num_layers),

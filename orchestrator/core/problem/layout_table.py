@@ -5,8 +5,9 @@ A column holds sizes, or for a coded axis small indices into a tuple of distinct
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, make_dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -81,6 +82,11 @@ class LayoutTable(_Columns):
             columns[name] = [of_code[code] for code in columns[name]]
         rows = zip(*columns.values(), strict=True)
         return [Layout(**dict(zip(COLUMNS, row))) for row in rows]  # noqa: B905  as the columns
+
+    @cached_property
+    def row_of(self) -> Mapping[Layout, int]:
+        """The row of each layout. Made once for a cell, which is ranked again as it is measured."""
+        return {layout: row for row, layout in enumerate(self.layouts())}
 
     def take(self, rows: Ints | Mask) -> LayoutTable:
         """The rows of an index array or mask, in its order."""
