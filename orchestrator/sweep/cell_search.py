@@ -11,7 +11,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.sections import Objective, Plateau, Search, Strategy
-from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind, Fault
+from orchestrator.core.trial.failure_kinds import FailureKind, Fault
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.run import Run
@@ -21,6 +21,7 @@ from orchestrator.sweep.cell_life import CellEvent, CellLife, CellState
 from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.known_outcome import known_of, with_proofs
 from orchestrator.sweep.progress import StopReason
+from orchestrator.sweep.retries import Retries
 from orchestrator.sweep.stored_confirmation import confirmation_of
 
 # With fewer ended trials the model mostly repeats its prior.
@@ -56,14 +57,7 @@ class CellSearch:
     predicted_seconds: float
     attempts: CellAttempts = field(default_factory=CellAttempts)
     life: CellLife = field(default_factory=CellLife)
-    # Trials in the store that wait for another attempt.
-    waiting: list[TrialRow] = field(default_factory=list)
-    # True once a trial ran a node out of memory: on a shared node the next one might do so again.
-    needs_own_nodes: bool = False
-    # Trials whose node was lost. They are tried again alone, to tell which of the two failed.
-    suspects: set[int] = field(default_factory=set)
-    # By waiting trial that hung: the nodes that it ran on.
-    hung_on: dict[int, frozenset[str]] = field(default_factory=dict)
+    retries: Retries = field(default_factory=Retries)
     added: set[Layout] = field(default_factory=set)  # in the store, never launched
     # Layouts that ran out of memory, and their trials.
     out_of_memory: dict[Layout, int] = field(default_factory=dict)
@@ -115,7 +109,8 @@ class CellSearch:
         knows, as after axes were widened.
         """
         rows = list(trials)
-        self.launched, self.waiting, self._ended, self.ahead, self.doubt = 0, [], [], None, None
+        self.launched, self.retries.waiting, self._ended = 0, [], []
+        self.ahead = self.doubt = None
         self.life.take(CellEvent.READ_AGAIN)
         self._is_checked = False
         # These were never launched, and may be proposed: their proof fell, or they were added just
@@ -136,7 +131,7 @@ class CellSearch:
             # Keep waiting trials whose layout the file no longer names: their axis may
             # come back.
             if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
-                self.waiting.append(trial)
+                self.retries.waiting.append(trial)
             is_over = trial.state in TERMINAL and trial.num_attempts
             if is_over and trial.is_current_fingerprint is not False:
                 self._note(trial.step_seconds_median)
@@ -154,17 +149,6 @@ class CellSearch:
         self.nothing_fits = self.searcher.nothing_fits()
         return list(condemned)
 
-    def restore_faults(
-        self,
-        *,
-        needs_own_nodes: bool,
-        suspects: Iterable[int],
-        hung_on: Mapping[int, frozenset[str]],
-    ) -> None:
-        """Go on from faults of earlier calls, which `note_requeued` notes in this one."""
-        self.needs_own_nodes = needs_own_nodes
-        self.suspects, self.hung_on = set(suspects), dict(hung_on)
-
     # -- the life of an attempt ------------------------------------------------------------------
 
     def note_first_attempt(self) -> None:
@@ -173,7 +157,7 @@ class CellSearch:
 
     def note_retried(self, trial: TrialRow) -> None:
         """Note that a waiting trial is about to be launched."""
-        self.waiting.remove(trial)
+        self.retries.waiting.remove(trial)
         if trial.num_attempts == 0:
             self.note_first_attempt()
 
@@ -188,12 +172,7 @@ class CellSearch:
 
     def note_requeued(self, trial: TrialRow, kind: FailureKind, nodes: Iterable[str]) -> None:
         """Note that a trial waits again, since an attempt on these nodes failed in this way."""
-        self.waiting.append(trial)
-        self.needs_own_nodes |= kind is FailureKind.OOM_HOST
-        if kind is FailureKind.NODE_LOST:
-            self.suspects.add(trial.id)
-        if kind in HANG_KINDS:
-            self.hung_on[trial.id] = frozenset(nodes)
+        self.retries.add(trial, kind, nodes)
         self._note_change()
 
     def note_pause(self, clock: Callable[[], float]) -> None:
@@ -270,15 +249,13 @@ class CellSearch:
     @property
     def has_only_suspects(self) -> bool:
         """True if its search has ended, and all that waits should be alone on its nodes."""
-        if not self.suspects or not self.waiting or self.life.stopped is None:
-            return False
-        return all(trial.id in self.suspects for trial in self.waiting)
+        return self.life.stopped is not None and self.retries.are_all_suspects
 
     def _has_something(self, *, within_trials: bool) -> bool:
         """Return whether there is anything left to launch while the cell is searched."""
         is_untried = within_trials and self.searcher.untried > 0
         return (
-            bool(self.waiting)
+            bool(self.retries.waiting)
             or is_untried
             or self.ahead is not None
             or self._next_doubt() is not None
@@ -472,7 +449,7 @@ class CellSearch:
     def _had_enough(self, settings: Search) -> StopReason | None:
         """Return the rule of the sweep file that ends its search, if any."""
         most = settings.max_trials
-        if most is not None and self.launched >= most and not self.waiting:
+        if most is not None and self.launched >= most and not self.retries.waiting:
             return StopReason.TRIALS
         if self.nothing_fits is not None:
             return StopReason.NOTHING_FITS

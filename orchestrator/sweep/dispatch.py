@@ -98,7 +98,7 @@ class Dispatch:
         if not self._attempts:
             return
         for search in self._call.searches.values():
-            if search.life.stopped is not None or search.waiting:
+            if search.life.stopped is not None or search.retries.waiting:
                 continue
             if search.should_ask_ahead and self._within_trials(search):
                 search.ask_ahead(self._clock)
@@ -155,7 +155,7 @@ class Dispatch:
 
     def _may_retry(self, search: CellSearch) -> bool:
         """Return whether what waits may start after the search. A spent budget keeps it waiting."""
-        return bool(search.waiting) and search.life.stopped in DECIDED
+        return bool(search.retries.waiting) and search.life.stopped in DECIDED
 
     def _next_repeat(self, search: CellSearch) -> Repeat | None:
         settings, confirmation = self._settings, search.confirmation
@@ -195,7 +195,7 @@ class Dispatch:
             search.begin_anew(self._cell_searches.plan(search.cell, search.id))
             self._outcomes.take_up_again(search)
         is_over = search.reached(self._settings.bound)
-        if is_over and not search.waiting:
+        if is_over and not search.retries.waiting:
             return StopReason.BOUND
         passed = self._passed_by(search, None)
         if passed is None:
@@ -213,7 +213,7 @@ class Dispatch:
                 self._repeat(search, nodes, repeat)
                 return None
         reason = self._new(search, nodes)
-        if reason is not StopReason.EXHAUSTED or not (search.waiting or search.doubt):
+        if reason is not StopReason.EXHAUSTED or not (search.retries.waiting or search.doubt):
             return reason
         return None if passed is None and self._retry(search, nodes) else passed or reason
 
@@ -260,14 +260,15 @@ class Dispatch:
         What hung goes to other nodes. If it cannot, it comes last: not while only what can go
         `elsewhere` is asked for.
         """
-        is_alone = bool(search.waiting) and self._placement.are_unused(nodes)
-        trials = [one for one in search.waiting if is_alone or one.id not in search.suspects]
-        fresh = [one for one in trials if search.hung_on.get(one.id, frozenset()).isdisjoint(nodes)]
+        retries = search.retries
+        is_alone = bool(retries.waiting) and self._placement.are_unused(nodes)
+        trials = retries.startable(alone=is_alone)
+        fresh = [one for one in trials if not retries.has_hung_on(one, nodes)]
         trial = next(iter(fresh if elsewhere or fresh else trials), None)
         if trial is None:
             return False
         if trial not in fresh:
-            hung_on = search.hung_on[trial.id]
+            hung_on = retries.hung_on[trial.id]
             if self._placement.is_possible_without(search.shape, hung_on):
                 free_on_nodes = self._scheduler.free_on_nodes()
                 others = self._placement.elsewhere(search, hung_on, free_on_nodes)
@@ -278,7 +279,7 @@ class Dispatch:
         search.note_retried(trial)
         self._outcomes.note_relaunched()
         begins = NewAttempt(trial_id=trial.id, nodes=nodes)
-        step, alone = search.predicted_step(trial.layout), trial.id in search.suspects
+        step, alone = search.predicted_step(trial.layout), trial.id in retries.suspects
         self._decide(search, trial.layout, nodes, begins, predicted=step, alone=alone)
         return True
 

@@ -147,9 +147,9 @@ def _open_cell(
     )
     call.searches[cell_id] = search
     outcomes.take_up(search)
-    hung = [trial.id for trial in search.waiting if trial.failure_kind in HANG_KINDS]
-    search.restore_faults(
-        needs_own_nodes=bool(store.trials_that_met(cell_id, FailureKind.OOM_HOST)),
-        suspects=store.trials_that_met(cell_id, FailureKind.NODE_LOST),
+    hung = [one.id for one in search.retries.waiting if one.failure_kind in HANG_KINDS]
+    search.retries.restore(
+        lost_a_node=store.trials_that_met(cell_id, FailureKind.NODE_LOST),
         hung_on={i: frozenset(store.trial(i).attempts[-1].nodes or ()) for i in hung},
+        needs_own_nodes=bool(store.trials_that_met(cell_id, FailureKind.OOM_HOST)),
     )

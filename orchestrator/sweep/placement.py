@@ -115,4 +115,4 @@ class Placement:
 
     def _is_exclusive(self, search: CellSearch) -> bool:
         """Return whether gangs of the cell share no node."""
-        return self._exclusive or search.needs_own_nodes
+        return self._exclusive or search.retries.needs_own_nodes

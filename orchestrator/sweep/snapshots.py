@@ -156,7 +156,7 @@ class Snapshots:
         """Return the most trials that a cell will have, those that were launched included."""
         if search.life.stopped is not None:
             return search.launched
-        waiting = sum(trial.num_attempts == 0 for trial in search.waiting)
+        waiting = sum(trial.num_attempts == 0 for trial in search.retries.waiting)
         possible = search.launched + waiting + _untried_of(search)
         return min(possible, self._settings.max_trials or possible)
 
@@ -164,7 +164,7 @@ class Snapshots:
         """`most_trials`: of each cell."""
         settings, confirm = self._settings, self._settings.confirm
         new_of = {
-            one.id: most_trials[one.id] - one.launched + len(one.waiting)
+            one.id: most_trials[one.id] - one.launched + len(one.retries.waiting)
             for one in self._call.searches.values()
         }
         searching = [one for one in self._call.searches.values() if one.life.stopped is None]

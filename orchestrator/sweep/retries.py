@@ -1,0 +1,55 @@
+"""The trials of a cell that wait for another attempt, and on which nodes each may have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from db.read.rows import TrialRow
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
+
+
+@dataclass(eq=False, kw_only=True)
+class Retries:
+    waiting: list[TrialRow] = field(default_factory=list)
+    # Trials whose node was lost. They are tried again alone, to tell which of the two failed.
+    suspects: set[int] = field(default_factory=set)
+    # By trial that hung: the nodes that it ran on.
+    hung_on: dict[int, frozenset[str]] = field(default_factory=dict)
+    # True once a trial ran a node out of memory: on a shared node the next one might do so again.
+    needs_own_nodes: bool = False
+
+    def add(self, trial: TrialRow, kind: FailureKind, nodes: Iterable[str]) -> None:
+        """Let a trial wait, since its last attempt, on these nodes, failed in this way."""
+        self.waiting.append(trial)
+        self.needs_own_nodes |= kind is FailureKind.OOM_HOST
+        if kind is FailureKind.NODE_LOST:
+            self.suspects.add(trial.id)
+        if kind in HANG_KINDS:
+            self.hung_on[trial.id] = frozenset(nodes)
+
+    def restore(
+        self,
+        *,
+        lost_a_node: Iterable[int],
+        hung_on: Mapping[int, frozenset[str]],
+        needs_own_nodes: bool,
+    ) -> None:
+        """Go on from the failures of earlier calls."""
+        self.suspects, self.hung_on = set(lost_a_node), dict(hung_on)
+        self.needs_own_nodes = needs_own_nodes
+
+    @property
+    def are_all_suspects(self) -> bool:
+        """True if trials wait, and each of them should be alone on its nodes."""
+        if not self.suspects or not self.waiting:
+            return False
+        return all(trial.id in self.suspects for trial in self.waiting)
+
+    def startable(self, *, alone: bool) -> list[TrialRow]:
+        """The trials that may start; suspects only where they are `alone`."""
+        return [one for one in self.waiting if alone or one.id not in self.suspects]
+
+    def has_hung_on(self, trial: TrialRow, nodes: Iterable[str]) -> bool:
+        """True if the trial hung on any of these nodes."""
+        return not self.hung_on.get(trial.id, frozenset()).isdisjoint(nodes)
