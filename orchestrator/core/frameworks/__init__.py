@@ -1,0 +1,1 @@
+"""How training frameworks write a layout: a table of their settings for each framework."""

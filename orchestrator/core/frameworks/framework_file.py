@@ -1,0 +1,31 @@
+"""The file of a framework in a run folder: the user's keys, and those of the layout over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.core.frameworks.translation import TABLES, Translation
+
+
+def with_settings(files: Mapping[str, Any], translation: Translation) -> dict[str, Any]:
+    """Return the config files of a run folder with the framework's among them.
+
+    A mapping that the user gives by the framework's file name is kept where the layout says
+    nothing. A framework that takes arguments has no file.
+    """
+    name = TABLES[translation.framework].file
+    if name is None:
+        return dict(files)
+    return {**files, name: _merged(files.get(name, {}), translation.nested())}
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(base)
+    for key, value in over.items():
+        below = found.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            found[key] = _merged(below, value)
+        else:
+            found[key] = value
+    return found

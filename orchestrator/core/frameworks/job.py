@@ -1,0 +1,51 @@
+"""What a framework is configured for: a layout of a cell, on nodes of so many GPUs.
+
+Knows no framework.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout, Precision, RecomputeMode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One layout of a cell, and how its processes are spread over nodes."""
+
+    cell: Cell
+    layout: Layout
+    gpus_per_node: int
+
+    def __post_init__(self) -> None:
+        world, gpus = self.layout.world_size, self.cell.num_gpus
+        if world != gpus:
+            raise ValueError(f"the layout is for {world} GPUs, and the cell has {gpus}")
+        batch, found = self.cell.global_batch_size, self.layout.global_batch_size
+        if found != batch:
+            raise ValueError(f"the layout has a global batch of {found}, and the cell of {batch}")
+        if gpus % self.gpus_per_node:
+            raise ValueError(f"{gpus} GPUs are not whole nodes of {self.gpus_per_node}")
+
+    @property
+    def num_nodes(self) -> int:
+        return self.cell.num_gpus // self.gpus_per_node
+
+    @property
+    def recomputed_layers(self) -> int | None:
+        """How many layers are recomputed; None: all, or none of them."""
+        recompute = self.layout.recompute
+        num_layers = recompute.layers_of(self.cell.model.num_layers)
+        if recompute.mode is RecomputeMode.NONE or num_layers == self.cell.model.num_layers:
+            return None
+        return num_layers
+
+    @property
+    def is_fully_recomputed(self) -> bool:
+        """True if whole layers are recomputed, however many."""
+        return self.layout.recompute.mode is RecomputeMode.FULL
+
+    def has(self, precision: Precision) -> bool:
+        return self.layout.precision is precision

@@ -1,0 +1,105 @@
+"""TrainingArguments of Hugging Face transformers, as a JSON file for HfArgumentParser.
+
+Checked with transformers 5.23. Older versions call activation_checkpointing gradient_checkpointing.
+"""
+
+from __future__ import annotations
+
+from orchestrator.core.frameworks.expression import (
+    DERIVED,
+    Expression,
+    derived,
+    impossible,
+    named,
+    program,
+    settings,
+)
+from orchestrator.core.frameworks.job import Job
+from orchestrator.core.problem.layout import Precision, RecomputeMode
+
+_ACCELERATE = "TrainingArguments takes it as an object, from no file: accelerate's file has it"
+
+
+def _tensor_parallel(job: Job) -> Expression:
+    return DERIVED if job.layout.tensor_parallel_size == 1 else impossible(_ACCELERATE)
+
+
+def _context_parallel(job: Job) -> Expression:
+    return DERIVED if job.layout.context_parallel_size == 1 else impossible(_ACCELERATE)
+
+
+def _pipeline_parallel(job: Job) -> Expression:
+    if job.layout.pipeline_parallel_size == 1:
+        return DERIVED
+    return impossible("the Trainer has no pipeline parallelism")
+
+
+def _micro_batch(job: Job) -> Expression:
+    return settings(per_device_train_batch_size=job.layout.micro_batch_size)
+
+
+def _accumulation(job: Job) -> Expression:
+    return settings(gradient_accumulation_steps=job.layout.grad_accum_steps)
+
+
+def _recompute(job: Job) -> Expression:
+    recompute = job.layout.recompute
+    if recompute.mode is RecomputeMode.SELECTIVE:
+        return impossible("the Trainer recomputes whole layers, or nothing")
+    if job.recomputed_layers is not None:
+        return impossible("the Trainer recomputes all layers, or every n-th of them")
+    if job.layout.zero_stage >= 2:
+        return named({"fsdp_config.activation_checkpointing": job.is_fully_recomputed})
+    return settings(activation_checkpointing=job.is_fully_recomputed)
+
+
+def _zero(job: Job) -> Expression:
+    match job.layout.zero_stage:
+        case 0:
+            return DERIVED
+        case 1:
+            return named(
+                {
+                    "deepspeed.zero_optimization.stage": 1,
+                    "deepspeed.train_micro_batch_size_per_gpu": "auto",
+                    "deepspeed.gradient_accumulation_steps": "auto",
+                    "deepspeed.bf16.enabled": "auto",
+                    "deepspeed.fp16.enabled": "auto",
+                }
+            )
+        case stage:
+            # FSDP2 keeps the gathered parameters from forward to backward if it does not reshard.
+            return named(
+                {
+                    "fsdp": True,
+                    "fsdp_config.version": 2,
+                    "fsdp_config.reshard_after_forward": stage == 3,
+                }
+            )
+
+
+def _precision(job: Job) -> Expression:
+    if job.has(Precision.FP8):
+        return impossible("TrainingArguments has no fp8: accelerate's file has it")
+    return settings(bf16=job.has(Precision.BF16), fp16=job.has(Precision.FP16))
+
+
+def _sequence_length(job: Job) -> Expression:
+    length = job.cell.sequence_length
+    return program(f"have your dataset return sequences of {length} tokens")
+
+
+RULES = {
+    "data_parallel_size": derived,
+    "tensor_parallel_size": _tensor_parallel,
+    "pipeline_parallel_size": _pipeline_parallel,
+    "context_parallel_size": _context_parallel,
+    "micro_batch_size": _micro_batch,
+    "grad_accum_steps": _accumulation,
+    "recompute": _recompute,
+    "zero_stage": _zero,
+    "precision": _precision,
+    "sequence_length": _sequence_length,
+    "global_batch_size": derived,
+    "processes": derived,
+}

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.core.frameworks.expression import JOB_NUMBERS
+from orchestrator.core.frameworks.job import Job
+from orchestrator.core.frameworks.text import remarks, text_of
+from orchestrator.core.frameworks.translation import (
+    TABLES,
+    Form,
+    Framework,
+    arguments,
+    translate,
+    variables,
+)
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout, Precision, Recompute
+from orchestrator.core.problem.model_shape import PRESETS
+
+CELL = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64)
+
+
+def job(*, recompute: str = "none", cell: Cell = CELL, gpus_per_node: int = 8, **axes: Any) -> Job:
+    """A job whose data parallelism and accumulation follow from the rest."""
+    model_parallel = (
+        axes.get("tensor_parallel_size", 1)
+        * axes.get("pipeline_parallel_size", 1)
+        * axes.get("context_parallel_size", 1)
+    )
+    replicas = cell.num_gpus // model_parallel
+    mbs = axes.get("micro_batch_size", 1)
+    layout = Layout(
+        data_parallel_size=replicas,
+        grad_accum_steps=cell.global_batch_size // (replicas * mbs),
+        recompute=Recompute.parse(recompute),
+        **axes,
+    )
+    return Job(cell=cell, layout=layout, gpus_per_node=gpus_per_node)
+
+
+def jobs() -> list[Job]:
+    """Layouts of one cell that differ in every axis."""
+    sizes = itertools.product((1, 2), (1, 2), (1, 2), (1, 2), range(4), Precision)
+    recomputes = ("none", "full", "full:8", "selective_ops", "selective_attention")
+    return [
+        job(
+            recompute=recompute,
+            tensor_parallel_size=tp,
+            pipeline_parallel_size=pp,
+            context_parallel_size=cp,
+            micro_batch_size=mbs,
+            zero_stage=zero,
+            precision=precision,
+            gpus_per_node=16,
+        )
+        for (tp, pp, cp, mbs, zero, precision), recompute in itertools.product(sizes, recomputes)
+    ]
+
+
+def said(framework: Framework, name: str, **axes: Any) -> dict[str, Any]:
+    """The settings of one number of a job."""
+    expression = TABLES[framework].rules[name](job(**axes))
+    assert expression.impossible is None
+    return dict(expression.settings)
+
+
+@pytest.mark.parametrize("framework", Framework)
+def test_every_framework_has_a_rule_for_everything_that_a_job_says(framework: Framework) -> None:
+    assert set(TABLES[framework].rules) == set(JOB_NUMBERS)
+
+
+@pytest.mark.parametrize("framework", Framework)
+def test_no_framework_drops_a_number_without_a_word(framework: Framework) -> None:
+    layouts = defaultdict(set)
+    for each in jobs():
+        found = translate(each, framework)
+        if not found.impossible:
+            words = json.dumps([dict(found.settings), found.program], sort_keys=True)
+            layouts[words].add(each.layout)
+    assert layouts
+    assert [sorted(it.short for it in alike) for alike in layouts.values() if len(alike) > 1] == []
+
+
+@pytest.mark.parametrize("framework", Framework)
+def test_options_of_the_users_own_are_named(framework: Framework) -> None:
+    found = translate(job(options=(("attention", "flash"),)), framework)
+    assert found.program["attention"] == "set your own option attention to flash"
+
+
+@pytest.mark.parametrize("framework", Framework)
+def test_the_text_reads_back_as_the_settings(framework: Framework) -> None:
+    zero = 3 if framework is Framework.LITGPT else 0
+    cell = Cell(model=CELL.model, num_gpus=8, sequence_length=4096, global_batch_size=64)
+    found = translate(job(cell=cell, zero_stage=zero), framework)
+    assert found.impossible == {}
+    text, form = text_of(found), TABLES[framework].form
+    if form is Form.JSON:
+        assert json.loads(text) == found.nested()
+    elif form is Form.YAML:
+        assert yaml.safe_load(text) == found.nested()
+    elif form is Form.TORCHRUN:
+        words = shlex.split(text.replace("\\\n", ""))
+        given = variables(found.settings, form)
+        assert words == [
+            *(f"{name}={value}" for name, value in given.items()),
+            "torchrun",
+            *arguments(found.settings, form),
+            "$@",
+        ]
+    else:
+        assert text.split() == arguments(found.settings, form)
+
+
+def test_a_file_is_no_list_of_arguments() -> None:
+    with pytest.raises(ValueError, match="a file, not arguments"):
+        arguments({"precision": "fp32"}, Form.YAML)
+
+
+def test_what_cannot_be_written_comes_first_in_the_remarks_and_in_the_file() -> None:
+    found = translate(job(zero_stage=3, options=(("fused", True),)), Framework.NANOTRON)
+    assert remarks(found) == [
+        "zero_stage cannot be written: nanotron has ZeRO 0 and 1, not 3",
+        "fused is up to your program: set your own option fused to True",
+    ]
+    assert text_of(found).startswith("# zero_stage cannot be written: nanotron has ZeRO 0 and 1")
+
+
+@pytest.mark.parametrize(
+    ("framework", "axes", "name"),
+    [
+        (Framework.NANOTRON, {"zero_stage": 3}, "zero_stage"),
+        (Framework.NANOTRON, {"recompute": "full:8"}, "recompute"),
+        (Framework.NANOTRON, {"precision": Precision.FP8}, "precision"),
+        (Framework.TRANSFORMERS, {"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        (Framework.TRANSFORMERS, {"recompute": "selective"}, "recompute"),
+        (Framework.ACCELERATE, {"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        (Framework.DEEPSPEED, {"zero_stage": 3, "pipeline_parallel_size": 2}, "pipeline_p"),
+        (Framework.DEEPSPEED, {"context_parallel_size": 2}, "context_parallel_size"),
+        (Framework.TORCHTITAN, {"zero_stage": 1}, "zero_stage"),
+        (Framework.TORCHTITAN, {"recompute": "selective_attention"}, "recompute"),
+        (Framework.TORCHTITAN, {"precision": Precision.FP16}, "precision"),
+        (Framework.MEGATRON, {"recompute": "selective_ops"}, "recompute"),
+        (Framework.MEGATRON, {"recompute": "full:8", "pipeline_parallel_size": 2}, "recompute"),
+        (Framework.LITGPT, {"recompute": "full"}, "recompute"),
+        (Framework.LITGPT, {"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        (Framework.LLM_FOUNDRY, {"zero_stage": 1}, "zero_stage"),
+        (Framework.LLM_FOUNDRY, {"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+    ],
+)
+def test_what_a_framework_lacks_is_said_by_name(
+    framework: Framework, axes: dict[str, Any], name: str
+) -> None:
+    lacking = translate(job(**axes), framework).impossible
+    assert [found for found in lacking if found.startswith(name)], lacking
+
+
+def test_full_recomputation_of_all_layers_is_not_a_part_of_them() -> None:
+    everything = said(Framework.MEGATRON, "recompute", recompute="full:32")
+    assert everything == said(Framework.MEGATRON, "recompute", recompute="full")
+    assert said(Framework.MEGATRON, "recompute", recompute="full:8") == {
+        "recompute-granularity": "full",
+        "recompute-method": "block",
+        "recompute-num-layers": 8,
+    }
+
+
+def test_a_pipeline_of_torchtitan_accumulates_in_its_local_batch() -> None:
+    axes = {"micro_batch_size": 2, "pipeline_parallel_size": 2}
+    assert said(Framework.TORCHTITAN, "micro_batch_size", **axes) == {
+        "training.local_batch_size": 8,  # 64 sequences over 8 replicas
+        "parallelism.pipeline_parallel_microbatch_size": 2,
+    }
+    assert said(Framework.TORCHTITAN, "micro_batch_size", micro_batch_size=2) == {
+        "training.local_batch_size": 2
+    }
+
+
+def test_a_subcommand_of_torchtitan_ends_its_arguments() -> None:
+    found = translate(job(recompute="full", zero_stage=3), Framework.TORCHTITAN)
+    *plain, last = text_of(found).splitlines()
+    assert last == "activation_checkpoint:full"
+    assert "--parallelism.data_parallel_shard_degree=16" in plain
+    assert "--parallelism.fsdp_reshard_after_forward=always" in plain
+
+
+def test_a_flag_of_megatron_has_no_value() -> None:
+    lines = text_of(translate(job(zero_stage=1), Framework.MEGATRON)).splitlines()
+    assert {"--bf16", "--use-distributed-optimizer", "--global-batch-size 64"} <= set(lines)
+
+
+def test_litgpt_shards_within_one_node_only() -> None:
+    one_node = translate(job(zero_stage=3, gpus_per_node=16), Framework.LITGPT)
+    assert one_node.impossible == {}
+    assert one_node.settings["devices"] == 16
+    assert (
+        "zero_stage" in translate(job(zero_stage=3, gpus_per_node=8), Framework.LITGPT).impossible
+    )
+    assert (
+        "zero_stage" in translate(job(zero_stage=0, gpus_per_node=16), Framework.LITGPT).impossible
+    )
+
+
+def test_deepspeed_has_the_batch_in_its_three_numbers() -> None:
+    assert translate(job(micro_batch_size=2), Framework.DEEPSPEED).nested() == {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": 0},
+        "bf16": {"enabled": True},
+        "fp16": {"enabled": False},
+        "train_batch_size": 64,
+    }
+
+
+def test_torchrun_gets_the_variables_that_a_program_has_under_sweep_run() -> None:
+    from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
+
+    settings = translate(job(recompute="full:8"), Framework.TORCHRUN).settings
+    given = variables(settings, Form.TORCHRUN)
+    assert {name.removeprefix("SWEEP_").lower() for name in given} <= set(TEMPLATE_NAMES)
+    assert given["SWEEP_RECOMPUTE"] == "full:8"
+    assert arguments(settings, Form.TORCHRUN) == ["--nnodes=2", "--nproc-per-node=8"]
+
+
+@pytest.mark.parametrize("framework", [Framework.TORCHRUN, Framework.ACCELERATE])
+def test_several_nodes_need_their_numbers_and_the_host_of_the_first(framework: Framework) -> None:
+    rule = TABLES[framework].rules["processes"]
+    assert "HOST" in (rule(job()).program or "")
+    assert rule(job(gpus_per_node=16)).program is None
+
+
+# NVIDIA/Megatron-LM at d98e8a64: arguments of megatron/training/arguments.py, and fields of the
+# dataclasses from which argument_utils.py makes arguments (TransformerConfig,
+# ModelParallelConfig, TrainingConfig, CheckpointConfig, DistributedInitConfig).
+MEGATRON = frozenset(
+    {
+        "bf16",
+        "fp16",
+        "fp8-format",
+        "tensor-model-parallel-size",
+        "pipeline-model-parallel-size",
+        "context-parallel-size",
+        "micro-batch-size",
+        "global-batch-size",
+        "seq-length",
+        "max-position-embeddings",
+        "recompute-granularity",
+        "recompute-method",
+        "recompute-num-layers",
+        "recompute-modules",
+        "use-distributed-optimizer",
+        "use-megatron-fsdp",
+        "data-parallel-sharding-strategy",
+        "no-gradient-accumulation-fusion",
+        "ckpt-format",
+    }
+)
+# huggingface/nanotron at 2411b022: fields of src/nanotron/config/parallelism_config.py and of
+# TokensArgs, OptimizerArgs and ModelArgs in config.py.
+NANOTRON = frozenset(
+    {
+        "parallelism.dp",
+        "parallelism.pp",
+        "parallelism.tp",
+        "parallelism.context_parallel_size",
+        "parallelism.recompute_layer",
+        "tokens.micro_batch_size",
+        "tokens.batch_accumulation_per_replica",
+        "tokens.sequence_length",
+        "optimizer.zero_stage",
+        "model.dtype",
+    }
+)
+# mosaicml/llm-foundry at 8c8dd48f: fields of TrainConfig in llmfoundry/utils/config_utils.py; of
+# composer's FSDPConfig; the target of MPTForCausalLM.activation_checkpointing_fn.
+LLM_FOUNDRY = frozenset(
+    {
+        "device_train_microbatch_size",
+        "global_train_batch_size",
+        "max_seq_len",
+        "precision",
+        "fsdp_config.sharding_strategy",
+        "fsdp_config.activation_checkpointing",
+        "model.activation_checkpointing_target.mptblock",
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("framework", "names"),
+    [
+        (Framework.MEGATRON, MEGATRON),
+        (Framework.NANOTRON, NANOTRON),
+        (Framework.LLM_FOUNDRY, LLM_FOUNDRY),
+    ],
+)
+def test_each_name_is_one_of_the_frameworks_parser_and_each_is_used(
+    framework: Framework, names: frozenset[str]
+) -> None:
+    used = {name for each in jobs() for name in translate(each, framework).settings}
+    assert used == names
+
+
+def test_a_job_has_the_gpus_of_its_cell_on_whole_nodes() -> None:
+    with pytest.raises(ValueError, match="for 8 GPUs, and the cell has 16"):
+        Job(cell=CELL, layout=Layout(data_parallel_size=8), gpus_per_node=8)
+    small = Layout(data_parallel_size=16)
+    with pytest.raises(ValueError, match="a global batch of 16, and the cell of 64"):
+        Job(cell=CELL, layout=small, gpus_per_node=8)
+    with pytest.raises(ValueError, match="16 GPUs are not whole nodes of 5"):
+        job(gpus_per_node=5)
