@@ -62,6 +62,7 @@ from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.problem.model_shape import ModelShape
 
 SEEDS = 5
 TRIALS = 5
@@ -87,8 +88,13 @@ def is_named(trainer: Trainer) -> bool:
     return unnamed != trainer
 
 
-def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations) -> Calibrations:
-    """Fit constants of time to all rows, and constants of memory to each trainer's own rows."""
+def calibrated(
+    rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations, model: ModelShape | None
+) -> Calibrations:
+    """Fit constants of time to all rows, and constants of memory to each trainer's own rows.
+
+    `model`: whose rows will be predicted.
+    """
     times = [
         replace(row, peak_memory_bytes=None, out_of_memory=False)
         for _, row in rows
@@ -99,7 +105,7 @@ def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations)
     found = {}
     for name, start in begun.items():
         own = [replace(row, step_seconds=None) for trainer, row in rows if trainer == name]
-        memory = calibrate(own, start)
+        memory = calibrate(own, start, model=model)
         found[name] = replace(
             memory,
             log_constants=timed.log_constants,
@@ -138,12 +144,15 @@ class Fits:
             return None
         trainers = sorted(set(problem.trainers), key=str)
         key = (
+            str(problem.runs[0].model),
             *map(str, trainers),
             *sorted(f"{other.table_id}/{other.runs[0].line}" for other in others),
         )
         if key not in self._known:
             self._known[key] = calibrated(
-                [row for other in others for row in other.observations()], priors(trainers)
+                [row for other in others for row in other.observations()],
+                priors(trainers),
+                problem.runs[0].model,
             )
         return self._known[key]
 
@@ -296,7 +305,7 @@ def score_after_trials(problems: Sequence[Problem], start: Calibrator) -> dict[s
             widened = {name: calibration.widened() for name, calibration in begun.items()}
             calibrations.append(
                 (
-                    calibrated(problem.observations(rows), widened),
+                    calibrated(problem.observations(rows), widened, problem.runs[0].model),
                     ~np.isin(np.arange(len(problem.runs)), rows),
                 )
             )

@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.search_problem import Problem
+from benchmarks.search_problem import Problem, prior_of
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.memory import predict_memory
-from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.physics.trainer import Trainer, with_options
 from orchestrator.core.pretend.replay import DEFAULT_PROFILE
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
 from orchestrator.core.problem.layout_table import LayoutTable
@@ -76,6 +76,10 @@ class LayoutDriver:
 
     def expected_gain(self) -> float | None:
         return self._searcher.expected_gain()
+
+    def fits(self) -> NDArray[np.float64] | None:
+        """The probability that each row fits."""
+        return self._searcher.probability_of_fitting()
 
 
 class RowDriver:
@@ -146,7 +150,8 @@ def _candidates_of(problem: Problem, calibration: Calibration | None) -> Candida
         memory_limit_bytes=float(problem.hardware.memory_bytes),
         gpus_per_node=run.gpus_per_node,
         trainer=problem.trainer,
-        calibration=calibration,
+        trainers=[with_options(problem.trainer, dict(words)) for words in table.option_sets],
+        calibration=calibration or prior_of(problem),
     )
 
 

@@ -2,8 +2,8 @@
 
 python -m benchmarks.search_efficiency --tables DIR [--table ID ...]
     [--methods auto,tpe,gp:2,random,heuristic] [--seeds N] [--mode cold|warm|blind]
-    [--warm DIR_OR_IDS] [--trainer named|default] [--parallel K] [--steps N] [--unmarked]
-    [--out FILE.json]
+    [--warm DIR_OR_IDS] [--warm-gpus N] [--trainer named|default|wrong|NAME] [--parallel K]
+    [--steps N] [--unmarked] [--out FILE.json]
 
 DIR holds CSV files with the columns of core/pretend/run_table.py; `--table` takes ids, and patterns
 such as 'pb_*'. Each problem of a table (one model, number of GPUs, sequence length and batch) is
@@ -22,13 +22,15 @@ memory formula admits, no recomputation, smallest tp x pp, smallest pp, smallest
 layout that `auto` wants to measure again is charged as a launch, and returns the same row.
 
 Modes. `cold`: only data sheets and the formulas' priors are known, for the trainer that the table's
-words name (`--trainer named`, by the rule of `sweep replay`: never by the version that ran), or for
-the trainer that is assumed if none is named (`--trainer default`); tpe and gp use our prediction to
-choose between rows that are equally near. `warm`: constants are calibrated to the other problems of
-the same hardware and trainer, of the named tables (`--warm`: ids or patterns, comma-separated, or a
-folder; default: all shown) but never of the table that is searched, nor of its problem under
-another id. `blind`: axes have no names and only an order, nothing is predicted, and no dominance is
-known; the memory limit and the measurements of launches are.
+words name (`--trainer named`, by the rule of `sweep replay`: never by the version that ran), for
+the trainer that is assumed if none is named (`--trainer default`), for another one than the table's
+(`--trainer wrong`), or for one by its name; tpe and gp use our prediction to choose between rows
+that are equally near. `warm`: constants are calibrated to the other problems of the same hardware
+and trainer, of the named tables (`--warm`: ids or patterns, comma-separated, or a folder; default:
+all shown) but never of the table that is searched, nor of its problem under another id. With
+`--warm-gpus 8` they are calibrated to problems of the same model on at most 8 GPUs, and larger ones
+are searched: measure small, predict large. `blind`: axes have no names and only an order, nothing
+is predicted, and no dominance is known; the memory limit and the measurements of launches are.
 
 Numbers, per problem and method, over seeds. `launches_to_5_percent` and `launches_to_1_percent`:
 launches, failed ones included, until one is within 5 % (1 %) of the best tokens/s/GPU of the table,
@@ -54,9 +56,18 @@ import numpy as np
 
 from benchmarks.machine import describe_machine, parser_of, write_result
 from benchmarks.search_drivers import METHODS, Driver, driver_of
-from benchmarks.search_problem import FEWEST_ROWS, Problem, calibration_of, read_problems
+from benchmarks.search_problem import (
+    FEWEST_ROWS,
+    NAMED,
+    WRONG,
+    Problem,
+    calibration_of,
+    read_problems,
+)
 from benchmarks.table_folder import add_table_arguments
 from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.trainer import TRAINERS
+from orchestrator.core.pretend.replay import DEFAULT_PROFILE
 from orchestrator.core.pretend.run_table import RunStatus
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 
@@ -184,18 +195,20 @@ def perform(task: Task) -> tuple[Task, list[Run]]:
 
 
 def tasks_of(arguments: argparse.Namespace) -> Iterator[Task]:
-    named = arguments.trainer == "named"
     problems = read_problems(
         arguments.tables,
         arguments.table,
         fewest_rows=arguments.fewest_rows,
         unmarked=arguments.unmarked,
-        named=named,
+        trainer=arguments.trainer,
     )
     relatives = _relatives(arguments, problems) if arguments.mode == "warm" else []
+    most = arguments.warm_gpus
+    if most is not None:
+        problems = [problem for problem in problems if problem.runs[0].num_gpus > most]
     for problem in problems:
         calibration = (
-            calibration_of(problem, relatives)
+            calibration_of(problem, _smaller(relatives, problem, most))
             if arguments.mode == "warm" and problem.runs[0].cell is not None
             else None
         )
@@ -210,14 +223,23 @@ def tasks_of(arguments: argparse.Namespace) -> Iterator[Task]:
             )
 
 
+def _smaller(relatives: list[Problem], problem: Problem, most: int | None) -> list[Problem]:
+    """The relatives on at most this many GPUs, of the same model. None: all."""
+    if most is None:
+        return relatives
+    return [
+        other
+        for other in relatives
+        if other.runs[0].num_gpus <= most and other.runs[0].model == problem.runs[0].model
+    ]
+
+
 def _relatives(arguments: argparse.Namespace, problems: list[Problem]) -> list[Problem]:
     if arguments.warm is None:
         return problems
     if Path(arguments.warm).is_dir():
-        return read_problems(Path(arguments.warm), None, named=arguments.trainer == "named")
-    return read_problems(
-        arguments.tables, arguments.warm.split(","), named=arguments.trainer == "named"
-    )
+        return read_problems(Path(arguments.warm), None, trainer=arguments.trainer)
+    return read_problems(arguments.tables, arguments.warm.split(","), trainer=arguments.trainer)
 
 
 def _methods(text: str, seeds: int) -> dict[str, int]:
@@ -246,7 +268,17 @@ def main() -> None:
         help="tables in the store; default: all shown tables but the one searched",
     )
     parser.add_argument(
-        "--trainer", choices=("named", "default"), default="named", help="whose memory is predicted"
+        "--trainer",
+        choices=(NAMED, "default", WRONG, *TRAINERS),
+        default=NAMED,
+        metavar="NAME",
+        help=f"whose memory is predicted: {NAMED}, default, {WRONG}, or {', '.join(TRAINERS)}",
+    )
+    parser.add_argument(
+        "--warm-gpus",
+        type=int,
+        metavar="N",
+        help="mode warm: tables of the same model on at most N GPUs, to search larger ones",
     )
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument(
@@ -259,6 +291,8 @@ def main() -> None:
         "--steps", type=int, default=15, help="warm-up and measured steps of a launch"
     )
     arguments = parser.parse_args()
+    if arguments.trainer == "default":
+        arguments.trainer = DEFAULT_PROFILE
     arguments.methods = _methods(arguments.methods, arguments.seeds)
     if unknown := set(arguments.methods) - set(METHODS):
         parser.error(
@@ -290,7 +324,7 @@ def main() -> None:
         )
     settings = {
         "mode": arguments.mode,
-        "trainer": arguments.trainer,
+        "trainer": "default" if arguments.trainer == DEFAULT_PROFILE else arguments.trainer,
         "steps_per_launch": arguments.steps,
         "launch_seconds": LAUNCH_SECONDS,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from orchestrator.core.problem.hardware import Hardware, from_label
 from orchestrator.core.problem.layout import Layout
 
 FEWEST_ROWS = 8
+NAMED, WRONG = "named", "wrong"  # whose memory a search is told
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,11 +92,12 @@ def read_problems(
     *,
     fewest_rows: int = FEWEST_ROWS,
     unmarked: bool = False,
-    named: bool = True,
+    trainer: str = NAMED,
 ) -> list[Problem]:
     """The problems of a folder's tables.
 
-    `named`: with the trainer that the table's words name, else with the default trainer.
+    `trainer`: NAMED, the one that the table's words name; WRONG, for each table another one; or a
+    name of core/physics/trainer.py for all of them.
     """
     found: list[Problem] = []
     for table_id, cells in read_tables(folder):
@@ -111,9 +114,7 @@ def read_problems(
         distinct = [tuple(_distinct(runs)) for runs in groups if runs]
         if not distinct:
             continue
-        profile = (
-            named_profile(run for runs in distinct for run in runs) if named else DEFAULT_PROFILE
-        )
+        profile = _profile(trainer, table_id, distinct)
         problems = [Problem(table_id=table_id, runs=runs, profile=profile) for runs in distinct]
         large = [problem for problem in problems if len(problem.runs) >= fewest_rows]
         whole = Problem(
@@ -123,6 +124,19 @@ def read_problems(
         )
         found += large or ([whole] if len(whole.runs) >= fewest_rows else [])
     return found
+
+
+def _profile(trainer: str, table_id: str, groups: Sequence[Sequence[MeasuredRun]]) -> str:
+    if trainer not in (NAMED, WRONG):
+        return trainer
+    named = named_profile(run for runs in groups for run in runs)
+    if trainer == NAMED:
+        return named
+    # One program in two versions is not wrong.
+    others = sorted(
+        name for name in TRAINERS if name != DEFAULT_PROFILE and name.split("-")[0] != named
+    )
+    return others[crc32(table_id.encode()) % len(others)]
 
 
 def calibration_of(problem: Problem, relatives: Sequence[Problem]) -> Calibration | None:
@@ -135,7 +149,14 @@ def calibration_of(problem: Problem, relatives: Sequence[Problem]) -> Calibratio
         and (other.hardware.name, other.trainer) == (problem.hardware.name, problem.trainer)
         for row in other.observations()
     ]
-    return calibrate(rows, Calibration.prior(problem.trainer)).widened() if rows else None
+    if not rows:
+        return None
+    return calibrate(rows, prior_of(problem), model=problem.runs[0].model).widened()
+
+
+def prior_of(problem: Problem) -> Calibration:
+    """What a search believes before any trial: less sure if no trainer is named."""
+    return Calibration.prior(problem.trainer, is_known=problem.profile != DEFAULT_PROFILE)
 
 
 def _layout(run: MeasuredRun) -> Layout:

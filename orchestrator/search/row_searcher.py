@@ -205,6 +205,21 @@ class RowSearcher:
         with one_blas_thread():
             return self._proposer.expected_gain(self._is(RowStatus.UNTRIED)[self._considered])
 
+    def probability_of_fitting(self) -> Floats | None:
+        """Each row's probability to fit, NaN for rows that are not considered.
+
+        None: no limit is known, or the strategy has no model.
+        """
+        if self._proposer is None:
+            return None
+        with one_blas_thread():
+            fits = self._proposer.probability_of_fitting()
+        if fits is None:
+            return None
+        found = np.full(len(self._order), np.nan)
+        found[self._considered] = fits
+        return found
+
     def hopeless(self) -> int | None:
         """The row whose out-of-memory shows that nothing fits, if so: it needs least of all."""
         if self._proposer is None or not self._knows_least:

@@ -16,6 +16,7 @@ import numpy as np
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import Ints
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
+from orchestrator.core.search.lattice import Floats
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.search.proposer import Choice, Told
 from orchestrator.core.sweepfile.sections import Objective, Search
@@ -270,6 +271,13 @@ class Searcher:
         None: the strategy has no model, or nothing has run yet.
         """
         return self._rows.expected_gain()
+
+    def probability_of_fitting(self) -> Floats | None:
+        """The probability that each candidate fits, by all that is known so far.
+
+        None: no limit is known, or the strategy has no model; NaN: one of very many candidates.
+        """
+        return self._rows.probability_of_fitting()
 
     def nothing_fits(self) -> str | None:
         """The evidence that no layout of the cell fits, or None.

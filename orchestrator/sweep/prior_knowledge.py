@@ -18,13 +18,14 @@ from db.read.observations import ObservationRow
 from db.read.rows import LinkRow
 from db.store import Store
 from orchestrator.core.physics.calibration import Calibration
-from orchestrator.core.physics.calibration_fit import calibrate
+from orchestrator.core.physics.calibration_fit import calibrate, with_memory_of
 from orchestrator.core.physics.fit_quality import agreement
 from orchestrator.core.physics.links import Network, network_of
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware, from_driver_name
+from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.search.planner import trainer_of
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.spec import SweepSpec
@@ -33,7 +34,7 @@ from orchestrator.sweep.trial_devices import data_sheet, devices_of, is_wanted, 
 # Options that change neither time nor memory of a layout, or only the limit of memory.
 UNPHYSICAL = frozenset({
     "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes",
-    "noise", "sleep", "faults", "env_from", "pass_env", "one_rank_per_node",
+    "noise", "sleep", "faults", "env_from", "pass_env", "metrics", "one_rank_per_node",
     # Runs that others measured on such a device are relatives.
     "table_id",
 })  # fmt: skip
@@ -134,8 +135,13 @@ class PriorKnowledge:
         found = self._of(others, without=cell if own else None)
         if cell is None:
             return found
+        found = self._for_model(cell.model, found, others, without=cell if own else None)
         prior = found.widened() if others else found
-        return self._fitted(("own", cell), own, prior) if own and with_own else prior
+        if not own or not with_own:
+            return prior
+        fitted = self._fitted(("own", cell), own, prior)
+        observed = [taught.observation for taught in own]
+        return with_memory_of(cell.model, fitted, observed, prior)
 
     @cached_property
     def _own(self) -> dict[Cell, list[Taught]]:
@@ -153,6 +159,32 @@ class PriorKnowledge:
             prior = self._fitted(("older", without), older, prior).widened()
         return self._fitted(
             ("current", without), [taught for taught in rows if taught.is_current], prior
+        )
+
+    def _for_model(
+        self,
+        model: ModelShape,
+        found: Calibration,
+        rows: Sequence[Taught],
+        *,
+        without: Cell | None,
+    ) -> Calibration:
+        """Return the fit of these rows with the memory constants of a model.
+
+        Its own peaks count most. Times are those of `found`.
+        """
+        prior = self.prior
+        for which, is_current in (("older", False), ("current", True)):
+            some = [taught.observation for taught in rows if taught.is_current is is_current]
+            if some:
+                fit = self._fits[which, without]
+                prior = with_memory_of(model, fit, some, prior)
+                prior = prior if is_current else prior.widened()
+        return replace(
+            found,
+            memory_values=prior.memory_values,
+            memory_covariance=prior.memory_covariance,
+            memory_residual_sd=prior.memory_residual_sd,
         )
 
     def _fitted(

@@ -191,10 +191,30 @@ def test_the_trainer_is_that_of_the_generated_sweep_file_or_the_plain_one(tables
         encoding="utf-8",
     )
     (named,) = search_problem.read_problems(tables, ["one"])
-    (plain,) = search_problem.read_problems(tables, ["one"], named=False)
+    (plain,) = search_problem.read_problems(tables, ["one"], trainer="llama")
+    (wrong,) = search_problem.read_problems(tables, ["one"], trainer="wrong")
     table = read_table(path.read_text(encoding="utf-8"), "one")
     assert table.sweep(name=None, path="t.csv")["trainer"] == named.profile == "nanotron"
     assert (named.trainer, plain.trainer) == (TRAINERS["nanotron"], Trainer())
+    assert wrong.profile in set(TRAINERS) - {"llama", "nanotron", "nanotron-early"}
+
+
+def test_larger_problems_are_searched_with_what_smaller_ones_of_the_model_showed(
+    monkeypatch: pytest.MonkeyPatch, tables: Path
+) -> None:
+    # Twice the GPUs and twice the batch: twice the replicas of each layout.
+    doubled = [
+        row | {"table_id": "large", "n_gpus": 16, "gbs": 256, "dp": 2 * row["dp"]}
+        for row in rows("one")
+    ]
+    with (tables / "large.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(doubled[0]))
+        writer.writeheader()
+        writer.writerows(doubled)
+    options = "--methods auto --seeds 1 --mode warm --warm-gpus 8 --table one another large"
+    result = measure(monkeypatch, tables, options)
+    assert set(result["problems"]["auto"]) == {"large/16gpu_gb256"}
+    assert result["summary"]["auto"]["launches_to_5_percent"]["median"] <= 2
 
 
 def test_the_same_problem_under_another_id_is_not_a_relative(tables: Path) -> None:

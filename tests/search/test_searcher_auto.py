@@ -195,7 +195,8 @@ def test_a_cell_in_which_nothing_fits_is_given_up_with_evidence() -> None:
         search.tell(proposal.layout, OutOfMemory())
     assert search.told <= 8
     assert "predicted to need least, ran out of memory of 4.0 GiB" in evidence
-    assert f"{search.told - 1} others" in evidence
+    num_others = search.told - 1
+    assert (f"and so did {num_others} other" in evidence) == (num_others > 0)
 
 
 def test_the_evidence_of_a_lone_layout_that_does_not_fit_names_no_others() -> None:

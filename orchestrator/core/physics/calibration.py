@@ -41,22 +41,33 @@ CELL_OFFSET_SD = 0.15
 RELATIVES_SD = 0.3
 
 # What calibration may change of the trainer, and how far: standard deviations of the logarithms of
-# four factors, then of three amounts in their units.
-_SDS: Mapping[str, float] = {
-    "activation_factor": 0.12,
-    "pipeline_activation_factor": 0.2,
-    "logit_bytes": 0.25,
-    "gradient_bytes": 0.2,
-    "gathered_inputs": 0.5,
-    "gathered_inputs_in_pipeline": 0.5,
-    "reserve_bytes": 1.0,
+# five factors, then of three amounts in their units. First of a trainer that is ours or declared,
+# then of one about which nothing is known.
+_SDS: Mapping[str, tuple[float, float]] = {
+    # Fused kernels keep half of what plain torch keeps; norms in several kernels, 1.3 times as much
+    # (ESTIMATORS: 53 instead of 41 bytes).
+    "activation_factor": (0.12, 0.35),
+    # Of a trainer that is not known, in addition to `activation_factor`.
+    "pipeline_activation_factor": (0.2, 0.2),
+    # 1 byte in chunks, 6 in bf16, 14 with a copy.
+    "logit_bytes": (0.25, 0.6),
+    # 2 bytes in bf16, 4 in fp32, 6 with both.
+    "gradient_bytes": (0.2, 0.5),
+    # 12 bytes with an fp32 master, 8 without, 4 in bf16.
+    "optimizer_bytes": (0.05, 0.25),
+    "gathered_inputs": (0.5, 0.5),
+    "gathered_inputs_in_pipeline": (0.5, 0.5),
+    "reserve_bytes": (1.0, 2.0),
 }
 MEMORY_CONSTANTS: tuple[str, ...] = tuple(_SDS)
-_NUM_FACTORS = 4
+_NUM_FACTORS = 5
 MEMORY_FACTORS: tuple[str, ...] = MEMORY_CONSTANTS[:_NUM_FACTORS]
+# Each layout depends on one of them: it has one stage or several.
+_ACTIVATION_FACTORS = ("activation_factor", "pipeline_activation_factor")
+_LEAST_FACTOR = 1e-3  # a trainer may have no optimizer states
 # Of the amounts: shares, and a reserve in GiB.
 _UNITS = np.array([1.0, 1.0, 2.0**30])
-_MEMORY_SDS = np.array([*_SDS.values()])
+_MEMORY_SDS, _UNKNOWN_MEMORY_SDS = np.array([*_SDS.values()]).T
 _STEP_SDS = np.array([PRIORS[name].log_sd for name in CONSTANTS])
 
 
@@ -87,6 +98,13 @@ class Predicted:
     @property
     def step_seconds(self) -> Floats:
         return np.exp(self.log_step_seconds)
+
+    @property
+    def activation_share(self) -> Floats:
+        """By how much the logarithm of a layout's peak grows with that of what layers keep."""
+        columns = [MEMORY_CONSTANTS.index(name) for name in _ACTIVATION_FACTORS]
+        share: Floats = self.memory_jacobian[:, columns].sum(axis=1)
+        return share
 
     def step_band(self) -> tuple[Floats, Floats]:
         """Factors on the predicted seconds between which four of five measurements should lie."""
@@ -153,9 +171,12 @@ class Calibration:
             step_residual_sd=STEP_RESIDUAL_SD,
             base_trainer=trainer,
             memory_values=np.concatenate(
-                [np.log(values[:_NUM_FACTORS]), values[_NUM_FACTORS:] / _UNITS]
+                [
+                    np.log(np.maximum(values[:_NUM_FACTORS], _LEAST_FACTOR)),
+                    values[_NUM_FACTORS:] / _UNITS,
+                ]
             ),
-            memory_covariance=np.diag(_MEMORY_SDS**2),
+            memory_covariance=np.diag(_MEMORY_SDS**2) if is_known else _unknown_covariance(),
             memory_residual_sd=MEMORY_RESIDUAL_SD,
             knows_trainer=is_known,
         )
@@ -300,6 +321,18 @@ class Calibration:
     def _log_sd(self, slopes: Floats) -> Floats:
         found: Floats = np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.step_covariance, slopes))
         return found
+
+
+def _unknown_covariance() -> Floats:
+    """The covariance of a trainer about which nothing is known.
+
+    Its kernels keep as much in pipelines as without them.
+    """
+    covariance = np.diag(_UNKNOWN_MEMORY_SDS**2)
+    plain, pipeline = map(MEMORY_CONSTANTS.index, _ACTIVATION_FACTORS)
+    covariance[pipeline, pipeline] += covariance[plain, plain]
+    covariance[plain, pipeline] = covariance[pipeline, plain] = covariance[plain, plain]
+    return covariance
 
 
 def constants_of(log_constants: Floats) -> StepTimeConstants:

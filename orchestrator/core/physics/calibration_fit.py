@@ -35,18 +35,42 @@ CELL_OFFSET_WEIGHT = 2.0
 _NO_LIMIT_SD = 3.0  # of a cell's offset, besides
 # Of the residuals of one cell: a hundred of its rows show no more than ten rows of ten cells.
 CELL_CORRELATION = 0.1
+# Of the peaks of one model, for another one: all of them show no more than half a row, because what
+# the formula misses differs from model to model.
+MODEL_CORRELATION = 2.0
 
 
 def calibrate(
-    observations: Iterable[Observation], prior: Calibration, *, begin: Calibration | None = None
+    observations: Iterable[Observation],
+    prior: Calibration,
+    *,
+    begin: Calibration | None = None,
+    model: ModelShape | None = None,
 ) -> Calibration:
     """Fit the constants to what was measured; without observations, return the prior.
 
     `begin`: a fit of much the same rows. If it is more probable than the prior's middle, the fit
-    begins there, and a few steps do.
+    begins there, and a few steps do. `model`: whose memory will be predicted; its own peaks count
+    most. None: of any model.
     """
     groups = by_cell(observations)
-    return _with_memory(_with_times(prior, groups, begin), groups, begin)
+    return _with_memory(_with_times(prior, groups, begin), groups, begin, model)
+
+
+def with_memory_of(
+    model: ModelShape, found: Calibration, observations: Iterable[Observation], prior: Calibration
+) -> Calibration:
+    """Return the fit `found` of these observations, with the memory constants fitted for a model.
+
+    `prior` is that of the memory constants.
+    """
+    fitted = _with_memory(prior, by_cell(observations), found, model)
+    return replace(
+        found,
+        memory_values=fitted.memory_values,
+        memory_covariance=fitted.memory_covariance,
+        memory_residual_sd=fitted.memory_residual_sd,
+    )
 
 
 def _with_times(
@@ -148,13 +172,16 @@ def _fit_errors(
 
 
 def _with_memory(
-    prior: Calibration, groups: Sequence[CellObservations], begin: Calibration | None
+    prior: Calibration,
+    groups: Sequence[CellObservations],
+    begin: Calibration | None,
+    model: ModelShape | None,
 ) -> Calibration:
     peaked = [group for group in groups if group.peaked]
     if not peaked:
         return prior
     residuals, censored = _memory_residuals(prior, peaked)
-    weights = _memory_weights(peaked)
+    weights = _memory_weights(peaked, model)
     sd = prior.memory_residual_sd
     found = fit(
         residuals,
@@ -220,16 +247,25 @@ def _memory_residuals(
 
 def _weights(sizes: Sequence[int]) -> Floats:
     """How many independent residuals each one stands for: the first few of a cell show most."""
-    return np.concatenate([np.full(n, 1.0 / (1.0 + (n - 1) * CELL_CORRELATION)) for n in sizes])
+    return np.concatenate([_weights_of(n, CELL_CORRELATION) for n in sizes])
 
 
-def _memory_weights(groups: Sequence[CellObservations]) -> Floats:
+def _weights_of(num: int, correlation: float) -> Floats:
+    return np.full(num, 1.0 / (1.0 + (num - 1) * correlation))
+
+
+def _memory_weights(groups: Sequence[CellObservations], model: ModelShape | None) -> Floats:
     """The same for peaks. All cells of a model count as one: the formula errs alike in them."""
     models = Counter(group.cell.model for group in groups)
-    sizes = [len(group.peaked) for group in groups]
-    num_alike = np.repeat([float(models[group.cell.model]) for group in groups], sizes)
-    shared: Floats = _weights(sizes) / num_alike
-    return shared
+    weights = [
+        _weights_of(
+            len(group.peaked),
+            CELL_CORRELATION if group.cell.model == model else MODEL_CORRELATION,
+        )
+        / models[group.cell.model]
+        for group in groups
+    ]
+    return np.concatenate(weights)
 
 
 def _hardware_name(group: CellObservations) -> str:

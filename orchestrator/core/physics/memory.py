@@ -310,16 +310,23 @@ def _layers(rows: _StageRows) -> tuple[Floats, Floats]:
         [_BYTES_OF(_LayerBytes.of(model, r, length, trainer, _BYTES[p])) for p in table.precisions]
         for r in (*table.recomputes, Recompute())
     ]
-    # By name, recomputation and precision.
-    bytes_of = dict(zip(_LAYER_BYTES, np.array(kinds).transpose(2, 0, 1), strict=True))
+    columns = np.array(kinds).reshape(-1, len(_LAYER_BYTES)).T.copy()
+    bytes_of = dict(zip(_LAYER_BYTES, columns, strict=True))
+    place_of: Ints = table.recompute
+    # Most tables have one precision: then one place holds the plain layers of all rows.
+    plain_place: Ints | int = len(table.recomputes)
+    if len(table.precisions) > 1:
+        place_of = place_of * len(table.precisions) + table.precision
+        plain_place = plain_place * len(table.precisions) + table.precision
 
-    def look_up(name: str, code: Ints | int) -> Floats:
-        found: Floats = bytes_of[name][code, table.precision]
-        return found
-
-    def kept_by(code: Ints | int) -> Floats:
-        gathered, split = look_up("gathered", code), look_up("split", code)
-        return look_up("whole", code) + gathered * share + split / tp
+    def kept_by(place: Ints | int) -> Floats:
+        # An intermediate array without a name costs no memory of its own.
+        kept: Floats = (
+            bytes_of["gathered"].take(place) * share
+            + bytes_of["split"].take(place) / tp
+            + bytes_of["whole"].take(place)
+        )
+        return kept
 
     share = np.where(
         pp > 1,
@@ -327,16 +334,17 @@ def _layers(rows: _StageRows) -> tuple[Floats, Floats]:
         trainer.gathered_inputs,
     )
     share = share + (1.0 - share) / tp
-    none, mine = kept_by(-1), kept_by(table.recompute)
+    none, mine = kept_by(plain_place), kept_by(place_of)
     layers, recomputed = rows.layers, rows.recomputed_layers
     kept = recomputed * mine + (layers - recomputed) * none
     # Gradients of the layer's widest products.
     widest = rows.element * (model.hidden_size + 2 * model.ffn_hidden_size) / tp
     all_recomputed = recomputed == layers
-    redone, more = look_up("redone", table.recompute), look_up("more", table.recompute)
-    working = np.where(all_recomputed, redone * (none - mine) + more / tp, 0.0) + widest
+    again = bytes_of["redone"].take(place_of) * (none - mine) + bytes_of["more"].take(place_of) / tp
+    working = np.where(all_recomputed, again, 0.0) + widest
     if trainer.eager_attention:
-        core = np.where(all_recomputed, look_up("core", table.recompute), look_up("core", -1))
+        core_of = bytes_of["core"].take
+        core = np.where(all_recomputed, core_of(place_of), core_of(plain_place))
         working = np.maximum(working, core / tp)
     return kept, working
 

@@ -228,34 +228,38 @@ class StepTimeModel:
 
     def seconds(self, c: StepTimeConstants) -> StepTimePrediction:
         """The parts with these constants."""
-        half = c.half_efficiency_seconds * self.peak
-        rate = self.peak * c.peak_efficiency * self.kernel_flops / (self.kernel_flops + half)
+        # Long expressions: numpy reuses the memory of an intermediate array that has no name.
+        rate = (self.peak * c.peak_efficiency * self.kernel_flops) / (
+            c.half_efficiency_seconds * self.peak + self.kernel_flops
+        )
         seconds_per_flop = np.divide(1.0, rate, out=np.full(len(rate), NEVER), where=rate > 0)
         memory_bandwidth = self.hardware.memory_bandwidth
-        traffic_seconds = self.elements * c.activation_traffic_bytes / memory_bandwidth
-        per_layer = c.kernel_seconds_per_layer + traffic_seconds
+        traffic_per_element = c.activation_traffic_bytes / memory_bandwidth
+        per_layer = self.elements * traffic_per_element + c.kernel_seconds_per_layer
         work = self.flops * seconds_per_flop + self.layers * per_layer
-        recomputed_layers = self.recomputed_share * self.layers
-        recomputed = self.recomputed_flops * seconds_per_flop + recomputed_layers * per_layer
+        recomputed = (
+            self.recomputed_flops * seconds_per_flop
+            + self.recomputed_share * self.layers * per_layer
+        )
         inside = self.hardware.intra_node_bandwidth * c.intra_node_share
         across = self.hardware.inter_node_bandwidth * c.inter_node_share
         tensor = self.tensor_bytes / self.tensor_group.bandwidth(inside, across, c.node_congestion)
         tensor += 8.0 * self.layers * self.tensor_group.latency(c)
         tensor += self.context_bytes / self.context_group.link(inside, across, c.node_congestion)
         tensor += 4.0 * self.layers * self.context_group.latency(c)
-        ring = self.data_bytes / self.data_group.bandwidth(inside, across, c.node_congestion)
-        ring += self.data_group.latency(c)
-        traffic = ring * np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
+        traffic = self.data_bytes / self.data_group.bandwidth(inside, across, c.node_congestion)
+        traffic += self.data_group.latency(c)
+        traffic *= np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
         exposed = np.where(self.zero_passes, c.exposed_zero_1_share, c.exposed_data_parallel_share)
-        # The share that could hide needs the time of a backward pass, two thirds of the work.
-        unhidden = (1.0 - np.minimum(exposed, 1.0)) * np.maximum(traffic - 2 / 3 * work, 0.0)
         link = np.where(self.pipeline_crosses, across, inside)
         hop = np.where(self.stages > 1, self.pipeline_bytes / link + c.pipeline_hop_seconds, 0.0)
         return StepTimePrediction(
             compute=self.micro_batches * work,
             recompute=self.micro_batches * recomputed,
             bubble=(self.stages - 1.0) * (work + recomputed + tensor) * c.bubble_factor,
-            data_parallel=exposed * traffic + unhidden,
+            # What could hide needs the time of a backward pass, two thirds of the work.
+            data_parallel=exposed * traffic
+            + (1.0 - np.minimum(exposed, 1.0)) * np.maximum(traffic - 2 / 3 * work, 0.0),
             tensor_parallel=self.micro_batches * tensor,
             pipeline=(self.micro_batches + self.stages - 1.0) * hop,
             optimizer=self.weights_in_optimizer * c.optimizer_traffic_bytes / memory_bandwidth,
@@ -290,9 +294,11 @@ class _Group:
 
         No faster than the links inside.
         """
-        doublings = np.log2(np.maximum(self.size / self.members_per_node, 1.0))
-        between = self.members_per_node * (across / (1.0 + congestion * doublings))
-        found: Floats = np.where(self.crosses, np.minimum(between, inside), inside)
+        slowed = across / (
+            congestion * np.log2(np.maximum(self.size / self.members_per_node, 1.0)) + 1.0
+        )
+        slowed *= self.members_per_node
+        found: Floats = np.where(self.crosses, np.minimum(slowed, inside), inside)
         return found
 
     def link(self, inside: float, across: float, congestion: float) -> Floats:
@@ -305,8 +311,9 @@ class _Group:
     def latency(self, c: StepTimeConstants) -> Floats:
         """Seconds of one pass beyond its bytes."""
         one = np.where(self.crosses, c.inter_node_collective_seconds, c.collective_seconds)
-        hops = np.log2(np.maximum(self.size, 2.0))
-        found: Floats = np.where(self.size > 1, one * hops / 3.0, 0.0)
+        found: Floats = np.where(
+            self.size > 1, np.log2(np.maximum(self.size, 2.0)) * one / 3.0, 0.0
+        )
         return found
 
 

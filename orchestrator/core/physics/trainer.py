@@ -106,6 +106,33 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
 )
 
 
+# Kernels of attention that keep its scores. Megatron's own fuses only the softmax; torch's is
+# meant where a kernel of another package is the alternative.
+_EAGER_PARTS = ("eager", "naive", "math", "unfused", "fused_softmax")
+_EAGER_WORDS = frozenset({"torch", "megatron", "native", "vanilla", "standard"})
+
+
+def keeps_scores(kernel: str) -> bool:
+    """Return whether an attention kernel of this name keeps the scores. Unknown ones do not."""
+    word = kernel.lower()
+    return word in _EAGER_WORDS or any(part in word for part in _EAGER_PARTS)
+
+
+def with_options(trainer: Trainer, options: Mapping[str, object]) -> Trainer:
+    """Return a trainer with what everybody knows of the words of its options that vary.
+
+    That is attention alone: a search has to find out what other words do.
+    """
+    kernels = [
+        str(value)
+        for name, value in options.items()
+        if "attention" in name.lower() or "attn" in name.lower()
+    ]
+    if not any(map(keeps_scores, kernels)):
+        return trainer
+    return replace(trainer, eager_attention=True)
+
+
 def profile_of_words(words: Mapping[str, str]) -> str:
     """The named trainer that a run's words mean.
 
@@ -128,10 +155,10 @@ def trainer_of_words(words: Mapping[str, str]) -> Trainer:
 
     `workloads/llama` for what it does not describe.
     """
-    name, kernel = profile_of_words(words), words.get("attention_kernel", "").lower()
+    name = profile_of_words(words)
     if name == "nanotron" and words.get("code_version", "").startswith("pre"):
         name = "nanotron-early"
-    eager = any(word in kernel for word in ("eager", "naive", "math", "unfused", "fused_softmax"))
+    eager = keeps_scores(words.get("attention_kernel", ""))
     fused_loss = any("liger" in word.lower() for word in words.values())
     return replace(
         TRAINERS[name],

@@ -105,6 +105,9 @@ class Lattice:
     in_seconds: bool = True  # False: another unit of time
     # n: probability that a row fails by a fault of its layout or the code, from other sweeps.
     fails: Floats | None = None
+    # Names of axes whose values no formula knows: each value, in their order, is one of the last
+    # constants of both beliefs.
+    options: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         if self.axes:

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from orchestrator.core.frameworks.job import Job
+from orchestrator.core.frameworks.translation import translate
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
-from orchestrator.core.problem.layout import Precision, Recompute
+from orchestrator.core.problem.layout import NAMED_AXES, PARALLEL_AXES, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable, Mask
 from orchestrator.core.search.axis_values import AxisValues
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.sweepfile.constraint import Constraint, facts_of
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.workload_section import CommandWorkload
 
+# Whether a framework can express a layout follows from these columns.
+_EXPRESSED = (*PARALLEL_AXES, "recompute", "zero_stage", "precision")
 WORLD_SIZE = "data x tensor x pipeline x context parallel size is not the number of GPUs"
 GLOBAL_BATCH = "data_parallel_size x micro_batch_size x grad_accum_steps is not global_batch_size"
 
@@ -84,6 +90,7 @@ def rules_of(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int
         ],
         row=[
             _zero_rule(spec, values),
+            *_framework_rules(spec, cell, gpus_per_node),
             *constraint_rules(spec, cell, gpus_per_node),
         ],
         num_gpus=cell.num_gpus,
@@ -184,6 +191,40 @@ def _zero_rule(spec: SweepSpec, values: AxisValues) -> Rule:
         f"same as zero_stage {lowest}: the optimizer states of one rank cannot be sharded",
         lambda t: (t.zero_stage > lowest) & (t.data_parallel_size * t.context_parallel_size == 1),
     )
+
+
+def _framework_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[Rule]:
+    """Layouts that the workload's framework cannot express: it would run another in their place."""
+    if not isinstance(spec.workload, CommandWorkload) or spec.workload.options.framework is None:
+        return []
+    framework = spec.workload.options.framework
+    on_node = min(gpus_per_node, cell.num_gpus)
+
+    def lacks(table: LayoutTable, name: str) -> Mask:
+        # Other rules reject the rest, which is no job of this cell.
+        (rows,) = np.nonzero(_is_of_cell(table, cell) & (cell.num_gpus % on_node == 0))
+        columns = np.stack([getattr(table, column)[rows] for column in _EXPRESSED], axis=1)
+        _, firsts, which = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+        jobs = (
+            Job(cell=cell, layout=table.layout(int(rows[first])), gpus_per_node=on_node)
+            for first in firsts
+        )
+        lacking = [name in translate(job, framework).impossible for job in jobs]
+        found = np.zeros(len(table), dtype=np.bool_)
+        found[rows] = np.array(lacking, dtype=np.bool_)[which.reshape(-1)]
+        return found
+
+    return [
+        Rule(f"{name} is none that {framework} can express", partial(lacks, name=name))
+        for name in NAMED_AXES
+    ]
+
+
+def _is_of_cell(table: LayoutTable, cell: Cell) -> Mask:
+    per_replica = table.micro_batch_size * table.grad_accum_steps
+    has_batch = table.data_parallel_size * per_replica == cell.global_batch_size
+    found: Mask = (table.world_size == cell.num_gpus) & has_batch
+    return found
 
 
 def constraint_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[Rule]:

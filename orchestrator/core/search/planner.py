@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from orchestrator.core.physics.calibration import Calibration, Predicted
 from orchestrator.core.physics.memory import predict_memory
-from orchestrator.core.physics.step_time import predict_step_time
-from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.physics.trainer import Trainer, with_options
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware
 from orchestrator.core.problem.layout import Layout, Options
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.search.space import CellSpace, enumerate_cell
-from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.spec import OUR_OWN, SweepSpec
 from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
 from orchestrator.core.sweepfile.workload_options import (
     AttentionKind,
@@ -122,7 +121,8 @@ def rank_space(
 def trainer_of(spec: SweepSpec, varying: Options = ()) -> Trainer:
     """Return what is known of a sweep's trainer before any trial, with a layout's options."""
     known = _trainer_of_workload(varied(spec.workload.options, varying))
-    return known if spec.trainer is None else spec.trainer.trainer(known)
+    declared = known if spec.trainer is None else spec.trainer.trainer(known)
+    return declared if spec.workload.name in OUR_OWN else with_options(declared, dict(varying))
 
 
 def _trainer_of_workload(options: WorkloadOptions) -> Trainer:
@@ -172,19 +172,19 @@ def rank_candidates(
     trainers = trainers or [trainer] * max(len(table.option_sets), 1)
     by_trainer = {other: adapted(calibration, trainer, other) for other in trainers}
     calibrations = [by_trainer[other] for other in trainers]
-    memory = np.empty(len(table))
+    memory, seconds = np.empty(len(table)), np.full(len(table), np.nan)
     for found, part, rows in _by_calibration(calibrations, table):
-        memory[rows] = predict_memory(part, cell, found.trainer).total
+        if hardware is None:
+            memory[rows] = predict_memory(part, cell, found.trainer).total
+        else:
+            seconds[rows], memory[rows] = found.expect(
+                part, cell, hardware, gpus_per_node=gpus_per_node
+            )
     fits = memory <= (np.inf if memory_limit_bytes is None else memory_limit_bytes)
     predict = step_sd = work = None
     if hardware is None:
-        seconds = np.full(len(table), np.nan)
         rank_by = work = _work(table, cell)
     else:
-        seconds = predict_step_time(
-            table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants
-        ).total
-        seconds = seconds * np.exp(calibration.log_correction(table, cell, hardware))
         rank_by = seconds
         predict = partial(_predicted, calibrations, cell, hardware, gpus_per_node)
         step_sd = partial(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import inf, isfinite, log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.search.lattice import Belief, Floats, Lattice
+from orchestrator.core.search.option_effects import OptionEffects
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Bound, Surrogate, Value
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
@@ -33,6 +34,11 @@ NOTHING_FITS = 0.05
 # A value is measured again if it is worse than its neighbours predict by this factor and by this
 # many standard deviations, and if the prediction is within this factor of the best.
 DOUBT_FACTOR, DOUBT_SDS, DOUBT_WITHIN = 1.3, 2.5, 1.02
+# The worth of a launch falls with its chance to fit: by half at this chance, and the steeper the
+# larger the power. What nearly surely fits is not preferred to what surely does.
+HALF_WORTH, STEEPNESS = 0.46, 3.0
+# The model misleads if the median result differs by this factor from what the others predict.
+MISLED_FACTOR, MISLED_FROM = 1.5, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,7 @@ class Proposer:
             learns=False,
             robust=False,
         )
+        self._options = OptionEffects(lattice)
         self._told: dict[int, Told] = {}
         self._best: tuple[int, float] | None = None
         self._num_scored = self._num_out_of_memory = 0
@@ -158,6 +165,11 @@ class Proposer:
             row = self._farthest(open_rows, works)
             return self._choice(row, fits, fails, None, None)
         mean, sd = self._scores.mean, self._scores.sd
+        # Rows that show, or will show, how fast the values of their options are.
+        ran = [row for row, told in self._told.items() if told.score is not None]
+        ran += self._pending
+        if self._options:
+            mean = mean + self._options.log_seconds(ran, self._memory.constants)
         failed_often = best is None and self._num_out_of_memory > START_MEASURED
         if failed_often and float(works[open_rows].max()) < HARDLY:
             # The row that needs least memory shows if the cell can run at all.
@@ -165,11 +177,16 @@ class Proposer:
             if least is None or not open_rows[least]:
                 least = int(np.argmax(np.where(open_rows, works, -1.0)))
             return self._choice(least, fits, fails, mean, sd)
+        careful = (1.0 - fails) * (1.0 if fits is None else _worth_of_fitting(fits))
         if best is None:
             gain = np.exp(-mean + mean.min())
+        elif len(self._told) % 2 and self._is_misled():
+            return self._as_before(open_rows, careful)
         else:
             gain = _expected_improvement(best[1] - mean, sd)
-        worth = gain * works / self._cost(mean, works)
+        worth = gain * careful / self._cost(mean)
+        if self._options and best is not None:
+            worth = worth * self._options.worth(ran, best[0])
         # If nothing can be gained, likelier and faster rows still come first.
         worth = worth + 1e-12 * works * np.exp(np.clip(mean.min() - mean, -50, 0))
         row = int(np.argmax(np.where(open_rows, worth, -1.0)))
@@ -189,6 +206,10 @@ class Proposer:
         works = (1.0 if fits is None else fits) * (1.0 - self._fails())
         gain = _expected_improvement(self._best[1] - self._scores.mean, self._scores.sd) * works
         return float(gain[open_rows].max())
+
+    def probability_of_fitting(self) -> Floats | None:
+        """Return each row's probability to fit. None: no limit is known, nothing ran out of it."""
+        return self._fits()
 
     def doubtful(self, *, but: Container[int] = ()) -> tuple[int, float] | None:
         """Return the row that is most worse than its neighbours predict, and the predicted score.
@@ -229,10 +250,29 @@ class Proposer:
             return None
         return self._least
 
+    def _as_before(self, open_rows: Mask, worth: Floats) -> Choice:
+        """Choose by the prediction of before, in case what was learned misleads."""
+        assert self._lattice.seconds is not None
+        seconds = np.exp(self._lattice.seconds.mean - self._lattice.seconds.mean.min())
+        row = int(np.argmax(np.where(open_rows, worth / seconds, -1.0)))
+        return Choice(
+            row=row, why="results contradict each other: chosen as before they were known"
+        )
+
+    def _is_misled(self) -> bool:
+        """Return whether results differ from the prediction, and not all in the same direction."""
+        if self._lattice.seconds is None or self._num_scored < MISLED_FROM:
+            return False
+        ran = [told for told in self._told.values() if told.score is not None]
+        rows, scores = [told.row for told in ran], [told.score for told in ran]
+        off = np.array(scores, dtype=np.float64) - self._lattice.seconds.mean[rows]
+        spread = float(np.median(np.abs(off - np.median(off))))
+        return spread > log(MISLED_FACTOR)
+
     # -- outcomes as values of the surrogates --
 
     def _learn(self, told: Told) -> None:
-        limit = 0.0 if self._limit is None else float(np.log(self._limit))
+        limit = 0.0 if self._limit is None else float(np.log(self._limit * USABLE_SHARE))
         if told.score is not None:
             if not self._num_scored:
                 self._find_level(told.row, told.score)
@@ -243,7 +283,9 @@ class Proposer:
         if told.out_of_memory:
             self._num_out_of_memory += 1
             excess = 0.0 if told.excess is None or not isfinite(told.excess) else told.excess
-            needed = limit + float(np.log1p(max(excess, 0.0)))
+            needed = limit
+            if excess > 0.0:
+                needed += float(np.log1p(excess) - np.log(USABLE_SHARE))
             self._memory.add(Value(row=told.row, value=needed, bound=Bound.AT_LEAST))
             return  # another failure remains possible
         if told.score is not None:
@@ -295,12 +337,14 @@ class Proposer:
     def _fails(self) -> Floats:
         return np.clip(self._failing.mean, 0.02, 0.98)
 
-    def _cost(self, mean: Floats, works: Floats) -> Floats | float:
-        """Return seconds per trial: only the launch if out of memory; 1 if scores have no unit."""
+    def _cost(self, mean: Floats) -> Floats | float:
+        """Return seconds per trial if it runs; 1 if scores have no unit.
+
+        An out-of-memory is no cheaper: else slow cells would be searched by running out of memory.
+        """
         if self._lattice.seconds is None or not self._lattice.in_seconds:
             return 1.0
-        seconds = self._steps_per_trial * np.exp(np.clip(mean, -20, 12))
-        cost: Floats = self._launch_seconds + works * seconds
+        cost: Floats = self._launch_seconds + self._steps_per_trial * np.exp(np.clip(mean, -20, 12))
         return cost
 
     def _farthest(self, open_rows: Mask, works: Floats) -> int:
@@ -369,6 +413,11 @@ def _smoothness_of_failing(lattice: Lattice) -> Smoothness:
         additive_sd=0.2 * max(len(lattice.axes), 1) ** 0.5,
         noise_sd=0.25,
     )
+
+
+def _worth_of_fitting(fits: Floats) -> Floats:
+    share: Floats = fits**STEEPNESS / (fits**STEEPNESS + HALF_WORTH**STEEPNESS)
+    return share
 
 
 def _expected_improvement(ahead: Floats, sd: Floats) -> Floats:

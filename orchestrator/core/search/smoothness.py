@@ -17,6 +17,7 @@ from orchestrator.core.search.lattice import Axis, Floats, Ints, Lattice
 FREEDOM = 4.0
 JITTER = 1e-8
 LENGTH = 3.0  # doublings
+WORD_LENGTH = 1.0  # of axes without order, on which two different values are 1 apart
 UNEXPLAINED_SD = 0.5
 NOISE_SD = 0.04  # repeats differ by 1-4 %
 # How far learning may go from the guess, in the logarithm.
@@ -37,7 +38,7 @@ class Smoothness:
         """Return the smoothness before anything is learned; both parts have the same size."""
         span = np.ptp(lattice.places, axis=0) if lattice.axes else np.zeros(0)
         sd = UNEXPLAINED_SD if residual_sd is None else residual_sd
-        lengths = np.where(lattice.ordered, np.maximum(LENGTH, span / 4), 1.0)
+        lengths = np.where(lattice.ordered, np.maximum(LENGTH, span / 4), WORD_LENGTH)
         return cls(lengths=lengths, joint_sd=sd, additive_sd=sd, noise_sd=NOISE_SD)
 
 

@@ -13,6 +13,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from orchestrator.core.search.censored import FAINT, Sites, matched, propagated
 from orchestrator.core.search.lattice import Belief, Floats, Ints, Lattice
 from orchestrator.core.search.smoothness import (
     JITTER,
@@ -29,8 +30,9 @@ KEPT, MOST = 128, 176
 FEW = 48  # values, noise computed from scratch
 # Lengths and amplitudes are learned from 4 to 96 values, again when there are 1.5 times as many.
 LEARN_AT_LEAST, LEARN_FROM, REFIT_GROWTH = 4, 96, 1.5
-BOUND_MARGIN = 0.1  # in the logarithm, beyond a bound
-BOUND_SD = 0.1
+# How exactly a bound is known, in the logarithm. A layout that nearly fills the memory sometimes
+# fits and sometimes does not.
+BOUND_SD = 0.04
 
 
 class Bound(IntEnum):
@@ -84,8 +86,11 @@ class Surrogate:
         self._whitened = np.zeros((0, len(belief)))
         self._inverse = np.zeros((0, 0))  # L^-1
         self._noise = np.zeros(0)  # variances
+        # By row: precision of a bound's Gaussian value, and its mean times that, over the belief.
+        self._sites: dict[int, tuple[float, float]] = {}
         self._explained = np.zeros(len(belief))  # variance of every row
         self._mean: Floats | None = None
+        self._last_mean = belief.mean  # before the newest values
 
     @property
     def values(self) -> Sequence[Value]:
@@ -94,6 +99,7 @@ class Surrogate:
     def shift(self, level: float) -> None:
         """Believe in a higher mean of all rows; differences and uncertainty stay."""
         self._belief = replace(self._belief, mean=self._belief.mean + level)
+        self._last_mean = self._last_mean + level
         self._mean = None
 
     def replace(self, values: Sequence[Value]) -> None:
@@ -102,6 +108,9 @@ class Surrogate:
         self._pending = {v.row: at for at, v in enumerate(self._values) if v.value is None}
         self._num_fitted = 0
         self._mean = None
+        self._last_mean = self._belief.mean
+        rows = {value.row for value in self._values}
+        self._sites = {row: site for row, site in self._sites.items() if row in rows}
 
     def add(self, value: Value) -> None:
         """Add a value, or the outcome of a pending row."""
@@ -145,6 +154,20 @@ class Surrogate:
             self._update()
         sd: Floats = np.sqrt(np.maximum(self._own - self._explained, 1e-10))
         return sd
+
+    @property
+    def constants(self) -> Floats:
+        """Expected values of the belief's constants, by what is known."""
+        if self._mean is None:
+            self._update()
+        rows = self._rows(self._values)
+        covariance = self._cross[: len(rows), rows]
+        known, y, noise = self._known(covariance, times=1)
+        if not len(known):
+            return np.zeros(self._belief.basis.shape[1])
+        weights = np.linalg.solve(covariance[np.ix_(known, known)] + np.diag(noise + JITTER), y)
+        found: Floats = self._belief.covariance @ (self._belief.basis[rows[known]].T @ weights)
+        return found
 
     @property
     def noise_sd(self) -> float:
@@ -199,7 +222,7 @@ class Surrogate:
             self._fit()
         while self._num_fitted < len(self._values):
             self._append(self._values[self._num_fitted])
-        self._mean = self._mean_now()
+        self._mean = self._last_mean = self._mean_now()
 
     def _fit(self) -> None:
         """Compute all columns, with the noise that follows from disagreeing values."""
@@ -215,7 +238,7 @@ class Surrogate:
         known, _, noise = self._known(covariance, times=3)
         ignored = np.array([v.value is not None for v in self._values], dtype=np.bool_)
         ignored[known] = False
-        self._noise[:n][ignored] = 1e6  # the mean respects these bounds
+        self._noise[:n][ignored] = 1.0 / FAINT  # bounds that tell nothing new
         self._noise[known] = noise
         self._inverse[:n, :n] = np.linalg.inv(
             np.linalg.cholesky(covariance + np.diag(self._noise[:n] + JITTER))
@@ -230,7 +253,9 @@ class Surrogate:
             self._fit()
             return
         cross = self._covariance(np.array([row]), None)[0]
-        noise = BOUND_SD**2 if value.bound is not Bound.EXACT else self._smoothness.noise_sd**2
+        noise = self._smoothness.noise_sd**2
+        if value.bound is not Bound.EXACT:
+            noise = self._begin_site(value)
         below = self._whitened[:n, row].copy()
         pivot = np.sqrt(max(cross[row] + noise + JITTER - below @ below, JITTER))
         whitened = (cross - below @ self._whitened[:n]) / pivot
@@ -239,6 +264,20 @@ class Surrogate:
         self._cross[n], self._whitened[n], self._noise[n] = cross, whitened, noise
         self._explained += whitened**2
         self._num_fitted = n + 1
+
+    def _begin_site(self, value: Value) -> float:
+        """Turn a new bound into a Gaussian value, by what is known of its row; its noise."""
+        assert value.value is not None
+        row = value.row
+        precision, shift = matched(
+            mean=np.array([self._last_mean[row] - self._belief.mean[row]]),
+            variance=np.array([max(float(self._own[row] - self._explained[row]), 1e-8)]),
+            limits=np.array([value.value - self._belief.mean[row]]),
+            sides=np.array([float(value.bound)]),
+            softness=BOUND_SD,
+        )
+        self._sites[row] = (float(precision[0]), float(shift[0]))
+        return 1.0 / max(float(precision[0]), FAINT)
 
     def _mean_now(self) -> Floats:
         rows = self._rows(self._values)
@@ -258,15 +297,12 @@ class Surrogate:
     def _known(self, covariance: Floats, *, times: int) -> tuple[Ints, Floats, Floats]:
         """Return the values that take part, their deviations from the belief, their variances.
 
-        Bounds take part if the mean contradicts them.
+        Bounds take part as the Gaussian values that stand for them.
         """
         exact = [i for i, v in enumerate(self._values) if v.is_exact]
         bounds = [i for i, v in enumerate(self._values) if v.value is not None and not v.is_exact]
-        targets = [
-            np.nan if v.value is None else v.value + int(v.bound) * BOUND_MARGIN
-            for v in self._values
-        ]
-        target = np.array(targets) - self._belief.mean[self._rows(self._values)]
+        told = [np.nan if v.value is None else v.value for v in self._values]
+        target = np.array(told) - self._belief.mean[self._rows(self._values)]
         at = np.array(exact, dtype=np.int64)
         # With many values, start from the noise found last time.
         noise = np.full(len(exact), self._smoothness.noise_sd**2) if times > 1 else self._noise[at]
@@ -275,25 +311,51 @@ class Surrogate:
             noise = noise_variances(
                 covariance[np.ix_(at, at)], target[at], noise, base=base, times=times
             )
-        side = np.array([int(self._values[i].bound) for i in bounds])
-        open_bounds = np.array(bounds, dtype=np.int64)
-        joined = np.zeros(len(bounds), dtype=np.bool_)
-        for _ in range(3 if bounds else 0):
-            known = np.concatenate([at, open_bounds[joined]])
-            variance = np.concatenate([noise, np.full(int(joined.sum()), BOUND_SD**2)])
-            means = np.zeros(len(bounds))
-            if len(known):
-                weights = np.linalg.solve(
-                    covariance[np.ix_(known, known)] + np.diag(variance + JITTER), target[known]
-                )
-                means = covariance[np.ix_(open_bounds, known)] @ weights
-            broken = ~joined & (side * (means - target[open_bounds]) < 0)
-            if not broken.any():
-                break
-            joined |= broken
-        known = np.concatenate([at, open_bounds[joined]])
-        variance = np.concatenate([noise, np.full(int(joined.sum()), BOUND_SD**2)])
-        return known, target[known], variance
+        if not bounds:
+            return at, target[at], noise
+        bounded = np.array(bounds, dtype=np.int64)
+        sites = self._propagate(covariance, at, target, noise, bounded, times=times)
+        telling = sites.precision > FAINT
+        known = np.concatenate([at, bounded[telling]])
+        return (
+            known,
+            np.concatenate([target[at], sites.mean[telling]]),
+            np.concatenate([noise, sites.variance[telling]]),
+        )
+
+    def _propagate(
+        self,
+        covariance: Floats,
+        exact: Ints,
+        target: Floats,
+        noise: Floats,
+        bounds: Ints,
+        *,
+        times: int,
+    ) -> Sites:
+        """Update the Gaussian values that stand for the bounds, by the exact values."""
+        of_bounds = covariance[np.ix_(bounds, bounds)]
+        mean = np.zeros(len(bounds))
+        if len(exact):
+            across = covariance[np.ix_(bounds, exact)]
+            gain = np.linalg.solve(
+                covariance[np.ix_(exact, exact)] + np.diag(noise + JITTER), across.T
+            ).T
+            mean, of_bounds = gain @ target[exact], of_bounds - gain @ across.T
+        rows = [self._values[i].row for i in bounds.tolist()]
+        begun = np.array([self._sites.get(row, (0.0, 0.0)) for row in rows])
+        sites = propagated(
+            Sites(precision=begun[:, 0], shift=begun[:, 1]),
+            mean=mean,
+            covariance=of_bounds,
+            limits=target[bounds],
+            sides=np.array([float(self._values[i].bound) for i in bounds.tolist()]),
+            softness=BOUND_SD,
+            times=2 * times,
+        )
+        found = zip(sites.precision.tolist(), sites.shift.tolist(), strict=True)
+        self._sites.update(zip(rows, found, strict=True))
+        return sites
 
     # --- covariance ---
 

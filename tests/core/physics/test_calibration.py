@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.physics.calibration import MEMORY_CONSTANTS, Calibration
-from orchestrator.core.physics.calibration_fit import calibrate
+from orchestrator.core.physics.calibration_fit import calibrate, with_memory_of
 from orchestrator.core.physics.memory import Stage, predict_memory
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.step_time import CONSTANTS, StepTimeConstants, predict_step_time
@@ -164,6 +164,30 @@ def test_memory_of_a_foreign_trainer_is_learned() -> None:
     assert np.median(np.abs(before - 1)) > 0.06
     assert np.median(np.abs(after - 1)) < 0.03
     assert calibration.memory_residual_sd < 0.08
+
+
+def test_peaks_of_a_model_count_for_it_and_little_for_another() -> None:
+    small = "llama-3.2-3b"
+    rows = [row for gpus in (8, 16) for row in observed(cell(gpus, small))]
+    prior = Calibration.prior(is_known=True)
+
+    def errors(of: Calibration, model: str) -> float:
+        problem = cell(32, model)
+        table = LayoutTable.of(layouts(32))
+        true = predict_memory(table, problem, TRUE_TRAINER).total
+        predicted = of.predict(table, problem, H100, gpus_per_node=8).memory_bytes
+        return float(np.median(np.abs(predicted / true - 1)))
+
+    own = calibrate(rows, prior, model=cell(8, small).model)
+    other = calibrate(rows, prior, model=cell(8).model)
+    assert errors(own, small) < 0.03 < 0.06 < errors(prior, small)
+    # It moves towards what the other model showed, but not all the way.
+    moved = np.abs(other.memory_values - prior.memory_values)
+    assert np.all(moved <= np.abs(own.memory_values - prior.memory_values) + 0.01)
+    assert errors(own, small) < errors(other, small) < errors(prior, small)
+    again = with_memory_of(cell(8, small).model, other, rows, prior)
+    assert again.memory_values == pytest.approx(own.memory_values, abs=1e-3)
+    assert again.log_constants is other.log_constants
 
 
 def test_an_out_of_memory_is_a_lower_bound() -> None:

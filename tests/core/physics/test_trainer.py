@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.physics.trainer import TRAINERS, Trainer, trainer_of_words
+from orchestrator.core.physics.trainer import TRAINERS, Trainer, trainer_of_words, with_options
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,17 @@ def test_a_table_s_own_words_name_its_trainer(words: dict[str, str], name: str) 
 def test_kernels_that_keep_the_scores_are_eager() -> None:
     assert trainer_of_words({"attention_kernel": "megatron_fused_softmax"}).eager_attention
     assert trainer_of_words({"attention_kernel": "naive"}).eager_attention
+    assert trainer_of_words({"attention_kernel": "torch"}).eager_attention
     assert not trainer_of_words({"attention_kernel": "flash_attn_2"}).eager_attention
+    # What is unknown is not eager, and nor is a word that only contains a known one.
+    assert not trainer_of_words({"attention_kernel": "torch_sdpa"}).eager_attention
+
+
+def test_an_option_of_attention_whose_word_everybody_knows_makes_another_trainer() -> None:
+    nanotron = TRAINERS["nanotron"]
+    assert with_options(nanotron, {"attn_implementation": "eager", "norm": 1}).eager_attention
+    assert with_options(nanotron, {"attention": "flash", "norm": "eager"}) == nanotron
+    assert with_options(nanotron, {}) is nanotron
 
 
 def test_a_fused_loss_keeps_no_logits() -> None:

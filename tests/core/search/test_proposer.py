@@ -185,6 +185,43 @@ def test_of_two_gains_that_are_alike_the_one_that_is_shown_sooner_is_taken() -> 
     assert unpriced.choose(open_rows).row == 1
 
 
+def test_when_results_contradict_the_prediction_half_of_the_launches_follow_it_all_the_same() -> (
+    None
+):
+    # Predicted: row 0 is the fastest. Times scatter by a factor of 10 in no order; row 1 is best.
+    seconds = np.linspace(1.0, 2.0, 24)
+    proposer, open_rows = Proposer(lattice(seconds), seed=0), np.ones(24, dtype=np.bool_)
+    for row, off in ((23, 0.0), (12, 2.3), (18, 1.0), (6, 2.0), (15, 0.2)):
+        proposer.tell(Told(row=row, score=float(np.log(seconds[row]) + off)))
+        open_rows[row] = False
+    choice = proposer.choose(open_rows)
+    assert choice.row == 0
+    assert choice.why is not None and "contradict" in choice.why
+    # A machine that is slower as a whole contradicts nothing.
+    slow = Proposer(lattice(seconds), seed=0)
+    for row in (23, 12, 18, 6, 15):
+        slow.tell(Told(row=row, score=float(np.log(seconds[row]) + 2.0)))
+    assert slow.choose(open_rows).why is None
+
+
+def test_running_out_of_memory_is_not_tried_because_it_costs_few_seconds() -> None:
+    # A step takes a minute, 15 of them 15 minutes: an out-of-memory costs a sixteenth of a trial.
+    # Row 1 is 10 % faster than the best and fits; row 2 would be 25 % faster, and hardly fits.
+    belief = Belief(
+        mean=np.log(np.array([60.0, 54.0, 45.0])),
+        basis=np.eye(3),
+        covariance=np.eye(3) * 0.02**2,
+        residual_sd=0.001,
+    )
+    space = replace(lattice(np.ones(3), np.array([40.0, 50.0, 82.0])), seconds=belief)
+    proposer = Proposer(space, seed=0)
+    proposer.tell(Told(row=0, score=float(np.log(60.0)), peak_memory_bytes=40.0))
+    choice = proposer.choose(np.array([False, True, True]))
+    fits = proposer.probability_of_fitting()
+    assert fits is not None and 0.1 < fits[2] < 0.4
+    assert choice.row == 1
+
+
 def test_a_lone_bad_value_among_good_neighbours_is_doubted_and_a_bad_region_is_not() -> None:
     space = lattice(np.full(12, 1.0))
     lone, region = Proposer(space, seed=0), Proposer(space, seed=0)

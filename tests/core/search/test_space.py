@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.core.frameworks.job import Job
+from orchestrator.core.frameworks.translation import TABLES, Framework, translate
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.search import space
@@ -55,6 +57,32 @@ EVERYTHING = {
     "recompute": ["none", "full", "full:8", "full:32", "full:40", "selective"],
     "zero_stage": "auto",
 }
+
+
+@pytest.mark.parametrize("framework", Framework)
+def test_the_layouts_of_a_framework_are_exactly_those_that_it_can_express(
+    framework: Framework,
+) -> None:
+    name = "{framework_arguments}" if TABLES[framework].file is None else "{framework_file}"
+    options = {"argv": ["program", name], "framework": framework}
+    axes = {**EVERYTHING, "micro_batch_size": [1, 2]}
+    precision = list(Precision)
+    every = enumerated(
+        workload={"name": "command", "options": {"argv": ["program"]}},
+        axes=axes,
+        precision=precision,
+    )
+    found = enumerated(
+        workload={"name": "command", "options": options}, axes=axes, precision=precision
+    )
+
+    def is_possible(layout: Layout) -> bool:
+        job = Job(cell=every.cell, layout=layout, gpus_per_node=8)
+        return not translate(job, framework).impossible
+
+    assert set(layouts(found)) == {it for it in layouts(every) if is_possible(it)}
+    assert len(found.legal) + sum(found.rejected.values()) == found.lattice_size
+    assert len(found.legal) > 0
 
 
 def test_auto_is_every_divisor_of_the_gpus_and_of_the_batch() -> None:

@@ -1,0 +1,65 @@
+"""Bounds as Gaussian values: compared with exact moments of truncated Gaussians."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.core.search.censored import Sites, matched, propagated
+
+
+@pytest.mark.parametrize("limit", [-2.0, -0.5, 0.0, 0.7, 2.0])
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_one_bound_gives_the_moments_of_a_truncated_gaussian(limit: float, side: float) -> None:
+    # By numeric integration of a Gaussian times the probability that the bound holds.
+    softness, values = 0.2, np.linspace(-8.0, 8.0, 200_001)
+    draws = np.random.default_rng(0).normal(0, softness, 2_000)
+    holds = np.mean([side * (values - limit) > draw for draw in draws], axis=0)
+    density = np.exp(-0.5 * values**2) * holds
+    density /= density.sum()
+    mean = float(density @ values)
+    variance = float(density @ (values - mean) ** 2)
+    precision, shift = matched(
+        mean=np.zeros(1),
+        variance=np.ones(1),
+        limits=np.array([limit]),
+        sides=np.array([side]),
+        softness=softness,
+    )
+    assert float(shift[0] / (1.0 + precision[0])) == pytest.approx(mean, abs=0.02)
+    assert float(1.0 / (1.0 + precision[0])) == pytest.approx(variance, abs=0.02)
+
+
+def test_far_beyond_its_limit_a_value_is_moved_to_it_and_numbers_stay_finite() -> None:
+    precision, shift = matched(
+        mean=np.array([-40.0]),
+        variance=np.ones(1),
+        limits=np.zeros(1),
+        sides=np.ones(1),
+        softness=0.05,
+    )
+    moved = (-40.0 + shift[0]) / (1.0 + precision[0])
+    assert abs(float(moved)) < 0.2
+
+
+def test_two_bounds_on_one_cause_agree_with_a_grid() -> None:
+    # One level of sd 1 under two values with noise 0.1: one is at least 1, the other at most 1.5.
+    level = np.linspace(-5.0, 5.0, 100_001)
+    from math import erf
+
+    phi = np.vectorize(lambda z: 0.5 * (1 + erf(z / np.sqrt(2))))
+    spread = np.hypot(0.1, 0.05)
+    density = np.exp(-0.5 * level**2) * phi((level - 1) / spread) * phi((1.5 - level) / spread)
+    expected = float(density @ level / density.sum())
+    covariance = np.ones((2, 2)) + 0.01 * np.eye(2)
+    sites = propagated(
+        Sites.nothing(2),
+        mean=np.zeros(2),
+        covariance=covariance,
+        limits=np.array([1.0, 1.5]),
+        sides=np.array([1.0, -1.0]),
+        softness=0.05,
+        times=20,
+    )
+    gain = np.ones(2) @ np.linalg.inv(covariance + np.diag(sites.variance))
+    assert float(gain @ sites.mean) == pytest.approx(expected, abs=0.05)
