@@ -67,8 +67,8 @@ class Store(StoreReads):
     def ensure_sweep(self, name: str, spec_json: str, conditions: Mapping[str, Any]) -> int:
         """The id of the sweep, made if it is new. `conditions` has JSON's types.
 
-        Raises SweepChanged if it has trials of other conditions; the message shows each. `acquire`
-        writes everything else that changed, since only the owner may change a sweep.
+        Raises SweepChanged if it was measured under other conditions; the message shows each.
+        `acquire` writes everything else that changed, since only the owner may change a sweep.
         """
         return self._write(sweeps.ensure_sweep, name, spec_json, _plain(conditions))
 
@@ -109,6 +109,14 @@ class Store(StoreReads):
             return epoch
 
         return self._database.write(work)
+
+    def bind_conditions(self, sweep_id: int, conditions: Mapping[str, Any], *, epoch: int) -> int:
+        """Give a sweep whose trials have measured nothing the conditions of its owner.
+
+        Attempts under others are kept, superseded, and their trials wait again. Returns how many
+        trials had ended. Raises SweepChanged if something was measured meanwhile, LeaseLost.
+        """
+        return self._write(sweeps.bind, sweep_id, _plain(conditions), epoch)
 
     def begin_session(
         self,
@@ -306,6 +314,14 @@ class Store(StoreReads):
             if len(ends) > 1:
                 self._record_each(ends, epoch)
             raise
+
+    def note_implausible(self, reasons: Mapping[int, str], *, epoch: int) -> None:
+        """Mark the measurements of trials as such that cannot be true, each with its reason.
+
+        All trials are of the sweep whose owner has this epoch.
+        """
+        if reasons:
+            self._write(endings.note_implausible, reasons, epoch)
 
     def _record_each(self, ends: Sequence[Ended], epoch: int) -> None:
         """Record each end in a commit of its own, if it can be recorded."""

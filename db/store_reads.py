@@ -32,6 +32,7 @@ from db.read.rows import (
 )
 from orchestrator.core.machines.node_run import NEWEST_RUNS, NodeRun
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.fingerprint import Fingerprint
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -122,6 +123,10 @@ class StoreReads:
 
     def cells(self, sweep_id: int) -> list[CellRow]:
         return self._read(sweeps.cells, sweep_id)
+
+    def fingerprints(self, sweep_id: int) -> list[Fingerprint]:
+        """The fingerprints under which a sweep was measured, oldest first."""
+        return self._read(sweeps.fingerprints, sweep_id)
 
     def trials(self, sweep_id: int, cell_id: int | None = None) -> list[TrialRow]:
         """All trials of a sweep, or of one of its cells, oldest first."""

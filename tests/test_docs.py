@@ -27,7 +27,7 @@ from orchestrator.core.trial.protocol import Device, LaunchOrder, TrialRequest
 from orchestrator.node.launcher import NodeLauncher
 from tests.cli.cli_store import fill
 from tests.node.launching import order
-from workloads.command import template_names
+from workloads.command.program import Place, template_values
 
 PROJECT = DOCS.parent
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -150,13 +150,21 @@ def test_your_own_program_is_measured_as_the_document_shows(tmp_path: Path) -> N
         launcher.close()
     assert report.failure is None, report.failure
     result = report.ranks[0].result
-    assert result is not None and len(result.step_seconds) == spec.measurement.max_steps
+    # Eight are enough if they are alike.
+    assert result is not None and 8 <= len(result.step_seconds) <= spec.measurement.max_steps
 
 
 def test_a_program_can_use_every_documented_name(tmp_path: Path) -> None:
-    names = template_names(
-        order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path
+    place = Place(
+        run_dir=tmp_path,
+        rank=0,
+        local_rank=0,
+        gpus_per_node=2,
+        node_rank=0,
+        master_addr="127.0.0.1",
+        master_port=29500,
     )
+    names = template_values(order().request, place)
     assert set(TEMPLATE_NAMES) == set(names)
 
 

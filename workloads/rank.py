@@ -79,16 +79,20 @@ class Rank:
     # By phase, monotonic.
     _began: dict[Phase, float] = field(default_factory=dict, init=False, repr=False)
 
-    def heartbeat(self, phase: Phase, step: int = 0, *, timed: bool = False) -> None:
+    def heartbeat(
+        self, phase: Phase, step: int = 0, *, timed: bool = False, enough: bool = False
+    ) -> None:
         """Report progress. Costs microseconds: call it at the start of each phase and of each step.
 
         The use of the node's GPUs counts only while every rank's last heartbeat is `timed`.
+        `enough`: the gang's numbers are in, so the launcher may end it.
         """
         now = time.monotonic()
         self.phase, self.step = phase, step
         self._began.setdefault(phase, now)
         flag = "true" if timed else "false"
-        text = f'{{"phase":"{phase}","step":{step},"timed":{flag},"at":{now:.6f}}}'
+        more = ',"enough":true' if enough else ""
+        text = f'{{"phase":"{phase}","step":{step},"timed":{flag},"at":{now:.6f}{more}}}'
         beat = text.ljust(_HEARTBEAT_BYTES).encode()
         if self._heartbeat_fd is None:
             path = self.run_dir / heartbeat_file(self.rank)
@@ -118,10 +122,19 @@ class Rank:
             return dict(phases)
         return {**phases, Phase.TEARDOWN: max(lived - sum(phases.values()), 0.0)}
 
-    def finish(self, result: RankResult) -> None:
-        """Write the result and enter teardown: the end of this process no longer matters to it."""
+    def finish(self, result: RankResult, *, enough: bool = False) -> None:
+        """Write the result and enter teardown: the end of this process no longer matters to it.
+
+        `enough`: nor does the end of any other rank.
+        """
         _write_renamed(self.run_dir / result_file(self.rank), encode(result))
         self.finished = True
+        self.heartbeat(Phase.TEARDOWN, self.step, enough=enough)
+
+    def withdraw(self, exc: Exception) -> None:
+        """Replace a result by a note of why it does not count."""
+        self.refuse(exc)
+        _write_renamed(self.run_dir / result_file(self.rank), b'"withdrawn"')
         self.heartbeat(Phase.TEARDOWN, self.step)
 
     def refuse(self, exc: Exception) -> None:

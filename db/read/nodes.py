@@ -42,7 +42,12 @@ _RUNS = (
     .join_from(attempt, measurement, measurement.c.attempt_id == attempt.c.id)
     .join(trial, trial.c.id == attempt.c.trial_id)
     .join(cell, cell.c.id == trial.c.cell_id)
-    .where(attempt.c.pooled, attempt.c.nodes.is_not(None), sa.not_(measurement.c.thrashing))
+    .where(
+        attempt.c.pooled,
+        attempt.c.nodes.is_not(None),
+        sa.not_(measurement.c.thrashing),
+        measurement.c.implausible.is_(None),
+    )
     .order_by(attempt.c.id.desc())
 )
 MACHINE_KINDS = sorted(kind.value for kind in SUSPECT_KINDS - {FailureKind.ORCHESTRATOR_LOST})

@@ -199,7 +199,10 @@ def _statement(
             cell.c.global_batch_size,
             *(model.c[name] for name in records.MODEL_COLUMNS),
             measurement.c.attempt_id,
-            measurement.c.step_seconds_median,
+            # A time that cannot be true teaches nothing; the memory does.
+            sa.case((measurement.c.implausible.is_(None), measurement.c.step_seconds_median)).label(
+                "step_seconds_median"
+            ),
             measurement.c.num_steps,
             measurement.c.peak_memory_reserved_bytes,
             measurement.c.peak_memory_allocated_bytes,

@@ -18,7 +18,7 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemorySh
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement, StepTime
-from orchestrator.core.trial.protocol import GpuUsage, Phase
+from orchestrator.core.trial.protocol import DriverMemoryKind, GpuUsage, Phase
 
 _T = TypeVar("_T")
 Columns = dict[str, Any]
@@ -42,6 +42,8 @@ _TELLING = (
     "gpu_throttled_fraction",
     "gpu_temperature_celsius",
 )
+# Fields of a fingerprint that are names with values.
+_PAIRS = ("settings", "packages")
 LAYOUT_COLUMNS = tuple(column.name for column in layouts.LAYOUT_COLUMNS)
 
 
@@ -75,21 +77,20 @@ def model_of(row: Row, *, name: str) -> ModelShape:
 
 
 def fingerprint_columns(fingerprint: Fingerprint) -> Columns:
-    own = fingerprint.model_dump(exclude={"stack", "settings"})
+    own = fingerprint.model_dump(exclude={"stack", *_PAIRS})
     return {
         "digest": fingerprint.digest,
         **own,
-        "settings": dict(fingerprint.settings) or None,
+        **{name: dict(getattr(fingerprint, name)) or None for name in _PAIRS},
         **fingerprint.stack.model_dump(),
     }
 
 
 def fingerprint_of(row: Row) -> Fingerprint:
     stack = Stack(**{name: row[name] for name in Stack.model_fields})
-    own = {
-        name: row[name] for name in Fingerprint.model_fields if name not in ("stack", "settings")
-    }
-    return Fingerprint(**own, stack=stack, settings=tuple(sorted((row["settings"] or {}).items())))
+    own = {name: row[name] for name in Fingerprint.model_fields if name not in ("stack", *_PAIRS)}
+    pairs: dict[str, Any] = {name: tuple(sorted((row[name] or {}).items())) for name in _PAIRS}
+    return Fingerprint(**own, **pairs, stack=stack)
 
 
 def phase_columns(phases: Mapping[Phase, float]) -> Columns:
@@ -148,10 +149,16 @@ def measurement_of(row: Row) -> Measurement:
         relative_confidence=row["relative_confidence"],
     )
     return Measurement(
-        **{name: row[name] for name in _MEASURED},
+        **{name: row[name] for name in _MEASURED if name != "peak_memory_driver_kind"},
+        peak_memory_driver_kind=driver_memory_kind_of(row),
         step_time=step_time,
         step_seconds=tuple(row["step_seconds"]),
     )
+
+
+def driver_memory_kind_of(row: Row) -> DriverMemoryKind | None:
+    kind = row["peak_memory_driver_kind"]
+    return DriverMemoryKind(kind) if kind is not None else None
 
 
 def failure_columns(failure: Failure) -> Columns:

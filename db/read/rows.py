@@ -18,7 +18,7 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.protocol import GpuUsage, Phase
+from orchestrator.core.trial.protocol import DriverMemoryKind, GpuUsage, Phase
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds, of_attempt, outcome_of
 from orchestrator.core.trial.run import Run
@@ -101,6 +101,7 @@ class TrialRow:
     num_steps: int | None  # timed, of the measurement
     relative_confidence: float | None
     confident: bool | None
+    implausible: str | None  # why the numbers cannot be true; None: nothing shows it
     mfu: float | None
     hfu: float | None
     # From the measurement; from the failed rank if the last attempt ran out of memory.
@@ -120,6 +121,10 @@ class TrialRow:
     created_at: dt.datetime
     updated_at: dt.datetime
     load: MachineLoad = NO_LOAD  # of the attempt that counts
+    # As a driver or kernel saw it, and which.
+    peak_memory_driver_bytes: int | None = None
+    peak_memory_driver_kind: DriverMemoryKind | None = None
+    extra: Mapping[str, Any] | None = None  # the program's own fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

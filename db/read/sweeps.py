@@ -22,11 +22,13 @@ from db.read.rows import (
 from db.types import StopRequest, SweepState, now
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
+from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
 
 sweep, session, cell, model = schema.sweep, schema.session, schema.cell, schema.model
-trial, event = schema.trial, schema.event
+trial, attempt, event = schema.trial, schema.attempt, schema.event
+fingerprint = schema.fingerprint
 
 _SWEEPS = sa.select(sweep, now().label("now"))
 
@@ -50,6 +52,21 @@ def sweep_named(connection: Connection, name: str) -> SweepRow:
     there = f"there are: {', '.join(names[:20]) or 'none yet'}"
     hint = f"did you mean {close[0]!r}?" if close else there
     raise UsageInvalid(f"no sweep is named {name!r}; {hint}")
+
+
+def fingerprints(connection: Connection, sweep_id: int) -> list[Fingerprint]:
+    """The fingerprints under which a sweep was measured, oldest first."""
+    of_sweep = (
+        sa.select(attempt.c.fingerprint_digest)
+        .join(trial, trial.c.id == attempt.c.trial_id)
+        .where(trial.c.sweep_id == sweep_id, attempt.c.fingerprint_digest.is_not(None))
+    )
+    statement = (
+        sa.select(fingerprint)
+        .where(fingerprint.c.digest.in_(of_sweep))
+        .order_by(fingerprint.c.first_seen_at, fingerprint.c.digest)
+    )
+    return [records.fingerprint_of(row) for row in connection.execute(statement).mappings()]
 
 
 def newest_session(connection: Connection, sweep_id: int) -> SessionRow | None:

@@ -54,7 +54,10 @@ def trials_by_id(connection: Connection, trial_ids: Sequence[int]) -> list[Trial
 
 
 def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[TrialRow]]:
-    """The `top` fastest measured trials of each cell id under the cell's current fingerprint."""
+    """The `top` fastest measured trials of each cell id under the cell's current fingerprint.
+
+    Trials whose numbers cannot be true are left out.
+    """
     place = sa.func.row_number().over(
         partition_by=trial.c.cell_id,
         order_by=(measurement.c.tokens_per_second_per_gpu.desc(), trial.c.id),
@@ -65,7 +68,10 @@ def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[Tria
         .join(attempt, _counts(attempt))
         .join(measurement, measurement.c.attempt_id == attempt.c.id)
         .where(
-            trial.c.sweep_id == sweep_id, trial.c.state == TrialState.MEASURED, _is_current(attempt)
+            trial.c.sweep_id == sweep_id,
+            trial.c.state == TrialState.MEASURED,
+            measurement.c.implausible.is_(None),
+            _is_current(attempt),
         )
         .subquery()
     )
@@ -299,5 +305,6 @@ def _trial_row(row: sa.RowMapping) -> TrialRow:
         nodes=tuple(row["nodes"] or ()),
         failure_kind=FailureKind(row["failure_kind"]) if row["failure_kind"] else None,
         memory=records.shortage_of(row),
+        peak_memory_driver_kind=records.driver_memory_kind_of(row),
         load=records.load_of(row),
     )

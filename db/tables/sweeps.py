@@ -83,6 +83,12 @@ fingerprint = Table(
         "settings of the ranks' environment that make numbers incomparable, as JSON: name "
         "to value; NULL: none",
     ),
+    optional(
+        "packages",
+        Json,
+        "packages of the Python that ran the user's program, as JSON: name to version; NULL: not "
+        "known, or a workload of this program",
+    ),
     required("first_seen_at", UtcTime, "when this fingerprint first measured something"),
 )
 

@@ -248,6 +248,11 @@ measurement = Table(
         "half-width of the median's 95 % interval over the median; NULL: fewer than 6 steps",
     ),
     required("confident", Boolean, "whether the requested precision was reached"),
+    optional(
+        "implausible",
+        Text,
+        "why the numbers cannot be true, with the cure: they never win; NULL: nothing shows it",
+    ),
     optional("mfu", Double, "model FLOPs utilisation, 0 to 1; NULL: no peak is known"),
     optional("hfu", Double, "hardware FLOPs utilisation, 0 to 1: recomputed FLOPs count"),
     required("mfu_formula", Text, "FLOPs per token that `mfu` rests on"),
@@ -268,6 +273,18 @@ measurement = Table(
         BigInteger,
         "highest memory that the allocator reserved, worst rank; NULL on a CPU",
     ),
+    optional(
+        "peak_memory_driver_bytes",
+        BigInteger,
+        "highest memory as the driver or the kernel saw it, fullest device or rank: what the "
+        "allocator held and what it does not know of; never used for predictions",
+    ),
+    optional(
+        "peak_memory_driver_kind",
+        Text,
+        "`nvml`: used on the device, less what was used before the attempt; `rss`: resident memory "
+        "of the program's largest process, on a CPU",
+    ),
     optional("device_memory_bytes", BigInteger, "memory of one device, as the rank saw it"),
     optional(
         "allocator_retries",
@@ -287,8 +304,20 @@ measurement = Table(
         "mean share of time that a kernel ran, 0 to 1, while steps were timed (NVML)",
     ),
     optional("gpu_power_watts", Double, "mean power of a GPU while steps were timed (NVML)"),
+    optional(
+        "extra",
+        Json,
+        "fields of the program's own, as JSON, the last value of each: "
+        "[what the program returns](workloads.md#what-the-program-returns); NULL: none",
+    ),
     optional("memory_by_part", Json, "bytes at the peak by part, worst rank"),
     required("step_seconds", Json, "every timed step of the slowest rank: the evidence"),
+    Index(
+        "ix_measurement_implausible",
+        "attempt_id",
+        sqlite_where=text("implausible IS NOT NULL"),
+        postgresql_where=text("implausible IS NOT NULL"),
+    ),
 )
 
 event = Table(

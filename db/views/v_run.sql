@@ -16,6 +16,7 @@ SELECT
     measurement.tokens_per_second_per_gpu,
     measurement.relative_confidence,
     measurement.thrashing,
+    measurement.implausible,
     attempt.cpu_cores,
     attempt.own_cpu_cores,
     attempt.sweep_cpu_cores,

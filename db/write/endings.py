@@ -6,7 +6,7 @@ Ends are judged one after the other and written together, by few statements for 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,6 +79,20 @@ def record(
         Recorded(state=batch[end.trial_id].state, counts=its)
         for end, its in zip(ends, counts, strict=True)
     ]
+
+
+def note_implausible(
+    connection: Connection, change: Change, reasons: Mapping[int, str], epoch: int
+) -> None:
+    """Mark what was measured of trials as numbers that cannot be true."""
+    Batch(connection, change, reasons, epoch)  # checks the lease
+    for trial_id, reason in reasons.items():
+        of_trial = sa.select(attempt.c.id).where(attempt.c.trial_id == trial_id, attempt.c.pooled)
+        connection.execute(
+            sa.update(measurement)
+            .where(measurement.c.attempt_id.in_(of_trial))
+            .values(implausible=records.storable(reason), confident=False)
+        )
 
 
 class _Endings:

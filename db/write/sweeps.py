@@ -14,10 +14,11 @@ from sqlalchemy import Connection
 
 from db import schema
 from db.connection.engine import Change
+from db.connection.portions import portions
 from db.read import records
 from db.read.rows import SweepRow
-from db.types import StopRequest, SweepState, now
-from db.write import lease, sessions
+from db.types import AttemptState, StopRequest, SweepState, now
+from db.write import invalidation, lease, sessions
 from db.write.inserts import insert_absent
 from orchestrator.core.errors import SweepChanged
 from orchestrator.core.problem.cell import Cell
@@ -55,9 +56,43 @@ def ensure_sweep(
 
 
 def set_conditions(connection: Connection, sweep_id: int, conditions: Mapping[str, Any]) -> None:
-    """Raises SweepChanged if the sweep has trials of other conditions."""
-    if _differs(connection, sweep_id, conditions):
+    """Set the conditions of a sweep without trials; `bind` does it for one that has some.
+
+    Raises SweepChanged if the sweep was measured under other conditions.
+    """
+    if _differs(connection, sweep_id, conditions) and not _has_trials(connection, sweep_id):
         _update(connection, sweep_id, conditions=conditions)
+
+
+def bind(
+    connection: Connection,
+    change: Change,
+    sweep_id: int,
+    conditions: Mapping[str, Any],
+    epoch: int,
+) -> int:
+    """Set the conditions of a sweep that has trials, none of them measured.
+
+    Its attempts were made under other conditions: they are kept, superseded, and its trials wait
+    again. Returns how many trials had ended. Raises SweepChanged if something was measured.
+    """
+    lease.fence(connection, sweep_id, epoch)
+    was = connection.execute(sa.select(sweep.c.conditions).where(sweep.c.id == sweep_id)).scalar()
+    if not _differs(connection, sweep_id, conditions):
+        return 0
+    _update(connection, sweep_id, conditions=conditions)
+    found = connection.execute(sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id)).fetchall()
+    detail = {"conditions": _changes(was or {}, conditions)}
+    num_ended = 0
+    for some in portions([int(row.id) for row in found]):
+        num_ended += invalidation.invalidate_some(connection, change, sweep_id, some, detail, epoch)
+        # Also the attempts of trials that wait for another one.
+        connection.execute(
+            sa.update(attempt)
+            .where(attempt.c.trial_id.in_(some))
+            .values(superseded=True, pooled=False)
+        )
+    return num_ended
 
 
 def give_back(
@@ -85,8 +120,10 @@ def give_back(
         # By now a sweep that a dead orchestrator left as running has been recovered.
         state = SweepState.STOPPED if before.state is SweepState.RUNNING else before.state
         lease.release(connection, before.id, own, state)
-        conditions = dict(before.conditions)
-        _update(connection, before.id, spec_json=before.spec_json, conditions=conditions)
+        _update(connection, before.id, spec_json=before.spec_json)
+        if not _has_trials(connection, before.id):
+            # Else they are those of its trials, which `bind` has freed for new conditions or not.
+            _update(connection, before.id, conditions=dict(before.conditions))
     if leased is not None:
         sessions.end(connection, before.id, own, leased, ())
 
@@ -117,25 +154,22 @@ def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -
 def _differs(connection: Connection, sweep_id: int, wanted: Mapping[str, Any]) -> bool:
     """Return whether a sweep was begun under other conditions.
 
-    Raises SweepChanged if it has trials of them, also in cells that the spec no longer has.
+    Raises SweepChanged if something was measured under them, also in cells that the spec no longer
+    has, and also if the measurement does not count any more.
     """
     found = connection.execute(
         sa.select(sweep.c.name, sweep.c.conditions).where(sweep.c.id == sweep_id)
     ).one()
     if found.conditions == wanted:
         return False
-    if _has_trials(connection, sweep_id):
+    if _is_measured(connection, sweep_id):
         raise SweepChanged(_difference(found.name, found.conditions, wanted))
     return True
 
 
 def _difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """The message of SweepChanged, with each condition that differs."""
-    lines = [
-        f"  {key}: was {was.get(key, 'absent')!r}, is {wanted.get(key, 'absent')!r}"
-        for key in sorted(was.keys() | wanted.keys())
-        if was.get(key, _ABSENT) != wanted.get(key, _ABSENT)
-    ]
+    lines = [f"  {key}: {told}" for key, told in _changes(was, wanted).items()]
     return "\n".join(
         [
             f"sweep {name!r} was measured under other conditions:",
@@ -143,6 +177,14 @@ def _difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) ->
             "Rename the sweep, or restore the spec",
         ]
     )
+
+
+def _changes(was: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        key: f"was {was.get(key, 'absent')!r}, is {wanted.get(key, 'absent')!r}"
+        for key in sorted(was.keys() | wanted.keys())
+        if was.get(key, _ABSENT) != wanted.get(key, _ABSENT)
+    }
 
 
 _ABSENT = object()
@@ -158,6 +200,12 @@ def _has_launched(connection: Connection, sweep_id: int, epoch: int) -> bool:
 def _has_trials(connection: Connection, sweep_id: int) -> bool:
     trials = sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id)
     return connection.scalar(trials.limit(1)) is not None
+
+
+def _is_measured(connection: Connection, sweep_id: int) -> bool:
+    measured = sa.select(attempt.c.id).join(trial, trial.c.id == attempt.c.trial_id)
+    of_sweep = (trial.c.sweep_id == sweep_id, attempt.c.state == AttemptState.MEASURED)
+    return connection.scalar(measured.where(*of_sweep).limit(1)) is not None
 
 
 def _update(connection: Connection, sweep_id: int, **values: Any) -> None:

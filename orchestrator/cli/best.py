@@ -17,6 +17,7 @@ from orchestrator.cli.output import (
     Format,
     numbers,
     output_format,
+    plain,
     write,
     write_json,
     write_line,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from db.read.rows import CellStatus, TrialRow
     from db.store import Store
     from orchestrator.core.trial.drift import SpeedChange
+    from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.core.trial.winner import Verdict
 
 MAX_TIED_SHOWN = 8
@@ -107,6 +109,10 @@ def best(
             for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
         }
         others = _other_fingerprints(db, row.id)
+        if others:
+            _add_differences(others, cells, store.fingerprints(row.id))
+
+        implausible = _implausible(db, row.id)
     nothing = Ranking(leading=(), tied=(), text="", drift=None)
     by_cell = [(cell, rankings.get(cell.cell.id, nothing)) for cell in cells]
     found = [
@@ -129,6 +135,7 @@ def best(
                 ],
                 "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
                 "other_fingerprints": others,
+                "implausible": implausible,
             }
             write_json("best", fields)
         case Format.CSV:
@@ -138,7 +145,7 @@ def best(
             trials = [(trial, cell.cell) for cell, s in by_cell for trial in s.leading[:top]]
             trial_text.write_markdown(trials)
         case Format.TABLE:
-            _print(row.name, by_cell, top, others)
+            _print(row.name, by_cell, top, others, implausible)
 
 
 def ranking(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Ranking:
@@ -267,11 +274,41 @@ def _other_fingerprints(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
     ]
 
 
+def _add_differences(
+    others: Sequence[dict[str, Any]], cells: Sequence[CellStatus], known: Sequence[Fingerprint]
+) -> None:
+    """Add to each what has changed from its fingerprint to the current one of its cell."""
+    from orchestrator.core.trial.fingerprint import changes  # pydantic, 0.05 s
+
+    fingerprints = {one.digest: one for one in known}
+    current = {status.cell.id: status.cell.fingerprint_digest for status in cells}
+    for other in others:
+        before = fingerprints.get(other["fingerprint_digest"])
+        now = fingerprints.get(current[other["cell_id"]] or "")
+        other["changed"] = changes(before, now) if before is not None and now is not None else ""
+
+
+def _implausible(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
+    """The trials whose numbers cannot be true: they are not ranked."""
+    from db.sql import readonly  # needs SQLAlchemy
+
+    found = readonly.own_query(
+        db,
+        "SELECT trial.cell_id, trial.id AS trial_id, trial.layout_key AS layout,"
+        " tokens_per_second_per_gpu, implausible FROM measurement"
+        " JOIN attempt ON attempt.id = measurement.attempt_id AND NOT attempt.superseded"
+        f" JOIN trial ON trial.id = attempt.trial_id AND trial.sweep_id = {sweep_id}"
+        " WHERE implausible IS NOT NULL ORDER BY trial.id",
+    )
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+
 def _print(
     sweep: str,
     by_cell: Sequence[tuple[CellStatus, Ranking]],
     top: int,
     others: Sequence[Mapping[str, Any]],
+    implausible: Sequence[Mapping[str, Any]],
 ) -> None:
     if not by_cell:
         write_line(f"Sweep {sweep} has no cells yet.")
@@ -284,6 +321,7 @@ def _print(
             shown += _print_cell(of_cell, top)
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
+        _print_implausible([one for one in implausible if one["cell_id"] == cell.cell.id])
         _print_others([other for other in others if other["cell_id"] == cell.cell.id])
     trial_text.print_why_unsure(shown)
 
@@ -327,6 +365,16 @@ def _without_drift(compared: Compared | None) -> list[str]:
     return [rate, show.confidence(compared.relative_confidence)]
 
 
+def _print_implausible(found: Sequence[Mapping[str, Any]]) -> None:
+    if not found:
+        return
+    which = show.numbered("trial", [one["trial_id"] for one in found])
+    reasons = list(dict.fromkeys(one["implausible"] for one in found))
+    more = f" ({len(reasons) - 1} other reasons: sweep trials)" if len(reasons) > 1 else ""
+    text = f"  Left out, because the numbers cannot be true: {which}; {reasons[0]}{more}"
+    write_line(text, style="yellow")
+
+
 def _print_others(others: Sequence[Mapping[str, Any]]) -> None:
     if not others:
         return
@@ -350,6 +398,13 @@ def _print_others(others: Sequence[Mapping[str, Any]]) -> None:
         for other in others[:MAX_OTHERS_SHOWN]
     ]
     write_table([*trial_text.SPEED_COLUMNS, Column("fingerprint")], rows)
+    differences = {
+        other["fingerprint_digest"]: other["changed"]
+        for other in others[:MAX_OTHERS_SHOWN]
+        if other["changed"]
+    }
+    for digest, text in differences.items():
+        write_line(f"  changed since {show.short_digest(digest)}: {plain(text)}", style="dim")
     if len(others) > MAX_OTHERS_SHOWN:
         more = len(others) - MAX_OTHERS_SHOWN
         write_line(f"  and {more} more: sweep sql 'select * from v_best'", style="dim")

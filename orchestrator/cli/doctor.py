@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import Db, Json
+from orchestrator.cli.options import Db, Json, Overrides
 from orchestrator.cli.output import write_json, write_line
+from orchestrator.core.errors import UsageInvalid
 
 if TYPE_CHECKING:
     from orchestrator.core.machines.check import Check
@@ -30,22 +32,42 @@ def doctor(
             "--cluster", help="Check every node of the cluster instead, and how the nodes differ."
         ),
     ] = False,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Check the program of this sweep file instead, by one short attempt here.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Check this machine, or the nodes of a cluster.
+    """Check this machine, a cluster, or your own program.
 
-    Checks packages, GPUs, Ray, database, disk and ports, and changes nothing. Ends with exit code 1
-    if something would keep a sweep from running.
+    Checks packages, GPUs, Ray, database, disk and ports, and changes nothing. With --workload it
+    runs a few steps of the program, and goes through what it has to do, point by point. Ends with
+    exit code 1 if something would keep a sweep from running.
 
     Examples:
       sweep doctor
       sweep doctor --ray-address auto --json
       sweep doctor --cluster --ray-address auto     GPUs, disk, clock and versions of every node
+      sweep doctor --workload mine.yaml gpus=1      does the program keep its contract?
     """
     from orchestrator.cli.cluster_doctor import STYLES, check_cluster
+    from orchestrator.cli.workload_doctor import check_workload
     from orchestrator.core.machines.check import Status
 
+    if workload is not None:
+        if cluster or ray_address is not None:
+            raise UsageInvalid(
+                "--workload checks on this machine: leave out --cluster, --ray-address"
+            )
+        check_workload(workload, overrides, as_json=as_json)
+        return
+    if overrides:
+        raise UsageInvalid(f"{overrides[0]!r} changes a sweep file: add --workload FILE")
     if cluster:
         check_cluster(ray_address, db, as_json=as_json)
         return

@@ -1,4 +1,4 @@
-"""The command `export`: the trials of sweeps as CSV, Parquet, JSON or Optuna studies."""
+"""The command `export`: trials as CSV, Parquet, JSON or studies, or one as a configuration."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, Json, SweepArgument
 from orchestrator.cli.output import SCHEMA, csv_text, json_text, note, write, write_json
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.frameworks.translation import Framework
 from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Target(StrEnum):
     PARQUET = "parquet"
     JSON = "json"
     OPTUNA = "optuna"
+    CONFIG = "config"
 
 
 def export(
@@ -53,19 +55,41 @@ def export(
     every: Annotated[
         bool, typer.Option("--all", help="All sweeps of the store, also simulated ones.")
     ] = False,
+    to: Annotated[
+        Framework | None,
+        typer.Option("--to", help="Of config: the framework to write a layout for."),
+    ] = None,
+    trial: Annotated[
+        int | None,
+        typer.Option(
+            "--trial", metavar="N", min=1, help="Of config: a trial. Default: the winner."
+        ),
+    ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial", help="Of config: write also a layout that the framework cannot express."
+        ),
+    ] = False,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Export trials as CSV, Parquet, JSON or Optuna.
+    """Export trials, or a layout for your framework.
 
-    Writes every trial with all its numbers (the columns of v_trial), or an Optuna study per cell.
+    CSV, Parquet and JSON have every trial with all its numbers (the columns of v_trial); Optuna has
+    a study per cell.
+    `config` writes the winner, or one trial, as the file or the arguments of a training framework.
+    It says what your own program has to do, and refuses what the framework cannot express.
 
     Examples:
       sweep export csv -o trials.csv
       sweep export parquet 8b -o 8b.parquet
       sweep export csv --all -o everything.csv
       sweep export optuna -o sqlite:///optuna.sqlite && optuna-dashboard sqlite:///optuna.sqlite
+      sweep export config 8b --to deepspeed -o ds_config.json
+      sweep export config --to megatron --trial 17
     """
+    _check_config_options(target, to, trial, is_partial=partial)
     if sweep is not None and sweep_option not in (None, sweep):
         raise UsageInvalid(
             f"sweep {sweep} and --sweep {sweep_option} contradict each other; give one of them"
@@ -80,11 +104,50 @@ def export(
             f" {target} -o FILE --json"
         )
     with existing_store(db) as store:
+        if to is not None:
+            from orchestrator.cli.export_config import export_config  # yaml
+
+            needs_none = every or (trial is not None and name is None)
+            export_config(
+                store,
+                None if needs_none else select_sweep(store, name),
+                to,
+                trial_id=trial,
+                is_partial=partial,
+                output=output,
+                as_json=as_json,
+                write_text=_write_text,
+            )
+            return
         row = None if every else select_sweep(store, name)
         if target is Target.OPTUNA:
             rows = store.sweeps() if row is None else [row]
             _export_optuna(store, rows, output, as_json=as_json)
             return
+    _export_trials(target, row, output, db=db, as_json=as_json)
+
+
+def _check_config_options(
+    target: Target, to: Framework | None, trial: int | None, *, is_partial: bool
+) -> None:
+    """Raise UsageInvalid if `config` has no framework, or another target has options of it."""
+    if target is Target.CONFIG:
+        if to is None:
+            raise UsageInvalid(f"name the framework: --to {'|'.join(Framework)}")
+        return
+    for option, is_given in (
+        ("--to", to is not None),
+        ("--trial", trial is not None),
+        ("--partial", is_partial),
+    ):
+        if is_given:
+            raise UsageInvalid(f"{option} is for `sweep export config`, not for {target}")
+
+
+def _export_trials(
+    target: Target, row: SweepRow | None, output: str | None, *, db: str | None, as_json: bool
+) -> None:
+    """Write the trials of a sweep; None: of all sweeps."""
     from db.sql import readonly  # needs SQLAlchemy
 
     condition = "" if row is None else f" WHERE sweep_id = {row.id}"
@@ -110,8 +173,8 @@ def export(
         write_json("export", fields | {"output": output, "num_trials": num_trials})
     else:
         of = "all sweeps" if row is None else f"sweep {row.name}"
-        to = f" written to {output}" if output is not None else ""
-        note(f"{counted(num_trials, 'trial')} of {of}{to}")
+        where = f" written to {output}" if output is not None else ""
+        note(f"{counted(num_trials, 'trial')} of {of}{where}")
 
 
 def _typed(columns: Sequence[str], values: Sequence[Any]) -> tuple[Any, ...]:
@@ -128,9 +191,9 @@ def _typed(columns: Sequence[str], values: Sequence[Any]) -> tuple[Any, ...]:
         if name in _TIMES:
             at = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
             return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-        if name == "options":
-            options = json.loads(value) if isinstance(value, str) else value
-            return dict(sorted(options.items()))
+        if name in ("options", "extra"):
+            fields = json.loads(value) if isinstance(value, str) else value
+            return dict(sorted(fields.items()))
         return value
 
     return tuple(map(typed, columns, values))

@@ -63,7 +63,7 @@ def logs(
             rank = (selected.failure.rank if selected.failure is not None else None) or 0
         path = _log_path(detail, selected, rank)
         if path is None:
-            text = _stored_lines(selected, rank)
+            text = _stored_lines(detail, selected, rank)
         elif not follow:
             text = plain(_read_from(path, 0).decode(errors="replace"), lines=True)
         if as_json:
@@ -112,7 +112,7 @@ def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | Non
     return next(readable, None)
 
 
-def _stored_lines(attempt: AttemptRow, rank: int) -> str:
+def _stored_lines(detail: TrialDetail, attempt: AttemptRow, rank: int) -> str:
     """The rank's last lines in the store. Raises UsageInvalid if there are none."""
     failure = attempt.failure
     if failure is None or not failure.log_tail or failure.rank not in (None, rank):
@@ -120,9 +120,17 @@ def _stored_lines(attempt: AttemptRow, rank: int) -> str:
         raise UsageInvalid(
             f"no log of rank {rank} of attempt {attempt.number} can be read on this machine,"
             f" and the store keeps only a failed rank's last lines. Its files are under"
-            f" SWEEP_HOME{where}"
+            f" SWEEP_HOME{where}{_others_here(detail, attempt)}"
         )
     return failure.log_tail
+
+
+def _others_here(detail: TrialDetail, attempt: AttemptRow) -> str:
+    """Name the ranks whose logs are here: with `processes: per_node` the first one of each node."""
+    folders = attempt_folders(detail.run_folder, detail.trial.id, attempt.number)
+    logs = [path.stem for folder in folders for path in folder.glob("log-*.txt")]
+    ranks = sorted(int(number) for _, _, number in (log.partition("-") for log in logs))
+    return f". On this machine are logs of rank {', '.join(map(str, ranks))}" if ranks else ""
 
 
 def _read_from(path: Path, offset: int) -> bytes:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from layout_sweep.start import command
 from orchestrator.core.errors import SweepError
 from orchestrator.core.machines.check import Check, fail, ok, warn
 
@@ -27,7 +28,7 @@ IMPORT_SECONDS = 120.0
 GOOD_OPEN_FILES = 4096
 REQUIRED = (
     *("alembic", "numpy", "optuna", "psutil", "pydantic", "pyyaml"),
-    *("ray", "rich", "sqlalchemy", "tenacity", "typer"),
+    *("ray", "rich", "sqlalchemy", "tenacity", "tomli-w", "typer"),
 )
 # Each package with the extra of this project that installs it.
 OPTIONAL = {
@@ -82,7 +83,7 @@ def _version(package: str) -> str | None:
 def start(program: str) -> subprocess.Popen[str]:
     """Start a Python program whose last line `_last_line` reads."""
     return subprocess.Popen(
-        [sys.executable, "-c", program],
+        command("-c", program),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -153,13 +153,18 @@ def _where(running: Running) -> str:
 
 
 def _left(left: TimeLeft | None) -> str:
-    """`, about 4 min left`, `, 1 min to 4 min left`, `, up to 4 min left`; empty if unknown."""
+    """`, about 4 min left`, `, likely 1 min to 4 min left`, `, likely done within 4 min`.
+
+    Empty if unknown. A machine that drifts needs more repeats than are counted here.
+    """
     if left is None or left.most < 1:
         return ""
     most, least = _roughly(left.most), _roughly(left.least)
     if most == least:
         return f", about {most} left"
-    return f", up to {most} left" if left.least < left.most / 10 else f", {least} to {most} left"
+    if left.least < left.most / 10:
+        return f", likely done within {most}"
+    return f", likely {least} to {most} left"
 
 
 def _roughly(seconds: float) -> str:

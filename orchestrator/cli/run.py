@@ -155,6 +155,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         # On a cluster, the price follows from its devices.
         budget_of(spec, price_of(spec, planned_hardware(spec)))
         run_checks.check_this_machine(spec)
+        run_checks.check_program(spec)
     run_checks.check_some_layout_is_legal(spec, spaces)
     run_checks.check_that_ray_keeps_it(options.db)
     run_checks.check_home()

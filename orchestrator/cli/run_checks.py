@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,12 @@ from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
     from orchestrator.core.search.space import CellSpaces
+    from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.sweepfile.spec import SweepSpec
 
 _CELLS_NAMED = 3
+# Of the values of {names} in a command: each needs a few looks at the file system.
+_MOST_COMBINATIONS = 64
 
 
 def check_some_layout_is_legal(spec: SweepSpec, spaces: CellSpaces) -> None:
@@ -73,6 +77,80 @@ def check_this_machine(spec: SweepSpec) -> None:
         slots = Slots(device=Device.CUDA, device_name=None, nodes={})
     per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores
     shapes_of(spec.cells(), slots, gpus_per_node=per_node)
+
+
+def check_program(spec: SweepSpec) -> None:
+    """Raise UsageInvalid if a command's folder, program, script or file format is not here.
+
+    What only a rank knows, such as its run directory, is checked by the rank.
+    """
+    from orchestrator.core.sweepfile.command_options import CommandOptions
+    from orchestrator.core.sweepfile.program_files import Files, why_not_startable
+
+    options = spec.workload.options
+    if not isinstance(options, CommandOptions):
+        return
+    _check_toml(options)
+    here = Files(
+        exists=os.path.exists,
+        is_folder=os.path.isdir,
+        may_run=lambda path: os.access(path, os.X_OK),
+    )
+    for argv, cwd, search_path in _filled(spec, options):
+        if options.cwd is not None and cwd is None:
+            # Relative paths start in a folder that only a rank knows.
+            first = argv[0] or ""
+            argv = [first if first.startswith("/") or "/" not in first else None]
+        problem = why_not_startable(
+            argv, cwd=cwd, search_path=search_path, files=here, written=options.files
+        )
+        if problem is not None:
+            raise UsageInvalid(problem)
+
+
+def _check_toml(options: CommandOptions) -> None:
+    """Raise UsageInvalid if a file is TOML, which a package has to write, and that is missing.
+
+    An environment that is older than this program may lack it.
+    """
+    from importlib.util import find_spec
+
+    from orchestrator.core.frameworks.translation import TABLES
+    from orchestrator.core.sweepfile.config_files import format_of
+
+    names = [name for name, content in options.files.items() if not isinstance(content, str)]
+    table = TABLES[options.framework] if options.framework is not None else None
+    if table is not None and table.file is not None:
+        names.append(table.file)
+    written = [name for name in names if format_of(name) == "TOML"]
+    if written and find_spec("tomli_w") is None:
+        raise UsageInvalid(
+            f"workload.options.files: {written[0]} needs the package tomli-w, which is not"
+            " installed here: pip install 'tomli-w>=1.2'"
+        )
+
+
+def _filled(
+    spec: SweepSpec, options: CommandOptions
+) -> Iterator[tuple[list[str | None], str | None, str | None]]:
+    """The argv, cwd and PATH of ranks for each combination of the values that a file gives.
+
+    None for what has other {names}.
+    """
+    from itertools import islice, product
+
+    from orchestrator.core.sweepfile.template import fill_known, names_in
+
+    path = options.env.get("PATH")
+    texts = [*options.argv, *filter(None, (options.cwd, path))]
+    values = {name: given for name, given in spec.template_values().items() if given}
+    named = [name for name in values if any(name in names_in(text) for text in texts)]
+    for combination in islice(product(*(values[name] for name in named)), _MOST_COMBINATIONS):
+        known = dict(zip(named, combination, strict=True))
+        argv = [fill_known(word, known) for word in options.argv]
+        cwd = fill_known(options.cwd, known) if options.cwd is not None else None
+        search_path = fill_known(path, known) if path is not None else os.environ.get("PATH")
+        yield argv, cwd, search_path
 
 
 def check_home() -> None:

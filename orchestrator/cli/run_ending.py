@@ -93,6 +93,12 @@ def _why_nothing(spec: SweepSpec, result: SweepResult, cell: Cell) -> str:
     from orchestrator.sweep.progress import BUDGETS
 
     reason, num_launched = result.stopped[cell], result.launched.get(cell, 0)
+    failed = result.failed.get(cell)
+    if reason not in BUDGETS and failed is not None:
+        return (
+            f"Nothing could be measured for {cell.key}: {counted(failed.num, 'trial')} failed,"
+            f" the last with {failed.last}. See `sweep show {failed.last_id}`."
+        )
     if reason not in BUDGETS:
         return (
             f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and"

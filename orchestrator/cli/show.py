@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 LOG_LINES_SHOWN = 50
 EVENT_DETAIL_CHARACTERS = 160  # --json has all of it
+# By the value of DriverMemoryKind.
+_SEEN_MEMORY = {
+    "nvml": "used on the device, as the driver saw it",
+    "rss": "resident, as the kernel saw it",
+}
 
 
 def show(trial: TrialArgument, db: Db = None, as_json: Json = False) -> None:
@@ -214,6 +219,7 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
         confident=measurement.confident,
         num_steps=steps.num_steps,
         relative_confidence=steps.relative_confidence,
+        implausible=measurement.implausible,
     )
     if why is not None:
         step += f"; less sure than asked for: {why}"
@@ -228,6 +234,10 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
     memory = f"allocated {show_as.memory_of(measurement.peak_memory_allocated_bytes, limit)}"
     if measurement.peak_memory_reserved_bytes is not None:
         memory += f", reserved {show_as.memory(measurement.peak_memory_reserved_bytes)}"
+    seen = None
+    if measurement.peak_memory_driver_bytes is not None:
+        kind = str(measurement.peak_memory_driver_kind)
+        seen = f"{show_as.memory(measurement.peak_memory_driver_bytes)} {_SEEN_MEMORY[kind]}"
     parts = (attempt.memory_by_part or {}).items()
     retries = None
     if measurement.allocator_retries:
@@ -246,9 +256,11 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
             ("", f"formula {measurement.mfu_formula}"),
             ("peak", peak),
             ("memory", memory),
+            ("", seen),
             ("", ", ".join(f"{part} {show_as.memory(size)}" for part, size in parts)),
             ("allocator retries", retries),
             ("loss", loss),
+            ("extra", json_text(dict(measurement.extra)) if measurement.extra else None),
             ("GPU busy", show_as.percent(busy) if busy is not None else None),
             ("GPU power", f"{watts:.0f} W" if watts is not None else None),
         ]

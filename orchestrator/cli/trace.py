@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from layout_sweep.start import command
 from orchestrator.cli.options import Json
 from orchestrator.cli.output import Column, note, numbers, write, write_json, write_table
 from orchestrator.core.errors import UsageInvalid
@@ -116,9 +117,8 @@ def _trace(target: str, options: list[str]) -> dict[str, Any]:
             f"sweep trace needs torch, which is not installed in {sys.prefix}: pip install"
             " 'layout-sweep[train]'"
         )
-    # -P: do not import a folder `workloads` of the user.
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "workloads.tools.memory_trace", *options, "--", target],
+        command("workloads.tools.memory_trace", *options, "--", target),
         capture_output=True,
         text=True,
         check=False,

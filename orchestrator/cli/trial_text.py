@@ -44,13 +44,24 @@ def speed_cells(trial: TrialRow) -> list[str | StyledText]:
         str(trial.num_measurements or "-"),
         show.percent(trial.mfu),
         show.step_time(trial.step_seconds_median),
-        show.memory_of(trial.peak_memory_allocated_bytes, trial.device_memory_bytes),
+        memory_text(trial),
     ]
+
+
+def memory_text(trial: TrialRow) -> str:
+    """The peak that the program told; else what a driver or kernel saw, marked with its kind."""
+    told, seen = trial.peak_memory_allocated_bytes, trial.peak_memory_driver_bytes
+    if told is None and seen is not None:
+        return (
+            f"{show.memory_of(seen, trial.device_memory_bytes)} ({trial.peak_memory_driver_kind})"
+        )
+    return show.memory_of(told, trial.device_memory_bytes)
 
 
 def layout_text(trial: TrialRow) -> str:
     """The layout, marked if its number is not to be trusted."""
     marks = ["  (at the memory edge: thrashing)"] if trial.thrashing else []
+    marks += ["  (cannot be true)"] if trial.implausible else []
     marks += ["  (disturbed)"] if spoils(trial.load) else []
     return f"{trial.layout.short}{''.join(marks)}"
 
@@ -112,6 +123,7 @@ def print_why_unsure(trials: Sequence[TrialRow]) -> None:
             confident=trial.confident,
             num_steps=trial.num_steps,
             relative_confidence=trial.relative_confidence,
+            implausible=trial.implausible,
         )
         if why is not None:
             unsure.setdefault(why, []).append(trial.id)

@@ -82,7 +82,12 @@ def least_advanced(heartbeats: Sequence[Heartbeat | None]) -> Heartbeat | None:
 
 
 def first_failure(reports: Sequence[NodeReport]) -> Failure | None:
-    """Return the gang's failure: the one that caused the others."""
+    """Return the gang's failure: the one that caused the others.
+
+    None if a node has the gang's numbers: the others failed because it ended.
+    """
+    if any(report.has_enough for report in reports):
+        return None
     failed = [
         (report.failure, report.failed_at_unix_seconds or 0.0)
         for report in reports

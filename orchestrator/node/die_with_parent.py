@@ -1,6 +1,6 @@
 """Runs a module as a process that dies with its parent; the module need not know of that.
 
-python -m orchestrator.node.die_with_parent PARENT MODULE [ARGUMENTS]
+start.py orchestrator.node.die_with_parent PARENT MODULE [ARGUMENTS]
 """
 
 from __future__ import annotations
@@ -16,7 +16,3 @@ def main() -> None:
     die_with(parent)
     del sys.argv[1:3]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

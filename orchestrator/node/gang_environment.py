@@ -40,8 +40,8 @@ def gang_interfaces(order: LaunchOrder) -> dict[str, str]:
 
 
 def rank_places(order: LaunchOrder) -> list[dict[str, Any]]:
-    """For each rank: its number, its own variables, and its cores."""
-    per_rank = len(order.cpus) // order.local_world_size
+    """For each process: its first rank, its own variables, and its cores."""
+    per_process = len(order.cpus) // order.num_processes
     return [
         {
             "rank": order.first_rank + local_rank,
@@ -50,8 +50,8 @@ def rank_places(order: LaunchOrder) -> list[dict[str, Any]]:
                 "LOCAL_RANK": str(local_rank),
             },
             "cpus": list(
-                order.cpus[local_rank * per_rank :][:per_rank] if per_rank else order.cpus
+                order.cpus[local_rank * per_process :][:per_process] if per_process else order.cpus
             ),
         }
-        for local_rank in range(order.local_world_size)
+        for local_rank in range(order.num_processes)
     ]

@@ -48,9 +48,8 @@ class GpuMonitor:
     Without devices it does nothing.
     """
 
-    def __init__(self, devices: Sequence[str], *, nvml: Any = None) -> None:
-        self._nvml: Any = (nvml or _load_nvml()) if devices else None
-        self._handles = _handles(self._nvml, devices)
+    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
+        self._nvml, self._handles = nvml, handles
         self._counting = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -58,6 +57,9 @@ class GpuMonitor:
         self._power_watts: list[float] = []
         self._num_samples = 0
         self._fullest: GpuMemory | None = None
+        # By the device's position among ours: used bytes before the attempt, and at most since.
+        self._used_before: dict[int, int] = {}
+        self._used_most: dict[int, int] = {}
         self._clock_ratios: list[float] = []
         self._temperatures: list[float] = []
         self._reasons: set[str] = set()
@@ -68,9 +70,19 @@ class GpuMonitor:
         self._events: Any = None
         self._addresses: frozenset[str] = frozenset()
 
+    @classmethod
+    def open(cls, devices: Sequence[str], *, nvml: Any = None) -> GpuMonitor:
+        """Load NVML if there are devices; without NVML no device is sampled."""
+        nvml = (nvml or _load_nvml()) if devices else None
+        return cls(nvml, _handles(nvml, devices))
+
     def __enter__(self) -> GpuMonitor:
         self._addresses = self._read_addresses()
         self._listen()
+        for index, handle in enumerate(self._handles):
+            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+            if memory is not None:
+                self._used_before[index] = int(memory.used)
         if self._handles:
             self._thread = threading.Thread(
                 target=self._sample_until_stopped, name="gpu-monitor", daemon=True
@@ -96,6 +108,14 @@ class GpuMonitor:
             utilisation=_mean(self._utilisation),
             power_watts=_mean(self._power_watts),
             num_samples=self._num_samples,
+            peak_memory_bytes=max(
+                (
+                    max(used - self._used_before[index], 0)
+                    for index, used in self._used_most.items()
+                    if index in self._used_before
+                ),
+                default=None,
+            ),
         )
 
     def fullest(self) -> GpuMemory | None:
@@ -173,6 +193,7 @@ class GpuMonitor:
         for index, handle in enumerate(self._handles):
             memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
             if memory is not None:
+                self._used_most[index] = max(self._used_most.get(index, 0), int(memory.used))
                 seen = GpuMemory(used_bytes=int(memory.used), total_bytes=int(memory.total))
                 self._fullest = max(
                     (one for one in (self._fullest, seen) if one is not None),
@@ -212,10 +233,10 @@ class GpuMonitor:
             self._processes.setdefault(index, set()).update(process.pid for process in processes)
 
 
-def device_name(*, nvml: Any = None) -> str | None:
-    """The driver's name for this machine's first GPU; None without one."""
+def device_name(device: str = "0", *, nvml: Any = None) -> str | None:
+    """The driver's name for a GPU of this machine (index or UUID); None without one."""
     nvml = nvml or _load_nvml()
-    handle = next(iter(_handles(nvml, ["0"])), None)
+    handle = next(iter(_handles(nvml, [device])), None)
     return _text(_ask(nvml, "nvmlDeviceGetName", handle)) if handle is not None else None
 
 

@@ -22,6 +22,7 @@ from orchestrator.core.machines.node_health import xids_since
 from orchestrator.core.trial.communication import recorded
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.failures import ASKED_TO_END, is_aftermath
+from orchestrator.core.trial.fingerprint import Software
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.protocol import (
     REQUEST_FILE,
@@ -37,9 +38,14 @@ from orchestrator.core.trial.redaction import Secrets, blotted
 from orchestrator.node.cgroups import num_oom_kills, orphaned_cgroups
 from orchestrator.node.cpu_watch import CpuWatch
 from orchestrator.node.gang_environment import gang_environment, gang_interfaces, rank_places
-from orchestrator.node.gpu_monitor import GpuMemory, GpuMonitor, wait_until_clean
+from orchestrator.node.gpu_monitor import (
+    GpuMemory,
+    GpuMonitor,
+    wait_until_clean,
+)
 from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.processes import kill_found, launcher_identity, orphaned
+from orchestrator.node.program_software import ProgramSoftware
 from orchestrator.node.rank_server_client import (
     WARDEN_SECONDS,
     ProcessesStuck,
@@ -60,6 +66,7 @@ LEFTOVER_PATIENCE_SECONDS = 5.0
 DEVICES_CLEAN_SECONDS = 10.0
 # Fields of a report that no rank writes. They are used for look-ups, so secrets stay in them.
 _OUR_OWN_TEXTS = frozenset({"node", "log_path"})
+NO_SOFTWARE = Software()
 
 
 class NodeLauncher:
@@ -72,6 +79,7 @@ class NodeLauncher:
         self._identity = launcher_identity(self.root)
         self._server: RankServer | None = None
         self._rendezvous: socket.socket | None = None
+        self._software = ProgramSoftware()
         self._running = threading.Lock()
         # Guards the two sets of tags below, and the writing end of the pipe.
         self._killing = threading.Lock()
@@ -169,15 +177,19 @@ class NodeLauncher:
         if unusable is not None:
             ended = self._launch_failed(unusable), time.time()
             return self._report(order, started, failure=ended)
+        # The rank server imports meanwhile.
+        self.prepare(order.program)
+        program = self._software.begin(order, is_cancelled=lambda: request.tag in self._cancelled)
         oom_kills_before, began = num_oom_kills(), time.clock_gettime(time.CLOCK_MONOTONIC)
         watch = CpuWatch(
             root=self.root, warden=self._warden, orchestrator=order.orchestrator, cpus=order.cpus
         )
-        with GpuMonitor(order.devices) as monitor:
+        with GpuMonitor.open(order.devices) as monitor:
 
             def on_tick(timed_steps_run: bool) -> None:
                 monitor.count(timed_steps_run)
                 watch.tick(timed_steps_run)
+                program.look([rank.pid for rank in gang.watches], timed_steps_run=timed_steps_run)
 
             gang = NodeGang(
                 order,
@@ -191,7 +203,8 @@ class NodeLauncher:
             server_lost = self._run_gang(gang, order, run_dir)
         load = monitor.load(watch.load(), own=watch.pids)
         failure = None
-        if not gang.watches or not all(watch.measured for watch in gang.watches):
+        is_measured = gang.has_enough or all(watch.measured for watch in gang.watches)
+        if not gang.watches or not is_measured:
             failure = self._judge(
                 gang,
                 server_lost,
@@ -201,7 +214,13 @@ class NodeLauncher:
                 or (_logged_xids(began, monitor.addresses) if order.devices else ()),
             )
         return self._report(
-            order, started, gang=gang, gpu=monitor.usage(), load=load, failure=failure
+            order,
+            started,
+            gang=gang,
+            gpu=monitor.usage(),
+            load=load,
+            software=program.software(),
+            failure=failure,
         )
 
     def _run_gang(self, gang: NodeGang, order: LaunchOrder, run_dir: Path) -> Failure | None:
@@ -289,6 +308,7 @@ class NodeLauncher:
         gang: NodeGang | None = None,
         gpu: GpuUsage | None = None,
         load: MachineLoad = NO_LOAD,
+        software: Software = NO_SOFTWARE,
         failure: tuple[Failure, float] | None,
     ) -> NodeReport:
         interfaces = gang_interfaces(order)
@@ -297,6 +317,7 @@ class NodeLauncher:
             ranks=tuple(watch.outcome() for watch in gang.watches) if gang is not None else (),
             failure=failure[0] if failure is not None else None,
             failed_at_unix_seconds=failure[1] if failure is not None else None,
+            has_enough=gang is not None and gang.has_enough,
             seconds=time.monotonic() - started,
             teardown_seconds=gang.teardown_seconds if gang is not None else None,
             processes_killed=gang.processes_killed if gang is not None else 0,
@@ -304,6 +325,7 @@ class NodeLauncher:
             set_by_launcher=tuple(interfaces),
             gpu=gpu or GpuUsage(),
             load=load,
+            software=software,
         )
         report = blotted(report, Secrets(order.secrets), but=_OUR_OWN_TEXTS)
         if report.failure is not None:
@@ -385,8 +407,6 @@ def hold_port() -> socket.socket:
 
 
 def _check(order: LaunchOrder) -> None:
-    if order.request.one_rank_per_node:
-        return  # the program uses whatever the node has
     needs_devices = order.request.device is Device.CUDA
     if needs_devices and len(order.devices) != order.local_world_size:
         raise ValueError(

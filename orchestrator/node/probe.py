@@ -13,7 +13,6 @@ import platform
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from layout_sweep.start import OWN_PACKAGES, command
 from orchestrator.core.machines.node_health import (
     COMPARED_PACKAGES,
     GpuFacts,
@@ -37,7 +37,6 @@ MATMUL_PATIENCE_SECONDS = 120.0
 # Older errors in the kernel log do not count: the GPU may have been repaired since.
 XID_MICROSECONDS = 86_400e6
 CLOCK_QUESTIONS = 5
-PACKAGES = ("orchestrator", "db", "workloads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +75,7 @@ class NodeProbe:
                 for gpu in gpus
             ),
             xids=_xids(unread) if gpus else None,
-            cpu_name=_cpu_name(),
+            cpu_name=cpu_name(),
             num_cores=len(os.sched_getaffinity(0)),
             cpu_matmul_flops=flops.get("cores"),
             free_disk_bytes=free,
@@ -122,7 +121,7 @@ def _code_digest() -> str:
     """Digest of our sources: the version of an editable installation does not change with them."""
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
-    for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
+    for file in sorted(file for package in OWN_PACKAGES for file in (root / package).rglob("*.py")):
         digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -145,12 +144,11 @@ def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> M
         LAUNCHER_VARIABLE: launcher_identity(Path(plan.home).absolute()),
     }
     # It uses GPUs: it must die with this process.
-    command = [sys.executable, "-P", "-m", "orchestrator.node.die_with_parent", str(os.getpid())]
-    command += ["workloads.tools.matmul", f"--seconds={plan.matmul_seconds}"]
+    arguments = [str(os.getpid()), "workloads.tools.matmul", f"--seconds={plan.matmul_seconds}"]
     limit = plan.matmul_seconds + MATMUL_PATIENCE_SECONDS
     try:
         done = subprocess.run(
-            [*command, f"--devices={','.join(free)}"],
+            command("orchestrator.node.die_with_parent", *arguments, f"--devices={','.join(free)}"),
             capture_output=True,
             text=True,
             errors="replace",
@@ -199,7 +197,8 @@ def _disk(home: Path) -> tuple[int | None, str | None]:
         return None, f"{folder}: {exc.strerror}"
 
 
-def _cpu_name() -> str | None:
+def cpu_name() -> str | None:
+    """The name of this machine's processor, as the kernel reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

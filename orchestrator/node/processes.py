@@ -60,9 +60,19 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     pending = [pid]
     while pending:
-        children = _children(pending.pop())
-        found += children
-        pending += children
+        below = children(pending.pop())
+        found += below
+        pending += below
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Children of all threads of a process: a child belongs to the thread that forked it."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_bytes().split())
     return found
 
 
@@ -131,6 +141,23 @@ def is_stopped(pid: int) -> bool:
     return stat is not None and stat[0] in "Tt"
 
 
+def state_of(pid: int) -> str | None:
+    """The state of a process in the kernel's words, `S (sleeping)`; None if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return None
+    return next(
+        (line.partition("\t")[2] for line in text.splitlines() if line.startswith("State:")), None
+    )
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty if it has ended or is not ours."""
+    pairs = (entry.partition(b"=") for entry in _entries(pid) if b"=" in entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
 def launcher_identity(root: Path) -> str:
     """A new name for a launcher in this process: the process, a number, and its root folder."""
     return f"{process_identity(os.getpid())}:{next(_numbers)}:{root}"
@@ -162,7 +189,7 @@ def living_pid(identity: str) -> int | None:
 def launcher_of(pid: int) -> str | None:
     """The identity of the launcher that started a process, from its first environment."""
     prefix = f"{LAUNCHER_VARIABLE}=".encode()
-    entry = next((entry for entry in _environment(pid) if entry.startswith(prefix)), None)
+    entry = next((entry for entry in _entries(pid) if entry.startswith(prefix)), None)
     return None if entry is None else os.fsdecode(entry.removeprefix(prefix))
 
 
@@ -184,7 +211,7 @@ def orphaned(root: Path) -> list[int]:
 
 def carries(pid: int, entry: bytes) -> bool:
     """True if a process has NAME=VALUE in its first environment."""
-    return entry in _environment(pid)
+    return entry in _entries(pid)
 
 
 def kill_found(
@@ -216,16 +243,6 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
 
 
-def _children(pid: int) -> list[int]:
-    """Children of all threads of a process: a child belongs to the thread that forked it."""
-    children: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                children += map(int, (thread / "children").read_bytes().split())
-    return children
-
-
 def _reap() -> bool:
     """Collect ended children. Returns False if no child is left, ended or alive."""
     while True:
@@ -249,7 +266,7 @@ def _pids() -> list[int]:
     return [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
 
 
-def _environment(pid: int) -> list[bytes]:
+def _entries(pid: int) -> list[bytes]:
     """The first environment of a process; empty if it has ended, or we may not read it."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from pathlib import Path
 
 from orchestrator.core.trial.redaction import Secrets, SecretStream
+from orchestrator.core.trial.terminal_text import plain_text
 
 logger = logging.getLogger(__name__)
 
 HEAD_BYTES = 5 << 20
 TAIL_BYTES = 5 << 20
-_TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _READ_BYTES = 1 << 18
 # Most reads in a row: a rank that writes without end must not keep the launcher from the others.
 _READS_AT_ONCE = 64
@@ -89,9 +87,3 @@ class RankLog:
             if not self._has_warned:
                 logger.warning("Cannot write %s: %s", self.path, exc)
             self._has_warned = True
-
-
-def plain_text(raw: bytes) -> str:
-    """Decode what a program printed, without terminal codes; a carriage return starts a line."""
-    text = raw.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return _CONTROL_CHARACTERS.sub("", _TERMINAL_CODES.sub("", text))

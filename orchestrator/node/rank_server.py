@@ -1,10 +1,10 @@
 """The process that forks ranks: it has imported what they need, so a rank starts in milliseconds.
 
-Three processes, each the child of the one before, started as `python -m
-orchestrator.node.rank_server`: an outer warden, an inner warden, and the server, which preloads
-modules and forks ranks on request. Each of them adopts orphans below it. When the launcher is gone,
-or one of the three, the others kill everything below them and end: processes survive only if all
-three are killed at once. Nothing here touches CUDA: a context does not survive a fork.
+Three processes, each the child of the one before: an outer warden, an inner warden, and the
+server, which preloads modules and forks ranks on request. Each of them adopts orphans below it.
+When the launcher is gone, or one of the three, the others kill everything below them and end:
+processes survive only if all three are killed at once. Nothing here touches CUDA: a context does
+not survive a fork.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from orchestrator.node.processes import adopt_orphans, die_with, kill, kill_subt
 KILL_PATIENCE_SECONDS = 30.0
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_RANKS = 253  # descriptors in one message (SCM_MAX_FD)
-ORIGINAL_PATH_VARIABLE = "SWEEP_ORIGINAL_PYTHONPATH"
 _PARENT_CHECK_SECONDS = 1.0
 _WATCHED_SIGNALS = (signal.SIGCHLD, signal.SIGCONT)
 
@@ -42,7 +41,6 @@ def main() -> int:
     """Arguments: descriptors of the control and life-line sockets, a cgroup or '', modules."""
     control, life_line = (socket.socket(fileno=int(text)) for text in sys.argv[1:3])
     cgroup = Cgroup(Path(sys.argv[3])) if sys.argv[3] else None
-    os.environ["PYTHONPATH"] = os.environ.pop(ORIGINAL_PATH_VARIABLE, "")
     parent, child = os.getppid(), _fork_inner(control, life_line, cgroup, sys.argv[4:])
     control.close()
     return _keep_watch(life_line, child, parent, cgroup)
@@ -299,7 +297,3 @@ def _limit_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

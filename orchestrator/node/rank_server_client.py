@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -18,15 +17,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from layout_sweep.start import command
 from orchestrator.core.trial.rank_environment import RAY_FOLDER_VARIABLE, needed
 from orchestrator.node.cgroups import make_cgroup
 from orchestrator.node.processes import LAUNCHER_VARIABLE, kill, kill_found, tagged
 from orchestrator.node.rank_server import (
     KILL_PATIENCE_SECONDS,
     MAX_MESSAGE_BYTES,
-    ORIGINAL_PATH_VARIABLE,
 )
 
+SERVER = "orchestrator.node.rank_server"
 # Time for the wardens' cleanup, which takes milliseconds unless a process hangs in the kernel.
 WARDEN_SECONDS = 2.0
 # Time for one request: a stopped server must not block its launcher.
@@ -66,10 +66,9 @@ class RankServer:
         self._cgroup = make_cgroup(identity, next(_numbers))
         with control, life_line, log_path.open("ab") as log:
             descriptors = control.fileno(), life_line.fileno()
-            command = [sys.executable, "-m", "orchestrator.node.rank_server"]
-            command += [*map(str, descriptors), str(self._cgroup.path) if self._cgroup else ""]
+            cgroup = str(self._cgroup.path) if self._cgroup else ""
             self._process = subprocess.Popen(
-                [*command, program],
+                command(SERVER, *map(str, descriptors), cgroup, program),
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -201,9 +200,6 @@ def _environment(identity: str) -> dict[str, str]:
         # Ray sets both for its actors.
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        # The server imports what its launcher would; other programs get the original path.
-        "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
-        ORIGINAL_PATH_VARIABLE: os.environ.get("PYTHONPATH", ""),
         LAUNCHER_VARIABLE: identity,
     }
     # The guard of a local Ray ends every process with this variable.

@@ -48,12 +48,15 @@ class RankWatch:
     log: RankLog
     pipe: int | None
     run_dir: Path
+    # The rank of the gang whose result has the steps.
+    reporting_rank: int = 0
     pid: int | None = None
     code: int | None = None  # exit code, or minus the signal
     ended_at_unix_seconds: float | None = None
     phase: Phase = Phase.START
     step: int = 0
     timed: bool = False
+    enough: bool = False
     phase_since: float = 0.0
     progress_at: float = 0.0
     seen: SeenSteps = NOTHING_SEEN
@@ -80,7 +83,7 @@ class RankWatch:
 
     @property
     def measured(self) -> bool:
-        """True if its part is done: it has a result, or needs none because it is not rank 0.
+        """True if its part is done: it has a result, or needs none: another rank reports.
 
         How its process ends in teardown does not matter.
         """
@@ -89,8 +92,14 @@ class RankWatch:
         if self.phase is Phase.TEARDOWN and self.result is not None:
             return True
         return self.code == 0 and (
-            self.result is not None or (self.rank > 0 and self.phase is Phase.TEARDOWN)
+            self.result is not None
+            or (self.rank != self.reporting_rank and self.phase is Phase.TEARDOWN)
         )
+
+    @property
+    def has_enough(self) -> bool:
+        """True if its result is the gang's, however the others end."""
+        return self.enough and self.measured
 
     def read_heartbeat(self, now: float) -> None:
         path = self.run_dir / heartbeat_file(self.rank)
@@ -108,6 +117,7 @@ class RankWatch:
             if heartbeat.phase is Phase.TEARDOWN and heartbeat.at is not None:
                 self.teardown_since = min(heartbeat.at, now)
         self.phase, self.step, self.timed = heartbeat.phase, heartbeat.step, heartbeat.timed
+        self.enough = heartbeat.enough
         self.progress_at = now
 
     def _note_step(self, heartbeat: Heartbeat, now: float) -> None:
@@ -124,7 +134,10 @@ class RankWatch:
         """Read its last files in the run directory: heartbeat, result and failure note."""
         self.read_heartbeat(now)
         try:
-            self.result = decode_result(self._read_result(result_file(self.rank)))
+            self.result = decode_result(
+                self._read_result(result_file(self.rank)),
+                needs_steps=self.rank == self.reporting_rank,
+            )
             self.bad_result = None
         except FileNotFoundError:
             pass

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,6 +24,7 @@ from orchestrator.node.rank_log import RankLog
 from orchestrator.node.rank_server import KILL_PATIENCE_SECONDS
 from orchestrator.node.rank_server_client import ProcessesStuck, RankServer, ServerLost
 from orchestrator.node.rank_watch import RankWatch
+from orchestrator.node.stacks import RankStacks, stacks_of
 
 # Importing torch from a cold network file system takes minutes.
 SERVER_START_SECONDS = 300.0
@@ -112,9 +110,15 @@ class NodeGang:
                 watch.limit_passed, watch.ended_at_unix_seconds = text, self._limit_passed_at
                 break
         since = [watch.teardown_since for watch in self.watches if watch.measured]
-        if since and len(since) == len(self.watches) and None not in since:
+        is_complete = self.has_enough or len(since) == len(self.watches)
+        if since and is_complete and None not in since:
             self.teardown_seconds = now - max(at for at in since if at is not None)
         self._selector.close()
+
+    @property
+    def has_enough(self) -> bool:
+        """True if the gang's numbers are in: then it does not matter how other ranks ended."""
+        return any(watch.has_enough for watch in self.watches)
 
     @property
     def total_limit_seconds(self) -> float:
@@ -129,8 +133,10 @@ class NodeGang:
 
     @property
     def _checks_total_limit(self) -> bool:
-        """An automatic limit follows the steps, which only rank 0's node sees of other programs."""
-        return self._order.node_rank == 0 or LimitName.TOTAL not in self._order.request.limits.auto
+        """An automatic limit follows the steps, which only one node sees of other programs."""
+        order = self._order
+        sees_steps = 0 <= order.reporting_rank - order.first_rank < order.local_world_size
+        return sees_steps or LimitName.TOTAL not in order.request.limits.auto
 
     def least_advanced(self) -> RankWatch | None:
         """The rank that all others wait for: the first suspect in a hang."""
@@ -182,6 +188,7 @@ class NodeGang:
                     log=RankLog(self._run_dir / log_file(place["rank"]), secrets=self._secrets),
                     pipe=reader,
                     run_dir=self._run_dir,
+                    reporting_rank=self._order.reporting_rank,
                 )
                 self._selector.register(reader, selectors.EVENT_READ, watch)
                 self.watches.append(watch)
@@ -249,34 +256,22 @@ class NodeGang:
         return True
 
     def _collect_stacks(self, watches: Sequence[RankWatch]) -> None:
-        """Write into each living rank's log where it hangs."""
-        search = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-        py_spy = shutil.which("py-spy", path=search)
-        deadline = time.monotonic() + STACKS_SECONDS
-        dumps = []
-        for watch in watches:
-            if watch.pid is not None and py_spy is not None:
-                # A process that is stopped, or hangs in the kernel, would block a debugger.
-                command = [py_spy, "dump", "--nonblocking", "--pid", str(watch.pid)]
-                pipe = subprocess.PIPE
-                dump = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT)
-                dumps.append((watch, dump))
-        unanswered = {watch.rank for watch in watches}
-        for watch, dump in dumps:
-            try:
-                text, _ = dump.communicate(timeout=max(0.1, deadline - time.monotonic()))
-                if dump.returncode == 0:
-                    watch.log.write(b"\n--- stacks of this rank when its time was up ---\n" + text)
-                    unanswered.discard(watch.rank)
-            except subprocess.TimeoutExpired:
-                dump.kill()
-                dump.communicate()
+        """Write into each living rank's log where its processes hang, and name it in messages."""
+        pids = {watch.pid: watch for watch in watches if watch.pid is not None}
+        began = time.time() - (time.monotonic() - self._forked_at)
+        found = stacks_of(list(pids), seconds=STACKS_SECONDS, began_unix_seconds=began)
+        for pid, stacks in found.items():
+            pids[pid].log.write(stacks.text.encode())
+        self._suspects = [
+            (watch, _explained(text, found.get(watch.pid) if watch.pid is not None else None))
+            for watch, text in self._suspects
+        ]
+        unanswered = [watch for pid, watch in pids.items() if not found[pid].has_answered]
+        for watch in unanswered:
+            if watch.pid is not None and watch.phase is not Phase.START:
+                # faulthandler, which workloads.rank installs, writes the stacks to the log.
+                kill(watch.pid, signal.SIGUSR1)
         if unanswered:
-            for watch in watches:
-                has_started = watch.phase is not Phase.START
-                if watch.pid is not None and has_started and watch.rank in unanswered:
-                    # faulthandler, which workloads.rank installs, writes the stacks to the log.
-                    kill(watch.pid, signal.SIGUSR1)
             time.sleep(0.3)
 
     def _clear(self, server: RankServer) -> None:
@@ -300,3 +295,15 @@ class NodeGang:
             self._selector.unregister(watch.pipe)
             os.close(watch.pipe)
             watch.pipe = None
+
+
+def _explained(limit: str, stacks: RankStacks | None) -> str:
+    """A passed limit, with the cure or the place if the stacks show one."""
+    if stacks is None:
+        return limit
+    if stacks.stale_lock is not None:
+        return (
+            f"the lock of a build of a torch extension is older than this attempt: rm"
+            f" {stacks.stale_lock} unless another process builds there; {limit}"
+        )
+    return f"in {stacks.place}: {limit}" if stacks.place is not None else limit

@@ -41,10 +41,13 @@ _TRIAL_FIELDS = (
     "num_steps",
     "relative_confidence",
     "confident",
+    "implausible",
     "mfu",
     "hfu",
     "peak_memory_allocated_bytes",
     "peak_memory_reserved_bytes",
+    "peak_memory_driver_bytes",
+    "peak_memory_driver_kind",
     "device_memory_bytes",
     "thrashing",
     "fingerprint_digest",
@@ -52,6 +55,7 @@ _TRIAL_FIELDS = (
     "failure_kind",
     "failure_message",
     "gpu_seconds",
+    "extra",
     "created_at",
     "updated_at",
 )
@@ -184,6 +188,7 @@ def _fingerprint_record(fingerprint: Fingerprint) -> Record:
         "digest": fingerprint.digest,
         **fingerprint.model_dump(),
         "settings": dict(fingerprint.settings),
+        "packages": dict(fingerprint.packages),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import nan
 
 from db.read.rows import Repeats, TrialRow
 from orchestrator.core.machines.packing import Shape
@@ -14,6 +15,7 @@ from orchestrator.core.sweepfile.sections import Objective, Plateau, Search, Str
 from orchestrator.core.trial.failure_kinds import FailureKind, Fault
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
+from orchestrator.core.trial.plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Proposal, Searcher
 from orchestrator.sweep.attempts import CellAttempts
@@ -73,6 +75,9 @@ class CellSearch:
     ahead: Proposal | None = None
     # A measured trial to repeat, and why: taken from the search, not launched yet.
     doubt: tuple[int, Layout, str] | None = None
+    # What was measured with the newest fingerprint, and which of it cannot be true.
+    _told: dict[int, ToldLayout] = field(default_factory=dict)
+    _implausible: set[int] = field(default_factory=set)
     # Digest of the fingerprint of the newest measurement.
     _fingerprint: str | None = None
     _ask_seconds: float = 0.0  # of the last ask
@@ -134,9 +139,15 @@ class CellSearch:
                 self.retries.waiting.append(trial)
             is_over = trial.state in TERMINAL and trial.num_attempts
             if is_over and trial.is_current_fingerprint is not False:
-                self._note(trial.step_seconds_median)
+                self._note(None if trial.implausible else trial.step_seconds_median)
             if trial.is_current_fingerprint:
                 self._fingerprint = trial.fingerprint_digest
+        self._told = {
+            t.id: ToldLayout(layout=t.layout, seconds=t.step_seconds_median)
+            for t in rows
+            if t.is_current_fingerprint and t.step_seconds_median is not None
+        }
+        self._implausible = {t.id for t in rows if t.implausible is not None}
         # Earlier calls measured on the machine as it was then.
         self.confirmation = confirmation_of(
             rows,
@@ -183,6 +194,18 @@ class CellSearch:
         if clock() - self._ended_at > pause:
             self.confirmation.pause()
             self._ended_at = None
+
+    def note_standstill(self) -> None:
+        """Note that the orchestrator did not run for long: the machine may have changed."""
+        self.confirmation.pause()
+
+    def note_repeat_begun(self, trial_id: int) -> None:
+        """Note that a measured trial is about to be measured again."""
+        self.confirmation.begin(trial_id)
+
+    def note_repeat_failed(self, trial_id: int, kind: FailureKind) -> None:
+        """Note that a repeat failed: the earlier measurements still count."""
+        self.confirmation.fail(trial_id, kind)
 
     def _note_change(self) -> None:
         self.life.take(CellEvent.ATTEMPT_ENDED)
@@ -240,6 +263,10 @@ class CellSearch:
         in_store = self.added.intersection(layouts)
         self.added -= in_store
         return len(in_store)
+
+    def take_freed(self) -> list[Layout]:
+        """Return the layouts that no out-of-memory rules out any more, each once."""
+        return self.searcher.take_freed()
 
     def free(self, layouts: Iterable[Layout]) -> None:
         """Let layouts be launched again that nothing rules out any more."""
@@ -380,7 +407,23 @@ class CellSearch:
     def note_measured(self, trial_id: int, layout: Layout, run: Run) -> None:
         """Note that a trial was measured for the first time."""
         self.confirmation.note(trial_id, layout, run)
+        self._told[trial_id] = ToldLayout(layout=layout, seconds=run.step_seconds)
         self._note(run.step_seconds)
+
+    def note_implausible(
+        self, trial_id: int, told: ToldLayout, *, peak_memory_bytes: int | None
+    ) -> None:
+        """Note that a trial was measured, with numbers that cannot be true: it has no value."""
+        layout = told.layout
+        self._told[trial_id] = told
+        self._implausible.add(trial_id)
+        self._note(None)
+        self.searcher.tell(layout, Measured(value=nan, peak_memory_bytes=peak_memory_bytes))
+
+    def newly_implausible(self) -> dict[int, str]:
+        """Return the trials whose numbers cannot be true beside those of other layouts, and why."""
+        reasons = judge_cell(self._told)
+        return {key: why for key, why in reasons.items() if key not in self._implausible}
 
     def note_repeated(self, trial_id: int, layout: Layout, run: Run, *, counts: bool) -> None:
         """Note that a trial was measured again. It does not count with other software."""
@@ -417,10 +460,10 @@ class CellSearch:
         self.nothing_fits = self.searcher.nothing_fits()
         return condemned
 
-    def note_fingerprint(self, digest: str) -> bool:
-        """Note what the newest measurement was taken with. Return whether that has changed."""
+    def note_fingerprint(self, digest: str) -> str | None:
+        """Note what the newest measurement was taken with. Return the one before, if another."""
         before, self._fingerprint = self._fingerprint, digest
-        return before not in (None, digest)
+        return None if before == digest else before
 
     def _note(self, step_seconds: float | None) -> None:
         sign = -1.0 if self.objective is Objective.STEP_SECONDS else 1.0

@@ -132,6 +132,10 @@ class Confirmation:
         """Note a repeat with other software than its trial: no repeat can count any more."""
         self._is_over = True
 
+    def has(self, trial_id: int) -> bool:
+        """Return whether a trial takes part: it was measured, with numbers that may be true."""
+        return trial_id in self._runs
+
     def was_repeated(self, trial_id: int) -> bool:
         """Return whether a repeat of the trial was begun, however it ended."""
         return (

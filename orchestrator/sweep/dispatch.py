@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from db.write.writes import NewAttempt, NewTrial
 from orchestrator.core.machines.packing import FreeOnNode
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
-from orchestrator.core.sweepfile.workload_section import options_of
+from orchestrator.core.sweepfile.workload_section import (
+    is_one_process_per_node,
+    options_of,
+    reports_on_last_node,
+)
 from orchestrator.core.trial.limits import PredictedStep, resolve_limits
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.core.trial.purpose import Purpose
@@ -325,7 +328,7 @@ class Dispatch:
         measured = search.confirmation.seconds_of(trial_id)
         step = search.predicted_step(layout, at_least=measured)
         self._decide(search, layout, nodes, begins, predicted=step)
-        search.confirmation.begin(trial_id)
+        search.note_repeat_begun(trial_id)
 
     def _decide(
         self,
@@ -371,9 +374,11 @@ class Dispatch:
 
     def _request(self, attempt: Attempt) -> TrialRequest:
         workload, layout = self._spec.workload, attempt.layout
-        options, ranks = workload.options, layout.world_size
         limits = resolve_limits(
-            self._limits, plan=self._plan, num_ranks=ranks, predicted=attempt.predicted
+            self._limits,
+            plan=self._plan,
+            num_ranks=layout.world_size,
+            predicted=attempt.predicted,
         )
         return TrialRequest(
             sweep=self._spec.name,
@@ -388,7 +393,8 @@ class Dispatch:
             measurement=self._plan,
             limits=limits,
             seed=self._settings.seed,
-            one_rank_per_node=isinstance(options, SyntheticOptions) and options.one_rank_per_node,
+            one_rank_per_node=is_one_process_per_node(workload),
+            reports_on_last_node=reports_on_last_node(workload),
             peaks=self._outcomes.peaks.of(layout.precision),
             elapsed_seconds=self._call.seconds,
             nodes=attempt.nodes,

@@ -20,7 +20,7 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, TrialState
 from orchestrator.core.trial.winner import CONSIDERED
 from orchestrator.sweep.confirmation import Confirmation
-from orchestrator.sweep.progress import StopReason, SweepResult
+from orchestrator.sweep.progress import StopReason, SweepResult, failed_trials
 from orchestrator.sweep.stored_confirmation import leading_confirmation
 
 
@@ -116,9 +116,15 @@ def _result(
     spec: SweepSpec, store: Store, found: _FinishedSweep, *, code_has_changed: bool
 ) -> SweepResult:
     cell_ids = {cell.cell.id for cell in found.cells}
+    trials = store.trials(found.sweep_id)
+    failed = {
+        one.cell.cell: failed_trials(trial for trial in trials if trial.cell_id == one.cell.id)
+        for one in found.cells
+        if one.best is None
+    }
     digests = {
         trial.fingerprint_digest
-        for trial in store.trials(found.sweep_id)
+        for trial in trials
         if trial.cell_id in cell_ids and trial.fingerprint_digest is not None
     }
     return SweepResult(
@@ -141,6 +147,7 @@ def _result(
             if confirmation.repeat_of_best(spec.search.confirm) is not None
         ],
         launched={cell.cell.cell: _num_launched(cell) for cell in found.cells},
+        failed={cell: some for cell, some in failed.items() if some is not None},
         code_has_changed=code_has_changed,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import nan
 
 from db.read.rows import TrialRow
 from orchestrator.core.sweepfile.sections import Objective
@@ -32,13 +33,14 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
     """Return what a stored trial tells of its layout; None: nothing.
 
     A trial tells nothing if it was measured under other conditions or the machine was at fault.
+    A measurement that cannot be true has no value: only that it fits is known.
     One that waits is in flight: it will be launched without being asked for.
     """
     match trial.state:
         case TrialState.MEASURED if trial.is_current_fingerprint is False:
             return None
         case TrialState.MEASURED:
-            value = objective_of(trial, objective)
+            value = nan if trial.implausible else objective_of(trial, objective)
             assert value is not None, f"trial {trial.id} is measured and has no number"
             # A counter of 0 was not read.
             return Measured(

@@ -48,10 +48,11 @@ class Loop:
         self._began_unix_seconds = began_unix_seconds
         self._requested = Stop.GO_ON
         self._is_cancelling = False
-        self._seen_at = time.time()
+        self._seen_at = began_unix_seconds  # until `run`
 
     def run(self) -> SweepResult:
         """Work until nothing is left, a budget is spent, or somebody asks to stop."""
+        self._seen_at = time.time()
         self._store.while_away(self._wait_for_store)
         try:
             self._await_nodes()
@@ -187,7 +188,7 @@ class Loop:
                 now - before,
             )
             for search in self._call.searches.values():
-                search.confirmation.pause()
+                search.note_standstill()
 
     def _keep_lease(self) -> None:
         if self._lease.is_due:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from db.read.rows import PeakRow
+from orchestrator.core.problem.hardware import data_sheet_peak
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.measurement import ImplausibleMeasurement, Measurement, measure
@@ -91,18 +92,14 @@ class MeasuredPeaks:
         Trials that began together each measured one of their own. If a trial was faster than a
         known peak allows, its own is taken. Raises ImplausibleMeasurement if that is too low, too.
         """
-        own = [
-            outcome.result
+        told = [
+            (report, _with_listed_peak(outcome.result, report, layout.precision))
             for report in reports
             for outcome in report.ranks
             if outcome.result is not None
         ]
-        shared = [
-            self._shared(outcome.result, report.node, layout.precision)
-            for report in reports
-            for outcome in report.ranks
-            if outcome.result is not None
-        ]
+        own = [result for _, result in told]
+        shared = [self._shared(result, report.node, layout.precision) for report, result in told]
         if shared != own:
             try:
                 return measure(
@@ -123,3 +120,18 @@ class MeasuredPeaks:
         return result.model_copy(
             update={"peak_flops": known.flops, "peak_flops_source": known.source}
         )
+
+
+def _with_listed_peak(result: RankResult, report: NodeReport, precision: Precision) -> RankResult:
+    """Add the peak in the data sheet for a user's program that told none.
+
+    Only the device's full name counts, as the driver told it to the program or its launcher.
+    """
+    device = report.software.stack.device_name
+    if result.peak_flops is not None or device is None:
+        return result
+    listed = data_sheet_peak(result.stack.device_name or device, precision)
+    if listed is None:
+        return result
+    flops, source = listed
+    return result.model_copy(update={"peak_flops": flops, "peak_flops_source": source})

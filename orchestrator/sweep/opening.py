@@ -37,6 +37,8 @@ def open_loop(call: Call) -> Loop:
     """Write down what was left; open the session and cells. Raises ResourcesInsufficient."""
     spec, store, scheduler = call.spec, call.store, call.scheduler
     _take_up_what_was_left(call)
+    shapes = shapes_of(spec.cells(), scheduler.slots, gpus_per_node=call.gpus_per_node)
+    _bind_conditions(call)
     prober = scheduler if spec.measurement.preflight and isinstance(scheduler, Prober) else None
     node_pool = NodePool(call.sweep_id, call.epoch, store=store, prober=prober, clock=call.clock)
     node_pool.refresh(now=True)
@@ -45,7 +47,6 @@ def open_loop(call: Call) -> Loop:
     outcomes = Outcomes(call, MeasuredPeaks(stored_peaks, device_name=device_name))
     spending = _begin_session(call, price_of(spec, hardware))
     cell_searches = CellSearches(call, hardware, read(call, hardware))
-    shapes = shapes_of(spec.cells(), scheduler.slots, gpus_per_node=call.gpus_per_node)
     node_pool.usable(scheduler.slots.nodes)  # they answer while cells are opened
     for cell, shape in shapes.items():
         _open_cell(call, cell, shape, outcomes, cell_searches)
@@ -105,6 +106,19 @@ def _take_up_what_was_left(call: Call) -> None:
             if len(lost) == 1
             else "trials of a dead orchestrator wait",
             extra={"action": "reaped"},
+        )
+
+
+def _bind_conditions(call: Call) -> None:
+    """Bind the sweep to this file's conditions, if earlier calls measured nothing under others."""
+    freed = call.store.bind_conditions(call.sweep_id, call.spec.conditions(), epoch=call.epoch)
+    if freed:
+        logger.warning(
+            "The file has changed before anything was measured: %d %s again, and the attempts"
+            " under the old settings are kept as superseded",
+            freed,
+            "trial waits" if freed == 1 else "trials wait",
+            extra={"action": "rebound"},
         )
 
 

@@ -23,9 +23,11 @@ from orchestrator.core.trial.failure_kinds import (
     event_after,
 )
 from orchestrator.core.trial.failures import proves_out_of_memory
+from orchestrator.core.trial.fingerprint import Fingerprint, changes
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import relative_sd, said_of
 from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.plausibility import ToldLayout
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import OutOfMemory
@@ -128,7 +130,10 @@ class Outcomes:
             is_measured = isinstance(outcome, Measurement)
             search.note_reserved(verdict.facts.get("gpu_seconds") or 0.0, is_measured=is_measured)
             if isinstance(outcome, Measurement):
-                self.stop_rules.note_measured(search.id, now=now)
+                if outcome.implausible is None:
+                    self.stop_rules.note_measured(search.id, now=now)
+                else:
+                    self.stop_rules.note_implausible(outcome.implausible, search.id, now=now)
                 words = self._measured(search, attempt, verdict, outcome, in_store.counts, at)
             else:
                 began, trial_id = attempt.since, attempt.trial_id
@@ -144,6 +149,7 @@ class Outcomes:
                 )
             )
         self._write_condemned()
+        changed |= self._implausible_cells(judged)
         for search in changed.values():
             self._take_up(search)
         self._write_condemned()
@@ -208,7 +214,7 @@ class Outcomes:
 
     def _free(self, search: CellSearch) -> None:
         """Let layouts be launched again that no out-of-memory rules out any more."""
-        freed = search.searcher.take_freed()
+        freed = search.take_freed()
         if not freed:
             return
         # Some of the freed layouts may still be unwritten here.
@@ -238,6 +244,7 @@ class Outcomes:
             peaks=self.peaks,
             code=self._call.code,
             device_name=self._slots.device_name,
+            is_repeat=attempt.is_repeat,
             at=at,
         )
         if isinstance(verdict.outcome, Measurement) and verdict.fingerprint is not None:
@@ -280,9 +287,40 @@ class Outcomes:
             fingerprint = verdict.fingerprint
             if stored.counts and not attempt.is_repeat and fingerprint is not None:
                 search = self._call.searches[attempt.cell_id]
-                if search.note_fingerprint(fingerprint.digest):
+                before = search.note_fingerprint(fingerprint.digest)
+                if before is not None:
                     changed[search.id] = search
+                    self._warn_of_change(search, before, fingerprint)
         return changed
+
+    def _warn_of_change(self, search: CellSearch, before: str, now: Fingerprint) -> None:
+        known = {one.digest: one for one in self._store.fingerprints(self._call.sweep_id)}
+        what = changes(known[before], now) if before in known else ""
+        logger.warning(
+            "%s is measured with other code, software or devices than before%s: its earlier numbers"
+            " are kept apart",
+            search.cell.key,
+            f" ({what})" if what else "",
+            extra={"action": "fingerprint_changed"},
+        )
+
+    def _implausible_cells(self, judged: Sequence[_Judged]) -> dict[int, CellSearch]:
+        """Return the cells in which what the user's program told of several layouts cannot be true.
+
+        It is written into the store, from which their searches go on.
+        """
+        if self._call.spec.workload.name != "command":
+            return {}
+        cells = {one.cell_id for one, verdict in judged if isinstance(verdict.outcome, Measurement)}
+        found = {}
+        for search in (self._call.searches[cell_id] for cell_id in sorted(cells)):
+            reasons = search.newly_implausible()
+            if reasons:
+                self._store.note_implausible(reasons, epoch=self._epoch)
+                text = next(iter(reasons.values()))
+                logger.warning("%s: %s", search.cell.key, text, extra={"action": "implausible"})
+                found[search.id] = search
+        return found
 
     def _measured(
         self,
@@ -298,6 +336,15 @@ class Outcomes:
         assert load is not None, "a measurement without a report"
         self.fingerprints.add(fingerprint.digest)
         trial_id, layout, is_repeat = attempt.trial_id, attempt.layout, attempt.is_repeat
+        peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
+        if measurement.implausible is not None:
+            self._stored[TrialState.MEASURED] += 1
+            told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
+            search.note_implausible(trial_id, told, peak_memory_bytes=peak)
+            self._free(search)
+            return f"measured, but its numbers cannot be true: {measurement.implausible}"
+        if is_repeat and not search.confirmation.has(trial_id):
+            return "measured again, but the numbers of its trial cannot be true"
         run = Run(
             step_seconds=measurement.step_time.median,
             relative_confidence=measurement.step_time.relative_confidence,
@@ -313,7 +360,6 @@ class Outcomes:
             self._stored[TrialState.MEASURED] += 1
             search.note_measured(trial_id, layout, run)
         if counts:
-            peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
             search.tell_measured(trial_id, layout, peak_memory_bytes=peak, is_repeat=is_repeat)
             self._free(search)
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
@@ -333,7 +379,7 @@ class Outcomes:
     ) -> str:
         """`row` is the trial's, if it waits again."""
         if attempt.is_repeat:
-            search.confirmation.fail(attempt.trial_id, failure.kind)
+            search.note_repeat_failed(attempt.trial_id, failure.kind)
             cause = f"{failure.kind}: {failure.message}"
             return f"repeat failed, {cause}; the earlier result still counts"
         match event:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from db.read.rows import TrialRow
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.lifecycle import TrialState
@@ -138,6 +139,25 @@ class Snapshot:
     searched: Sequence[SearchEnded]  # as well
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedTrials:
+    """The trials of a cell that failed otherwise than by an out-of-memory, and the last of them."""
+
+    num: int
+    last_id: int
+    last: str  # its kind and its message
+
+
+def failed_trials(trials: Iterable[TrialRow]) -> FailedTrials | None:
+    """Return what the trials of a cell tell of its failures; None: there are none."""
+    failed = [trial for trial in trials if trial.state is TrialState.FAILED]
+    if not failed:
+        return None
+    last = max(failed, key=lambda trial: trial.updated_at)
+    told = f"{last.failure_kind}: {last.failure_message}" if last.failure_kind else "unknown"
+    return FailedTrials(num=len(failed), last_id=last.id, last=told)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
     """How a call of `run_sweep` ended."""
@@ -159,6 +179,8 @@ class SweepResult:
     launched: Mapping[Cell, int] = field(default_factory=dict)
     # Cells whose best was measured once, since a budget left no room for a repeat.
     unconfirmed: Sequence[Cell] = ()
+    # Of the cells without a measurement that have such.
+    failed: Mapping[Cell, FailedTrials] = field(default_factory=dict)
     # True if the code has changed since the measurements, and nothing was measured again.
     code_has_changed: bool = False
 

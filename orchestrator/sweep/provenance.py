@@ -88,8 +88,19 @@ def program_fingerprint(
     )
 
 
-def measured_with(code: Fingerprint, stack: Stack, settings: Mapping[str, str]) -> Fingerprint:
-    return code.model_copy(update={"stack": stack, "settings": tuple(sorted(settings.items()))})
+def measured_with(
+    code: Fingerprint,
+    stack: Stack,
+    settings: Mapping[str, str],
+    packages: tuple[tuple[str, str], ...] = (),
+) -> Fingerprint:
+    return code.model_copy(
+        update={
+            "stack": stack,
+            "settings": tuple(sorted(settings.items())),
+            "packages": packages,
+        }
+    )
 
 
 def _owns(project: Path) -> bool:

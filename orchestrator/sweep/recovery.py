@@ -68,6 +68,9 @@ class Recovery:
             peaks=peaks,
             code=self.code,
             device_name=self.device_name,
+            is_repeat=any(
+                one.number == spooled.attempt and one.purpose in REPEATS for one in detail.attempts
+            ),
             at=spooled.at,
         )
         event = _event_of(verdict.outcome, detail, spooled.attempt)

@@ -21,6 +21,7 @@ from orchestrator.sweep.progress import (
     SweepResult,
     TimeLeft,
     TrialEnded,
+    failed_trials,
     time_left,
 )
 from orchestrator.sweep.spending import Spending
@@ -123,12 +124,17 @@ class Snapshots:
     def result(self, *, interrupted: bool) -> SweepResult:
         """Return how the call ended."""
         searches, confirm = self._call.searches.values(), self._settings.confirm
+        nothing = [one for one in searches if one.has_nothing and not interrupted]
+        failed = {
+            one.cell: failed_trials(self._call.store.trials(self._call.sweep_id, cell_id=one.id))
+            for one in nothing
+        }
         return SweepResult(
             sweep_id=self._call.sweep_id,
             counts=self._outcomes.counts,
             stopped={one.cell: one.life.stopped or StopReason.INTERRUPTED for one in searches},
             interrupted=interrupted,
-            nothing_feasible=[one.cell for one in searches if one.has_nothing and not interrupted],
+            nothing_feasible=[one.cell for one in nothing],
             nothing_fits={
                 one.cell: one.nothing_fits for one in searches if one.nothing_fits is not None
             },
@@ -136,6 +142,7 @@ class Snapshots:
             untried={one.cell: _untried_of(one) for one in searches},
             num_fingerprints=len(self._outcomes.fingerprints),
             launched={one.cell: one.launched for one in searches},
+            failed={cell: some for cell, some in failed.items() if some is not None},
             unconfirmed=[
                 one.cell
                 for one in searches

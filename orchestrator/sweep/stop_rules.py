@@ -21,6 +21,7 @@ from orchestrator.core.trial.failure_kinds import (
     FailureKind,
     Fault,
 )
+from orchestrator.core.trial.failures import LAST_LINE
 
 # After this many in a row something is wrong: a full disk, a foreign process on the GPU. Going on
 # would use up the retries of every trial.
@@ -68,6 +69,9 @@ class StopRules:
         self._worked_at: dict[int, float] = {}
         self._nothing_measured = True
         self._same_failures, self._first_failure, self._same_cells = 0, "", set[int]()
+        self._same = ""  # what these failures have in common
+        # Measurements that cannot be true before any that can.
+        self._num_implausible, self._first_implausible = 0, ""
 
     @property
     def suspects_the_machine(self) -> bool:
@@ -82,6 +86,13 @@ class StopRules:
     def note_measured(self, cell_id: int, *, now: float) -> None:
         self._note_worked(cell_id, now)
         self._nothing_measured, self._same_failures, self._same_cells = False, 0, set()
+
+    def note_implausible(self, reason: str, cell_id: int, *, now: float) -> None:
+        """Count a measurement whose numbers cannot be true."""
+        self._note_worked(cell_id, now)
+        self._num_implausible += 1
+        self._same_cells.add(cell_id)
+        self._first_implausible = self._first_implausible or reason
 
     def note_failure(self, failure: Failure, *, cell_id: int, began: float, now: float) -> None:
         """Count a failure of an attempt that began at `began`.
@@ -98,8 +109,9 @@ class StopRules:
             return
         if self._nothing_measured and failure.kind not in OUT_OF_MEMORY_KINDS:
             said = re.sub(r"^rank \d+ ", "", failure.message)
-            if said != self._first_failure:
+            if _in_common(said, failure.kind) != self._same:
                 self._same_failures, self._same_cells, self._first_failure = 0, set(), said
+                self._same = _in_common(said, failure.kind)
             self._same_failures += 1
             self._same_cells.add(cell_id)
         self._note_worked(cell_id, now)
@@ -108,8 +120,10 @@ class StopRules:
     def may_stop(self) -> bool:
         """True if so many failures are alike that `stuck_cells` may return some."""
         faults = [self._streak, *self._streak_of.values()]
-        return self._same_failures >= SAME_FAILURES or any(
-            streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults
+        return (
+            self._is_told_wrongly
+            or self._same_failures >= SAME_FAILURES
+            or any(streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults)
         )
 
     def stuck_cells(self, open_cells: Collection[int]) -> set[int]:
@@ -118,13 +132,19 @@ class StopRules:
         `open_cells`: those that may go on. Raises UsageInvalid for the program's mistake,
         ClusterUnavailable for the machine's.
         """
+        if self._is_told_wrongly and self._same_cells.issuperset(open_cells):
+            raise UsageInvalid(
+                f"the first {self._num_implausible} trials that were measured have numbers that"
+                f" cannot be true, the first: {self._first_implausible}. Correct the program, then"
+                f" measure them again: sweep invalidate --sweep {self._sweep}"
+                ' --where "implausible IS NOT NULL" --yes'
+            )
         if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
                 f"the first {self._same_failures} trials failed in the same way, so it is not their"
-                f" layouts: {self._first_failure}. Fix it, then measure them again:"
-                f" sweep invalidate"
-                f" --sweep {self._sweep} --where \"state = 'failed'\" --yes;"
-                " if you change the file, rename the sweep"
+                f" layouts: {self._first_failure}. Fix it, and give the same command. If you change"
+                f" nothing in the file, first:"
+                f" sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes"
             )
         if not open_cells:
             return set()
@@ -140,6 +160,11 @@ class StopRules:
                 " helps to find it); the same command goes on"
             )
         return stuck
+
+    @property
+    def _is_told_wrongly(self) -> bool:
+        """True if nothing but numbers that cannot be true was measured."""
+        return self._nothing_measured and self._num_implausible >= SAME_FAILURES
 
     def told_stuck(self, cell_id: int) -> str:
         """Return why a cell is stopped."""
@@ -177,3 +202,10 @@ class StopRules:
         self._worked_at[cell_id] = now
         self._streak = _Streak()
         self._streak_of.pop(cell_id, None)
+
+
+def _in_common(said: str, kind: FailureKind) -> str:
+    """A message without what may differ by layout: the numbers that the program told, its log."""
+    if kind is FailureKind.BAD_RESULT:
+        return re.sub(r"\d[\d,.]*", "#", said)
+    return said.partition(LAST_LINE)[0]

@@ -27,6 +27,7 @@ def confirmation_of(
 ) -> Confirmation:
     """Return the confirmation of stored trials that have the current fingerprint.
 
+    Trials whose numbers cannot be true take no part.
     `repeats`: as the store gives them; `repeating`: trials with a repeat under way.
     """
     confirmation = Confirmation(repeating=repeating if repeating is not None else {})
@@ -36,6 +37,7 @@ def confirmation_of(
         if trial.state is TrialState.MEASURED
         and trial.is_current_fingerprint
         and trial.step_seconds_median is not None
+        and trial.implausible is None
     }
     runs = [
         (run, trial_id, number)

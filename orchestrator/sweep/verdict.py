@@ -19,7 +19,12 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemorySh
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import of_gang
-from orchestrator.core.trial.measurement import ImplausibleMeasurement, Measurement
+from orchestrator.core.trial.measurement import (
+    ImplausibleMeasurement,
+    Measurement,
+    with_driver_memory,
+)
+from orchestrator.core.trial.plausibility import judge_run
 from orchestrator.core.trial.protocol import (
     GpuUsage,
     MeasurementPlan,
@@ -79,12 +84,14 @@ def judge_attempt(
     peaks: MeasuredPeaks,
     code: Fingerprint,
     device_name: str | None,
+    is_repeat: bool = False,
     at: dt.datetime | None = None,
 ) -> AttemptVerdict:
     """Judge how an attempt of a layout ended.
 
-    `device_name` is the cluster's, for ranks that do not name theirs. `at`: when it ended, by the
-    clock that the sweep goes by; None: the store's clock counts.
+    `device_name` is the cluster's, for ranks that do not name theirs. A repeat whose numbers cannot
+    be true is a bad result: the earlier measurement of its trial still counts. `at`: when it ended,
+    by the clock that the sweep goes by; None: the store's clock counts.
     """
     results = [
         outcome.result
@@ -93,6 +100,8 @@ def judge_attempt(
         if outcome.result is not None
     ]
     outcome = _outcome(end, results, cell=cell, layout=layout, plan=plan, peaks=peaks)
+    if is_repeat and isinstance(outcome, Measurement) and outcome.implausible is not None:
+        outcome = Failure(kind=FailureKind.BAD_RESULT, message=outcome.implausible)
     measurement = outcome if isinstance(outcome, Measurement) else None
     fingerprint = (
         fingerprint_of(end, results, code=code, device_name=device_name) if results else None
@@ -142,12 +151,16 @@ def _outcome(
 ) -> Measurement | Failure:
     if end.failure is not None:
         return end.failure
-    if not results:
+    if not any(result.step_seconds for result in results):
         return Failure(
             kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result"
         )
     try:
-        return peaks.measure(
+        reasons = [
+            judge_run(result, layout=layout, sequence_length=cell.sequence_length, plan=plan)
+            for result in results
+        ]
+        measurement = peaks.measure(
             end.reports,
             model=cell.model,
             sequence_length=cell.sequence_length,
@@ -156,6 +169,10 @@ def _outcome(
         )
     except ImplausibleMeasurement as exc:
         return Failure(kind=FailureKind.BAD_RESULT, message=str(exc))
+    reason = next((one for one in reasons if one is not None), None)
+    if reason is not None:
+        measurement = replace(measurement, implausible=reason, confident=False)
+    return with_driver_memory(measurement, end.reports)
 
 
 def attempt_facts(
@@ -210,17 +227,21 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Return what an attempt was measured with, as its ranks saw it.
 
-    A foreign program that does not name its device ran on the cluster's.
+    What a foreign program does not tell is what its launcher found. A device that nobody names is
+    the cluster's.
     """
-    stack = results[0].stack
-    stack = (
-        stack
-        if stack.device_name is not None
-        else stack.model_copy(update={"device_name": device_name})
-    )
     # The interface of rank 0's node; another node may name its own otherwise.
     first = event.reports[0]
-    return measured_with(code, stack, counted(first.environment, by_launcher=first.set_by_launcher))
+    told = results[0].stack.model_dump(exclude_none=True)
+    stack = first.software.stack.model_copy(update=told)
+    if stack.device_name is None:
+        stack = stack.model_copy(update={"device_name": device_name})
+    return measured_with(
+        code,
+        stack,
+        counted(first.environment, by_launcher=first.set_by_launcher),
+        first.software.packages,
+    )
 
 
 def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:
@@ -230,6 +251,10 @@ def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:
         utilisation=_mean([g.utilisation for g in told]),
         power_watts=_mean([g.power_watts for g in told]),
         num_samples=sum(g.num_samples for g in told),
+        peak_memory_bytes=max(
+            (m for report in reports if (m := report.gpu.peak_memory_bytes) is not None),
+            default=None,
+        ),
     )
 
 

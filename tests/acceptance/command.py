@@ -34,14 +34,15 @@ class Command:
     folder: Path
     store_url: str
     environment: dict[str, str] = field(default_factory=dict)
+    program: Path = SWEEP
 
     def run(
         self, *arguments: str | Path, timeout: float = 220.0, **options: Any
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [SWEEP, *map(str, arguments)],
+            [self.program, *map(str, arguments)],
             cwd=self.folder,
-            env=self._environment(),
+            env=self.given(),
             text=True,
             timeout=timeout,
             check=False,
@@ -67,9 +68,9 @@ class Command:
 
     def start(self, *arguments: str | Path) -> Running:
         process = subprocess.Popen(
-            [SWEEP, *map(str, arguments)],
+            [self.program, *map(str, arguments)],
             cwd=self.folder,
-            env=self._environment(),
+            env=self.given(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -78,7 +79,8 @@ class Command:
         )
         return Running(process)
 
-    def _environment(self) -> dict[str, str]:
+    def given(self) -> dict[str, str]:
+        """The environment of the command."""
         kept = {k: v for k, v in os.environ.items() if k not in ("SWEEP_HOME", "RAY_ADDRESS")}
         return kept | {"SWEEP_DB": self.store_url, "NO_COLOR": "1"} | self.environment
 
@@ -93,7 +95,7 @@ class CommandHere(Command):
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "replace") for _ in range(2))
         told = [str(argument) for argument in arguments]
         with (
-            patch.dict(os.environ, self._environment(), clear=True),
+            patch.dict(os.environ, self.given(), clear=True),
             chdir(self.folder),
             redirect_stdout(out),
             redirect_stderr(err),

@@ -237,6 +237,9 @@ def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> N
         < text.index("nothing has fitted")
     )
     assert "70.0 of 80.0 GiB" in text
+    (other,) = found["other_fingerprints"]
+    assert other["changed"] == "torch 2.9.0 -> 2.13.0"
+    assert "torch 2.9.0 -> 2.13.0" in text
     assert "±1.5%" in text
 
 
@@ -878,6 +881,37 @@ def test_of_several_reasons_each_names_its_trials(
             unsure_trial(bench, micro_batch_size, num_steps, None)
     marks = [line for line in sweep("best", "--top", "3").splitlines() if line.startswith("?: ")]
     assert [line.partition(", of ")[2] for line in sorted(marks)] == ["trial 1", "trials 2 and 3"]
+
+
+def test_numbers_that_cannot_be_true_are_left_out_of_the_best_and_explained(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.db.builders import fingerprint, measurement
+
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/implausible.sqlite")
+    reason = "its lines came every 500 ms, and say that a step takes 5 ms"
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        for micro_batch_size, why in ((1, None), (2, reason)):
+            trial_id, attempt = begin_trial(
+                store, bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"]
+            )
+            record_measurement(
+                store,
+                trial_id,
+                attempt,
+                epoch=bench.epoch,
+                measurement=measurement(500.0 * trial_id, implausible=why, confident=why is None),
+                fingerprint=fingerprint(),
+            )
+    best = sweep("best", "--top", "5")
+    assert f"Left out, because the numbers cannot be true: trial 2; {reason}" in best
+    assert "Trial 1 is the only layout" in best
+    assert json.loads(sweep("best", "--json"))["implausible"][0]["trial_id"] == 2
+    assert "(cannot be true)" in sweep("trials")
+    assert f"?: its numbers cannot be true: {reason}" in sweep("trials")
+    assert f"less sure than asked for: its numbers cannot be true: {reason}" in sweep("show", "2")
+    assert "1" in sweep("sql", "select trial_id from v_best")
 
 
 def unsure_trial(

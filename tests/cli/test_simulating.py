@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,22 @@ def test_when_nothing_fits_the_exit_code_says_so(command: CommandHere, tmp_path:
     assert done.returncode == 4
     assert "Nothing fits in llama-tiny_2gpu" in done.stderr
     assert "predicted to need least, ran out of memory" in done.stderr
+
+
+def test_where_every_layout_failed_the_failure_is_named_and_where_to_read_on(
+    command: CommandHere, tmp_path: Path
+) -> None:
+    fault = {"fault": "config_rejected", "at": "init"}
+    file = write_sweep(
+        tmp_path,
+        workload={"name": "synthetic", "options": {"faults": [fault]}},
+        axes={"micro_batch_size": [1, 2], "recompute": "full"},
+    )
+    done = command.run("run", file, "--simulate")
+    assert done.returncode == 4, done.stderr
+    told = " ".join(done.stderr.split())
+    assert "2 trials failed, the last with config_rejected: rank 0" in told
+    assert re.search(r"See `sweep show [12]`\.", told) and "`sweep plan`" not in told
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.cluster.contract import first_failure, least_advanced
@@ -54,3 +56,8 @@ def test_a_gang_died_of_what_one_node_did_and_not_of_what_others_then_suffered(
 ) -> None:
     failure = first_failure(reports)
     assert (failure.kind if failure is not None else None) is blamed
+
+
+def test_how_other_nodes_end_does_not_matter_once_the_numbers_are_in() -> None:
+    lost = report("b", K.NCCL, 1.0)
+    assert first_failure([replace(report("a", None, 0), has_enough=True), lost]) is None

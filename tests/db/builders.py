@@ -32,7 +32,7 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemorySh
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.measurement import Measurement, StepTime
-from orchestrator.core.trial.protocol import GpuUsage
+from orchestrator.core.trial.protocol import DriverMemoryKind, GpuUsage
 from orchestrator.core.trial.purpose import Purpose
 
 CONDITIONS = {"measurement": {"warmup_steps": 3}, "precision": "bf16"}
@@ -68,6 +68,9 @@ def measurement(tokens_per_second_per_gpu: float = 1000.0, **changes: Any) -> Me
         thrashing=False,
         loss_first=10.5,
         loss_last=9.25,
+        peak_memory_driver_bytes=77 << 30,
+        peak_memory_driver_kind=DriverMemoryKind.NVML,
+        extra={"tflops": 239.8, "by_layer": [1, None]},
     )
     return replace(value, **changes)
 
@@ -81,7 +84,10 @@ def fingerprint(torch: str = "2.13.0") -> Fingerprint:
         driver="580.1",
         device_name="NVIDIA H100 80GB HBM3",
     )
-    return Fingerprint(orchestrator_version="0.1.0", git_sha="0123abcd", stack=stack)
+    packages = (("numpy", "2.1"), ("torch", torch))
+    return Fingerprint(
+        orchestrator_version="0.1.0", git_sha="0123abcd", stack=stack, packages=packages
+    )
 
 
 def failure(kind: FailureKind = FailureKind.OOM_GPU, **changes: Any) -> Failure:

@@ -78,7 +78,7 @@ def test_a_sweep_of_the_same_name_in_another_store_has_another_run_token(tmp_pat
 def test_other_conditions_are_refused_and_each_difference_is_named(store: Store) -> None:
     sweep_id = store.ensure_sweep("a", "{}", {"precision": "bf16", "seed": 1, "model": "x"})
     epoch = store.acquire(sweep_id, host="node-7", pid=1)
-    add_trial(store, store.ensure_cell(sweep_id, cell(), epoch), layout(1), epoch=epoch)
+    Bench(store, sweep_id, store.ensure_cell(sweep_id, cell(), epoch), epoch).measure()
     with pytest.raises(
         SweepChanged, match=r"(?s)model: was 'x', is 'absent'.*precision: was 'bf16', is 'fp8'"
     ):
@@ -91,14 +91,67 @@ def test_a_sweep_without_trials_takes_the_conditions_of_whoever_takes_it(store: 
     assert store.sweep_named("a").conditions == {"device": "h100-sxm"}, "somebody may hold it"
     epoch = store.acquire(sweep_id, host="node-7", pid=1, conditions={"device": "cpu"})
     assert store.sweep_named("a").conditions == {"device": "cpu"}
-    cell_id = store.ensure_cell(sweep_id, cell(), epoch)
-    store.add_pruned(
-        [Pruned(cell_id=cell_id, layout=layout(1), why="too large", condemned_by=None)], epoch=epoch
-    )
+    Bench(store, sweep_id, store.ensure_cell(sweep_id, cell(), epoch), epoch).measure()
     with pytest.raises(SweepChanged, match="device: was 'cpu', is 'h100-sxm'"):
         store.acquire(sweep_id, host="node-7", pid=1, conditions={"device": "h100-sxm"})
     # Nothing of what was refused is written.
     store.renew(sweep_id, epoch)
+
+
+def test_conditions_bind_from_the_first_measurement_on(store: Store) -> None:
+    """What failed before is kept as superseded, and its trials wait again."""
+    sweep_id = store.ensure_sweep("a", "{}", {"argv": "mien.py"})
+    epoch = store.acquire(sweep_id, host="node-7", pid=1)
+    bench = Bench(store, sweep_id, store.ensure_cell(sweep_id, cell(), epoch), epoch)
+    failing, _ = bench.start(1)
+    lost, _ = bench.start(2)
+    _fail(store, failing, epoch)
+    bench.prune([4])
+
+    right = {"argv": "mine.py"}
+    assert store.ensure_sweep("a", "{}", right) == sweep_id
+    epoch = store.acquire(sweep_id, host="node-7", pid=1, conditions=right, takeover=True)
+    assert store.sweep_named("a").conditions == {"argv": "mien.py"}, "its trials are of these"
+    store.reap(sweep_id, epoch)
+    assert store.bind_conditions(sweep_id, right, epoch=epoch) == 2
+    assert store.bind_conditions(sweep_id, right, epoch=epoch) == 0
+    assert store.sweep_named("a").conditions == right
+    assert {trial.state for trial in store.trials(sweep_id)} == {TrialState.QUEUED}
+    for trial_id in (failing, lost):
+        (attempt,) = store.trial(trial_id).attempts
+        assert attempt.superseded and attempt.failure is not None
+    told = store.trial(failing).events[-1].detail
+    assert told == {"conditions": {"argv": "was 'mien.py', is 'mine.py'"}}
+
+    number = start_attempt(store, failing, epoch)
+    value = measurement()
+    record_measurement(store, failing, number, epoch=epoch, measurement=value)
+    assert store.trial(failing).trial.state is TrialState.MEASURED
+    with pytest.raises(SweepChanged, match=r"argv: was 'mine\.py', is 'mien\.py'"):
+        store.bind_conditions(sweep_id, {"argv": "mien.py"}, epoch=epoch)
+
+
+def test_who_launched_nothing_leaves_the_conditions_that_trials_were_freed_for(
+    store: Store,
+) -> None:
+    sweep_id = store.ensure_sweep("a", "{}", {"argv": "mien.py"})
+    epoch = store.acquire(sweep_id, host="node-7", pid=1)
+    bench = Bench(store, sweep_id, store.ensure_cell(sweep_id, cell(), epoch), epoch)
+    _fail(store, bench.start(1)[0], epoch)
+    store.release(sweep_id, epoch)
+    for is_bound in (False, True):
+        before = store.sweep_named("a")
+        epoch = store.acquire(sweep_id, host="node-7", pid=1, conditions={"argv": "mine.py"})
+        if is_bound:
+            store.bind_conditions(sweep_id, {"argv": "mine.py"}, epoch=epoch)
+        store.give_back(before, epoch)
+        now_bound = {"argv": "mine.py" if is_bound else "mien.py"}
+        assert store.sweep_named("a").conditions == now_bound
+
+
+def _fail(store: Store, trial_id: int, epoch: int) -> None:
+    wrong = failure(FailureKind.USER_ERROR)
+    record_failure(store, trial_id, 1, epoch=epoch, failure=wrong, event=TrialEvent.FAILED)
 
 
 def test_an_unknown_sweep_is_answered_with_the_nearest_name(store: Store) -> None:
@@ -570,6 +623,23 @@ def _set_time(
         .values({column: now(seconds_from_now)})
     )
     store._database.write(lambda connection, change: connection.execute(statement))
+
+
+def test_what_cannot_be_true_is_marked_and_is_never_the_best(bench: Bench) -> None:
+    store = bench.store
+    slower, faster = bench.measure(1, 500.0), bench.measure(2, 900.0)
+    store.note_implausible({faster: "milliseconds?"}, epoch=bench.epoch)
+    (row,) = store.trials_by_id([faster])
+    assert (row.implausible, row.confident, row.state) == (
+        "milliseconds?",
+        False,
+        TrialState.MEASURED,
+    )
+    assert [trial.id for trial in store.best(bench.sweep_id, 5)[bench.cell_id]] == [slower]
+    (status,) = store.status(bench.sweep_id)
+    assert status.best is not None and status.best.id == slower
+    with pytest.raises(LeaseLost):
+        store.note_implausible({slower: "milliseconds?"}, epoch=bench.epoch + 1)
 
 
 def test_status_counts_every_trial_once_and_names_the_best(bench: Bench) -> None:

@@ -21,7 +21,7 @@ from orchestrator.cluster.contract import Scheduler
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.protocol import Device
-from orchestrator.node.processes import _children, kill, start_time
+from orchestrator.node.processes import children, kill, start_time
 from orchestrator.sweep.progress import Stop
 from tests.faults import forks, small_sweep
 from tests.faults.agents import AgentScheduler
@@ -277,7 +277,7 @@ class Campaign:
         levels, found = [], [orchestrator]
         while found:
             levels.append(found)
-            found = [child for pid in found for child in _children(pid)]
+            found = [child for pid in found for child in children(pid)]
         for pid in (pid for below in levels[1:] for pid in below):
             started = start_time(pid)
             if started is not None:

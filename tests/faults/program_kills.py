@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.node.processes import _children, descendants, kill, start_time
+from orchestrator.node.processes import children, descendants, kill, start_time
 from tests.faults import stubborn
 from tests.faults.campaign import SURVIVOR_SECONDS, VICTIMS, Campaign, Outcome
 from tests.faults.evidence import EVIDENCE, alive_within, options
@@ -63,7 +63,7 @@ class ProgramCampaign(Campaign):
         if len(levels) < 2:
             return False
         agent = self._chance.choice(levels[1])
-        for pid in (*_children(agent), agent):  # as Ray without its driver
+        for pid in (*children(agent), agent):  # as Ray without its driver
             kill(pid)
         self._out.strike(victim)
         return True

@@ -126,10 +126,14 @@ def main() -> None:
     _record("program")
     for kind in sys.argv[2:] or KINDS:
         KINDS[kind]()
+    then = os.environ.get(THEN_VARIABLE)
+    # With all steps it would be ended soon.
+    num_steps = int(os.environ["SWEEP_NUM_STEPS"]) if then == "end" else 1
     # A program unlike ours.
     with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:  # noqa: PTH123
-        file.write((json.dumps({"step_seconds": 0.1}) + "\n") * int(os.environ["SWEEP_NUM_STEPS"]))
-    match os.environ.get(THEN_VARIABLE):
+        for step in range(num_steps):
+            file.write(json.dumps({"step_seconds": 0.001 + step / 1e6}) + "\n")
+    match then:
         case "end":
             time.sleep(0.05)
         case "stop":

@@ -95,7 +95,7 @@ def nvml(
 
 
 def test_only_samples_of_timed_steps_count_as_usage() -> None:
-    monitor = GpuMonitor(["0", "1"], nvml=nvml())
+    monitor = GpuMonitor.open(["0", "1"], nvml=nvml())
     monitor.sample()
     assert monitor.usage().num_samples == 0
     monitor.count(True)
@@ -111,7 +111,7 @@ def test_only_samples_of_timed_steps_count_as_usage() -> None:
 
 def test_the_fullest_device_is_remembered_whether_steps_are_timed_or_not() -> None:
     used = [10, 20]
-    monitor = GpuMonitor(["GPU-a", "GPU-b"], nvml=nvml(used_gib=used))
+    monitor = GpuMonitor.open(["GPU-a", "GPU-b"], nvml=nvml(used_gib=used))
     monitor.sample()
     used[1] = 75
     monitor.sample()
@@ -120,8 +120,20 @@ def test_the_fullest_device_is_remembered_whether_steps_are_timed_or_not() -> No
     assert monitor.fullest() == GpuMemory(used_bytes=75 * GIB, total_bytes=80 * GIB)
 
 
+def test_the_peak_of_the_fullest_device_is_what_was_added_to_what_was_there_before() -> None:
+    used = [5, 20]
+    monitor = GpuMonitor.open(["0", "1"], nvml=nvml(used_gib=used))
+    assert monitor.usage().peak_memory_bytes is None
+    with monitor:
+        used[:] = [35, 45]
+        monitor.sample()
+        used[:] = [6, 21]
+        monitor.sample()
+    assert monitor.usage().peak_memory_bytes == 30 * GIB
+
+
 def test_clocks_heat_and_throttling_are_those_of_timed_steps() -> None:
-    monitor = GpuMonitor(["0", "1"], nvml=nvml(reasons=(0x04, 0x40 | 0x01)))
+    monitor = GpuMonitor.open(["0", "1"], nvml=nvml(reasons=(0x04, 0x40 | 0x01)))
     monitor.sample()
     assert monitor.load(NO_LOAD, own=()) == NO_LOAD
     monitor.count(True)
@@ -140,7 +152,7 @@ def test_processes_on_a_device_are_foreign_where_ours_are_seen_too() -> None:
         SimpleNamespace(pid=100, usedGpuMemory=1),
         SimpleNamespace(pid=4711, usedGpuMemory=1),
     )
-    monitor = GpuMonitor(["0", "1"], nvml=nvml(processes={0: [ours], 1: [ours, theirs]}))
+    monitor = GpuMonitor.open(["0", "1"], nvml=nvml(processes={0: [ours], 1: [ours, theirs]}))
     monitor.count(True)
     monitor.sample()
     assert monitor.load(NO_LOAD, own={100, 101}).foreign_gpu_processes == 1
@@ -156,20 +168,20 @@ def test_errors_are_told_by_the_driver_whether_steps_are_timed_or_not() -> None:
     def lost(handle: int) -> Any:
         raise NvmlError("GPU is lost")
 
-    with GpuMonitor(["0"], nvml=fallen) as monitor:
+    with GpuMonitor.open(["0"], nvml=fallen) as monitor:
         # As after Xid 79: the kernel's log is then searched by the earlier address.
         fallen.nvmlDeviceGetPciInfo = lost
     assert monitor.xids == (45, 79)
     assert monitor.addresses == {"0000:3b:00"}
     silent = nvml()
     del silent.nvmlEventSetCreate
-    with GpuMonitor(["0"], nvml=silent) as monitor:
+    with GpuMonitor.open(["0"], nvml=silent) as monitor:
         pass
     assert monitor.xids == ()
 
 
 def test_samples_are_taken_in_a_thread_while_ranks_run() -> None:
-    with GpuMonitor(["0"], nvml=nvml()) as monitor:
+    with GpuMonitor.open(["0"], nvml=nvml()) as monitor:
         monitor.count(True)
         deadline = time.monotonic() + 60
         while monitor.usage().num_samples < 2 and time.monotonic() < deadline:
@@ -178,16 +190,16 @@ def test_samples_are_taken_in_a_thread_while_ranks_run() -> None:
 
 
 def test_what_nvml_does_not_say_is_unknown() -> None:
-    monitor = GpuMonitor(["0"], nvml=nvml(power=False))
+    monitor = GpuMonitor.open(["0"], nvml=nvml(power=False))
     monitor.count(True)
     monitor.sample()
     assert monitor.usage().power_watts is None
     assert monitor.usage().utilisation == pytest.approx(0.6)
-    assert GpuMonitor(["5"], nvml=nvml()).fullest() is None
+    assert GpuMonitor.open(["5"], nvml=nvml()).fullest() is None
 
 
 def test_without_devices_nothing_is_asked() -> None:
-    with GpuMonitor([]) as monitor:
+    with GpuMonitor.open([]) as monitor:
         monitor.count(True)
     assert monitor.usage().num_samples == 0
     assert monitor.usage().utilisation is None

@@ -22,8 +22,8 @@ from orchestrator.core.trial.protocol import (
 )
 from orchestrator.core.trial.reserved_time import Leased
 
-# Seconds of a step, or how it fails.
-Script = Callable[[TrialRequest], float | FailureKind]
+# Seconds of a step, the result of every rank, or how it fails.
+Script = Callable[[TrialRequest], float | RankResult | FailureKind]
 
 
 MEMORY = {FailureKind.OOM_GPU: MemoryShortage(is_reported=True)}
@@ -115,7 +115,9 @@ class FakeScheduler:
             RankOutcome(
                 rank=rank,
                 exit_code=0,
-                result=RankResult(
+                result=ending
+                if isinstance(ending, RankResult)
+                else RankResult(
                     step_seconds=[ending] * 6,
                     phase_seconds={Phase.START: 0.1, Phase.STEADY: 6 * ending},
                     peak_memory_allocated_bytes=1000 + rank,

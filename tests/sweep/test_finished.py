@@ -129,6 +129,21 @@ def test_a_cell_in_which_nothing_was_measured_is_told_again(store: Store) -> Non
     assert now.nothing_feasible == then.nothing_feasible != []
 
 
+def test_the_last_failure_of_a_cell_in_which_nothing_was_measured_is_told(store: Store) -> None:
+    then = run(
+        store,
+        lambda request: (
+            FailureKind.CONFIG_REJECTED if request.layout.data_parallel_size == 1 else fast(request)
+        ),
+    )
+    ((cell, failed),) = then.failed.items()
+    last = max(store.trials(then.sweep_id, cell_id=1), key=lambda trial: trial.updated_at)
+    assert (cell.num_gpus, failed.num, failed.last_id) == (1, 4, last.id)
+    assert failed.last == f"config_rejected: {last.failure_message}"
+    now = finished(store)
+    assert now is not None and now.failed == then.failed
+
+
 def test_a_sweep_that_nobody_began_or_another_of_that_file_is_not_finished(store: Store) -> None:
     assert finished(store) is None
     run(store)

@@ -147,6 +147,24 @@ def test_a_changed_condition_is_refused_with_the_difference(store: Store) -> Non
         run(store, fast, spec=spec(workload="synthetic"))
 
 
+def test_a_condition_may_change_until_something_was_measured(store: Store) -> None:
+    """As a mistyped argv is corrected: what failed is launched again, and its failures stay."""
+    with pytest.raises(UsageInvalid, match="give the same command"):
+        run(store, lambda _: FailureKind.USER_ERROR)
+    failed = {trial.id for trial in store.trials(store.sweep_named("t").id)}
+    assert len(failed) == 5
+    result, scheduler = run(store, fast, spec=spec(workload="synthetic"))
+    assert result.counts[TrialState.MEASURED] == len(scheduler.started) == 12
+    for trial in store.trials(result.sweep_id):
+        *earlier, last = store.trial(trial.id).attempts
+        assert [attempt.state for attempt in earlier] == [AttemptState.FAILED] * (
+            trial.id in failed
+        )
+        assert all(attempt.superseded for attempt in earlier) and not last.superseded
+    with pytest.raises(SweepChanged):
+        run(store, fast)
+
+
 def test_a_sweep_that_was_stored_with_limits_in_numbers_goes_on_as_the_same(store: Store) -> None:
     """As an earlier program wrote its defaults."""
     numbers = {
@@ -405,7 +423,8 @@ def test_what_a_rank_made_up_beyond_physics_is_a_failure_not_a_result(store: Sto
                         )
             return events
 
-    run(store, fast, scheduler=Boasting(fast), spec=spec(gpus=1))
+    with pytest.raises(UsageInvalid, match=r"failed in the same way.* more than the device can do"):
+        run(store, fast, scheduler=Boasting(fast), spec=spec(gpus=1))
     rows = store.trials(store.sweep_named("t").id)
     assert {t.failure_kind for t in rows} == {FailureKind.BAD_RESULT}
 
@@ -497,7 +516,7 @@ def test_a_cell_without_a_legal_layout_is_not_feasible(store: Store) -> None:
 
 
 def test_numbers_of_another_fingerprint_are_neither_the_live_best_nor_told_to_the_search(
-    store: Store,
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(store, lambda _: 0.001, spec=spec(search={"max_trials": 2}, gpus=1))
     seen: list[Snapshot] = []
@@ -515,6 +534,8 @@ def test_numbers_of_another_fingerprint_are_neither_the_live_best_nor_told_to_th
     (best,) = seen[-1].best.values()
     assert best[1] == pytest.approx(64 * 8 / 1.0)
     assert len(chosen.started) == 4
+    (warning,) = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+    assert "(version of layout-sweep test -> other)" in warning
 
 
 def test_what_was_held_before_counts_against_the_budget(store: Store) -> None:

@@ -5,13 +5,14 @@ faster than it allows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from db.read.rows import PeakRow
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.fingerprint import Stack
+from orchestrator.core.trial.fingerprint import Software, Stack
 from orchestrator.core.trial.measurement import ImplausibleMeasurement, Measurement
 from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport, RankOutcome, RankResult
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
@@ -135,3 +136,34 @@ def test_a_trial_faster_than_the_known_peak_rests_on_its_own_or_is_refused() -> 
     assert measured(peaks, reports(1.25 * FLOPS_PER_STEP)).mfu == pytest.approx(0.8)
     with pytest.raises(ImplausibleMeasurement, match="in trial 2"):
         measured(peaks, reports(0.95 * FLOPS_PER_STEP))
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def test_a_users_program_that_tells_no_peak_has_that_of_its_devices_data_sheet() -> None:
+    def found(*, launcher: str | None, program: str | None = None) -> tuple[float | None, ...]:
+        told = [
+            replace(report, software=Software(stack=Stack(device_name=launcher)))
+            for report in reports(None, device_name=program)
+        ]
+        layout = Layout(data_parallel_size=1, micro_batch_size=2, precision=Precision.BF16)
+        measurement = MeasuredPeaks([], device_name=H100).measure(
+            told, model=MODEL, sequence_length=SEQUENCE_LENGTH, layout=layout, plan=PLAN
+        )
+        assert (measurement.mfu is None) is (measurement.peak_flops is None)
+        return measurement.peak_flops, measurement.peak_flops_source
+
+    assert found(launcher=H100) == (989e12, "table: h100-sxm bf16 dense")
+    assert found(launcher=H100, program="NVIDIA B200") == (2250e12, "table: b200 bf16 dense")
+    assert found(launcher="Some CPU") == (None, None)
+    # Workloads of this program tell their own.
+    assert found(launcher=None) == (None, None)
+
+
+def test_a_peak_that_the_program_tells_counts_more_than_the_data_sheet() -> None:
+    told = [
+        replace(report, software=Software(stack=Stack(device_name=H100)))
+        for report in reports(5e12, source="mine", device_name=None)
+    ]
+    assert measured(MeasuredPeaks([], device_name=None), told).peak_flops_source == "mine"

@@ -131,7 +131,7 @@ def test_what_runs_is_named_with_its_phase_and_how_long_all_may_take(
     )
     later = Running(trial_id=5, cell=CELL, layout=LAYOUT, phase=None, step=0, since=0.0)
     assert said(capsys, running=[running, later], left=TimeLeft(least=60.0, most=240.0)) == [
-        "[1:15] 3 of at most 10 launched: 2 measured, 1 min to 4 min left"
+        "[1:15] 3 of at most 10 launched: 2 measured, likely 1 min to 4 min left"
         " | trial 4, 2 GPUs, dp2 mbs4 ga1 none bf16: first step; and 1 more"
     ]
 
@@ -140,8 +140,8 @@ def test_what_runs_is_named_with_its_phase_and_how_long_all_may_take(
     ("left", "words"),
     [
         (TimeLeft(least=47.0, most=47.0), ", about 50 s left"),
-        (TimeLeft(least=0.0, most=7400.0), ", up to 2 h 00 min left"),
-        (TimeLeft(least=300.0, most=1800.0), ", 5 min to 30 min left"),
+        (TimeLeft(least=0.0, most=7400.0), ", likely done within 2 h 00 min"),
+        (TimeLeft(least=300.0, most=1800.0), ", likely 5 min to 30 min left"),
         (TimeLeft(least=0.0, most=0.0), ""),
         (None, ""),
     ],

@@ -57,6 +57,32 @@ def test_the_same_failure_of_other_ranks_is_the_same() -> None:
         stop_rules.stuck_cells(OPEN)
 
 
+def test_last_lines_of_logs_are_told_and_not_compared() -> None:
+    said = "failed in first_step: exit code 127; the last line of its log:"
+    texts = [f"rank 0 {said} 12:00:0{num} launch.sh: no torchrun" for num in range(5)]
+    with pytest.raises(UsageInvalid, match=r"exit code 127; .* 12:00:00 launch\.sh: no torchrun\."):
+        told(StopRules("t"), FailureKind.USER_ERROR, *texts).stuck_cells(OPEN)
+
+
+def test_bad_results_that_differ_in_their_numbers_are_the_same() -> None:
+    texts = [f"52 steps are said to have taken {num},200 s: seconds?" for num in range(5)]
+    with pytest.raises(UsageInvalid, match=r": 52 steps are said to have taken 0,200 s"):
+        told(StopRules("t"), FailureKind.BAD_RESULT, *texts).stuck_cells(OPEN)
+    assert told(StopRules("t"), FailureKind.USER_ERROR, *texts).stuck_cells(OPEN) == set()
+
+
+def test_numbers_that_cannot_be_true_from_the_first_trial_on_are_the_program_s() -> None:
+    stop_rules = StopRules("t")
+    for number in range(SAME_FAILURES):
+        assert not stop_rules.may_stop
+        stop_rules.note_implausible(f"reason {number}", 1, now=0.0)
+    assert stop_rules.may_stop
+    with pytest.raises(UsageInvalid, match=r"cannot be true, the first: reason 0\. .*implausible"):
+        stop_rules.stuck_cells(OPEN)
+    stop_rules.note_measured(1, now=1.0)
+    assert stop_rules.stuck_cells(OPEN) == set()
+
+
 def test_failures_with_other_words_are_the_layouts() -> None:
     assert (
         told(

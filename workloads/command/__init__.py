@@ -1,321 +1,248 @@
-"""Any program as a workload: one per rank, with torchrun's environment, and its layout as arguments
-or variables.
+"""Any program as a workload, with its layout as arguments or variables: one per rank, as torchrun
+starts it, or one per node, which starts its ranks itself.
 
 Its numbers come from rank 0: one small JSON file (SWEEP_RESULT_FILE: the fields of a result, only
 step_seconds required), or JSON lines while it runs (SWEEP_METRICS_FILE: {"step_seconds": 0.52,
-"loss": 9.1} per optimizer step, warm-up included; a loss that is not finite ends it at once). The
-rank itself is this module: it waits for the program, ends with the same exit code or signal, and
-the program dies with it.
+"loss": 9.1} per optimizer step, warm-up included; a loss that is not finite ends it at once). When
+they are enough, the program is asked to end, and then ended. The rank itself is this module: it
+waits for the program, ends with the same exit code or signal, and the program dies with it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from orchestrator.core.problem.layout import NAMED_AXES
 from orchestrator.core.sweepfile.command_options import CommandOptions
-from orchestrator.core.sweepfile.template import fill
-from orchestrator.core.trial.protocol import (
-    MAX_RESULT_BYTES,
-    MAX_SAMPLES,
-    BadResult,
-    NotFiniteResult,
-    Phase,
-    RankResult,
-    TrialRequest,
-    decode_result,
-)
-from orchestrator.core.trial.redaction import Secrets, blotted
+from orchestrator.core.sweepfile.metrics_section import LinePatterns
+from orchestrator.core.trial.protocol import Phase
+from orchestrator.core.trial.redaction import Secrets
+from workloads.command.handover import Handover, hand_over_memory
+from workloads.command.metrics import Metrics
+from workloads.command.nesting import NestingWatch
+from workloads.command.printed import PrintedMetrics
+from workloads.command.program import CannotStart, Place, Program, reporting_rank, start
+from workloads.command.stop import FinalDocument, ask_to_end, wait_for_end
 from workloads.options import parse_options
-from workloads.rank import ConfigRejected, NotFinite, Rank, context
+from workloads.rank import ConfigRejected, Rank, context
 
-_PRODUCTS = ("world_size", "global_batch_size")  # of a layout's sizes
 _POLL_SECONDS = 0.05
-_MAX_METRICS_BYTES = 64 * MAX_RESULT_BYTES
-
-
-class _Metric(BaseModel):
-    """One line of the metrics file. Other keys are the program's affair."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-    step_seconds: Annotated[float, Field(gt=0, le=1e7)] | None = None
-    loss: Any = None
-    gradient_norm: Any = None
-    grad_norm: Any = None  # the name in torchtitan and others
+_LAST_LINE_SECONDS = 0.3
 
 
 def main() -> int:
     rank = context()
     try:
         options = parse_options(CommandOptions, rank.request.options)
-        result_path = rank.run_dir / "program-result.json"
-        metrics_path = rank.run_dir / "program-metrics.jsonl"
-        names = template_names(
-            rank.request, run_dir=rank.run_dir, result_file=result_path, metrics_file=metrics_path
-        )
-        argv = [fill(text, names) for text in options.argv]
-        environment = (
-            dict(os.environ)
-            | {f"SWEEP_{name.upper()}": value for name, value in names.items()}
-            | {name: fill(text, names) for name, text in options.env.items()}
-        )
-        cwd = fill(options.cwd, names) if options.cwd is not None else str(rank.run_dir)
-        if missing := [name for name in options.env_from if name not in os.environ]:
-            text = f"workload.options.env_from names {', '.join(missing)}"
-            raise ConfigRejected(f"{text}, which did not reach this rank")
+        secrets = Secrets({name: os.environ.get(name, "") for name in options.env_from})
+        printed = _printed(options, rank, secrets)
+        program = start(options, rank, output=printed.writer if printed is not None else None)
     except (ConfigRejected, ValueError) as exc:  # ValueError: a template
-        sys.stderr.write(f"workloads.rank.ConfigRejected: {exc}\n")
-        return 2
-    try:
-        program = subprocess.Popen(
-            argv, env=environment, cwd=cwd, preexec_fn=partial(_die_with, os.getpid())
-        )
-    except (OSError, ValueError) as exc:
-        # ValueError: no argument can contain a NUL, or letters unknown to the locale.
-        reason = exc.strerror if isinstance(exc, OSError) else exc
-        sys.stderr.write(f"cannot start {argv[0]!r} in {cwd}: {reason}\n")
+        return _reject(rank, exc)
+    except CannotStart as exc:
+        # In the form of an exception, whose text becomes the message of the failure.
+        sys.stderr.write(f"workloads.command.StartError: {exc}\n")
         return 127
-    metrics = _Metrics(metrics_path, rank)
-    secrets = Secrets({name: os.environ[name] for name in options.env_from})
-    code = _wait(program, rank, metrics)
+    if printed is not None:
+        printed.start()
+    metrics = Metrics(
+        program.place.of_first_rank.metrics_file,
+        rank,
+        printed=printed,
+        steps_per_line=options.metrics.every if options.metrics is not None else 1,
+        knows_num_steps=program.knows_num_steps,
+    )
+    rank.heartbeat(Phase.FIRST_STEP)
+    try:
+        code = _wait(program, rank, metrics, options, secrets)
+    except ConfigRejected as exc:
+        code = _reject(rank, exc)
+    except FileNotFoundError:
+        if rank.run_dir.exists():
+            raise
+        gone = f"the program removed its run directory {rank.run_dir}"
+        sys.stderr.write(f"{gone}, through which its numbers are handed over\n")
+        code = 1
+    if printed is not None:
+        printed.close()
+    return _end_as(code)
+
+
+def _printed(options: CommandOptions, rank: Rank, secrets: Secrets) -> PrintedMetrics | None:
+    """The reader of the program's output; None: nothing is read from it."""
+    if options.metrics is None:
+        return None
+    request = rank.request
+    patterns = LinePatterns(
+        options.metrics,
+        tokens_per_step=request.layout.global_batch_size * request.sequence_length,
+        world_size=request.layout.world_size,
+    )
+    first = rank.rank - rank.local_rank
+    on_node = range(first, first + (1 if request.one_rank_per_node else rank.local_world_size))
+    return PrintedMetrics(
+        patterns,
+        rank=rank.rank,
+        others=[other for other in on_node if other != rank.rank],
+        metrics_file=Place.of(rank).of_first_rank.metrics_file,
+        secrets=secrets,
+    )
+
+
+def _wait(
+    program: Program, rank: Rank, metrics: Metrics, options: CommandOptions, secrets: Secrets
+) -> int:
+    """Wait for the program, and hand over what it told. Returns the exit code."""
+    place = program.place
+    if rank.rank != reporting_rank(rank):
+        code = _follow(program, rank, metrics)
+        if code == 0:
+            hand_over_memory(
+                rank,
+                program.process.pid,
+                document=place.result_file,
+                lines=place.metrics_file,
+                secrets=secrets,
+            )
+        return code
+    handover = Handover(
+        rank=rank,
+        program=program.process.pid,
+        document=place.result_file,
+        metrics=metrics,
+        secrets=secrets,
+    )
+    nesting = NestingWatch(program, rank, processes=options.processes)
+    return _lead(program, metrics, handover, nesting)
+
+
+def _lead(program: Program, metrics: Metrics, handover: Handover, nesting: NestingWatch) -> int:
+    """Wait for the program of the rank that reports, and hand over its numbers.
+
+    Returns the exit code.
+
+    The limit of the first step holds for a program that writes nothing until its end.
+    """
+    document = FinalDocument(handover)
+    while (code := _code_within(program.process, _POLL_SECONDS)) is None:
+        metrics.read()
+        if metrics.diverged is not None:
+            return handover.report_diverged()
+        if metrics.bad_step is not None:
+            break
+        nesting.check(metrics.num_steps_told, metrics.step_seconds)
+        if metrics.has_enough or document.is_written():
+            return _end(program, metrics, handover, nesting)
+    if metrics.printed is not None and code == 0:
+        metrics.printed.finish()
+        metrics.printed.await_others()
+    metrics.read_to_the_end()
+    if metrics.bad_step is not None and not code:
+        handover.refuse(metrics.bad_step)
+        return 0
+    assert code is not None, "the program has ended"
     # A program that exits may have noticed the divergence itself; a signal counts more than that.
-    has_exited = code is not None and 0 <= code < 128
-    if code is None or (has_exited and rank.rank == 0 and metrics.ends_diverged(well=code == 0)):
-        return _diverged(rank, metrics)
-    if code < 0:
-        _die_of(-code)
-    if code == 0 and rank.rank == 0:
-        _hand_over(rank, result_path, metrics, secrets)
-    elif code == 0:
-        rank.heartbeat(Phase.TEARDOWN, rank.step)  # the numbers are rank 0's
+    has_exited = 0 <= code < 128
+    if has_exited and metrics.ends_diverged(well=code == 0):
+        return handover.report_diverged()
+    nesting.check_number(metrics.num_steps_told, metrics.num_steps_asked)
+    if code != 0 and metrics.has_enough:
+        return _end(program, metrics, handover, nesting)
+    if code == 0:
+        handover.hand_over(enough=metrics.has_enough)
+    if metrics.has_enough:
+        ask_to_end(program.place.stop_file)  # the other ranks
     return code
 
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+def _end(program: Program, metrics: Metrics, handover: Handover, nesting: NestingWatch) -> int:
+    """Hand over numbers that are enough, and end the program. Returns the exit code."""
+    if metrics.has_enough:
+        handover.hand_over_enough()
+    elif not handover.complete():
+        return 1
+    if metrics.printed is not None:
+        metrics.printed.search_no_more()
+    # From here on other ranks may fail because this one ends.
+    ask_to_end(program.place.stop_file)
+    if wait_for_end(program.process, metrics.step_seconds):
+        metrics.read_to_the_end()
+        nesting.check_number(metrics.num_steps_told, metrics.num_steps_asked)
+    return 0 if handover.complete() else 1
 
 
-def _die_with(rank: int) -> None:
-    """Have the program killed when this rank dies. For the fork of a process with one thread."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != rank:  # it died before the call above
-        os._exit(1)
+def _follow(program: Program, rank: Rank, metrics: Metrics) -> int:
+    """Wait for the program of a rank that does not report the steps. Returns the exit code.
 
-
-def template_names(
-    request: TrialRequest, *, run_dir: Path, result_file: Path, metrics_file: Path
-) -> dict[str, str]:
-    """The names for braces in arguments; also in the environment, as SWEEP_MICRO_BATCH_SIZE etc."""
-    layout, plan = request.layout, request.measurement
-    return {
-        **{name: str(getattr(layout, name)) for name in (*NAMED_AXES, *_PRODUCTS)},
-        "sequence_length": str(request.sequence_length),
-        "num_steps": str(plan.warmup_steps + plan.max_steps),
-        "seed": str(request.seed),
-        "run_dir": str(run_dir),
-        "result_file": str(result_file),
-        "metrics_file": str(metrics_file),
-        **{
-            name: str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in layout.options
-        },
-    }
-
-
-def _wait(program: subprocess.Popen[bytes], rank: Rank, metrics: _Metrics) -> int | None:
-    """Wait for the program. Each new line of metrics is a step of every rank on rank 0's node.
-
-    Returns None if rank 0's loss is not finite any more: nobody needs to wait for the program's
-    end.
-
-    The limit of the first step holds for a program that writes nothing until its end. On other
-    nodes nothing shows its progress: there only the total limit holds, and rank 0's launcher
+    On the node of the rank that does, each new line of metrics is a step of every rank. On other
+    nodes nothing shows its progress: there only the total limit holds, and that rank's launcher
     detects a hang.
     """
-    on_node_of_rank_0 = rank.rank == rank.local_rank
-    rank.heartbeat(Phase.FIRST_STEP)
-    while True:
-        try:
-            return program.wait(_POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            if on_node_of_rank_0:
-                metrics.read()
-                if rank.rank == 0 and metrics.diverged is not None:
-                    return None
-            else:
-                rank.heartbeat(Phase.STEADY)
+    sees_steps = rank.rank - rank.local_rank == reporting_rank(rank)
+    stop_file = program.place.stop_file
+    while (code := _code_within(program.process, _POLL_SECONDS)) is None:
+        if not sees_steps:
+            rank.heartbeat(Phase.STEADY)
+            if metrics.printed is not None:
+                metrics.printed.read()
+            continue
+        metrics.read()
+        if stop_file.exists():
+            rank.heartbeat(Phase.TEARDOWN, rank.step)
+            if metrics.printed is not None:
+                metrics.printed.search_no_more()
+            wait_for_end(program.process, metrics.step_seconds)
+            return 0
+    if metrics.printed is not None:
+        metrics.printed.finish()
+    if code != 0 and not (sees_steps and _has_enough_soon(metrics, stop_file)):
+        return code
+    rank.heartbeat(Phase.TEARDOWN, rank.step)  # the numbers are another rank's
+    return 0
 
 
-class _Metrics:
-    """The JSON lines that a program appends, read as they come."""
+def _has_enough_soon(metrics: Metrics, stop_file: Path) -> bool:
+    """Return whether a program failed after the last step that is needed.
 
-    def __init__(self, path: Path, rank: Rank) -> None:
-        self._path = path
-        self._rank = rank
-        self._offset = 0
-        self._rest = b""
-        self.step_seconds: list[float] = []
-        self._last_at: float | None = None  # the last report, monotonic
-        self.num_unread, self.first_unread = 0, ""  # lines that are no metric
-        self.diverged: NotFinite | None = None
-        # The last gradient norm: its name, its value and its step.
-        self._norm: tuple[str, Any, int] | None = None
-
-    def read(self) -> None:
-        """Read the new lines, and skip those that are no metric."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                new = file.read(MAX_RESULT_BYTES)
-        except OSError:
-            return
-        self._offset += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        self._take(lines)
-
-    def read_to_the_end(self) -> None:
-        before = -1
-        while before != self._offset and self._offset < _MAX_METRICS_BYTES:
-            before = self._offset
-            self.read()
-        self._take([self._rest])  # a last line without its end
-        self._rest = b""
-
-    def phase_seconds(self) -> dict[Phase, float]:
-        """Seconds in each phase of a program that has ended.
-
-        `first_step` lasts from its start to its first line, teardown from its last line on.
-        """
-        phases = self._rank.phase_seconds()
-        if self._last_at is None:
-            return {phase: seconds for phase, seconds in phases.items() if phase is Phase.START}
-        after = time.monotonic() - self._last_at
-        return {
-            **phases,
-            Phase.STEADY: max(phases[Phase.STEADY] - after, 0.0),
-            Phase.TEARDOWN: after,
-        }
-
-    def _take(self, lines: Sequence[bytes]) -> None:
-        before = len(self.step_seconds)
-        for line in lines:
-            try:
-                metric = _Metric.model_validate_json(line)
-            except ValidationError:
-                metric = _Metric()
-            if metric.step_seconds is not None:
-                self.step_seconds.append(metric.step_seconds)
-            elif line.strip():
-                self.num_unread += 1
-                self.first_unread = self.first_unread or line[:200].decode(errors="replace")
-            self._check_finite(metric)
-        if len(self.step_seconds) > before:
-            self._last_at = time.monotonic()
-            done = len(self.step_seconds)
-            self._rank.heartbeat(
-                Phase.STEADY, done, timed=done >= self._rank.request.measurement.warmup_steps
-            )
-
-    def _check_finite(self, metric: _Metric) -> None:
-        """Note the first loss that is not finite, and the last gradient norm."""
-        step = max(1, len(self.step_seconds))
-        if self.diverged is None and _is_not_finite(metric.loss):
-            self.diverged = NotFinite.of("loss", metric.loss, step=step)
-        norm = metric.gradient_norm if metric.gradient_norm is not None else metric.grad_norm
-        if norm is not None:
-            # Only the last one counts: a scaler of fp16 losses skips single steps that overflow.
-            self._norm = ("gradient norm", norm, step)
-
-    def ends_diverged(self, *, well: bool) -> bool:
-        """True if the program diverged; its gradient norm counts only if it ended `well`."""
-        self.read_to_the_end()
-        if self.diverged is None and well and self._norm is not None:
-            name, value, step = self._norm
-            if _is_not_finite(value):
-                self.diverged = NotFinite.of(name, value, step=step)
-        return self.diverged is not None
+    Rank 0 may write that step a moment after another rank has failed in what follows it.
+    """
+    until = time.monotonic() + _LAST_LINE_SECONDS
+    while not stop_file.exists():
+        metrics.read()
+        if metrics.has_enough:
+            break
+        if not metrics.times_steps or time.monotonic() > until:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
-def _is_not_finite(value: Any) -> bool:
-    """True for NaN and infinity, also as texts; False for null and for what is no number."""
+def _code_within(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The program's exit code; None if it has not ended after these seconds."""
     try:
-        return value is not None and not isinstance(value, bool) and not math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
-    except OverflowError:  # an integer beyond any float
-        return True
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
-def _diverged(rank: Rank, metrics: _Metrics) -> int:
-    """Report the divergence and end: the launcher ends the program with the gang."""
-    assert metrics.diverged is not None
-    sys.stderr.write(f"workloads.rank.NotFinite: {metrics.diverged}\n")
-    rank.refuse(metrics.diverged)
-    return 1
+def _reject(rank: Rank, exc: Exception) -> int:
+    sys.stderr.write(f"workloads.rank.ConfigRejected: {exc}\n")
+    rejected = ConfigRejected(str(exc))
+    if rank.finished:
+        rank.withdraw(rejected)
+    else:
+        rank.refuse(rejected)
+    return 2
 
 
-def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics, secrets: Secrets) -> None:
-    """Make rank 0's result of the program's file or lines, or report why there is none."""
-    phases = metrics.phase_seconds()
-    warmup_steps = rank.request.measurement.warmup_steps
-    try:
-        with result_path.open("rb") as file:
-            result = decode_result(file.read(MAX_RESULT_BYTES + 1))
-        has_null = "loss_last" in result.model_fields_set and result.loss_last is None
-        if result.loss_first is not None and has_null:
-            # So orjson and JavaScript write NaN.
-            raise NotFiniteResult("loss_last", "null")
-        if not result.phase_seconds:
-            result = result.model_copy(update={"phase_seconds": phases})
-    except FileNotFoundError:
-        steps = metrics.step_seconds[: warmup_steps + MAX_SAMPLES]
-        if len(steps) <= warmup_steps:
-            text = (
-                f"the program wrote {len(steps)} steps, warm-up included; "
-                f"expected more than {warmup_steps}"
-            )
-            if metrics.num_unread:
-                text += f"; {metrics.num_unread} lines were no steps, the first: "
-                text += metrics.first_unread
-            _refuse(rank, secrets.blot(text))
-            return
-        result = RankResult(
-            warmup_seconds=steps[:warmup_steps],
-            step_seconds=steps[warmup_steps:],
-            phase_seconds=phases,
-        )
-    except NotFiniteResult as exc:
-        diverged = NotFinite.of(exc.name, exc.value)
-        sys.stderr.write(f"{result_path.name}: {diverged}\n")
-        rank.refuse(diverged)
-        return
-    except (BadResult, OSError) as exc:
-        _refuse(rank, secrets.blot(f"{result_path.name}: {exc}"))
-        return
-    rank.finish(blotted(result, secrets))
-
-
-def _refuse(rank: Rank, reason: str) -> None:
-    """Report why the program left no result, in the log and to the launcher."""
-    sys.stderr.write(f"{reason}\n")
-    rank.refuse(BadResult(reason))
-
-
-def _die_of(number: int) -> None:
+def _end_as(code: int) -> int:
     """End as the program ended, so that the launcher judges the program and not this wrapper."""
-    if number not in (signal.SIGKILL, signal.SIGSTOP):
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    if code < 0:
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from orchestrator.core.problem.hardware import from_driver_name
+from orchestrator.core.problem.hardware import data_sheet_peak
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.trial.protocol import MEASURED_PEAK, TrialRequest
 from workloads.llama.timing import synchronize
@@ -82,12 +82,8 @@ def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | Non
 def _data_sheet_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
     if device.type != "cuda":
         return None
-    hardware = from_driver_name(torch.cuda.get_device_name(device))
-    if hardware is None or precision not in hardware.peak_flops:
-        return None
-    return PeakFlops(
-        flops=hardware.peak_flops[precision], source=f"table: {hardware.name} {precision} dense"
-    )
+    listed = data_sheet_peak(torch.cuda.get_device_name(device), precision)
+    return PeakFlops(flops=listed[0], source=listed[1]) if listed is not None else None
 
 
 def _dtypes_to_try(dtype: torch.dtype, device: torch.device) -> tuple[torch.dtype, ...]:

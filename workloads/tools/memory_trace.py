@@ -1,5 +1,4 @@
-"""Traces the memory of a user's own model: `python -m workloads.tools.memory_trace MODULE:FUNCTION`
-writes one JSON document.
+"""Traces the memory of a user's own model, MODULE:FUNCTION, and writes one JSON document.
 
 `sweep trace` starts it, and makes a table and a part of a sweep file from it. An `error` in the
 document is for people.
@@ -27,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 
+from layout_sweep.start import return_imports
 from orchestrator.core.problem.layout import Precision
 from workloads.tools.model_trace import trace_model
 from workloads.tools.traced_run import TraceRefused
@@ -79,7 +79,7 @@ def document(asked: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m workloads.tools.memory_trace",
+        prog="workloads.tools.memory_trace",
         description="Trace the memory of a model of one's own.",
     )
     parser.add_argument("target", metavar="MODULE:FUNCTION")
@@ -97,12 +97,12 @@ def _imported(target: str) -> Callable[..., Any]:
             f"{target!r} is not MODULE:FUNCTION; "
             "write it as mine:build for the function `build` of mine.py"
         )
-    sys.path.insert(0, str(Path.cwd()))
     if module_name.endswith(".py"):
         module_name = module_name.removesuffix(".py").replace("/", ".")
         raise TraceRefused(
             f"{target!r} names a file; write the module: {module_name}:{function_name}"
         )
+    return_imports()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
@@ -164,7 +164,3 @@ def _place(exc: Exception) -> str:
         if last.line
         else f" at {last.filename}"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

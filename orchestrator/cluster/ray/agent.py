@@ -13,6 +13,7 @@ from types import FrameType
 
 import ray
 
+from layout_sweep.start import claim_imports
 from orchestrator.cluster.ray.bounded_calls import within
 from orchestrator.cluster.ray.head_watch import HeadWatch
 from orchestrator.core.trial.protocol import Device, Heartbeat, LaunchOrder, NodeReport
@@ -27,6 +28,8 @@ class NodeAgent:
     def __init__(
         self, root: str, program: str, node: str, node_environment: Mapping[str, str]
     ) -> None:
+        # Ray has put folders of others into the search path.
+        claim_imports()
         os.environ.update(node_environment)
         self._root, self._node = Path(root), node
         self._launchers: dict[int, NodeLauncher] = {}  # by slot

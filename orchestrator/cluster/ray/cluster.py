@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util.placement_group import placement_group
 
+from layout_sweep.start import ROOT
 from orchestrator.cluster.contract import Slots
 from orchestrator.cluster.ray import local
 from orchestrator.cluster.ray.bounded_calls import first_line, within
@@ -53,7 +54,7 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
     if address is not None:
         _check_port(address)
     try:
-        with _own_handler_of_sigterm():
+        with _own_handler_of_sigterm(), _in_own_folder():
             if guard is not None:
                 with guard.starting():
                     local.start(guard.end_processes, **options)
@@ -71,6 +72,22 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
         raise ClusterUnavailable(f"no connection to {where}: {first_line(exc)}.{hint}") from exc
     local.stop_error_listener()
     _protect_token()
+
+
+@contextmanager
+def _in_own_folder() -> Iterator[None]:
+    """Work in the folder of our packages meanwhile.
+
+    Ray puts the driver's working folder before all others that its workers import from, and a local
+    Ray works there.
+    """
+    before = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    try:
+        os.chdir(ROOT)
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 @contextmanager

@@ -68,6 +68,11 @@ class Gang:
         return max(self.request.limits.total, *reported, 0.0)
 
     @property
+    def has_enough(self) -> bool:
+        """True if its numbers are in: then neither a lost agent nor a failed rank matters."""
+        return any(report.has_enough for report in self.reports.values())
+
+    @property
     def running(self) -> list[int]:
         """Agents whose report is still to come."""
         done = self.reports.keys() | self.lost

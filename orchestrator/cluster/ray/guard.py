@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 
+from layout_sweep.start import command, installed_python_path
 from orchestrator.cluster.ray import session_folder
 from orchestrator.core.trial.rank_environment import RAY_FOLDER_VARIABLE, ray_environment
 from orchestrator.node.cgroups import orphaned_cgroups
@@ -57,10 +58,13 @@ class RayGuard:
     def starting(self) -> Iterator[None]:
         """Set the environment in which Ray starts, and which all that it starts inherits.
 
-        It names the folder, and hides the database and all secrets.
+        It names the folder, and hides the database, all secrets, and the user's folders on
+        PYTHONPATH.
         """
         added = dict.fromkeys((RAY_FOLDER_VARIABLE, session_folder.VARIABLE), str(self.folder))
-        kept = ray_environment(os.environ).keys() - added.keys()
+        if python_path := installed_python_path(os.environ.get("PYTHONPATH", "")):
+            added["PYTHONPATH"] = python_path
+        kept = ray_environment(os.environ).keys() - added.keys() - {"PYTHONPATH"}
         hidden = {name: value for name, value in os.environ.items() if name not in kept}
         try:
             for name in hidden:
@@ -106,9 +110,9 @@ class RayGuard:
     def _begin(self) -> None:
         reader, life_line = os.pipe2(os.O_CLOEXEC)
         self._life_lines.append(life_line)
-        command = [sys.executable, "-m", "orchestrator.cluster.ray.guard"]
+        arguments = str(reader), str(os.getpid()), str(self.folder)
         self._process = subprocess.Popen(
-            [*command, str(reader), str(os.getpid()), str(self.folder)],
+            command("orchestrator.cluster.ray.guard", *arguments),
             pass_fds=(reader,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -216,7 +220,3 @@ def _wait_and_end(life_line: int, orchestrator: int, folder: Path) -> int:
         pass
     end_ray(folder, but=(orchestrator, os.getpid()))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from layout_sweep.start import claim_imports
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray.bounded_calls import first_line
 from orchestrator.cluster.ray.cluster import ClusterNodes, Head
@@ -40,6 +41,7 @@ class RayProbe(NodeProbe):
         return age_seconds(os.getpid())
 
     def gather(self, plan: ProbePlan, *, nvml: Any = None) -> NodeFacts:
+        claim_imports()
         own = tuple(str(device) for device in ray.get_gpu_ids())
         return super().gather(replace(plan, devices=own) if own else plan, nvml=nvml)
 

@@ -42,6 +42,7 @@ from orchestrator.core.machines.packing import FreeOnNode, Shape
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.failures import is_aftermath
 from orchestrator.core.trial.protocol import Device, Heartbeat, LaunchOrder, Phase, TrialRequest
+from orchestrator.core.trial.rank_environment import python_settings
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.node.processes import global_identity
@@ -82,6 +83,8 @@ class RayScheduler:
     ) -> None:
         self._root = str(root)
         self._local = address is None
+        # Ray changes some of them in this process.
+        of_python = python_settings(os.environ) if self._local else {}
         self._guard = RayGuard() if self._local else None
         try:
             connect(address, self._guard)
@@ -94,7 +97,7 @@ class RayScheduler:
         # A slot without GPUs is one core. A rank that uses more cores slows its peers.
         threads = threads_asked_for(os.environ) or ("1" if self._nodes.device is Device.CPU else "")
         of_threads = {"OMP_NUM_THREADS": threads} if threads else {}
-        self._rank_environment = of_threads | dict(rank_environment or {})
+        self._rank_environment = of_python | of_threads | dict(rank_environment or {})
         self._rank_secrets = dict(rank_secrets or {})
         self._identity = global_identity()
         self._meter = LeaseMeter(time.monotonic())
@@ -266,7 +269,7 @@ class RayScheduler:
                     return
                 case GangStage.RUNNING:
                     gang.reports[index] = value
-                    if value.failure is not None:
+                    if value.failure is not None or value.has_enough:
                         self._end_ranks(gang)
         if not gang.refs:
             if gang.stage is GangStage.FORMING:
@@ -304,7 +307,7 @@ class RayScheduler:
                     request=request,
                     program=program_of(request),
                     first_rank=index * len(part.slots),
-                    local_world_size=1 if request.one_rank_per_node else len(part.slots),
+                    local_world_size=len(part.slots),
                     node_rank=index,
                     node_slots=self._nodes.slots.nodes.get(part.node),
                     master_addr=master_addr,
@@ -429,7 +432,7 @@ class RayScheduler:
             Finished(
                 trial_id=gang.trial_id,
                 reports=reports,
-                failure=gang.loss or first_failure(reports),
+                failure=None if gang.has_enough else gang.loss or first_failure(reports),
                 gpu_seconds=gang.gpu_seconds + self._leases.put_back(kept),
                 shared_nodes=gang.shares_nodes if gang.placed_at is not None else None,
             )

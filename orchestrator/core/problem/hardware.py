@@ -159,6 +159,17 @@ def from_label(label: str, *, memory_bytes: float | None = None) -> Hardware:
     return replace(device, memory_bytes=int(memory_bytes * DRIVER_LEAVES))
 
 
+def data_sheet_peak(name: str, precision: Precision) -> tuple[float, str] | None:
+    """The dense peak FLOP/s of the device that a driver calls so, and its source.
+
+    None if no data sheet has the device, or the device no such precision.
+    """
+    hardware = from_driver_name(name)
+    if hardware is None or precision not in hardware.peak_flops:
+        return None
+    return hardware.peak_flops[precision], f"table: {hardware.name} {precision} dense"
+
+
 def from_driver_name(name: str) -> Hardware | None:
     """The device that a driver, or Ray, calls so; None if it is unknown or one of several."""
     key = _DEVICE_OF_NAME.get(name)

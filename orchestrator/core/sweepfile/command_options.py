@@ -7,29 +7,51 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
+from orchestrator.core.frameworks.translation import TABLES, Framework
+from orchestrator.core.sweepfile.config_files import checked_content, file_name, templates
+from orchestrator.core.sweepfile.metrics_section import MetricsSection
 from orchestrator.core.sweepfile.spec_values import key
-from orchestrator.core.sweepfile.template import well_formed
+from orchestrator.core.sweepfile.template import (
+    FRAMEWORK_ARGUMENTS,
+    FRAMEWORK_FILE,
+    FRAMEWORK_NAMES,
+    names_in,
+    well_formed,
+)
 from orchestrator.core.sweepfile.workload_options import WorkloadOptions, few_entries
-from orchestrator.core.trial.rank_environment import LAUNCHERS_OWN, is_secret_name
+from orchestrator.core.trial.nested_launch import CURE, launcher_in
+from orchestrator.core.trial.rank_environment import LAUNCHERS_OWN, RANKS_OWN, is_secret_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _PATTERN = re.compile(r"(?:[A-Za-z_]|\*)[A-Za-z0-9_*]{0,254}")
 
 
-def _variable(name: str) -> str:
+class Processes(StrEnum):
+    PER_RANK = "per_rank"  # we start every rank, as torchrun does
+    PER_NODE = "per_node"  # the program starts the ranks of its node itself
+
+
+def _variable(name: str, *, may_set: frozenset[str] = frozenset()) -> str:
     """Check the name of an environment variable. Errors do not repeat it: it may be a secret."""
     if not _VARIABLE.fullmatch(name):
         raise ValueError(
             "this is no name of an environment variable:"
             " letters, digits and _, no digit first, nothing else"
         )
-    if name in LAUNCHERS_OWN or name.startswith("SWEEP_"):
+    if name in LAUNCHERS_OWN - may_set or name.startswith("SWEEP_"):
         raise ValueError(f"{name} is set for each rank by its launcher; leave it out")
     return name
+
+
+def _set_variable(name: str, info: ValidationInfo) -> str:
+    """Check the name of a variable that `env` sets. A node's program may get its own ranks' too."""
+    is_per_node = (info.data or {}).get("processes") is Processes.PER_NODE
+    return _variable(name, may_set=RANKS_OWN if is_per_node else frozenset())
 
 
 def _names_only(value: Any) -> Any:
@@ -80,7 +102,11 @@ def _without_nul(value: str) -> str:
     return value
 
 
-Variable = Annotated[str, AfterValidator(_variable)]
+def _contents(files: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: checked_content(name, content) for name, content in files.items()}
+
+
+Variable = Annotated[str, AfterValidator(_set_variable)]
 Template = Annotated[str, AfterValidator(_without_nul), AfterValidator(well_formed)]
 
 
@@ -95,6 +121,24 @@ class CommandOptions(WorkloadOptions):
         Field(min_length=1),
         key("list of texts", "The program and its arguments, with `{names}` filled in; no shell"),
     ]
+    # It comes before `env`, which it decides about.
+    processes: Annotated[
+        Processes,
+        key(
+            "`per_rank`, `per_node`",
+            "`per_rank`: the program is started once per GPU, with torchrun's variables."
+            " `per_node`: once per node, and calls torchrun, accelerate, deepspeed or srun itself",
+        ),
+    ] = Processes.PER_RANK
+    framework: Annotated[
+        Framework | None,
+        key(
+            ", ".join(f"`{framework}`" for framework in Framework),
+            "Write each layout as this framework does: as arguments in place of"
+            " `{framework_arguments}`, or as the file `{framework_file}`. Layouts that it cannot"
+            " express are not legal: [recipes.md](recipes.md)",
+        ),
+    ] = None
     env: Annotated[
         Mapping[Variable, Template],
         BeforeValidator(few_entries),
@@ -128,10 +172,67 @@ class CommandOptions(WorkloadOptions):
         key("absolute path", "Working directory. Default: the run directory"),
     ] = None
 
+    files: Annotated[
+        Mapping[Annotated[str, AfterValidator(file_name)], Any],
+        BeforeValidator(few_entries),
+        AfterValidator(_contents),
+        key(
+            "mapping of files",
+            "Files that are written into `{run_dir}` before the program starts:"
+            " [config files](#config-files)",
+        ),
+    ] = {}
+
+    metrics: Annotated[
+        MetricsSection | None,
+        key(
+            "section",
+            "Patterns of the numbers that the program prints:"
+            " [numbers that it prints](#numbers-that-the-program-prints)",
+        ),
+    ] = None
+
+    def names_used(self) -> set[str]:
+        """The names in braces of all its templates."""
+        texts = [*self.argv, *self.env.values(), *filter(None, [self.cwd])]
+        texts += [text for content in self.files.values() for _, text in templates(content)]
+        return set().union(*map(names_in, texts))
+
     def conditions(self) -> dict[str, Any]:
         """Variables that come from the environment may change within one sweep."""
         options = self.as_written()
         return {name: options[name] for name in options if name not in ("env_from", "pass_env")}
+
+    @model_validator(mode="after")
+    def _one_launcher(self) -> Self:
+        launcher = launcher_in(self.argv)
+        if launcher is not None and self.processes is Processes.PER_RANK:
+            raise ValueError(
+                f"argv calls {launcher}, which starts the ranks of a node, and it would be called"
+                f" once per rank: {CURE}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _framework_is_used(self) -> Self:
+        """Check that the program gets what the framework writes."""
+        texts = [*self.argv, *self.env.values()]
+        asked = [name for name in FRAMEWORK_NAMES if any(f"{{{name}}}" in it for it in texts)]
+        if self.framework is None:
+            if asked:
+                raise ValueError(f"{{{asked[0]}}} is written by `framework`: name one")
+            return self
+        file = TABLES[self.framework].file
+        needed = FRAMEWORK_ARGUMENTS if file is None else FRAMEWORK_FILE
+        if asked != [needed]:
+            raise ValueError(
+                f"framework {self.framework} writes {{{needed}}}: use it in argv, and no other"
+            )
+        if file is not None and not isinstance(self.files.get(file, {}), Mapping):
+            raise ValueError(f"files.{file} gets the layout's keys: write it as a mapping")
+        if file is None and f"{{{needed}}}" not in self.argv:
+            raise ValueError(f"{{{needed}}} stands for several: give it an entry of argv alone")
+        return self
 
     @model_validator(mode="after")
     def _given_once(self) -> Self:

@@ -13,17 +13,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.problem.layout import OptionValue
 from orchestrator.core.sweepfile.command_options import CommandOptions
+from orchestrator.core.sweepfile.config_files import templates
 from orchestrator.core.sweepfile.constraint_language import Names
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 from orchestrator.core.sweepfile.synthetic_options import LAYOUT_NAMES
-from orchestrator.core.sweepfile.template import TEMPLATE_NAMES, checked
+from orchestrator.core.sweepfile.template import FRAMEWORK_NAMES, TEMPLATE_NAMES, checked
 from orchestrator.core.sweepfile.workload_options import WorkloadOptions
 from orchestrator.core.sweepfile.workload_section import Workload
 
 # Keys and numbers of entries, from the top of the sweep file.
 Place = tuple[str | int, ...]
 
-_NOT_FOR_OPTIONS = frozenset({*LAYOUT_NAMES, *TEMPLATE_NAMES, *Names().all})
+_NOT_FOR_OPTIONS = frozenset({*LAYOUT_NAMES, *TEMPLATE_NAMES, *FRAMEWORK_NAMES, *Names().all})
 # A command gets option `x` as SWEEP_X in its environment; these variables have another meaning.
 _OWN_VARIABLES = frozenset(
     {
@@ -33,7 +34,6 @@ _OWN_VARIABLES = frozenset(
         "SWEEP_RUN_DIR",
         "SWEEP_ATTEMPT",
         "SWEEP_LAUNCHER",
-        "SWEEP_ORIGINAL_PYTHONPATH",
     }
 )
 
@@ -55,7 +55,7 @@ def option_mistakes(
             wrong = ((i, _value_refusal(options, name, value)) for i, value in enumerate(values))
             mistakes += [((*place, i), message) for i, message in wrong if message]
     if isinstance(options, CommandOptions):
-        mistakes += _template_mistakes(options, (*TEMPLATE_NAMES, *axes))
+        mistakes += _template_mistakes(options, (*TEMPLATE_NAMES, *FRAMEWORK_NAMES, *axes))
     return mistakes
 
 
@@ -117,6 +117,11 @@ def _template_mistakes(options: CommandOptions, names: Sequence[str]) -> list[tu
     texts: list[tuple[Place, str]] = [(("argv", i), text) for i, text in enumerate(options.argv)]
     texts += [(("env", name), text) for name, text in options.env.items()]
     texts += [(("cwd",), options.cwd)] if options.cwd is not None else []
+    texts += [
+        (("files", name, *path), text)
+        for name, content in options.files.items()
+        for path, text in templates(content)
+    ]
     mistakes: list[tuple[Place, str]] = []
     for place, text in texts:
         try:

@@ -22,7 +22,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, from_driver_name
-from orchestrator.core.problem.layout import Precision
+from orchestrator.core.problem.layout import NAMED_AXES, Precision
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.constraint import Constraint, Unread
 from orchestrator.core.sweepfile.option_mistakes import option_mistakes
@@ -50,6 +50,7 @@ from orchestrator.core.sweepfile.spec_values import (
     whole,
 )
 from orchestrator.core.sweepfile.suggestion import did_you_mean
+from orchestrator.core.sweepfile.template import text_of
 from orchestrator.core.sweepfile.trainer_section import TrainerChoice
 from orchestrator.core.sweepfile.workload_section import (
     LlamaWorkload,
@@ -317,6 +318,26 @@ class SweepSpec(Section):
             for model, gpus, length in product(self.model, self.gpus, self.sequence_length)
             for batch in self.global_batch_size or [number // length for number in tokens]
         )
+
+    def template_values(self) -> dict[str, tuple[str, ...]]:
+        """The values that the file gives to names in a command's templates.
+
+        Empty for those that follow from the layout, or that only a rank knows.
+        """
+        axes = self.axes
+        given: dict[str, Any] = {name: getattr(axes, name, "auto") for name in NAMED_AXES}
+        given |= {
+            "precision": self.precision,
+            "world_size": self.gpus,
+            "sequence_length": self.sequence_length,
+            "global_batch_size": self.global_batch_size or (),
+            "seed": (self.search.seed,),
+            **axes.options,
+        }
+        return {
+            name: () if values == "auto" else tuple(map(text_of, values))
+            for name, values in given.items()
+        }
 
     def remarks(self) -> tuple[str, ...]:
         """Settings of the file that the sweep ignores, a sentence each."""

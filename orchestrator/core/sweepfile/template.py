@@ -9,13 +9,18 @@ import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-from orchestrator.core.problem.layout import NAMED_AXES
+from orchestrator.core.problem.layout import NAMED_AXES, OptionValue
 
 # Each name with the meaning of its value.
 TEMPLATE_NAMES: Mapping[str, str] = {
     **dict.fromkeys(NAMED_AXES, "the layout's"),
     "recompute": "as in the sweep file: `full:8`",
     "world_size": "ranks of the gang",
+    "gpus_per_node": "ranks of the gang on each of its nodes",
+    "num_nodes": "nodes of the gang",
+    "node_rank": "number of this node in the gang, from 0",
+    "master_addr": "address of the node that has rank 0",
+    "master_port": "port there that is kept free for the gang",
     "global_batch_size": "sequences of an optimizer step",
     "sequence_length": "tokens of a sequence",
     "num_steps": "`warmup_steps` + `max_steps`",
@@ -23,7 +28,10 @@ TEMPLATE_NAMES: Mapping[str, str] = {
     "run_dir": "a folder for this attempt",
     "result_file": "where its result goes",
     "metrics_file": "where its lines go",
+    "stop_file": "appears when the numbers are enough",
 }
+# Those of option `framework`: the path of its file, and its arguments, an entry of `argv` alone.
+FRAMEWORK_FILE, FRAMEWORK_ARGUMENTS = FRAMEWORK_NAMES = ("framework_file", "framework_arguments")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
@@ -39,6 +47,21 @@ def fill(template: str, values: Mapping[str, str]) -> str:
         return values[match[1]]
 
     return _PLACEHOLDER.sub(value, template)
+
+
+def fill_known(template: str, values: Mapping[str, str]) -> str | None:
+    """Return the template filled in; None if it has other names."""
+    return fill(template, values) if names_in(template) <= values.keys() else None
+
+
+def names_in(template: str) -> set[str]:
+    """Return the names in braces, known or not."""
+    return {match[1] for match in _PLACEHOLDER.finditer(template) if match[1] is not None}
+
+
+def text_of(value: OptionValue) -> str:
+    """Return a value as templates and environment variables have it: `true`, `8`, `full:2`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def checked(template: str, names: Collection[str] = TEMPLATE_NAMES) -> str:

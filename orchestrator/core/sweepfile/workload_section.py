@@ -10,7 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator
 
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Options, Precision
-from orchestrator.core.sweepfile.command_options import CommandOptions
+from orchestrator.core.sweepfile.command_options import CommandOptions, Processes
+from orchestrator.core.sweepfile.metrics_section import MetricsSection, PrintingNode
 from orchestrator.core.sweepfile.spec_values import OrElse, key
 from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
 from orchestrator.core.sweepfile.workload_options import (
@@ -102,6 +103,24 @@ def workload_mistake(
                 " is for device cpu: leave it out"
             )
     return None
+
+
+def is_one_process_per_node(workload: Workload) -> bool:
+    """Return whether one process per node represents the node's ranks."""
+    match workload.options:
+        case SyntheticOptions(one_rank_per_node=is_one):
+            return is_one
+        case CommandOptions(processes=processes):
+            return processes is Processes.PER_NODE
+    return False
+
+
+def reports_on_last_node(workload: Workload) -> bool:
+    """Return whether the steps come from the gang's last node, and not from that of rank 0."""
+    match workload.options:
+        case CommandOptions(metrics=MetricsSection(node=node)):
+            return node is PrintingNode.LAST
+    return False
 
 
 def options_of(workload: Workload, layout: Layout) -> dict[str, Any]:

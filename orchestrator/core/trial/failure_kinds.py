@@ -128,8 +128,8 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="made no progress",
             max_retries=1,
             means="no progress within the phase's limit, after the first step began",
-            cure="its log ends with every rank's stack (of a `command`: of the process that started"
-            " the program); if it was only slow, the message says which limit to change",
+            cure="the message names the place, and its log ends with the stacks of all processes of"
+            " each rank; if it was only slow, the message says which limit to change",
         ),
         _K.START_TIMEOUT: Policy(
             fault=Fault.LAYOUT,

@@ -68,6 +68,16 @@ _DEVICE = re.compile(rf"(?:total capacity of|The limit is) {_SIZE}\b")
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 # Any other signal came from outside.
 _CRASHES = _FAULTS | {signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+# Begins the part of a message that a program printed.
+LAST_LINE = "; the last line of its log: "
+_WORD = re.compile(r"[^\W_]")
+# The kernel ends a process so that has used up a limit of its own.
+_LIMITS: Mapping[int, str] = MappingProxyType(
+    {
+        signal.SIGXCPU: "it has used up its CPU time (ulimit -t)",
+        signal.SIGXFSZ: "a file would have grown beyond the limit (ulimit -f)",
+    }
+)
 # Sent by batch systems, spot nodes, people and closed terminals. We only ever send SIGKILL.
 ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 # These explain a death whatever the log warned of before. SIGABRT does not: watchdogs send it.
@@ -305,12 +315,17 @@ def _cause_by_exit(evidence: Evidence) -> Cause:
     number = _signal(evidence)
     if number in _CRASHES:
         return Cause(_K.SEGFAULT, _exit_text(evidence))
+    if number is not None and number in _LIMITS:
+        return Cause(_K.USER_ERROR, f"{_exit_text(evidence)}: {_LIMITS[number]}")
     if number is not None:
         kind = _K.PREEMPTED if number in ASKED_TO_END else _K.KILLED
         return Cause(kind, _exit_text(evidence))
     if evidence.exit_code == 0 and evidence.bad_result is not None:
         return Cause(_K.BAD_RESULT, evidence.bad_result)
-    return Cause(_K.USER_ERROR, _exit_text(evidence))
+    # A rule or an empty line says nothing.
+    worded = [line.strip() for line in re.split(r"[\r\n]", evidence.log_tail) if _WORD.search(line)]
+    last_line = f"{LAST_LINE}{worded[-1][-300:]}" if worded else ""
+    return Cause(_K.USER_ERROR, f"{_exit_text(evidence)}{last_line}")
 
 
 def _ended_badly(evidence: Evidence) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated
 
@@ -29,6 +30,15 @@ class Stack(BaseModel):
     device_name: _Text = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """The software and device of a user's program, as its launcher found them. Unknown is None."""
+
+    stack: Stack = field(default_factory=Stack)
+    # Names and versions of the packages of the program's Python, sorted.
+    packages: tuple[tuple[str, str], ...] = ()
+
+
 class Fingerprint(BaseModel):
     """A stack, and the code that ran on it."""
 
@@ -42,6 +52,8 @@ class Fingerprint(BaseModel):
     stack: Stack = Stack()
     # Names and values of environment variables, as `communication.counted` selects them.
     settings: tuple[tuple[str, str], ...] = ()
+    # Names and versions of the packages of a user's Python, sorted; empty: not known.
+    packages: tuple[tuple[str, str], ...] = ()
 
     @property
     def digest(self) -> str:
@@ -50,6 +62,57 @@ class Fingerprint(BaseModel):
 
 @lru_cache(maxsize=64)  # asked thousands of times
 def _digest(fingerprint: Fingerprint) -> str:
-    # Without settings the digest is that of the numbers from before settings were recorded.
-    fields = fingerprint.model_dump(exclude=set() if fingerprint.settings else {"settings"})
+    # Without settings or packages the digest is that of the numbers from before these were
+    # recorded.
+    absent = {name for name in ("settings", "packages") if not getattr(fingerprint, name)}
+    fields = fingerprint.model_dump(exclude=absent)
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+MAX_CHANGES = 8  # that are named
+
+
+def changes(before: Fingerprint, after: Fingerprint) -> str:
+    """Say what differs between two fingerprints: `torch 2.9.0 -> 2.9.1, numpy added`.
+
+    Empty if they are the same.
+    """
+    found = _changed(
+        "version of layout-sweep", before.orchestrator_version, after.orchestrator_version
+    )
+    if (before.git_sha, before.dirty_diff_digest) != (after.git_sha, after.dirty_diff_digest):
+        found += _changed("git", (before.git_sha or "")[:12], (after.git_sha or "")[:12])
+        if before.git_sha == after.git_sha:
+            found.append("the program's files")
+    old, new = before.stack.model_dump(), after.stack.model_dump()
+    for name in old:
+        found += _changed(name, old[name], new[name])
+    found += _changes_of(dict(before.settings), dict(after.settings))
+    told = set(found)
+    found += [
+        text
+        for text in _changes_of(dict(before.packages), dict(after.packages))
+        if text not in told
+    ]
+    if len(found) > MAX_CHANGES:
+        found = [*found[:MAX_CHANGES], f"and {len(found) - MAX_CHANGES} more"]
+    return ", ".join(found)
+
+
+def _changes_of(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    if not before or not after:
+        # One of them is from before this was recorded, or the answer was not known.
+        return []
+    return [
+        text
+        for name in sorted({*before, *after})
+        for text in _changed(name, before.get(name), after.get(name))
+    ]
+
+
+def _changed(name: str, before: str | None, after: str | None) -> list[str]:
+    if before == after:
+        return []
+    if not before:
+        return [f"{name} {after} added"]
+    return [f"{name} {before} removed"] if not after else [f"{name} {before} -> {after}"]

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import MFU_FORMULA, ModelShape
-from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
+from orchestrator.core.trial.extra import bounded_extra
+from orchestrator.core.trial.protocol import (
+    DriverMemoryKind,
+    MeasurementPlan,
+    NodeReport,
+    RankResult,
+)
 
 CONFIDENCE = 0.95
 # Stopping once the 95 % interval is narrow would select samples for which it is too narrow (by
@@ -81,14 +88,27 @@ class Measurement:
     thrashing: bool
     loss_first: float | None
     loss_last: float | None
+    # As the driver or the kernel saw it, with its kind; kept apart from the allocator's bytes.
+    peak_memory_driver_bytes: int | None = None
+    peak_memory_driver_kind: DriverMemoryKind | None = None
+    # The program's own fields, as JSON; None: it told none.
+    extra: Mapping[str, Any] | None = None
+    # Why the numbers cannot be true (plausibility.py), with the cure; None: nothing shows it.
+    implausible: str | None = None
 
 
 def why_unsure(
-    *, confident: bool | None, num_steps: int | None, relative_confidence: float | None
-) -> Unsure | None:
-    """Return why a measurement is less precise than the plan asks; None: it is not."""
+    *,
+    confident: bool | None,
+    num_steps: int | None,
+    relative_confidence: float | None,
+    implausible: str | None = None,
+) -> str | None:
+    """Return why a measurement is less sure than the plan asks; None: it is not."""
     if confident is not False:
         return None
+    if implausible is not None:
+        return f"its numbers cannot be true: {implausible}"
     if num_steps == 1:
         return Unsure.ONE_NUMBER
     return Unsure.FEW_STEPS if relative_confidence is None else Unsure.VARIED
@@ -100,12 +120,23 @@ def enough(samples: Sequence[float], plan: MeasurementPlan) -> bool:
     It tests few counts, at a higher confidence than is reported: a test after every step stops by
     luck.
     """
+    if not _may_stop_at(len(samples), plan):
+        return False
     if len(samples) >= plan.max_steps:
         return True
-    if len(samples) < plan.min_steps or len(samples) not in _STOPPING_COUNTS:
-        return False
     confidence = relative_confidence(samples, level=STOPPING_CONFIDENCE)
     return confidence is not None and confidence <= plan.relative_confidence
+
+
+def first_enough(samples: Sequence[float], plan: MeasurementPlan, *, after: int = 0) -> int | None:
+    """Return the first number of samples above `after` at which timing may stop; None: not yet."""
+    counts = (n for n in range(after + 1, len(samples) + 1) if _may_stop_at(n, plan))
+    return next((n for n in counts if enough(samples[:n], plan)), None)
+
+
+def _may_stop_at(count: int, plan: MeasurementPlan) -> bool:
+    is_few = count < plan.min_steps
+    return count >= plan.max_steps or (not is_few and count in _STOPPING_COUNTS)
 
 
 def relative_confidence(samples: Sequence[float], *, level: float = CONFIDENCE) -> float | None:
@@ -153,14 +184,16 @@ def measure(
 ) -> Measurement:
     """Merge the results of all ranks: each step as the slowest, memory as the worst has it.
 
-    Raises ImplausibleMeasurement if ranks have different numbers of steps, or MFU or HFU exceeds 1.
+    Ranks without steps tell their memory. Raises ImplausibleMeasurement if the others have
+    different numbers of steps, or MFU or HFU exceeds 1.
     """
-    counts = {len(r.step_seconds) for r in results}
+    timed = [r for r in results if r.step_seconds]
+    counts = {len(r.step_seconds) for r in timed}
     if len(counts) != 1:
         raise ImplausibleMeasurement(f"ranks timed different numbers of steps: {sorted(counts)}")
-    slowest = tuple(max(step) for step in zip(*(r.step_seconds for r in results), strict=True))
+    slowest = tuple(max(step) for step in zip(*(r.step_seconds for r in timed), strict=True))
     step_time = summarise_steps(slowest)
-    tokens = results[0].tokens_per_step or layout.global_batch_size * sequence_length
+    tokens = timed[0].tokens_per_step or layout.global_batch_size * sequence_length
     per_gpu = tokens / step_time.median / layout.world_size
     peak, source = min(
         ((r.peak_flops, r.peak_flops_source) for r in results if r.peak_flops is not None),
@@ -176,7 +209,9 @@ def measure(
             raise ImplausibleMeasurement(
                 f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} "
                 f"tokens/s/GPU at {model_flops:.3g} FLOPs a token, peak {peak:.3g} FLOP/s "
-                f"({source}). A formula, the peak or a clock is wrong"
+                f"({source or 'its source is not told'}). The steps are told too short (call "
+                "torch.cuda.synchronize() before you read the clock), or the peak or the sizes of "
+                "`model` are wrong"
             )
     retries = _worst(r.allocator_retries for r in results)
     capacities = [r.device_memory_bytes for r in results if r.device_memory_bytes is not None]
@@ -198,8 +233,24 @@ def measure(
         allocator_retries=retries,
         # The allocator retries only if the device is full, however much of it NCCL and others use.
         thrashing=bool(retries),
-        loss_first=results[0].loss_first,
-        loss_last=results[0].loss_last,
+        loss_first=timed[0].loss_first,
+        loss_last=timed[0].loss_last,
+        extra=_merged_extra([*timed, *results]),
+    )
+
+
+def with_driver_memory(measurement: Measurement, reports: Sequence[NodeReport]) -> Measurement:
+    """Add the highest memory that a driver or kernel saw: of the devices, else of processes."""
+    used = _worst(report.gpu.peak_memory_bytes for report in reports)
+    kind = DriverMemoryKind.NVML
+    if used is None:
+        kind = DriverMemoryKind.RSS
+        outcomes = [outcome.result for report in reports for outcome in report.ranks]
+        used = _worst(r.peak_memory_resident_bytes for r in outcomes if r is not None)
+    return replace(
+        measurement,
+        peak_memory_driver_bytes=used,
+        peak_memory_driver_kind=kind if used is not None else None,
     )
 
 
@@ -208,6 +259,14 @@ def hardware_flops_per_token(model: ModelShape, *, sequence_length: int, layout:
     return model.flops_per_token(sequence_length) + model.recomputed_flops_per_token(
         sequence_length, layout.recompute
     )
+
+
+def _merged_extra(results: Sequence[RankResult]) -> dict[str, Any] | None:
+    """Return the fields of all ranks; of one that several ranks have, the first rank's."""
+    merged: dict[str, Any] = {}
+    for result in reversed(results):
+        merged |= result.extra
+    return bounded_extra(merged) or None
 
 
 def _worst(values: Iterable[int | None]) -> int | None:

@@ -13,12 +13,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import ModelShape
+from orchestrator.core.trial.extra import bounded_extra
 from orchestrator.core.trial.failure_kinds import Failure
-from orchestrator.core.trial.fingerprint import WITHOUT_NUL, Stack
+from orchestrator.core.trial.fingerprint import WITHOUT_NUL, Software, Stack
 from orchestrator.core.trial.machine_load import MachineLoad
 
 RUN_DIR_VARIABLE = "SWEEP_RUN_DIR"
@@ -65,9 +73,9 @@ class _Message(BaseModel):
 
 
 MAX_SECONDS = 1e7  # nothing takes longer than four months
-Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=MAX_SECONDS)]
 # No clock resolves less, and a division by it is finite.
-PositiveSeconds = Annotated[float, Field(ge=1e-9, le=MAX_SECONDS)]
+PositiveSeconds = Annotated[float, Field(strict=True, ge=1e-9, le=MAX_SECONDS)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
 Step = Annotated[int, Field(ge=0, le=10**9)]
 ShortText = Annotated[str, Field(max_length=4000)]
@@ -81,6 +89,13 @@ class MeasurementPlan(_Message):
     max_steps: Annotated[int, Field(ge=2, le=MAX_SAMPLES)]
     # Half-width of the median's 95 % interval over the median.
     relative_confidence: Annotated[float, Field(gt=0)]
+
+
+class DriverMemoryKind(StrEnum):
+    """Who saw a peak of memory that the program did not tell."""
+
+    NVML = "nvml"  # used on a device: the allocator's, and what it does not know of
+    RSS = "rss"  # resident memory of the program's largest process
 
 
 class LimitName(StrEnum):
@@ -142,10 +157,17 @@ class TrialRequest(_Message):
     measurement: MeasurementPlan
     limits: PhaseLimits
     seed: int
-    one_rank_per_node: bool = False  # it represents the others there
+    # One process per node represents the node's ranks: it starts them itself, or trains nothing.
+    one_rank_per_node: bool = False
+    # The steps come from the first rank of the gang's last node, and not from rank 0.
+    reports_on_last_node: bool = False
     peaks: tuple[KnownPeak, ...] = ()  # measured before, at the layout's precision
     elapsed_seconds: float = 0.0  # since the start of the orchestrator
     nodes: tuple[str, ...] = ()  # the gang's, by the scheduler's names
+
+    def reporting_rank(self, *, local_world_size: int) -> int:
+        """The rank whose result has the steps, if each node has so many ranks."""
+        return self.layout.world_size - local_world_size if self.reports_on_last_node else 0
 
     @property
     def tag(self) -> str:
@@ -158,6 +180,8 @@ class Heartbeat(_Message):
     step: Step = 0
     # A timed step runs: neither the warm-up nor a step that is measured separately.
     timed: bool = False
+    # Its numbers are in, however the gang ends from now on: the launcher may end it.
+    enough: bool = False
     # On the node's monotonic clock, which its processes share.
     at: Annotated[float, Field(ge=0, le=1e12)] | None = None
     # The total limit now in force, by the launcher.
@@ -173,11 +197,37 @@ class CollectiveTime(_Message):
     num_calls: Annotated[int, Field(ge=1, le=1 << 30)]
 
 
+def _bounded(extra: Any) -> Any:
+    return bounded_extra(extra) if isinstance(extra, Mapping) else extra
+
+
+class LinesRead(_Message):
+    """One read of a program's lines that found new steps. Seconds count from its start."""
+
+    after: Seconds  # of the read before: these lines were not there yet
+    at: Seconds
+    num_steps: Step  # steps so far, these included
+
+
+class ProgramSeen(_Message):
+    """What the rank of a user's program saw of it, by its own clock. No word of it is told."""
+
+    seconds: Seconds  # from the program's start to its end
+    reads: list[LinesRead] = Field(default=[], max_length=MAX_SAMPLES)
+    ended_itself: bool = True  # False: it was told to end
+    # False: neither its command nor its script names the number of steps that are asked for.
+    knows_num_steps: bool = True
+    # By how much the step numbers in its lines rise from line to line; None: they have none.
+    steps_per_line: float | None = None
+    # Steps that a line covers, each of its time, by the sweep file.
+    every: Annotated[int, Field(ge=1)] = 1
+
+
 class RankResult(_Message):
     """What one rank measured. Only the step samples are required; unknown is None."""
 
+    # Empty: the rank told other things only.
     step_seconds: list[PositiveSeconds] = Field(
-        min_length=1,
         max_length=MAX_SAMPLES,
         description="seconds of each timed optimizer step, in order; required",
     )
@@ -205,6 +255,11 @@ class RankResult(_Message):
         default={},
         max_length=32,
         description='bytes at the peak by part, such as `{"parameters": 123}`',
+    )
+    peak_memory_resident_bytes: Bytes | None = Field(
+        default=None,
+        description="highest memory of a process on a CPU; without it that of the program's "
+        "largest process, by the kernel",
     )
     device_memory_bytes: Bytes | None = Field(default=None, description="memory of the device")
     allocator_retries: int | None = Field(
@@ -240,11 +295,17 @@ class RankResult(_Message):
         max_length=1000,
         description="of workload netbench: each collective and message size with its seconds",
     )
+    extra: Annotated[dict[str, Any], BeforeValidator(_bounded)] = Field(
+        default={},
+        description="any fields of your own, at most 16 KiB: kept as JSON in `v_trial.extra`",
+    )
     stack: Stack = Field(
         default=Stack(),
         description="`python`, `torch`, `cuda`, `nccl`, `driver`, `device_name`: part of the "
         "fingerprint",
     )
+    # Not a field of a program's document: its rank adds it.
+    seen: ProgramSeen | None = None
 
 
 # If one of these is not finite, the training diverged.
@@ -294,20 +355,23 @@ def decode_request(text: bytes) -> TrialRequest:
     return _REQUEST.validate_json(text)
 
 
-def decode_result(text: bytes) -> RankResult:
-    """Parse a rank's result. Raises BadResult if it is not valid.
+def decode_result(text: bytes, *, needs_steps: bool = True) -> RankResult:
+    """Parse a rank's result. Raises BadResult if it is not valid, or has no step but needs one.
 
     Raises its subclass NotFiniteResult if the loss or gradient norm is NaN or infinite, also as
     text.
     """
     try:
-        return _decode(_RESULT, text, "result")
+        result = _decode(_RESULT, text, "result")
     except BadResult as exc:
         cause = exc.__cause__
         for error in cause.errors(include_url=False) if isinstance(cause, ValidationError) else ():
             if error["type"] == "finite_number" and error["loc"][0] in TRAINED_NUMBERS:
                 raise NotFiniteResult(str(error["loc"][0]), error["input"]) from exc
         raise
+    if needs_steps and not result.step_seconds:
+        raise BadResult("result is not valid: step_seconds: it has no step")
+    return result
 
 
 def decode_failure(text: bytes) -> RankFailure:
@@ -342,6 +406,8 @@ class GpuUsage:
     utilisation: float | None = None  # mean, 0..1
     power_watts: float | None = None  # mean per GPU
     num_samples: int = 0
+    # Of the fullest device, whether steps were timed or not, less what was used before.
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +435,8 @@ class NodeReport:
     ranks: Sequence[RankOutcome]
     failure: Failure | None = None  # None: every rank measured
     failed_at_unix_seconds: float | None = None
+    # Rank 0's numbers are in, and its gang was ended: how other ranks ended does not matter.
+    has_enough: bool = False
     seconds: float = 0.0  # until the last process has ended
     # From the last result to the end of the last process; None: not every rank measured.
     teardown_seconds: float | None = None
@@ -378,6 +446,7 @@ class NodeReport:
     set_by_launcher: tuple[str, ...] = ()  # names only the launcher set
     gpu: GpuUsage = field(default_factory=GpuUsage)
     load: MachineLoad = field(default_factory=MachineLoad)  # during timed steps
+    software: Software = field(default_factory=Software)  # of a user's program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,7 +455,7 @@ class LaunchOrder:
 
     request: TrialRequest
     program: str  # module with `main() -> int`: "workloads.llama"
-    local_world_size: int
+    local_world_size: int  # ranks of the gang on this node
     first_rank: int = 0  # global rank of this node's first
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
@@ -404,3 +473,13 @@ class LaunchOrder:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     # Secret ones: ranks get them, and they are removed from every log, report and message.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def reporting_rank(self) -> int:
+        """The rank of the gang whose result has the steps."""
+        return self.request.reporting_rank(local_world_size=self.local_world_size)
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes the launcher starts: one per rank, or one for all of the node's."""
+        return 1 if self.request.one_rank_per_node else self.local_world_size

@@ -36,12 +36,16 @@ NEEDED_PREFIXES = (
     "SLURM_", "PMI_", "PMIX_", "OMPI_", "I_MPI_",
 )  # fmt: skip
 
-# The launcher sets these. With other values, ranks would not find each other, or use others' GPUs.
-LAUNCHERS_OWN = frozenset({
+# A rank's place in its gang, as torchrun tells it. A program that starts its node's ranks itself
+# gets none of these.
+RANKS_OWN = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+    "MASTER_PORT", "TORCHELASTIC_RUN_ID",
 })  # fmt: skip
+# With other values, ranks would use others' GPUs.
+DEVICES_OWN = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+# The launcher sets these. With other values, ranks would not find each other.
+LAUNCHERS_OWN = RANKS_OWN | DEVICES_OWN
 # Every process of a local Ray has this variable, the folder of that Ray, and is found by it.
 RAY_FOLDER_VARIABLE = "SWEEP_RAY_FOLDER"
 # No pattern passes these: this program's, Ray's, the database's, and the launcher's share of
@@ -71,7 +75,14 @@ def needed(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if (name in NEEDED_NAMES or name.startswith(NEEDED_PREFIXES))
         and not holds_secret(name, value)
+        and not _is_rays(name, value)
     }
+
+
+def python_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of Python, which a Ray of ours does not see as the user set them."""
+    seen = needed(environment).items()
+    return {name: value for name, value in seen if name.startswith("PYTHON")}
 
 
 def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -113,6 +124,11 @@ def is_secret_name(name: str) -> bool:
 def holds_secret(name: str, value: str) -> bool:
     """Return whether a variable's name shows a secret, or its value is a URL with a password."""
     return is_secret_name(name) or _URL_WITH_PASSWORD.search(value) is not None
+
+
+def _is_rays(name: str, value: str) -> bool:
+    """Return whether Ray set a variable in its own processes; it replaces the user's value."""
+    return name == "PYTHONBREAKPOINT" and value.startswith("ray.")
 
 
 def secret_values(environment: Mapping[str, str]) -> dict[str, str]:

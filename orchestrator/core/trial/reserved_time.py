@@ -100,13 +100,14 @@ def step_seconds_within(
 ) -> tuple[float, float | None]:
     """Return the slowest rank's seconds in timed steps, and in the steps before (None: unknown).
 
-    Never more than was reserved: workload synthetic does not wait for its steps, and a clock may be
-    wrong.
+    A sample that a program printed may stand for several steps. Never more than was reserved:
+    workload synthetic does not wait for its steps, and a clock may be wrong.
     """
-    timed_seconds = min(fsum(timed), reserved_seconds)
-    warmups = [r.warmup_seconds for r in results]
+    every = max((r.seen.every for r in results if r.step_seconds and r.seen is not None), default=1)
+    timed_seconds = min(every * fsum(timed), reserved_seconds)
+    warmups = [r.warmup_seconds for r in results if r.step_seconds]
     if all(warmups) and len({len(steps) for steps in warmups}) == 1:
-        warmup: float | None = fsum(max(step) for step in zip(*warmups, strict=True))
+        warmup: float | None = every * fsum(max(step) for step in zip(*warmups, strict=True))
     else:
         warmup = phases.get(Phase.FIRST_STEP)  # a foreign program's warm-up is untimed
     return timed_seconds, None if warmup is None else min(warmup, reserved_seconds - timed_seconds)

@@ -115,6 +115,14 @@ def test_a_rank_that_fails_on_one_node_ends_those_of_the_other_at_once(out: dict
     assert out["crash_seconds"] < 15  # they would hang for 30
 
 
+def test_numbers_that_are_enough_stand_when_the_second_node_fails_because_the_first_ends(
+    out: dict[str, Any],
+) -> None:
+    assert out["failed_meanwhile"]
+    assert out["enough"] is None
+    assert out["enough_of"] == [True, False]
+
+
 def test_the_loss_of_a_node_ends_its_gang(out: dict[str, Any]) -> None:
     assert out["lost"] == "node_lost"
     assert out["lost_seconds"] < 30

@@ -90,6 +90,7 @@ def main() -> None:
         | _lands_where_it_is_asked(scheduler)
         | _hangs_on_the_second_node(scheduler)
         | _fails_on_the_second_node(scheduler)
+        | _has_enough_on_the_first_node(scheduler)
     )
     out |= _loses_a_node(scheduler, lambda: cluster.remove_node(second, allow_graceful=False))
     third = cluster.add_node(  # type: ignore[no-untyped-call]
@@ -320,6 +321,32 @@ def _hands_gpus_out(scheduler: RayScheduler) -> dict[str, Any]:
     return {
         "gpus": sorted(report.environment["devices"] for report in reports),
         "one_agent": parts[0].lease is parts[1].lease,
+    }
+
+
+# Ranks write steps for ever, and those of the second node fail once the first node ends its own.
+ENDLESS = """
+import json, os, sys, time
+others = os.path.join(sys.argv[1], os.environ["MASTER_PORT"])
+while os.environ["RANK"] > "1" and not os.path.exists(others): time.sleep(0.01)
+while os.environ["RANK"] < "2":
+    with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:
+        file.write(json.dumps({"step_seconds": 0.5}) + "\\n")
+    time.sleep(0.02)
+    if os.path.exists(os.environ["SWEEP_STOP_FILE"]): open(others, "w")
+sys.exit("RuntimeError: Connection closed by peer")
+"""
+
+
+def _has_enough_on_the_first_node(scheduler: RayScheduler) -> dict[str, Any]:
+    argv = [sys.executable, "-c", ENDLESS.replace("{", "{{").replace("}", "}}"), sys.argv[1]]
+    more = {"workload": "command", "options": {"argv": argv}}
+    _begin(scheduler, request(4).model_copy(update=more))
+    (end,) = finished(until_finished(scheduler))
+    return {
+        "enough": end.failure.message if end.failure is not None else None,
+        "enough_of": [report.has_enough for report in end.reports],
+        "failed_meanwhile": end.reports[1].failure is not None,
     }
 
 

@@ -351,6 +351,34 @@ BAD = [
     ),
     (
         15,
+        "  name: command\n  options: {argv: [a], files: {ds.json: {a: {b: [1, '{micro_batch}']}}}}",
+        "16:53: workload.options.files.ds.json.a.b[1]: '{micro_batch}' in '{micro_batch}' is not a"
+        " name that can be filled in; ... did you mean {micro_batch_size}?",
+    ),
+    (
+        15,
+        "  name: command\n  options: {argv: [a], metrics: {log: time, unit: ms}}",
+        "16:39: workload.options.metrics.log: 'time' has 0 groups; put exactly the number into"
+        " ( ), and write (?: ) for any other group",
+    ),
+    (
+        15,
+        "  name: command\n  options: {argv: [a], metrics: {log: (a), unit: sec, evry: 2}}",
+        "16:50: workload.options.metrics.unit: 'sec' is not one of s, ms, us, steps_per_second",
+    ),
+    (
+        15,
+        "  name: command\n  options: {argv: [a], files: {../ds.json: {a: 1}}}",
+        "16:44: workload.options.files.../ds.json: '../ds.json' is no name of a file in the run"
+        " folder",
+    ),
+    (
+        15,
+        "  name: command\n  options: {argv: [a], files: {a.toml: {b: {c: null}}}}",
+        "16:31: workload.options.files: a.toml: b.c: TOML has no null; leave the key out",
+    ),
+    (
+        15,
         "  name: synthetic\n  options: {faults: [{fault: oomm}, {fault: oom, att: init}]}",
         "16:30: workload.options.faults[0].fault: 'oomm' is not one of oom, ... did you mean oom?",
     ),

@@ -25,12 +25,12 @@ from orchestrator.core.sweepfile.workload_section import (
     WORKLOADS,
     CommandWorkload,
     LlamaWorkload,
+    is_one_process_per_node,
     options_of,
     varied,
 )
 from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from orchestrator.node.processes import LAUNCHER_VARIABLE
-from orchestrator.node.rank_server import ORIGINAL_PATH_VARIABLE
 
 WRITTEN: list[dict[str, Any]] = [
     {"name": "llama", "options": {}},
@@ -49,6 +49,18 @@ WRITTEN: list[dict[str, Any]] = [
             "env": {"A": "{{}}"},
             "env_from": ["HF_TOKEN"],
             "cwd": "/tmp",
+        },
+    },
+    {
+        "name": "command",
+        "options": {
+            "argv": ["a"],
+            "files": {"a.json": {"b": ["{seed}", 1.5, None]}, "run.sh": "#!/bin/sh\n"},
+            "metrics": {
+                "log": "(a)",
+                "unit": "ms",
+                "also": {"loss": "(b)", "peak_memory": {"log": "(c)", "unit": "MiB"}},
+            },
         },
     },
 ]
@@ -284,7 +296,6 @@ def test_a_template_knows_every_name_and_doubled_braces() -> None:
                 RUN_DIR_VARIABLE,
                 ATTEMPT_VARIABLE,
                 LAUNCHER_VARIABLE,
-                ORIGINAL_PATH_VARIABLE,
             )
         ),
         (["Run_Dir"], "would be SWEEP_RUN_DIR"),
@@ -297,6 +308,15 @@ def test_an_option_of_a_command_has_a_variable_of_its_own(names: list[str], told
     assert sweep(
         workload=command, axes={"options": {"kernel": ["a"], "kernels": ["a"], "homes": ["a"]}}
     )
+
+
+def test_a_program_that_starts_its_ranks_is_one_process_per_node() -> None:
+    for options, is_one in (({}, False), ({"processes": "per_node"}, True)):
+        workload = sweep(workload={"name": "command", "options": {"argv": ["a"], **options}})
+        assert is_one_process_per_node(workload.workload) is is_one
+    one = {"name": "synthetic", "options": {"one_rank_per_node": True}}
+    assert is_one_process_per_node(sweep(workload=one).workload)
+    assert not is_one_process_per_node(sweep(workload="llama").workload)
 
 
 def test_a_trial_is_told_the_options_of_its_layout_on_top() -> None:
@@ -325,3 +345,37 @@ def test_options_that_may_vary_are_options() -> None:
         options = workload.model_fields["options"].annotation
         assert options is not None
         assert set(options.MAY_VARY or ()) <= set(options.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"argv": ["a", "{framework_file}"]}, "{framework_file} is written by `framework`"),
+        (
+            {"argv": ["a"], "framework": "megatron"},
+            "framework megatron writes {framework_arguments}: use it in argv",
+        ),
+        (
+            {"argv": ["a", "{framework_arguments}"], "framework": "deepspeed"},
+            "framework deepspeed writes {framework_file}: use it in argv, and no other",
+        ),
+        (
+            {"argv": ["a", "x {framework_arguments}"], "framework": "megatron"},
+            "{framework_arguments} stands for several: give it an entry of argv alone",
+        ),
+        (
+            {
+                "argv": ["a", "{framework_file}"],
+                "framework": "nanotron",
+                "files": {"nanotron.yaml": "general: none"},
+            },
+            "files.nanotron.yaml gets the layout's keys: write it as a mapping",
+        ),
+    ],
+)
+def test_what_a_framework_writes_has_to_reach_the_program(
+    options: dict[str, Any], told: str
+) -> None:
+    assert told in refused(CommandOptions, **options)
+    CommandOptions.model_validate({"argv": ["a", "{framework_arguments}"], "framework": "megatron"})
+    CommandOptions.model_validate({"argv": ["a", "-c={framework_file}"], "framework": "nanotron"})

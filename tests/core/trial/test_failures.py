@@ -861,3 +861,25 @@ def test_the_numbers_are_read_from_the_cause_of_another_exception() -> None:
 def test_only_an_out_of_memory_has_a_shortage() -> None:
     assert classify(evidence(num_oom_kills=1, exit_code=137)).memory == MemoryShortage()
     assert classify(evidence(exception="ValueError", message=CUDA_REFUSAL[20:40])).memory is None
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "said"),
+    [
+        (127, "launch.sh: line 2: exec: torchrun: not found\n", "exec: torchrun: not found"),
+        (1, "Loading\r100 %\nusage: train.py --steps N\n=====\n\n", "usage: train.py --steps N"),
+        (1, "x" * 10_000, "x" * 200),
+    ],
+)
+def test_an_exit_without_an_exception_is_told_with_the_last_line_of_its_log(
+    code: int, log: str, said: str
+) -> None:
+    failure = classify(evidence(exit_code=code, log_tail=log, phase="first_step"))
+    before, _, last = failure.message.partition("; the last line of its log: ")
+    assert (failure.kind, before) == (
+        K.USER_ERROR,
+        f"rank 0 failed in first_step: exit code {code}",
+    )
+    assert last.endswith(said) and len(last) < 400
+    nothing = classify(evidence(exit_code=code, log_tail="\n==\n", phase="first_step"))
+    assert nothing.message == before

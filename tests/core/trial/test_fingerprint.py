@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core.trial.fingerprint import Fingerprint, Stack
+from orchestrator.core.trial.fingerprint import Fingerprint, Stack, changes
 
 
 def fingerprint(**known: str) -> Fingerprint:
@@ -27,3 +27,35 @@ def test_numbers_taken_with_other_settings_of_communication_are_kept_apart() -> 
 def test_without_settings_a_fingerprint_is_what_it_was_before_they_were_known() -> None:
     # As the program of schema 0004 wrote it.
     assert fingerprint().digest == "ec984f20471d9bed"
+
+
+def with_packages(**versions: str) -> Fingerprint:
+    return fingerprint().model_copy(update={"packages": tuple(sorted(versions.items()))})
+
+
+def test_another_version_of_a_package_is_another_fingerprint_and_is_named() -> None:
+    before = with_packages(torch="2.9.0", numpy="2.1", old="1")
+    after = with_packages(torch="2.9.1", numpy="2.1", new="3")
+    assert before.digest != after.digest != fingerprint().digest
+    assert changes(before, after) == "new 3 added, old 1 removed, torch 2.9.0 -> 2.9.1"
+    assert changes(before, before) == ""
+
+
+def test_what_else_differs_is_named_too() -> None:
+    before, after = fingerprint(NCCL_ALGO="Ring"), fingerprint(NCCL_ALGO="Tree")
+    after = after.model_copy(update={"git_sha": "4567", "stack": Stack(torch="2.14.0")})
+    assert changes(before, after) == (
+        "git 0123abcd -> 4567, torch 2.13.0 -> 2.14.0, NCCL_ALGO Ring -> Tree"
+    )
+    dirty = fingerprint().model_copy(update={"dirty_diff_digest": "x"})
+    assert changes(fingerprint(), dirty) == "the program's files"
+
+
+def test_of_very_many_changes_the_first_are_named() -> None:
+    before, after = (with_packages(**{f"p{n:02}": v for n in range(20)}) for v in ("1", "2"))
+    text = changes(before, after)
+    assert text.startswith("p00 1 -> 2, p01") and text.endswith("p07 1 -> 2, and 12 more")
+
+
+def test_a_list_of_packages_that_is_not_known_adds_no_change() -> None:
+    assert changes(fingerprint(), with_packages(numpy="2.1")) == ""

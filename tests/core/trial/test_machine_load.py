@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import log, sqrt
 
 import pytest
@@ -122,11 +123,7 @@ def test_a_load_survives_the_spool_and_a_spool_of_before_has_none() -> None:
     )
     text = _SPOOLED.dump_json(Spooled(attempt=1, end=end))
     assert _SPOOLED.validate_json(text).end.reports[0].load == load
-    before = text.replace(_part(text, b'"load":'), b"").replace(b",}", b"}")
-    assert b"load" not in before
+    document = json.loads(text)
+    del document["end"]["reports"][0]["load"]
+    before = json.dumps(document).encode()
     assert _SPOOLED.validate_json(before).end.reports[0].load == NO_LOAD
-
-
-def _part(text: bytes, name: bytes) -> bytes:
-    begin = text.index(name)
-    return text[begin : text.index(b"}", begin) + 1]

@@ -18,12 +18,21 @@ from orchestrator.core.trial.measurement import (
     Unsure,
     _median_interval_rank,
     enough,
+    first_enough,
     measure,
     relative_confidence,
     summarise_steps,
     why_unsure,
+    with_driver_memory,
 )
-from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
+from orchestrator.core.trial.protocol import (
+    DriverMemoryKind,
+    GpuUsage,
+    MeasurementPlan,
+    NodeReport,
+    RankOutcome,
+    RankResult,
+)
 
 MODEL = PRESETS["llama-3.1-8b"]
 PLAN = MeasurementPlan(warmup_steps=2, min_steps=5, max_steps=20, relative_confidence=0.02)
@@ -119,6 +128,14 @@ def test_one_outlier_among_many_does_not_prolong_timing() -> None:
 def test_timing_looks_at_few_counts_only() -> None:
     plan = PLAN.model_copy(update={"max_steps": 100})
     assert [n for n in range(100) if enough([1.0] * n, plan)] == [8, 12, 16, 24, 32, 48, 64, 96]
+
+
+def test_samples_that_come_several_at_a_time_are_looked_at_as_if_they_came_one_by_one() -> None:
+    samples = [1.0] * 7 + [1.1, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert first_enough(samples[:11], PLAN) is None, "the eighth is far off"
+    assert first_enough(samples, PLAN) == first_enough(samples, PLAN, after=9) == 12
+    assert first_enough(samples, PLAN, after=12) is None
+    assert first_enough([1.0, 2.0] * 20, PLAN) == PLAN.max_steps
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
@@ -237,6 +254,46 @@ def test_memory_is_that_of_the_worst_rank_and_unknown_stays_unknown() -> None:
     ) == (7, 9, 80)
     assert found.allocator_retries is None
     assert measured(result(1.0)).peak_memory_allocated_bytes is None
+
+
+def test_a_rank_may_tell_its_memory_and_no_steps() -> None:
+    found = measured(
+        result(1.0, 3.0, peak_memory_allocated_bytes=5),
+        RankResult(step_seconds=[], peak_memory_allocated_bytes=9),
+    )
+    assert (found.peak_memory_allocated_bytes, found.step_seconds) == (9, (1.0, 3.0))
+
+
+def test_own_fields_are_those_of_the_first_rank_that_has_them() -> None:
+    assert measured(result(1.0)).extra is None
+    found = measured(
+        RankResult(step_seconds=[], extra={"a": 1, "b": 2}),
+        result(1.0, extra={"b": 3}),
+        RankResult(step_seconds=[], extra={"a": 4}),
+    )
+    assert found.extra == {"a": 1, "b": 3}
+
+
+def test_what_a_driver_saw_is_kept_apart_from_what_ranks_told() -> None:
+    def report(driver: int | None, resident: int | None) -> NodeReport:
+        told = result(1.0, peak_memory_resident_bytes=resident)
+        return NodeReport(
+            node="a",
+            ranks=[RankOutcome(rank=0, result=told)],
+            gpu=GpuUsage(peak_memory_bytes=driver),
+        )
+
+    def seen(*reports: NodeReport) -> tuple[int | None, DriverMemoryKind | None, int | None]:
+        found = with_driver_memory(measured(result(1.0)), reports)
+        return (
+            found.peak_memory_driver_bytes,
+            found.peak_memory_driver_kind,
+            found.peak_memory_allocated_bytes,
+        )
+
+    assert seen(report(7, 100), report(9, None)) == (9, DriverMemoryKind.NVML, None)
+    assert seen(report(None, 100), report(None, 120)) == (120, DriverMemoryKind.RSS, None)
+    assert seen(report(None, None)) == (None, None, None)
 
 
 @pytest.mark.parametrize(("retries", "thrashes"), [(3, True), (1, True), (0, False), (None, False)])

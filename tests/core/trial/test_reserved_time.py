@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import Phase, RankResult
+from orchestrator.core.trial.protocol import Phase, ProgramSeen, RankResult
 from orchestrator.core.trial.reserved_time import (
     Outcome,
     ReservedGpuSeconds,
@@ -54,6 +54,16 @@ def test_the_parts_add_up_to_what_was_held_and_none_is_negative(
     assert found.reserved == pytest.approx(gpu_seconds, rel=1e-9, abs=1e-9)
     # Rounding of a product and its factors.
     assert min(found.parts.values()) >= -1e-9 * gpu_seconds
+
+
+def test_a_sample_that_stands_for_several_steps_counts_for_each_of_them() -> None:
+    seen = ProgramSeen(seconds=60.0, every=10)
+    told = result([0.5] * 4, [0.5]).model_copy(update={"seen": seen})
+    memory = RankResult(step_seconds=[])  # of another rank
+    assert step_seconds_within(60.0, timed=[0.5] * 4, results=[told, memory], phases={}) == (
+        20.0,
+        5.0,
+    )
 
 
 def test_timed_steps_are_useful_those_before_them_warmup_and_the_rest_startup() -> None:

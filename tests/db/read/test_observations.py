@@ -137,6 +137,17 @@ def test_reserved_memory_counts_where_it_is_known_and_allocated_memory_elsewhere
     ]
 
 
+def test_what_a_driver_saw_is_no_peak_of_the_allocator(bench: Bench) -> None:
+    trial_id, number = bench.start(1)
+    value = measurement(peak_memory_allocated_bytes=None, peak_memory_reserved_bytes=None)
+    assert value.peak_memory_driver_bytes is not None
+    record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=value)
+    (row,) = bench.store.observations()
+    assert (row.peak_memory_bytes, row.is_peak_reserved) == (None, None)
+    (trial,) = bench.store.trials(bench.sweep_id)
+    assert (trial.peak_memory_allocated_bytes, trial.peak_memory_driver_bytes) == (None, 77 << 30)
+
+
 def test_an_out_of_memory_has_the_limit_that_it_met_and_the_device_of_its_cell(
     bench: Bench,
 ) -> None:

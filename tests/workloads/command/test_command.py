@@ -3,57 +3,18 @@
 from __future__ import annotations
 
 import sys
-import textwrap
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.core.sweepfile.template import TEMPLATE_NAMES, fill
+from orchestrator.core.sweepfile.template import TEMPLATE_NAMES, fill, text_of
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import order
-from workloads.command import template_names
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]:
-    launcher = NodeLauncher(tmp_path_factory.mktemp("runs"), node="node-a")
-    yield launcher
-    launcher.close()
-
-
-_trial_ids = count(1)
-
-
-def run(
-    launcher: NodeLauncher,
-    program: str,
-    *arguments: str,
-    env: dict[str, str] | None = None,
-    env_from: Sequence[str] = (),
-    plan: MeasurementPlan | None = None,
-    **known: Any,
-) -> NodeReport:
-    source = textwrap.dedent(program).replace("{", "{{").replace("}", "}}")
-    options = {
-        "argv": [sys.executable, "-c", source, *arguments],
-        "env": env or {},
-        "env_from": list(env_from),
-    }
-    asked = order("workloads.command", trial_id=next(_trial_ids), options=options, **known)
-    return launcher.run(
-        replace(
-            asked,
-            request=asked.request.model_copy(
-                update={"measurement": plan or asked.request.measurement}
-            ),
-        )
-    )
+from tests.workloads.command.running import run, trial_ids
+from workloads.command.program import Place, template_values
 
 
 def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
@@ -72,7 +33,10 @@ def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
         [0.5, 0.6],
         2.5,
     )
-    assert second.result is None and second.exit_code == 0
+    assert second.result is not None and second.exit_code == 0
+    # Other ranks tell their memory, and no steps.
+    assert second.result.step_seconds == [] and second.result.loss_last is None
+    assert second.result.peak_memory_resident_bytes is not None
 
 
 def test_steps_are_timed_once_the_lines_of_the_warm_up_have_come(
@@ -172,25 +136,29 @@ def test_only_plain_known_names_are_filled_in(template: str) -> None:
         fill(template, {"seed": "1", "micro_batch_size": "2", "run_dir": "/r"})
 
 
+def place(run_dir: Path) -> Place:
+    return Place(
+        run_dir=run_dir,
+        rank=0,
+        local_rank=0,
+        gpus_per_node=2,
+        node_rank=0,
+        master_addr="127.0.0.1",
+        master_port=29500,
+    )
+
+
 def test_every_name_that_the_door_knows_is_filled_in_by_a_rank(tmp_path: Path) -> None:
-    assert tuple(
-        template_names(
-            order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path
-        )
-    ) == tuple(TEMPLATE_NAMES)
+    assert tuple(template_values(order().request, place(tmp_path))) == tuple(TEMPLATE_NAMES)
 
 
 def test_options_that_vary_are_names_too(tmp_path: Path) -> None:
     request = order().request
     layout = replace(request.layout, options=(("fused", True), ("kernel", "flash"), ("threads", 2)))
-    told = template_names(
-        request.model_copy(update={"layout": layout}),
-        run_dir=tmp_path,
-        result_file=tmp_path,
-        metrics_file=tmp_path,
-    )
+    told = template_values(request.model_copy(update={"layout": layout}), place(tmp_path))
+    texts = {name: text_of(value) for name, value in told.items()}
     assert (
-        fill("--kernel={kernel} --fused={fused} -t {threads}", told)
+        fill("--kernel={kernel} --fused={fused} -t {threads}", texts)
         == "--kernel=flash --fused=true -t 2"
     )
 
@@ -266,6 +234,11 @@ def test_it_is_judged_as_the_program_ended(
             "2 lines were no steps, the first: fast",
         ),
         (
+            "import os; open(os.environ['SWEEP_METRICS_FILE'], 'w').write("
+            '\'{"step_time": 0.07, "loss": 9.1}\\n\' * 10)',
+            "than 1; 10 lines came, none has step_seconds; they have: loss, step_time",
+        ),
+        (
             "import os; open(os.environ['SWEEP_RESULT_FILE'], "
             "'w').write('{\"step_seconds\": [-1]}')",
             "program-result.json: result is not valid",
@@ -301,16 +274,64 @@ def test_each_line_is_progress_and_silence_after_it_a_hang(launcher: NodeLaunche
 def test_a_program_that_does_not_exist_is_named(launcher: NodeLauncher, tmp_path: Path) -> None:
     options = {"argv": [str(tmp_path / "no-such-program")]}
     report = launcher.run(
-        order("workloads.command", trial_id=next(_trial_ids), options=options, world_size=1)
+        order("workloads.command", trial_id=next(trial_ids), options=options, world_size=1)
     )
     assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
     assert "no-such-program" in report.failure.log_tail
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"argv": [sys.executable, "-u", "/nowhere/train.py"]},
+            "/nowhere/train.py is no such file",
+        ),
+        ({"argv": ["pyhton"]}, "'pyhton' is in none of the folders of PATH"),
+        ({"argv": ["true"], "cwd": "/nowhere"}, "cwd '/nowhere' is missing"),
+        ({"argv": [sys.executable, "train.py"]}, "each rank starts in its own run directory"),
+    ],
+)
+def test_what_a_program_cannot_start_without_is_the_message(
+    launcher: NodeLauncher, options: dict[str, Any], said: str
+) -> None:
+    """Python alone would end with exit code 2, and the reason only in its log."""
+    report = launcher.run(
+        order("workloads.command", trial_id=next(trial_ids), options=options, world_size=1)
+    )
+    assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
+    assert said in report.failure.message
+
+
+def test_a_script_that_the_sweep_writes_is_found(launcher: NodeLauncher) -> None:
+    source = (
+        'import os; open(os.environ["SWEEP_RESULT_FILE"], "w").write(\'{{"step_seconds": [1]}}\')'
+    )
+    options = {"argv": [sys.executable, "train.py"], "files": {"train.py": source}}
+    report = launcher.run(
+        order("workloads.command", trial_id=next(trial_ids), options=options, world_size=1)
+    )
+    assert report.failure is None, report.failure
+
+
+def test_a_program_whose_interpreter_is_gone_is_told(
+    launcher: NodeLauncher, tmp_path: Path
+) -> None:
+    program = tmp_path / "accelerate"
+    program.write_text("#!/gone/.venv/bin/python\n")
+    program.chmod(0o755)
+    options = {"argv": [str(program)]}
+    report = launcher.run(
+        order("workloads.command", trial_id=next(trial_ids), options=options, world_size=1)
+    )
+    assert report.failure is not None
+    assert "its first line (#!) names a program that does not exist" in report.failure.message
+
+
 def test_an_argument_that_no_program_can_be_given_is_told(launcher: NodeLauncher) -> None:
     asked = order(
         "workloads.command",
-        trial_id=next(_trial_ids),
+        trial_id=next(trial_ids),
         options={"argv": ["true", "{kernel}"]},
         world_size=1,
     )

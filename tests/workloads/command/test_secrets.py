@@ -23,7 +23,8 @@ PROGRAM = """
     if mbs == 2:
         raise SystemExit("a program that fails")
     if os.environ["RANK"] == "0":
-        result = {"step_seconds": [1.0] * 6, "loss_last": float(len(token))}
+        steps = [0.01 + step / 1e5 for step in range(6)]
+        result = {"step_seconds": steps, "loss_last": float(len(token))}
         json.dump(result, open(os.environ["SWEEP_RESULT_FILE"], "w"))
 """
 
@@ -53,10 +54,11 @@ LEAKING = """
         open(os.environ["SWEEP_METRICS_FILE"], "w").write(f"{token}\\n")
         raise SystemExit(0)
     if mbs == 16:
-        json.dump({"step_seconds": [1.0] * 6, token: 1}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        result = {"step_seconds": [0.01], token: 1}
+        json.dump(result, open(os.environ["SWEEP_RESULT_FILE"], "w"))
         raise SystemExit(0)
     if os.environ["RANK"] == "0":
-        result = {"step_seconds": [1.0] * 6, "peak_flops": 1e12}
+        result = {"step_seconds": [0.01 + i / 1e5 for i in range(6)], "peak_flops": 1e12}
         result["peak_flops_source"] = f"measured: {token}"
         json.dump(result, open(os.environ["SWEEP_RESULT_FILE"], "w"))
 """

@@ -451,9 +451,11 @@ def told(
     heartbeats: list[tuple[Phase, int, bool]] = []
     tell = Rank.heartbeat
 
-    def listen(rank: Rank, phase: Phase, step: int = 0, *, timed: bool = False) -> None:
+    def listen(
+        rank: Rank, phase: Phase, step: int = 0, *, timed: bool = False, enough: bool = False
+    ) -> None:
         heartbeats.append((phase, step, timed))
-        tell(rank, phase, step, timed=timed)
+        tell(rank, phase, step, timed=timed, enough=enough)
 
     monkeypatch.setattr(Rank, "heartbeat", listen)
     threads = torch.get_num_threads()

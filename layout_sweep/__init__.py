@@ -1,0 +1,1 @@
+"""The name by which processes of this project start: see start.py."""

@@ -1,0 +1,282 @@
+"""Judges whether a user's program kept its contract in one short attempt, point by point.
+
+Each check says what was seen, and what to do about it. It knows no process and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.core.machines.check import Check, fail, ok, warn
+from orchestrator.core.trial.failure_kinds import (
+    OUT_OF_MEMORY_KINDS,
+    POLICIES,
+    Failure,
+    FailureKind,
+)
+from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.protocol import Device, DriverMemoryKind, NodeReport, RankResult
+
+# The time of lines and the time that they tell may differ by this factor.
+PACE_FACTOR = 1.5
+# Lines are read every 50 ms, so that of a shorter time says nothing.
+SHORTEST_PACE_SECONDS = 0.5
+# An axis need not be passed if these are, from which it follows.
+_FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
+    "grad_accum_steps": ("micro_batch_size", "global_batch_size"),
+    "micro_batch_size": ("grad_accum_steps", "global_batch_size"),
+}
+# The number of ranks tells it.
+_TOLD_BY_RANKS = frozenset({"data_parallel_size", "world_size"})
+MIB = 1 << 20
+# A shorter attempt may end before its ranks were looked at.
+_SEEN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """Steps of rank 0 as they came: how many there were, at which seconds since the start."""
+
+    num_steps: Sequence[int]
+    at_seconds: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContractRun:
+    """One short attempt of a program, as it was seen from outside and as it tells."""
+
+    world_size: int
+    device: Device
+    report: NodeReport
+    outcome: Measurement | Failure
+    seconds: float  # from the start to the end of the last process
+    steps: StepTimes
+    num_steps_asked: int
+    steps_per_line: int = 1
+    ranks: Collection[int]  # whose programs were seen
+    connected_ranks: Collection[int]  # that were connected to another
+
+    @property
+    def result(self) -> RankResult | None:
+        return next((one.result for one in self.report.ranks if one.result is not None), None)
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.outcome if isinstance(self.outcome, Failure) else None
+
+
+def layout_check(varying: Mapping[str, Sequence[str]], used: Collection[str]) -> Check:
+    """Check that what varies reaches the program.
+
+    `varying`: the axes of the sweep that have several values. `used`: the names that the command's
+    templates have, or whose variable SWEEP_NAME the script reads.
+    """
+    missing = [
+        name
+        for name in varying
+        if name not in used
+        and name not in _TOLD_BY_RANKS
+        and not (name in _FOLLOWS_FROM and set(_FOLLOWS_FROM[name]) <= set(used))
+    ]
+    passed = f"passed: {', '.join(sorted(used)) or 'nothing'}"
+    if not missing:
+        return ok(
+            "layout", passed if used or varying else "one layout, and nothing of it is passed"
+        )
+    named = ", ".join(f"{name} ({', '.join(varying[name][:4])})" for name in missing)
+    braces = " ".join(f"{{{name}}}" for name in missing)
+    variables = ", ".join(f"SWEEP_{name.upper()}" for name in missing)
+    return warn(
+        "layout",
+        f"{passed}; nowhere: {named}",
+        "they vary, and neither argv, env, files nor the script name them, so that these layouts"
+        f" train alike: add {braces}, or read {variables}",
+    )
+
+
+def judge_run(run: ContractRun) -> list[Check]:
+    """Return the points of the contract, in the order in which a program comes to them."""
+    checks = [_ranks(run)]
+    if run.steps.num_steps or _may_have_told_no_step(run):
+        checks.append(_steps(run))
+    if run.report.failure is None:
+        checks += [_pace(run), _numbers(run)]
+    if run.failure is None:
+        checks += [_memory(run), _mfu(run)]
+    return [*checks, _end(run), _left_over(run)]
+
+
+def _ranks(run: ContractRun) -> Check:
+    num, seen = run.world_size, len(run.ranks)
+    if num == 1:
+        return ok("ranks", "1 rank; nobody to meet")
+    if seen == 0:
+        return ok("ranks", f"{num} ranks were started; which of them met is not known")
+    if seen < num and run.seconds > _SEEN_SECONDS:
+        return fail(
+            "ranks",
+            f"{seen} of {num} ranks were seen",
+            "each rank's program gets its RANK; one that starts ranks itself has to give them one",
+        )
+    alone = sorted(set(run.ranks) - set(run.connected_ranks))
+    if not alone:
+        return ok("ranks", f"{num} ranks met")
+    if run.seconds < _SEEN_SECONDS:
+        return ok("ranks", f"{num} ranks, too short to see whether they met")
+    who = "no rank" if len(alone) == seen else f"rank {', '.join(map(str, alone))} not"
+    return warn(
+        "ranks",
+        f"{num} ranks, {who} connected to another",
+        "does each train alone? init_process_group() takes RANK, WORLD_SIZE, MASTER_ADDR and"
+        " MASTER_PORT from the environment; ranks that meet by a file are not seen here",
+    )
+
+
+# Without a step, a program that failed in another way need not tell its steps better.
+_WITHOUT_STEPS = frozenset({FailureKind.BAD_RESULT, FailureKind.HUNG, FailureKind.START_TIMEOUT})
+
+
+def _may_have_told_no_step(run: ContractRun) -> bool:
+    """Return whether a program came so far that it should have told a step."""
+    failure = run.report.failure
+    return failure is None or failure.kind in _WITHOUT_STEPS
+
+
+def _steps(run: ContractRun) -> Check:
+    result, times = run.result, run.steps
+    if times.num_steps:
+        num, first, last = times.num_steps[-1], times.at_seconds[0], times.at_seconds[-1]
+        asked = f"of {run.num_steps_asked} steps"
+        if run.steps_per_line > 1:
+            asked = (
+                f"lines of {run.steps_per_line} steps each, {run.num_steps_asked} were asked for"
+            )
+        found = f"{num} {asked}, the first after {first:.1f} s"
+        return ok("steps", f"{found}, the last after {last:.1f} s" if num > 1 else found)
+    if result is not None:
+        return ok(
+            "steps",
+            f"{len(result.step_seconds)} steps in a document at the end",
+            "with a line per step a hang is noticed sooner, and a divergence at once",
+        )
+    failure = run.report.failure
+    is_told = failure is not None and failure.kind is FailureKind.BAD_RESULT
+    return fail(
+        "steps",
+        "no step came; `end` says what did" if is_told else "no step came",
+        'have rank 0 append {"step_seconds": 0.52} to the file SWEEP_METRICS_FILE after each'
+        " optimizer step and flush it, or name a pattern of what it prints (metrics)",
+    )
+
+
+def _pace(run: ContractRun) -> Check:
+    """Compare the time between lines with the time that they tell."""
+    times, result = run.steps, run.result
+    if result is None or len(times.num_steps) < 2:
+        return ok("pace", "not comparable: steps did not come one by one")
+    told_steps = [*result.warmup_seconds, *result.step_seconds]
+    first, last = times.num_steps[0], min(times.num_steps[-1], len(told_steps))
+    told = run.steps_per_line * sum(told_steps[first:last])
+    seen = times.at_seconds[-1] - times.at_seconds[0]
+    if max(told, seen) < SHORTEST_PACE_SECONDS or told <= 0.0:
+        return ok("pace", f"not comparable: the steps took {seen:.2f} s in all")
+    found = f"{last - first} steps tell {told:.2f} s, and came within {seen:.2f} s"
+    if told > seen * PACE_FACTOR:
+        return fail(
+            "pace",
+            found,
+            "more than has passed: are they milliseconds, or sums over several steps?"
+            " step_seconds is the time of one optimizer step in seconds",
+        )
+    if seen > told * PACE_FACTOR:
+        return fail(
+            "pace",
+            found,
+            "less than has passed: call torch.cuda.synchronize() before you read the clock, and"
+            " time whole steps, with loading of data and all micro-batches",
+        )
+    return ok("pace", found)
+
+
+def _numbers(run: ContractRun) -> Check:
+    measured = run.outcome
+    if isinstance(measured, Failure):
+        return fail("numbers", measured.message, "nothing of this attempt would be measured")
+    if measured.implausible is not None:
+        what = f"they cannot be true: {measured.implausible}"
+        return fail("numbers", what, "they would be stored with this reason, and never win")
+    found = (
+        f"{measured.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, a step of"
+        f" {_milliseconds(measured.step_time.median)}"
+    )
+    return ok("numbers", found)
+
+
+def _milliseconds(seconds: float) -> str:
+    number = seconds * 1e3
+    return f"{number:,.0f} ms" if number >= 1e3 else f"{number:.4g} ms"
+
+
+def _memory(run: ContractRun) -> Check:
+    measured = run.outcome
+    assert isinstance(measured, Measurement)
+    peak, seen = measured.peak_memory_allocated_bytes, measured.peak_memory_driver_bytes
+    if peak is not None:
+        return ok("memory", f"{peak / MIB:,.0f} MiB at the peak, by the program")
+    advice = "have each rank tell peak_memory_allocated_bytes: torch.cuda.max_memory_allocated()"
+    if seen is not None:
+        by = "driver" if measured.peak_memory_driver_kind is DriverMemoryKind.NVML else "kernel"
+        return ok("memory", f"{seen / MIB:,.0f} MiB at the peak, as the {by} saw it", advice)
+    return warn("memory", "neither told nor seen", advice)
+
+
+def _mfu(run: ContractRun) -> Check:
+    measured = run.outcome
+    assert isinstance(measured, Measurement)
+    if measured.mfu is not None:
+        return ok("MFU", f"{measured.mfu:.1%} of {measured.peak_flops_source or 'the told peak'}")
+    if run.device is Device.CPU:
+        return ok("MFU", "none: a core has no data sheet")
+    return warn("MFU", "none: the device's peak is unknown", "add peak_flops to the result")
+
+
+def _end(run: ContractRun) -> Check:
+    failure = run.report.failure
+    if failure is None:
+        how = "it ended by itself, with exit code 0"
+        if run.report.has_enough:
+            how = "it was ended, since its numbers were enough"
+        return ok("end", f"{how}, after {run.seconds:.1f} s")
+    return fail("end", f"{failure.kind}: {failure.message}", _cure(failure.kind))
+
+
+def _cure(kind: FailureKind) -> str:
+    """What to do after a failure outside a sweep: there is no trial, and its log follows."""
+    if kind in OUT_OF_MEMORY_KINDS:
+        return (
+            "this layout does not fit, which a sweep finds out by itself: check another, as in"
+            " axes.micro_batch_size=1"
+        )
+    if kind is FailureKind.USER_ERROR:
+        return "fix what the last lines of its log show"
+    if kind is FailureKind.CONFIG_REJECTED:
+        return (
+            "do what the message says; if only this layout is refused, check another, as in"
+            " axes.micro_batch_size=1"
+        )
+    return POLICIES[kind].cure
+
+
+def _left_over(run: ContractRun) -> Check:
+    num = run.report.processes_killed
+    processes = "1 process" if num == 1 else f"{num} processes"
+    if run.report.has_enough and num:
+        return ok("left over", f"nothing; {processes} that it had started ended with it")
+    if num == 0:
+        return ok("left over", "nothing")
+    return warn(
+        "left over",
+        f"{processes}, ended after the ranks",
+        "harmless here; a program that ends its helpers (data loaders, loggers) itself ends sooner",
+    )

@@ -1,0 +1,123 @@
+"""A project whose modules have the names of ours, or of packages that we import, harms nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
+from orchestrator.core.trial.rank_environment import LAUNCHERS_OWN
+from tests.acceptance.command import Command
+
+SHADOWED = (
+    *("db", "orchestrator", "workloads"),
+    *("yaml", "psutil", "sqlalchemy", "optuna", "numpy", "ray", "grpc"),
+)
+PROGRAM = """
+import json, os, sys
+try:
+    import db
+except RuntimeError as exc:
+    found = str(exc)
+told = {"environment": dict(os.environ), "db": found}
+json.dump(told, open(os.path.join(os.environ["TOLD"], os.environ["RANK"] + ".json"), "w"))
+with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:
+    for step in range(int(sys.argv[1])):
+        print(json.dumps({"step_seconds": 0.01 + step / 1e5}), file=file)
+"""
+SWEEP = """
+name: mine
+model: llama-tiny
+gpus: 1
+device: cpu
+sequence_length: 64
+global_batch_size: 2
+axes: {micro_batch_size: 1, recompute: [none]}
+measurement: {warmup_steps: 2, min_steps: 6, max_steps: 6}
+search: {confirm: {repeats: 0}}
+workload:
+  name: command
+  options:
+    argv: [PYTHON, PROJECT/train.py, "{num_steps}"]
+    cwd: PROJECT
+    env: {TOLD: PROJECT}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The user's project, in which they work, and which is on their PYTHONPATH."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in SHADOWED:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the user')\n")
+    (folder / "train.py").write_text(PROGRAM)
+    text = SWEEP.replace("PYTHON", sys.executable).replace("PROJECT", str(folder))
+    (folder / "mine.yaml").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def command(project: Path, tmp_path: Path) -> Command:
+    script = tmp_path / "bin" / "sweep"
+    script.parent.mkdir()
+    # As an installer writes it.
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom layout_sweep.start import sweep\nsys.exit(sweep())\n"
+    )
+    script.chmod(0o755)
+    url = f"sqlite:///{tmp_path / 'sweep.sqlite'}"
+    return Command(project, url, {"PYTHONPATH": str(project)}, program=script)
+
+
+@pytest.mark.acceptance
+@pytest.mark.ray
+def test_a_sweep_in_such_a_project_measures(command: Command, project: Path) -> None:
+    done = command.ok("run", "mine.yaml")
+    assert "of the user" not in done.stderr + done.stdout
+    assert "measured" in command.ok("sql", "select state from v_trial").stdout
+    # Its exit code depends on who else uses the machine.
+    doctor = json.loads(command.run("doctor", "--json").stdout)
+    imported = {check["name"]: check["status"] for check in doctor["checks"]}
+    assert (imported["ray"], imported["torch"]) == ("ok", "ok")
+    assert "of the user" not in json.dumps(doctor)
+    assert _told(project)["db"] == "db of the user", "the program imports what is theirs"
+
+
+@pytest.mark.acceptance
+@pytest.mark.ray
+def test_the_program_sees_the_callers_environment_and_what_is_documented(
+    command: Command, project: Path
+) -> None:
+    passed = {
+        "PYTHONBREAKPOINT": "mine.debugger",
+        "PYTHONHASHSEED": "7",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_PROC_BIND": "true",
+    }
+    command.environment |= {**passed, "RAY_memory_monitor_refresh_ms": "0", "EDITOR": "ed"}
+    command.ok("run", "mine.yaml")
+    told, given = _told(project)["environment"], command.given()
+    set_by_launcher = {
+        *LAUNCHERS_OWN,
+        *(f"SWEEP_{name.upper()}" for name in TEMPLATE_NAMES),
+        *("SWEEP_ATTEMPT", "SWEEP_LAUNCHER", "SWEEP_RAY_FOLDER"),
+        *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "RES_OPTIONS", "TOLD"),
+    }
+    assert told.keys() - given.keys() == set_by_launcher - given.keys()
+    assert {name for name in told.keys() & given.keys() if told[name] != given[name]} <= (
+        set_by_launcher
+    )
+    assert {name: told.get(name) for name in passed} == passed
+    assert told["PYTHONPATH"] == str(project)
+    assert not {name for name in told if name.startswith("RAY_") or name in ("EDITOR", "SWEEP_DB")}
+
+
+def _told(project: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((project / "0.json").read_text())
+    return told

@@ -1,0 +1,62 @@
+"""A program that starts the ranks of its node itself, and never ends, from the file to SQL."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.command import Command, write_sweep
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
+
+LAUNCHER = """
+import os, subprocess, sys
+num_ranks = int(sys.argv[1])
+ranks = [
+    subprocess.Popen(
+        [sys.executable, sys.argv[2]],
+        env=dict(os.environ, RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank)),
+    )
+    for rank in range(num_ranks)
+]
+for rank in ranks:
+    rank.wait()
+"""
+PROGRAM = """
+import json, os, time
+os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n".encode())
+while True:
+    began = time.perf_counter()
+    time.sleep(0.1)
+    if os.environ["RANK"] == "0":
+        with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:
+            print(json.dumps({"step_seconds": time.perf_counter() - began}), file=file)
+"""
+
+
+def test_an_endless_program_with_a_launcher_of_its_own_is_measured(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "launch.py").write_text(LAUNCHER)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    launch = [sys.executable, str(tmp_path / "launch.py"), "{gpus_per_node}"]
+    file = write_sweep(
+        tmp_path,
+        gpus=2,
+        axes={"micro_batch_size": [1], "recompute": ["none"]},
+        measurement={"max_steps": 50},
+        search={"confirm": {"repeats": 0}},
+        workload={
+            "name": "command",
+            "options": {"processes": "per_node", "argv": [*launch, str(tmp_path / "train.py")]},
+        },
+    )
+    command.ok("run", file, "-q")
+    ((num_steps, confident),) = command.sql("select num_steps, confident from v_trial")
+    assert 8 <= num_steps < 50 and confident
+    said = command.ok("logs", "1").stdout
+    assert "rank 0 of 2" in said and "rank 1 of 2" in said
+    told = command.run("logs", "1", "--rank", "1")
+    assert told.returncode == 2 and "On this machine are logs of rank 0" in told.stderr

@@ -1,0 +1,52 @@
+"""Fields of a program's own: whatever they are, what is kept is small and every store takes it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.trial.extra import MAX_BYTES, MAX_FIELDS, bounded_extra
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def test_what_is_small_and_plain_is_kept_as_it_is() -> None:
+    told = {"tflops": 239.8, "scaler": 1, "note": "warm", "by_layer": [1, {"a": None}], "ok": True}
+    assert bounded_extra(told) == told
+
+
+def test_numbers_that_json_does_not_have_become_unknown() -> None:
+    assert bounded_extra({"a": math.nan, "b": [math.inf], "c": 10**400}) == {
+        "a": None,
+        "b": [None],
+        "c": None,
+    }
+
+
+def test_too_many_fields_and_too_large_ones_are_counted_and_not_kept() -> None:
+    many = bounded_extra({f"f{number}": number for number in range(MAX_FIELDS + 3)})
+    assert (len(many), many["dropped_fields"], many["f0"]) == (MAX_FIELDS + 1, 3, 0)
+    large = bounded_extra({"big": ["x" * 900] * 40, "small": 1})
+    assert large == {"small": 1, "dropped_fields": 1}
+    # Reading a result again, as each process on its way does, changes nothing.
+    assert bounded_extra(large) == large
+
+
+@given(st.dictionaries(st.text(max_size=120), _ANY, max_size=80))
+def test_whatever_is_told_what_is_kept_can_be_stored(told: dict[str, Any]) -> None:
+    kept = bounded_extra(told)
+    text = json.dumps(kept, allow_nan=False)
+    assert len(text.encode()) <= MAX_BYTES + 200
+    assert "\\u0000" not in text
+    text.encode("utf-8")
+    assert bounded_extra(kept) == kept

@@ -1,0 +1,368 @@
+"""What can be true of a program's numbers, judged by what was seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.measurement import ImplausibleMeasurement
+from orchestrator.core.trial.plausibility import ToldLayout, judge_cell, judge_run
+from orchestrator.core.trial.protocol import (
+    LinesRead,
+    MeasurementPlan,
+    ProgramSeen,
+    RankResult,
+)
+
+POLL_SECONDS = 0.05
+PLAN = MeasurementPlan(warmup_steps=2, min_steps=8, max_steps=50, relative_confidence=0.02)
+LAYOUT = Layout(data_parallel_size=2, micro_batch_size=2, grad_accum_steps=4)
+SEQUENCE_LENGTH = 1024
+TOKENS = LAYOUT.global_batch_size * SEQUENCE_LENGTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A program as it was: when each step ended, and what its line says. Seconds from its start."""
+
+    told: Sequence[float]
+    ends: Sequence[float]
+    written: Sequence[float]  # when each line could be read
+    teardown: float = 0.5
+    poll_seconds: float = POLL_SECONDS
+
+    def result(self, **known: Any) -> RankResult:
+        known_of_it = {
+            key: known.pop(key) for key in tuple(known) if key in ProgramSeen.model_fields
+        }
+        return RankResult(
+            warmup_seconds=list(self.told[: PLAN.warmup_steps]),
+            step_seconds=list(self.told[PLAN.warmup_steps :]),
+            seen=ProgramSeen(
+                seconds=max(self.ends[-1], self.written[-1]) + self.teardown,
+                reads=self._reads(),
+                **known_of_it,
+            ),
+            **known,
+        )
+
+    def _reads(self) -> list[LinesRead]:
+        """Read the lines as the rank does: all that were written since the last look."""
+        reads: list[LinesRead] = []
+        num, looked_at = 0, 0.0
+        last = max(self.written[-1], self.ends[-1])
+        while num < len(self.written):
+            at = min(looked_at + self.poll_seconds, last + self.teardown)
+            found = sum(one <= at for one in self.written)
+            if found > num:
+                reads.append(LinesRead(after=looked_at, at=at, num_steps=found))
+                num = found
+            looked_at = at
+        return reads
+
+
+def run(
+    steps: Sequence[float],
+    *,
+    told: Sequence[float] | None = None,
+    start: float = 2.0,
+    pauses: Sequence[float] | None = None,
+    buffered: int = 1,
+    **how: Any,
+) -> Run:
+    """A program whose steps take so long, with `pauses` between them that no line tells of.
+
+    `buffered`: so many lines are written at once.
+    """
+    ends, now = [], start
+    for step, pause in zip(steps, pauses or [0.0] * len(steps), strict=True):
+        now += step
+        ends.append(now)
+        now += pause
+    last = len(steps) - 1
+    written = [ends[min(last, (i // buffered + 1) * buffered - 1)] for i in range(len(steps))]
+    return Run(told=told or steps, ends=ends, written=written, **how)
+
+
+def judge(result: RankResult, *, layout: Layout = LAYOUT) -> str | None:
+    return judge_run(result, layout=layout, sequence_length=SEQUENCE_LENGTH, plan=PLAN)
+
+
+def noisy(seconds: float, num: int = 52, *, noise: float = 0.02, seed: int = 1) -> list[float]:
+    random = Random(seed)
+    return [seconds * random.lognormvariate(0, noise) for _ in range(num)]
+
+
+# --- the twelve mistakes, as they look from outside ---------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0.03, 0.12, 0.5, 2.0, 40.0])
+def test_milliseconds_are_not_taken_for_seconds(seconds: float) -> None:
+    steps = noisy(seconds)
+    with pytest.raises(ImplausibleMeasurement, match=r"had run for .*: milliseconds\? Seconds are"):
+        judge(run(steps, told=[step * 1000 for step in steps]).result())
+
+
+def test_milliseconds_that_are_told_at_the_end_are_found_by_the_time_that_the_program_ran() -> None:
+    steps = noisy(0.2)
+    told = [step * 1000 for step in steps]
+    with pytest.raises(ImplausibleMeasurement, match=r"milliseconds\?"):
+        judge(run(steps, told=told, buffered=1000).result())
+
+
+def test_the_time_since_the_start_is_no_step_time() -> None:
+    one = run(steps := noisy(0.2))
+    told = [end - one.ends[0] + steps[0] for end in one.ends]
+    with pytest.raises(ImplausibleMeasurement, match=r"the time since the start\?"):
+        judge(run(steps, told=told).result())
+
+
+def test_the_mean_of_all_steps_so_far_with_the_first_one_is_no_step_time() -> None:
+    steps = [30.0, *noisy(0.2, 51)]
+    told = [sum(steps[: i + 1]) / (i + 1) for i in range(len(steps))]
+    with pytest.raises(ImplausibleMeasurement, match="one optimizer step"):
+        judge(run(steps, told=told).result())
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 3.0])
+def test_a_clock_that_stops_before_the_device_is_done_is_found_by_the_pace(seconds: float) -> None:
+    reason = judge(run(noisy(seconds), told=noisy(0.005, seed=2)).result())
+    assert reason is not None
+    assert "and say that a step takes 5" in reason and "torch.cuda.synchronize()" in reason
+
+
+def test_the_time_of_one_micro_batch_is_found_by_the_pace() -> None:
+    steps = noisy(0.8)
+    reason = judge(run(steps, told=[step / 4 for step in steps]).result())
+    assert reason is not None and "the time of one micro-batch? A step has 4" in reason
+
+
+def test_the_time_of_several_steps_in_every_line_is_found_by_the_pace() -> None:
+    steps = noisy(0.3)
+    reason = judge(run(steps, told=[2 * step for step in steps], start=60.0).result())
+    assert reason is not None and "the time of 2 steps?" in reason
+
+
+def test_a_line_for_several_steps_is_found_by_the_number_of_lines() -> None:
+    steps = noisy(1.5, 26)
+    reason = judge(run(steps).result())
+    assert reason is not None and "one line for 2 steps?" in reason
+    assert judge(run(steps).result(steps_per_line=1.0)) is None
+    assert judge(run(steps).result(ended_itself=False)) is None
+    assert judge(run(steps).result(knows_num_steps=False)) is None
+
+
+@pytest.mark.parametrize(("each", "said"), [(10.0, "rise by 10 a line"), (0.25, "by 0.25 a line")])
+def test_the_numbers_in_the_lines_show_that_a_line_is_no_step(each: float, said: str) -> None:
+    reason = judge(run(noisy(0.5)).result(steps_per_line=each))
+    assert reason is not None and said in reason
+
+
+def test_a_line_may_cover_several_steps_if_the_file_says_so() -> None:
+    every = 10
+    means = noisy(0.1, 30)
+    honest = run([every * mean for mean in means], told=means)
+    assert judge(honest.result(every=every)) is None
+    assert judge(honest.result(every=every, steps_per_line=10.0)) is None
+    reason = judge(honest.result(every=every, steps_per_line=5.0))
+    assert reason is not None and "workload.options.metrics.every is 10: write 5" in reason
+    reason = judge(honest.result())
+    assert reason is not None and "10 times less" in reason
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (TOKENS // 2, "those of one rank?"),
+        (TOKENS // 4, "those of one micro-batch?"),
+        (TOKENS // 8, "one rank and one micro-batch?"),
+        (TOKENS * 3, "does it train this layout?"),
+    ],
+)
+def test_tokens_have_to_follow_from_the_layout(tokens: int, said: str) -> None:
+    reason = judge(run(noisy(0.5)).result(tokens_per_step=tokens))
+    assert reason is not None and said in reason
+
+
+def test_targets_are_one_token_shorter_than_their_sequence() -> None:
+    tokens = LAYOUT.global_batch_size * (SEQUENCE_LENGTH - 1)
+    assert judge(run(noisy(0.5)).result(tokens_per_step=tokens)) is None
+    assert judge(run(noisy(0.5)).result(tokens_per_step=TOKENS)) is None
+
+
+def test_no_clock_shows_the_same_time_in_every_step() -> None:
+    reason = judge(run([0.5123456] * 52).result())
+    assert reason is not None and "exactly 0.5123456 s, and no clock shows that" in reason
+
+
+@pytest.mark.parametrize(("seconds", "is_told"), [(0.5, True), (1.2, True), (0.52, False)])
+def test_a_rounded_time_is_believed_as_far_as_its_digits_go(seconds: float, is_told: bool) -> None:
+    reason = judge(run([seconds] * 52).result())
+    assert (reason is not None and "write more digits" in reason) is is_told
+
+
+def test_a_rate_of_few_digits_is_rounded_and_not_made_up() -> None:
+    # 1.923 steps a second in every line, as transformers' Trainer rounds it.
+    assert judge(run([1 / 1.923] * 52).result()) is None
+
+
+def test_a_warm_up_that_is_too_short_is_found_by_the_trend() -> None:
+    steps = noisy(0.2)
+    steps = [4 * step for step in steps[:22]] + steps[22:]
+    reason = judge(run(steps).result())
+    assert reason is not None and "raise measurement.warmup_steps" in reason
+
+
+def test_steps_that_get_longer_may_not_have_been_waited_for() -> None:
+    steps = [0.01] * 20 + [0.4] * 32
+    reason = judge(
+        run(noisy(0.4), told=[a * b for a, b in zip(steps, noisy(1.0), strict=True)]).result()
+    )
+    assert reason is not None and "before" in reason and "torch.cuda.synchronize()" in reason
+
+
+# --- no false alarm -------------------------------------------------------------------------------
+
+HONEST = {
+    "plain": run(noisy(0.3)),
+    "slow": run(noisy(30.0)),
+    "between two reads": run(noisy(0.075)),
+    "shorter than a read": run(noisy(0.012)),
+    "shorter than a read, many": run(noisy(0.012, 600)),
+    "a slow first step": run([90.0, 4.0, *noisy(0.3, 50)]),
+    "a checkpoint every ten steps": run(noisy(0.3), pauses=[20, *[0] * 9] * 5 + [0] * 2),
+    "an evaluation every three steps": run(noisy(0.1, 51), pauses=[0, 0, 3.0] * 17),
+    "data stalls": run(noisy(0.2), pauses=[0.1 if i % 3 else 1.5 for i in range(52)]),
+    "a loader that takes a third": run(noisy(0.3), pauses=[0.1] * 52),
+    "lines at the end": run(noisy(0.3), buffered=1000),
+    "lines in bursts": run(noisy(0.02, 800), buffered=250),
+    "lines in few bursts": run(noisy(0.3), buffered=20),
+    "a long teardown": run(noisy(0.3), teardown=60.0),
+    "a machine that is busy": run(noisy(0.3, noise=0.3), poll_seconds=0.4),
+    "alternating lengths": run([0.1, 1.0] * 26),
+    "a long start": run(noisy(0.3), start=300.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", HONEST)
+def test_an_honest_program_is_believed(which: str) -> None:
+    assert judge(HONEST[which].result(steps_per_line=1.0)) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seconds=st.floats(0.01, 5.0),
+    noise=st.floats(0.0001, 0.25),
+    num=st.integers(6, 90),
+    start=st.floats(0.05, 100.0),
+    buffered=st.sampled_from([1, 1, 1, 2, 7, 40, 1000]),
+    poll_seconds=st.floats(0.05, 0.2),
+    pause=st.floats(0.0, 30.0),
+    every=st.integers(4, 20),
+    seed=st.integers(0, 10_000),
+)
+def test_no_honest_program_is_refused_or_marked(
+    seconds: float,
+    noise: float,
+    num: int,
+    start: float,
+    buffered: int,
+    poll_seconds: float,
+    pause: float,
+    every: int,
+    seed: int,
+) -> None:
+    """Pauses follow fewer than half of the steps.
+
+    If they are too short to be seen, they are a small part of the time.
+    """
+    if pause < 4 * poll_seconds:
+        pause = min(pause, 0.3 * every * seconds)
+    honest = run(
+        noisy(seconds, num, noise=noise, seed=seed),
+        start=start,
+        buffered=buffered,
+        pauses=[pause if i % every == 0 else 0.0 for i in range(num)],
+        poll_seconds=poll_seconds,
+    )
+    assert judge(honest.result(steps_per_line=1.0)) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seconds=st.floats(0.1, 5.0),
+    factor=st.one_of(st.floats(0.001, 0.55), st.floats(1.8, 2000.0)),
+    start=st.floats(0.05, 100.0),
+    seed=st.integers(0, 10_000),
+)
+def test_no_wrong_factor_is_believed_if_lines_come_as_steps_end(
+    seconds: float, factor: float, start: float, seed: int
+) -> None:
+    steps = noisy(seconds, seed=seed)
+    told = [step * factor for step in steps]
+    try:
+        reason = judge(run(steps, told=told, start=start).result())
+    except ImplausibleMeasurement:
+        return
+    assert reason is not None
+
+
+def test_what_nobody_saw_is_not_judged() -> None:
+    assert judge(RankResult(step_seconds=[1e6] * 10)) is None
+
+
+def test_a_document_alone_is_bounded_by_the_time_that_the_program_ran() -> None:
+    seen = ProgramSeen(seconds=20.0)
+    assert judge(RankResult(step_seconds=noisy(0.3), seen=seen)) is None
+    with pytest.raises(ImplausibleMeasurement, match="52 steps are said to have taken 1"):
+        judge(RankResult(step_seconds=noisy(3.0), seen=seen))
+
+
+def test_the_steps_of_a_document_are_compared_with_the_pace_of_lines() -> None:
+    one = run(noisy(0.5)).result()
+    document = one.model_copy(update={"warmup_seconds": [], "step_seconds": noisy(0.5, 40)})
+    assert judge(document) is None
+    reason = judge(document.model_copy(update={"step_seconds": noisy(0.05, 40)}))
+    assert reason is not None and "10 times less" in reason
+
+
+# --- the layouts of a cell ------------------------------------------------------------------------
+
+
+def cell(**seconds: float) -> dict[int, ToldLayout]:
+    """By micro-batch size, `m4=0.5`: one replica, 16 sequences."""
+    sizes = {int(name[1:]): value for name, value in seconds.items()}
+    return {
+        size: ToldLayout(
+            layout=Layout(micro_batch_size=size, grad_accum_steps=16 // size), seconds=value
+        )
+        for size, value in sizes.items()
+    }
+
+
+def test_layouts_do_not_take_exactly_the_same_time() -> None:
+    reasons = judge_cell(cell(m1=0.5123456, m2=0.5123456, m4=0.5123456, m8=0.71))
+    assert set(reasons) == {1, 2, 4} and "does the program use its arguments" in reasons[1]
+    assert judge_cell(cell(m1=0.5123456, m2=0.5123456, m4=0.5123457)) == {}
+    assert judge_cell(cell(m1=0.52, m2=0.52, m4=0.52)) == {}  # rounded
+
+
+def test_a_step_does_not_take_longer_in_proportion_to_its_micro_batch() -> None:
+    reasons = judge_cell(cell(m1=0.101, m2=0.199, m4=0.41))
+    assert set(reasons) == {1, 2, 4} and "the time of one micro-batch?" in reasons[4]
+    assert judge_cell(cell(m1=0.9, m2=0.7, m4=0.6, m8=0.65)) == {}
+    assert judge_cell(cell(m1=0.5, m2=0.51, m4=2.4)) == {}  # at the edge of its memory
+    assert judge_cell(cell(m1=0.1, m4=0.4)) == {}  # too few to tell
+
+
+def test_layouts_with_other_work_are_not_compared_by_their_micro_batch() -> None:
+    some = cell(m1=0.101, m2=0.199, m4=0.41)
+    some[4] = replace(some[4], layout=replace(some[4].layout, zero_stage=1))
+    assert judge_cell(some) == {}

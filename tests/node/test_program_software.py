@@ -1,0 +1,121 @@
+"""The Python that a command runs, and what it says of itself without importing torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.trial.fingerprint import Software
+from orchestrator.node import program_software
+from orchestrator.node.program_software import ProgramSoftware, interpreter_of
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path) -> Path:
+    """A folder of an environment: its python, and tools as installers write them."""
+    folder = tmp_path / "env" / "bin"
+    script(folder / "python3", "#!/bin/sh\n")
+    script(folder / "torchrun", f"#!{folder}/python3\nimport torch\n")
+    script(folder / "accelerate", f"#!/bin/sh\n'''exec' {folder}/python3 \"$0\" \"$@\"\n' '''\n")
+    script(folder / "train", "#!/usr/bin/env -S python3 -u\n")
+    script(folder / "numactl", "\x7fELF")
+    script(folder / "conda", f"#!{folder}/python3\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        (["python3", "train.py"], True),
+        (["torchrun", "--nproc-per-node", "2", "train.py"], True),
+        (["accelerate", "launch", "train.py"], True),
+        (["train", "--fast"], True),
+        (["numactl", "-N", "0", "python3", "train.py"], True),
+        (["env/bin/train"], True),
+        (["conda", "run", "-n", "x", "python3", "train.py"], False),
+        (["sh", "-c", "python3 train.py"], False),
+        (["no-such-program"], False),
+        (["{run_dir}/run.sh"], False),
+        (["./data.txt"], False),
+    ],
+)
+def test_the_python_is_found_by_its_name_or_by_a_scripts_first_line(
+    argv: list[str], found: bool, bin_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "data.txt").write_text("#!/usr/bin/python3")  # not executable
+    path = interpreter_of(argv, search_path=f"{bin_folder}:/bin", cwd=str(tmp_path))
+    assert path == (str(bin_folder / "python3") if found else None)
+
+
+def environment_of(folder: Path) -> Mapping[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
+
+
+def install(folder: Path, name: str, version: str) -> None:
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_it_lists_its_packages_and_torchs_versions_and_does_not_import_torch(
+    tmp_path: Path,
+) -> None:
+    install(tmp_path, "My.Package", "1.5")
+    install(tmp_path, "torch", "9.8.7")
+    install(tmp_path, "nvidia-nccl-cu99", "2.99.1")
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "version.py").write_text(
+        "from typing import Optional\n__version__ = '9.8.7+cu999'\ncuda: Optional[str] = '99.9'\n"
+    )
+    found = ProgramSoftware().of(sys.executable, environment_of(tmp_path))
+    stack = found.stack
+    assert (stack.torch, stack.cuda, stack.nccl) == ("9.8.7+cu999", "99.9", "2.99.1")
+    assert stack.python == ".".join(map(str, sys.version_info[:3]))
+    packages = dict(found.packages)
+    assert (packages["my-package"], packages["torch"]) == ("1.5", "9.8.7")
+    assert list(found.packages) == sorted(found.packages)
+
+
+def test_it_is_asked_again_only_when_a_folder_of_packages_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    popen = subprocess.Popen
+
+    def count(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        asked.append(command[0])
+        return popen(command, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(subprocess, "Popen", count)
+    install(tmp_path, "one", "1")
+    software = ProgramSoftware()
+    environment = environment_of(tmp_path)
+    first = software.of(sys.executable, environment)
+    assert software.of(sys.executable, environment) == first and len(asked) == 1
+    install(tmp_path, "two", "2")
+    second = software.of(sys.executable, environment)
+    assert len(asked) == 2
+    assert set(second.packages) - set(first.packages) == {("two", "2")}
+
+
+@pytest.mark.parametrize("text", ["#!/bin/sh\necho not json\n", "#!/bin/sh\nsleep 60\n"])
+def test_a_python_that_does_not_answer_leaves_all_unknown(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_software, "ANSWER_SECONDS", 0.3)
+    python = script(tmp_path / "python", text)
+    assert ProgramSoftware().of(str(python), {"PATH": "/bin:/usr/bin"}) == Software()

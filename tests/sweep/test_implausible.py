@@ -1,0 +1,126 @@
+"""Numbers of a user's program that cannot be true: they are stored, marked, and never win."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from db.store import Store
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.fingerprint import Stack
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.protocol import LinesRead, ProgramSeen, RankResult, TrialRequest
+from tests.sweep.test_loop import run, spec
+
+NAME = "t"
+
+
+def foreign(*, repeats: int = 0, **changes: Any) -> SweepSpec:
+    """One cell with six layouts of a user's program."""
+    options = {"argv": ["train"]}
+    plan = {"warmup_steps": 2, "min_steps": 8, "max_steps": 12}
+    return spec(
+        repeats=repeats,
+        gpus=1,
+        workload={"name": "command", "options": options},
+        measurement=plan,
+        **changes,
+    )
+
+
+def told(request: TrialRequest, *, pace: float = 1.0, factor: float = 1.0) -> RankResult:
+    """A result whose lines came `pace` times as slowly as they tell."""
+    layout = request.layout
+    seconds = factor * (1.0 + 0.1 / layout.micro_batch_size + 0.01 * len(layout.key))
+    steps = [seconds * (1 + 0.00123 * (number % 5)) for number in range(14)]
+    ends = [pace * sum(steps[: number + 1]) for number in range(14)]
+    reads = [
+        LinesRead(after=end - 0.05, at=end, num_steps=number + 1) for number, end in enumerate(ends)
+    ]
+    return RankResult(
+        warmup_seconds=steps[:2],
+        step_seconds=steps[2:],
+        stack=Stack(torch="2.13.0"),
+        seen=ProgramSeen(seconds=ends[-1] + 1, reads=reads),
+    )
+
+
+def test_a_number_that_cannot_be_true_is_marked_and_does_not_win(store: Store) -> None:
+    def script(request: TrialRequest) -> RankResult:
+        is_wrong = request.layout.micro_batch_size == 4
+        return told(request, pace=100.0, factor=0.01) if is_wrong else told(request)
+
+    result, _ = run(store, script, spec=foreign(repeats=1))
+    trials = store.trials(store.sweep_named(NAME).id)
+    marked = [trial for trial in trials if trial.implausible is not None]
+    assert {trial.layout.micro_batch_size for trial in marked} == {4}
+    for trial in marked:
+        assert trial.state is TrialState.MEASURED and trial.confident is False
+        assert "torch.cuda.synchronize()" in (trial.implausible or "")
+        assert trial.num_attempts == 1, "nothing confirms it"
+    (cell_best,) = store.best(store.sweep_named(NAME).id, 10).values()
+    assert {trial.layout.micro_batch_size for trial in cell_best} == {1, 2}
+    (tied,) = result.tied.values()
+    assert {layout.micro_batch_size for layout in tied} <= {1, 2}
+
+
+def test_another_call_goes_on_without_what_cannot_be_true(store: Store) -> None:
+    def script(request: TrialRequest) -> RankResult:
+        is_wrong = request.layout.micro_batch_size == 4
+        return told(request, pace=100.0, factor=0.01) if is_wrong else told(request)
+
+    run(store, script, spec=foreign())
+    _, scheduler = run(store, script, spec=foreign(repeats=1))
+    assert scheduler.started and all(one.micro_batch_size != 4 for one, _ in scheduler.started)
+
+
+def test_steps_that_took_longer_than_the_program_are_a_bad_result(store: Store) -> None:
+    def script(request: TrialRequest) -> RankResult:
+        is_wrong = request.layout.micro_batch_size == 4
+        return told(request, pace=0.001, factor=1000.0) if is_wrong else told(request)
+
+    run(store, script, spec=foreign())
+    failed = [t for t in store.trials(store.sweep_named(NAME).id) if t.state is TrialState.FAILED]
+    assert {trial.layout.micro_batch_size for trial in failed} == {4}
+    assert {trial.failure_kind for trial in failed} == {FailureKind.BAD_RESULT}
+    assert all("milliseconds? Seconds are" in (trial.failure_message or "") for trial in failed)
+
+
+def test_a_sweep_stops_after_five_trials_that_tell_nothing_true(store: Store) -> None:
+    with pytest.raises(UsageInvalid, match="numbers that cannot be true, the first: its lines"):
+        run(store, lambda request: told(request, pace=50.0), spec=foreign())
+    assert len(store.trials(store.sweep_named(NAME).id)) == 5
+
+
+def test_a_repeat_that_cannot_be_true_leaves_the_first_run_as_it_was(store: Store) -> None:
+    def script(request: TrialRequest) -> RankResult:
+        return told(request, pace=9.0 if request.attempt > 1 else 1.0)
+
+    run(store, script, spec=foreign(repeats=1))
+    trials = store.trials(store.sweep_named(NAME).id)
+    assert all(trial.implausible is None for trial in trials)
+    repeated = [trial for trial in trials if trial.num_attempts > 1]
+    assert repeated
+    assert {trial.failure_kind for trial in repeated} == {FailureKind.BAD_RESULT}
+
+
+def test_the_same_number_for_every_layout_is_marked_for_all_of_them(store: Store) -> None:
+    def script(request: TrialRequest) -> RankResult:
+        same = request.model_copy(update={"layout": request.layout.__class__()})
+        return told(same)
+
+    result, _ = run(store, script, spec=foreign(repeats=1))
+    trials = store.trials(store.sweep_named(NAME).id)
+    measured = [trial for trial in trials if trial.state is TrialState.MEASURED]
+    assert len(measured) == 6
+    assert all("does the program use its arguments" in (t.implausible or "") for t in measured)
+    assert store.best(store.sweep_named(NAME).id) == {}
+    assert not any(result.tied.values())
+
+
+@pytest.fixture
+def store(sqlite_store: Store) -> Store:
+    return sqlite_store

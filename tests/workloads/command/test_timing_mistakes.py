@@ -1,0 +1,249 @@
+"""The mistakes that people make when they time their training: none is measured without a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.plausibility import ToldLayout, judge_cell
+from orchestrator.core.trial.protocol import MeasurementPlan
+from orchestrator.node.launcher import NodeLauncher
+from tests.workloads.command.programs import outcome_of
+
+LAYOUT = Layout(grad_accum_steps=4)
+# Enough steps for a pace; 25 % are enough, since the machine may be busy.
+PLAN = MeasurementPlan(warmup_steps=2, min_steps=8, max_steps=12, relative_confidence=0.25)
+
+HONEST = """
+for step in range(num_steps):
+    began = time.perf_counter()
+    work()
+    tell(step_seconds=time.perf_counter() - began, step=step)
+"""
+# What the program does, and what its mark or failure says.
+MISTAKES = {
+    "milliseconds for seconds": (
+        """
+        for step in range(num_steps):
+            began = time.perf_counter()
+            work()
+            tell(step_seconds=1000 * (time.perf_counter() - began))
+        """,
+        "milliseconds? Seconds are wanted",
+    ),
+    "a clock that does not wait for the device": (
+        """
+        for step in range(num_steps):
+            began = time.perf_counter()
+            work(0.005)  # the launches
+            seconds = time.perf_counter() - began
+            work()  # the device
+            tell(step_seconds=seconds)
+        """,
+        "call torch.cuda.synchronize() before you read the clock",
+    ),
+    "a step time that shrinks, since the clock stops before the device is done": (
+        """
+        for step in range(num_steps):
+            began = time.perf_counter()
+            work(0.15 * 0.6**step)
+            seconds = time.perf_counter() - began
+            work(0.15 - 0.15 * 0.6**step)
+            tell(step_seconds=seconds)
+        """,
+        "torch.cuda.synchronize()",
+    ),
+    "the time of one micro-batch": (
+        """
+        for step in range(num_steps):
+            for micro_batch in range(accumulated):
+                began = time.perf_counter()
+                work()
+                seconds = time.perf_counter() - began
+            tell(step_seconds=seconds)
+        """,
+        "the time of one micro-batch? A step has 4",
+    ),
+    "a line for each micro-batch": (
+        """
+        for step in range(num_steps):
+            for micro_batch in range(accumulated):
+                began = time.perf_counter()
+                work(0.03)
+                tell(step_seconds=time.perf_counter() - began, step=step)
+        """,
+        "a line: one line for each optimizer step is wanted",
+    ),
+    "the time of several steps in each line": (
+        """
+        time.sleep(5)  # to start
+        times = [0.4]
+        for step in range(num_steps):
+            began = time.perf_counter()
+            work(0.4)
+            times.append(time.perf_counter() - began)
+            tell(step_seconds=times[-1] + times[-2])
+        """,
+        "the time of 2 steps?",
+    ),
+    "a line for several steps": (
+        """
+        for step in range(num_steps // 2):
+            began = time.perf_counter()
+            work(0.1)
+            tell(step_seconds=time.perf_counter() - began)
+        """,
+        "one line for 2 steps?",
+    ),
+    "a line for several steps, with their numbers": (
+        """
+        for step in range(2, num_steps + 1, 2):
+            began = time.perf_counter()
+            work(0.3)
+            tell(step_seconds=time.perf_counter() - began, iteration=step)
+        """,
+        "rise by 2 a line",
+    ),
+    "the time since the start": (
+        """
+        began = time.perf_counter()
+        for step in range(num_steps):
+            work()
+            tell(step_seconds=time.perf_counter() - began)
+        """,
+        "the time since the start?",
+    ),
+    "tokens of one rank for those of all": (
+        """
+        times = []
+        for step in range(num_steps):
+            began = time.perf_counter()
+            work(0.02)
+            times.append(time.perf_counter() - began)
+        tokens = 128 * accumulated // 4
+        json.dump({"step_seconds": times, "tokens_per_step": tokens},
+                  open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        """,
+        "tokens_per_step is 128, and the layout has 512",
+    ),
+    "compilation in the timed steps": (
+        """
+        for step in range(num_steps):
+            began = time.perf_counter()
+            work(0.6 if step < 7 else 0.1)
+            tell(step_seconds=time.perf_counter() - began)
+        """,
+        "raise measurement.warmup_steps",
+    ),
+    "the mean of all steps so far, with the first": (
+        """
+        began = time.perf_counter()
+        for step in range(num_steps):
+            work(4.0 if step == 0 else 0.1)
+            tell(step_seconds=(time.perf_counter() - began) / (step + 1))
+        """,
+        "optimizer step",
+    ),
+    "one mean for every step": (
+        """
+        began = time.perf_counter()
+        for step in range(num_steps):
+            work(0.02)
+        mean = (time.perf_counter() - began) / num_steps
+        json.dump({"step_seconds": [mean] * num_steps}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        """,
+        "no clock shows that",
+    ),
+    "a clock that is set back": (
+        """
+        for step in range(num_steps):
+            began = time.time()
+            work()
+            tell(step_seconds=time.time() - 3600 * (step == 5) - began)
+        """,
+        "time.perf_counter(), not time.time()",
+    ),
+    "text for numbers": (
+        """
+        for step in range(num_steps):
+            began = time.perf_counter()
+            work(0.02)
+            tell(step_seconds=f"{time.perf_counter() - began:.4f}")
+        """,
+        "the number itself is wanted",
+    ),
+    "text for numbers in the document": (
+        """
+        json.dump({"step_seconds": ["0.5"] * 9}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        """,
+        "should be a valid number",
+    ),
+    "more than the device can do": (
+        """
+        for step in range(num_steps):
+            work(0.02)
+        times = [random.uniform(1e-6, 1.01e-6) for step in range(num_steps)]
+        json.dump({"step_seconds": times, "peak_flops": 1e12, "peak_flops_source": "table: mine"},
+                  open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        """,
+        "more than the device can do",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]:
+    launcher = NodeLauncher(tmp_path_factory.mktemp("runs"), node="node-a")
+    yield launcher
+    launcher.close()
+
+
+# Half of these are enough for an interval, and none for this precision: nothing ends the program.
+MANY = PLAN.model_copy(update={"max_steps": 22, "relative_confidence": 1e-9})
+
+
+def told(launcher: NodeLauncher, program: str, **known: Any) -> Measurement | Failure:
+    return outcome_of(launcher, program, **{"plan": PLAN, "layout": LAYOUT} | known)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_marked_or_refused_with_its_cure(launcher: NodeLauncher, mistake: str) -> None:
+    program, said = MISTAKES[mistake]
+    plan = MANY if mistake == "a line for several steps" else PLAN
+    outcome = told(launcher, program, plan=plan)
+    if isinstance(outcome, Failure):
+        assert outcome.kind is FailureKind.BAD_RESULT
+        reason = outcome.message
+    else:
+        assert outcome.implausible is not None and not outcome.confident
+        reason = outcome.implausible
+    assert said in reason
+    assert "\n" not in reason
+
+
+def test_a_program_without_a_mistake_is_believed(launcher: NodeLauncher) -> None:
+    outcome = told(launcher, HONEST)
+    assert isinstance(outcome, Measurement) and outcome.implausible is None, outcome
+
+
+def test_the_same_numbers_for_every_layout_are_found_in_the_cell(launcher: NodeLauncher) -> None:
+    found = {}
+    for size in (1, 2, 4):
+        layout = Layout(micro_batch_size=size, grad_accum_steps=4 // size)
+        program = """
+            random.seed(7)
+            for step in range(num_steps):
+                time.sleep(0.01)
+                tell(step_seconds=0.01 * random.uniform(0.98, 1.02))
+            """
+        outcome = told(launcher, program, layout=layout, plan=MANY)
+        assert isinstance(outcome, Measurement), outcome
+        found[size] = ToldLayout(layout=layout, seconds=outcome.step_time.median)
+    reasons = judge_cell(found)
+    assert set(reasons) == {1, 2, 4}
+    assert "does the program use its arguments" in reasons[1]

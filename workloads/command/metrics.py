@@ -1,0 +1,356 @@
+"""The numbers that the user's program writes while it runs: JSON lines, one per optimizer step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.trial.measurement import first_enough
+from orchestrator.core.trial.protocol import (
+    MAX_RESULT_BYTES,
+    MAX_SECONDS,
+    LinesRead,
+    Phase,
+    ProgramSeen,
+)
+from workloads.command.printed import PrintedMetrics
+from workloads.command.regular_file import read_regular
+from workloads.command.told_fields import ToldFields
+from workloads.rank import NotFinite, Rank
+
+APPEND = 'append to it (mode "a"), one line for each step'
+# So much of what was read before is compared at each read. Lines are about as long.
+_COMPARED_BYTES = 256
+_MAX_METRICS_BYTES = 64 * MAX_RESULT_BYTES
+# Of a longer run every second read is forgotten, again and again.
+_MOST_READS = 1000
+# Of lines without a step time.
+_NAMES_SHOWN, _NAME_SHOWN = 8, 40
+
+
+class _Metric(BaseModel):
+    """One line of the metrics file. Other keys are memory, or the program's own."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    step_seconds: Annotated[float, Field(strict=True, gt=0, le=MAX_SECONDS)] | None = None
+    step: Any = None
+    iteration: Any = None
+    loss: Any = None
+    gradient_norm: Any = None
+    grad_norm: Any = None  # the name in torchtitan and others
+
+
+class Metrics:
+    """The JSON lines that a program appends, read as they come."""
+
+    def __init__(
+        self,
+        path: Path,
+        rank: Rank,
+        *,
+        printed: PrintedMetrics | None = None,
+        steps_per_line: int = 1,
+        knows_num_steps: bool = True,
+    ) -> None:
+        """`printed` adds lines to the file. Each line tells the mean of `steps_per_line` steps."""
+        self._path = path
+        self.printed = printed
+        self.fields = ToldFields()
+        self._rank = rank
+        self._offset = 0
+        self._rest = b""
+        self._plan = rank.request.measurement
+        self._steps_per_line = steps_per_line
+        self._knows_num_steps = knows_num_steps
+        # A line that covers a step of the warm-up belongs to it.
+        self.num_warmup = math.ceil(self._plan.warmup_steps / steps_per_line)
+        self._num_asked = self.num_warmup + math.ceil(self._plan.max_steps / steps_per_line)
+        self.step_seconds: list[float] = []
+        # Lines with a step, also those after the last one that counts.
+        self.num_steps_told = 0
+        self._has_enough = False
+        self._last_at: float | None = None  # the last report, monotonic
+        self.num_unread, self.first_unread = 0, ""  # lines that are no metric
+        # Metrics without a step time, and the names of their fields.
+        self._num_without_step = 0
+        self._names_without_step: dict[str, None] = {}
+        # The first line whose step time cannot be one, and why.
+        self.bad_step: str | None = None
+        # Why not every line could be read.
+        self.lost: str | None = None
+        # The end of what was read: bytes that a file to which lines are appended keeps.
+        self._last_bytes = b""
+        # When the file was last written, if all of it has been read; else 0.
+        self._read_at_ns = 0
+        # True if the file was written without becoming longer. That proves nothing: a network file
+        # system changes the time of a file after its content.
+        self.may_have_lost_lines = False
+        self._num_lines = 0
+        # True while the end of a line that is too long has not come.
+        self._is_in_long_line = False
+        # Monotonic; all that was written before `_looked_at` has been read.
+        self._began = self._looked_at = time.monotonic()
+        self._reads: list[LinesRead] = []
+        # The number of steps so far at the first and the last line that has a step number, and it.
+        self._numbered: list[tuple[int, float]] = []
+        self.diverged: NotFinite | None = None
+        # The last gradient norm: its name, its value and its step.
+        self._norm: tuple[str, Any, int] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file that the lines are in."""
+        return self._path
+
+    @property
+    def num_steps_asked(self) -> int:
+        return self._num_asked
+
+    @property
+    def times_steps(self) -> bool:
+        """True once the warm-up is over."""
+        return len(self.step_seconds) >= self.num_warmup
+
+    @property
+    def has_enough(self) -> bool:
+        """True if the program may end: its steps are enough, and the last norm is finite."""
+        is_whole = self.lost is None and self.bad_step is None
+        is_finite = self.diverged is None and not self._norm_is_not_finite
+        return self._has_enough and is_whole and is_finite
+
+    def read(self) -> None:
+        """Read the new lines, and skip those that are no metric.
+
+        Raises ConfigRejected for a pattern that is too slow.
+        """
+        looking_at = time.monotonic()
+        if self.printed is not None:
+            self.printed.read()
+        self._read_file(looking_at)
+
+    def _read_file(self, looking_at: float) -> None:
+        new = self._read_new()
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        if self._is_in_long_line:
+            # Its beginning was taken; the rest of it is left out.
+            self._is_in_long_line = not lines
+            lines, self._rest = lines[1:], self._rest if lines else b""
+        if len(self._rest) > MAX_RESULT_BYTES:
+            lines, self._rest = [*lines, self._rest[:MAX_RESULT_BYTES]], b""
+            self._is_in_long_line = True
+        self._take(lines)
+        if len(new) < MAX_RESULT_BYTES:
+            self._looked_at = looking_at
+
+    def _read_new(self) -> bytes:
+        """Return what was appended since the last read."""
+        known = self._last_bytes
+        try:
+            found = read_regular(
+                self._path,
+                offset=self._offset - len(known),
+                num_bytes=len(known) + MAX_RESULT_BYTES,
+            )
+        except FileNotFoundError:
+            return b""
+        except OSError as exc:
+            self.lost = f"{self._path.name}: {exc.strerror}"
+            return b""
+        if not found.content.startswith(known):
+            self.lost = f"{self._path.name} was written anew, and lines were lost: {APPEND}"
+        new = found.content[len(known) :]
+        self._last_bytes = (known + new)[-_COMPARED_BYTES:]
+        is_changed = found.changed_at_ns != self._read_at_ns
+        self.may_have_lost_lines |= bool(self._read_at_ns) and is_changed and not new
+        is_read = self._offset + len(new) == found.size
+        self._read_at_ns = found.changed_at_ns if is_read else 0
+        return new
+
+    def read_to_the_end(self) -> None:
+        """Read what is left of a program that has ended. Raises ConfigRejected as `read` does."""
+        if self.printed is not None:
+            self.printed.finish()
+        before = -1
+        while before != self._offset and self._offset < _MAX_METRICS_BYTES:
+            before = self._offset
+            self._read_file(time.monotonic())
+        self._take([self._rest])  # a last line without its end
+        self._rest = b""
+
+    def phase_seconds(self) -> dict[Phase, float]:
+        """Seconds in each phase of a program that has ended.
+
+        `first_step` lasts from its start to its first line, teardown from its last line on.
+        """
+        phases = self._rank.phase_seconds()
+        if self._last_at is None:
+            return {phase: seconds for phase, seconds in phases.items() if phase is Phase.START}
+        after = time.monotonic() - self._last_at
+        return {
+            **phases,
+            Phase.STEADY: max(phases[Phase.STEADY] - after, 0.0),
+            Phase.TEARDOWN: after,
+        }
+
+    def seen(self, *, ended_itself: bool) -> ProgramSeen:
+        """Return what was seen of the program until now."""
+        per_line = None
+        if len(self._numbered) > 1:
+            (first_line, first), (last_line, last) = self._numbered
+            per_line = (last - first) / (last_line - first_line)
+        return ProgramSeen(
+            seconds=time.monotonic() - self._began,
+            reads=self._reads,
+            ended_itself=ended_itself,
+            knows_num_steps=self._knows_num_steps,
+            steps_per_line=per_line,
+            every=self._steps_per_line,
+        )
+
+    def why_no_steps(self) -> str | None:
+        """Return what the lines have instead of a step time; None if some have one, or none came.
+
+        So a wrong name of the field is seen.
+        """
+        if self.num_steps_told or not self._num_without_step:
+            return None
+        num, names = self._num_without_step, list(self._names_without_step)[:_NAMES_SHOWN]
+        came = "1 line came, without" if num == 1 else f"{num} lines came, none has"
+        has = "it has" if num == 1 else "they have"
+        return f"{came} step_seconds; {has}: {', '.join(names) or 'no field'}"
+
+    def _take(self, lines: Sequence[bytes]) -> None:
+        before, at = len(self.step_seconds), time.monotonic()
+        for line in lines:
+            self._num_lines += 1
+            is_metric = True
+            try:
+                metric = _Metric.model_validate_json(line)
+            except ValidationError as exc:
+                metric, is_metric = _Metric(), False
+                self._note_bad_step(exc)
+            if metric.step_seconds is not None:
+                self.num_steps_told += 1
+                if not self._counts_next:
+                    self._note_norm(metric)
+                    continue
+                self.step_seconds.append(metric.step_seconds)
+                self._note_number(metric.step if metric.step is not None else metric.iteration)
+            elif line.strip() and not is_metric:
+                self.num_unread += 1
+                self.first_unread = self.first_unread or line[:200].decode(errors="replace")
+            told = metric.model_dump(exclude_none=True)
+            if is_metric and metric.step_seconds is None and line.strip():
+                self._note_without_step(told)
+            self.fields.take(told)
+            self._check_loss(metric)
+            self._note_norm(metric)
+        if len(self.step_seconds) > before:
+            self._last_at = at
+            self._note_read(at)
+            self._note_enough(before)
+            done = len(self.step_seconds)
+            self._rank.heartbeat(Phase.STEADY, done, timed=self.times_steps)
+
+    def _note_read(self, at: float) -> None:
+        if len(self._reads) >= _MOST_READS:
+            del self._reads[1::2]
+        self._reads.append(
+            LinesRead(
+                after=self._looked_at - self._began,
+                at=at - self._began,
+                num_steps=len(self.step_seconds),
+            )
+        )
+
+    def _note_number(self, step: Any) -> None:
+        """Note the first and the last step number that a line has."""
+        if isinstance(step, (int, float)) and not isinstance(step, bool) and math.isfinite(step):
+            self._numbered = [*self._numbered[:1], (len(self.step_seconds), float(step))]
+
+    def _note_without_step(self, told: Mapping[str, Any]) -> None:
+        """Note the fields of a line that has no step time."""
+        self._num_without_step += 1
+        if len(self._names_without_step) < _NAMES_SHOWN:
+            names = (" ".join(name.split())[:_NAME_SHOWN] for name in told)
+            self._names_without_step |= dict.fromkeys(names)
+
+    def _note_bad_step(self, exc: ValidationError) -> None:
+        """Note the first step time that is none: a program that writes one has a wrong clock."""
+        for error in exc.errors(include_url=False) if self.bad_step is None else ():
+            if error["loc"] and error["loc"][0] == "step_seconds":
+                said = f"step_seconds is {repr(error['input'])[:80]}"
+                self.bad_step = f"line {self._num_lines}: {said}: {_why_bad(error['input'])}"
+
+    def _note_enough(self, before: int) -> None:
+        """Note whether the timed steps are enough, since there were `before` steps."""
+        warmup = self.num_warmup
+        timed, after = self.step_seconds[warmup:], max(0, before - warmup)
+        are_all_in = len(self.step_seconds) >= self.num_steps_asked
+        self._has_enough = are_all_in or first_enough(timed, self._plan, after=after) is not None
+
+    @property
+    def _counts_next(self) -> bool:
+        """False if the steps are enough: those that come until the program ends are left out."""
+        return not self._has_enough and len(self.step_seconds) < self.num_steps_asked
+
+    @property
+    def _norm_is_not_finite(self) -> bool:
+        return self._norm is not None and _is_not_finite(self._norm[1])
+
+    def _check_loss(self, metric: _Metric) -> None:
+        """Note the first loss that is not finite."""
+        if self.diverged is None and _is_not_finite(metric.loss):
+            step = max(1, self.num_steps_told)
+            self.diverged = NotFinite.of("loss", metric.loss, step=step)
+
+    def _note_norm(self, metric: _Metric) -> None:
+        """Note the last gradient norm: a scaler of fp16 losses skips single steps that overflow."""
+        norm = metric.gradient_norm if metric.gradient_norm is not None else metric.grad_norm
+        if norm is not None:
+            self._norm = ("gradient norm", norm, max(1, self.num_steps_told))
+            if self.num_steps_told >= self.num_steps_asked:
+                self._judge_norm()
+
+    def _judge_norm(self) -> None:
+        if self.diverged is None and self._norm is not None and self._norm_is_not_finite:
+            name, value, step = self._norm
+            self.diverged = NotFinite.of(name, value, step=step)
+
+    def ends_diverged(self, *, well: bool) -> bool:
+        """True if the program diverged; its gradient norm counts only if it ended `well`."""
+        self.read_to_the_end()
+        if well:
+            self._judge_norm()
+        return self.diverged is not None
+
+
+def _why_bad(value: Any) -> str:
+    """Why a step time is none, with the cure."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "the number itself is wanted, as 0.52"
+    if math.isnan(value):
+        return "a number of seconds is wanted"
+    if value > MAX_SECONDS:
+        return "seconds are wanted, and no step takes months"
+    return (
+        "a step takes more than 0 s; measure it by a clock that is never set (time.perf_counter(), "
+        "not time.time())"
+    )
+
+
+def _is_not_finite(value: Any) -> bool:
+    """True for NaN and infinity, also as texts; False for null and for what is no number."""
+    try:
+        return value is not None and not isinstance(value, bool) and not math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+    except OverflowError:  # an integer beyond any float
+        return True
