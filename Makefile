@@ -8,7 +8,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # the start time of every Python process.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-.PHONY: demo test chaos compat check install install-dev clean
+# Environments: the recipe of accelerate runs in that of transformers.
+RECIPES := transformers fsdp2 deepspeed litgpt torchtitan
+
+.PHONY: demo test chaos compat recipes check install install-dev clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -34,7 +37,7 @@ demo: install
 
 # Keep the bytecode of tests and package: hundreds of processes would compile it again.
 test: install-dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'not recipes' -n 5 --dist loadfile --no-loadscope-reorder
 
 # Kill everything that may be killed, 5,000 times within an hour; prints one line of JSON.
 chaos: install-dev
@@ -44,6 +47,18 @@ chaos: install-dev
 compat: install-dev
 	$(BIN)/python -m tests.compat.ray_versions
 
+# Make an environment for each framework that trains on a CPU, and run its recipe for real: two ranks,
+# some minutes. Packages that are built (DeepSpeed) find torch in the environment.
+recipes: install-dev $(RECIPES:%=.venv-recipes/%/.installed)
+	$(BIN)/python -m pytest -m recipes tests/recipes
+
+.venv-recipes/%/.installed: tests/recipes/%.txt
+	@echo "Installing $* into .venv-recipes/$* ..."
+	@$(PYTHON) -m venv .venv-recipes/$*
+	@.venv-recipes/$*/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy setuptools wheel ninja
+	@.venv-recipes/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r $<
+	@touch $@
+
 check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,4 +66,4 @@ check: install-dev
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-recipes .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

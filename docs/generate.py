@@ -30,11 +30,16 @@ from docs.figures import (
     scoreboard_rows,
     summary_rows,
 )
+from orchestrator.core.frameworks.expression import JOB_NUMBERS
+from orchestrator.core.frameworks.job import Job
+from orchestrator.core.frameworks.translation import TABLES, Framework, translate
 from orchestrator.core.physics.step_time import PRIORS
+from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, GIB
-from orchestrator.core.problem.layout import Precision
+from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
+from orchestrator.core.sweepfile.metrics_section import MetricsSection
 from orchestrator.core.sweepfile.sections import (
     Axes,
     Confirm,
@@ -62,6 +67,7 @@ from orchestrator.sweep.cell_life import mermaid as cell_mermaid
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
 FOLDERS = (
+    "layout_sweep",
     "orchestrator/cli",
     "orchestrator/report",
     "orchestrator/sweep",
@@ -73,6 +79,7 @@ FOLDERS = (
     "orchestrator/core/problem",
     "orchestrator/core/physics",
     "orchestrator/core/trial",
+    "orchestrator/core/frameworks",
     "orchestrator/core/machines",
     "orchestrator/core/sweepfile",
     "orchestrator/core/search",
@@ -145,6 +152,8 @@ def _part(name: str) -> str:
     kind, _, which = name.partition(" ")
     if kind == "keys":
         return key_table(SECTIONS[which])
+    if kind == "framework":
+        return framework_table(Framework(which))
     if kind == "options":
         return key_table(PROGRAM_OPTIONS[which]) if which else option_list()
     parts: Mapping[str, Callable[[], str]] = {
@@ -162,8 +171,14 @@ def _part(name: str) -> str:
         ),
         "drifts": lambda: _words("kind", DRIFTS),
         "placeholders": lambda: _words("name", TEMPLATE_NAMES),
+        "printed": lambda: key_table(MetricsSection),
         "result": lambda: _words(
-            "field", {name: _means(field) for name, field in RankResult.model_fields.items()}
+            "field",
+            {
+                name: _means(field)
+                for name, field in RankResult.model_fields.items()
+                if name != "seen"  # its rank adds it
+            },
         ),
         "summary": lambda: _table("what | measured | file", summary_rows()),
         "measured": lambda: _table(
@@ -252,6 +267,57 @@ def capability_table() -> str:
         ("`precision`", ", ".join(sorted(able.precisions))),
     ]
     return _table("axis | values", rows)
+
+
+def framework_table(framework: Framework) -> str:
+    """What a framework calls each number of a layout, and what it lacks."""
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {
+        name: ({}, {}) for name in JOB_NUMBERS
+    }
+    for job in _jobs():
+        translation = translate(job, framework)
+        for name, rule in TABLES[framework].rules.items():
+            words, lacks = found[name]
+            words |= dict.fromkeys(f"`{it.rstrip(':')}`" for it in rule(job).settings)
+            words |= dict.fromkeys(["your program"] if name in translation.program else [])
+            lacks |= dict.fromkeys(
+                [translation.impossible[name]] if name in translation.impossible else []
+            )
+    rows = [
+        (
+            f"`{name}`",
+            ", ".join(words) or ("default only" if lacks else "follows"),
+            "; ".join(lacks) or "-",
+        )
+        for name, (words, lacks) in found.items()
+    ]
+    return _table("number | written as | not possible", rows)
+
+
+def _jobs() -> list[Job]:
+    """Layouts that differ in every axis, so that a table of rules shows all it can say."""
+    model = PRESETS["llama-3.1-8b"]
+    cell = Cell(model=model, num_gpus=16, sequence_length=4096, global_batch_size=64)
+    recomputes = ("none", "full", "full:8", "selective_ops", "selective_attention")
+    return [
+        Job(
+            cell=cell,
+            layout=Layout(
+                data_parallel_size=16 // (tp * pp * cp),
+                tensor_parallel_size=tp,
+                pipeline_parallel_size=pp,
+                context_parallel_size=cp,
+                grad_accum_steps=4 * tp * pp * cp,
+                recompute=Recompute.parse(recompute),
+                zero_stage=zero,
+                precision=precision,
+            ),
+            gpus_per_node=8,
+        )
+        for tp, pp, cp, recompute, zero, precision in itertools.product(
+            (1, 2), (1, 2), (1, 2), recomputes, range(4), Precision
+        )
+    ]
 
 
 def module_tables() -> str:

@@ -7,8 +7,8 @@ ray submit deploy/local/cluster.yaml deploy/local/sweep_on_cluster.py -- run min
 import os
 import sys
 
-from orchestrator.cli import main
+from layout_sweep.start import sweep
 
 if __name__ == "__main__":
     os.environ.setdefault("RAY_ADDRESS", "auto")
-    sys.exit(main())
+    sys.exit(sweep())
