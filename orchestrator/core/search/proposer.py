@@ -94,7 +94,12 @@ class Proposer:
         self._steps_per_trial, self._launch_seconds = steps_per_trial, launch_seconds
         self._limit = lattice.memory_limit_bytes
         memory = None if self._limit is None else lattice.memory
-        self._scores = _surrogate(lattice, lattice.seconds or Belief.nothing(len(lattice)))
+        self._scores = _surrogate(
+            lattice,
+            lattice.seconds or Belief.nothing(len(lattice)),
+            # Without a prediction nothing tells a slowed run from a slow layout.
+            may_be_slowed=lattice.seconds is not None,
+        )
         self._memory = _surrogate(lattice, memory or _unknown_memory(lattice))
         self._failing = Surrogate(
             lattice,
@@ -382,9 +387,9 @@ class Proposer:
         )
 
 
-def _surrogate(lattice: Lattice, belief: Belief) -> Surrogate:
+def _surrogate(lattice: Lattice, belief: Belief, *, may_be_slowed: bool = False) -> Surrogate:
     guess = Smoothness.guess(lattice, residual_sd=belief.residual_sd)
-    return Surrogate(lattice, belief, guess=guess)
+    return Surrogate(lattice, belief, guess=guess, may_be_slowed=may_be_slowed)
 
 
 def _unknown_memory(lattice: Lattice) -> Belief:

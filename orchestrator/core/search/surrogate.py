@@ -15,6 +15,7 @@ import numpy as np
 
 from orchestrator.core.search.censored import FAINT, Sites, matched, propagated
 from orchestrator.core.search.lattice import Belief, Floats, Ints, Lattice
+from orchestrator.core.search.outliers import slowed_variances
 from orchestrator.core.search.smoothness import (
     JITTER,
     Smoothness,
@@ -69,13 +70,18 @@ class Surrogate:
         guess: Smoothness,
         learns: bool = True,
         robust: bool = True,
+        may_be_slowed: bool = False,
     ) -> None:
-        """`learns` the smoothness from the values; if `robust`, values far off count for less."""
+        """`learns` the smoothness from the values; if `robust`, values far off count for less.
+
+        `may_be_slowed`: values are times, of which some are too large (outliers.py).
+        """
         self._axes = lattice.axes
         self._belief = belief
         self._loadings = belief.loadings
         self._guess = guess
         self._learns, self._robust = learns, robust
+        self._may_be_slowed = may_be_slowed
         self._learned_at = 0
         self._values: list[Value] = []
         self._pending: dict[int, int] = {}  # row -> place in _values
@@ -308,9 +314,11 @@ class Surrogate:
         noise = np.full(len(exact), self._smoothness.noise_sd**2) if times > 1 else self._noise[at]
         if exact and self._robust:
             base = self._smoothness.noise_sd**2
-            noise = noise_variances(
-                covariance[np.ix_(at, at)], target[at], noise, base=base, times=times
-            )
+            among = covariance[np.ix_(at, at)]
+            noise = noise_variances(among, target[at], noise, base=base, times=times)
+            # With many values the neighbours of each show as much, and cost less.
+            if self._may_be_slowed and times > 1:
+                noise = slowed_variances(among, target[at], noise, base=base)
         if not bounds:
             return at, target[at], noise
         bounded = np.array(bounds, dtype=np.int64)

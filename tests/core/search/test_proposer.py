@@ -204,6 +204,28 @@ def test_when_results_contradict_the_prediction_half_of_the_launches_follow_it_a
     assert slow.choose(open_rows).why is None
 
 
+def test_one_run_that_something_slowed_does_not_turn_the_search_away_from_its_like() -> None:
+    # Rows 0 to 3 depend on a constant that may be off by half, rows 4 to 7 on none.
+    space = lattice(np.array([1.0, 1.05, 1.1, 1.15, 1.5, 1.6, 1.7, 1.8]))
+    depends = np.array([1.0] * 4 + [0.0] * 4)
+    belief = Belief(
+        mean=np.log(np.array([1.0, 1.05, 1.1, 1.15, 1.5, 1.6, 1.7, 1.8])),
+        basis=depends[:, None],
+        covariance=np.array([[0.4**2]]),
+        residual_sd=0.05,
+    )
+    proposer = Proposer(replace(space, seconds=belief), seed=0)
+    open_rows = everything(space)
+    assert proposer.choose(open_rows).row == 0
+    proposer.tell(Told(row=0, score=float(np.log(4.0))))
+    open_rows[0] = False
+    assert proposer.choose(open_rows).row == 1
+    # A second slow one shows that the constant is off.
+    proposer.tell(Told(row=1, score=float(np.log(4.1))))
+    open_rows[1] = False
+    assert proposer.choose(open_rows).row == 4
+
+
 def test_running_out_of_memory_is_not_tried_because_it_costs_few_seconds() -> None:
     # A step takes a minute, 15 of them 15 minutes: an out-of-memory costs a sixteenth of a trial.
     # Row 1 is 10 % faster than the best and fits; row 2 would be 25 % faster, and hardly fits.
