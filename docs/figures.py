@@ -75,8 +75,8 @@ def band_rows() -> list[tuple[str, ...]]:
     result = _committed("prediction")
     rows = []
     for way, total in result["all_files"].items():
-        scored = [(name, result[file]) for file, name in _TABLES.items() if way in result[file]]
-        bands = [(name, found[way]["bands"]) for name, found in scored]
+        scored = [(name, result[file].get(way, {})) for file, name in _TABLES.items()]
+        bands = [(name, found["bands"]) for name, found in scored if "bands" in found]
         rows += [
             (name, way.replace("_", " "), *map(_within, _QUANTITIES, map(band.get, _QUANTITIES)))
             for name, band in [*bands, ("**all files**", total)]
