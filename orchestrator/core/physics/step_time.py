@@ -24,6 +24,10 @@ Floats = NDArray[np.float64]
 
 # Seconds per FLOP of a precision that the device lacks: last in every order, and still a number.
 NEVER = 1e6
+# Gradients are reduced in buckets of this size, each a collective with its own latency: the default
+# of torch's DistributedDataParallel (`bucket_cap_mb`). Programs with larger buckets show a smaller
+# latency.
+BUCKET_BYTES = 25 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +73,7 @@ class StepTimeConstants:
     """Seconds of a collective beyond its bytes, inside a node of 8: start and one hop per doubling
     of the members."""
     inter_node_collective_seconds: float = _prior(150e-6, log_sd=0.8)
-    """The same for a group that spans nodes."""
+    """The same for a group that spans nodes. Gradients pay it for each bucket of 25 MiB."""
     exposed_data_parallel_share: float = _prior(0.5, log_sd=0.4)
     """Share of the data-parallel traffic that does not hide behind the backward pass."""
     exposed_zero_1_share: float = _prior(0.9, log_sd=0.3)
@@ -164,6 +168,8 @@ class StepTimeModel:
     data_bytes: Floats  # of one ring pass
     # That do not depend on constants (all but ZeRO 1 and 2).
     data_passes: Floats
+    # Of one pass: buckets of gradients, or the layers and the head whose weights are gathered.
+    data_collectives: Floats
     zero_passes: NDArray[np.bool_]  # ZeRO 1 and 2
     data_group: _Group
     weights_in_optimizer: Floats
@@ -211,6 +217,11 @@ class StepTimeModel:
             data_bytes=(ranks - 1) / ranks * weights * element,
             # ZeRO 3 gathers the weights for each forward and backward.
             data_passes=np.where(table.zero_stage == 3, 1.0 + 2.0 * ga, 2.0),
+            data_collectives=np.where(
+                table.zero_stage == 3,
+                layers + 1.0,
+                np.maximum(weights * element / BUCKET_BYTES, 1.0),
+            ),
             zero_passes=np.asarray((table.zero_stage == 1) | (table.zero_stage == 2)),
             data_group=_Group.of(ranks, tp, gpus_per_node),
             weights_in_optimizer=weights / shard,
@@ -248,7 +259,7 @@ class StepTimeModel:
         tensor += self.context_bytes / self.context_group.link(inside, across, c.node_congestion)
         tensor += 4.0 * self.layers * self.context_group.latency(c)
         traffic = self.data_bytes / self.data_group.bandwidth(inside, across, c.node_congestion)
-        traffic += self.data_group.latency(c)
+        traffic += self.data_collectives * self.data_group.latency(c)
         traffic *= np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
         exposed = np.where(self.zero_passes, c.exposed_zero_1_share, c.exposed_data_parallel_share)
         link = np.where(self.pipeline_crosses, across, inside)

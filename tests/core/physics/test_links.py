@@ -157,14 +157,14 @@ def layout(**sizes: int) -> Layout:
 def test_a_slow_network_changes_which_layout_is_predicted_fastest() -> None:
     """Llama 8B on 16 GPUs in two nodes.
 
-    Data parallelism sends all gradients over the network, two pipeline stages only activations.
+    Data parallelism sends all gradients over the network, four pipeline stages only activations.
     """
     cell = Cell(
         model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64
     )
     choices = [
         layout(data_parallel_size=16, grad_accum_steps=4),
-        layout(data_parallel_size=8, pipeline_parallel_size=2, grad_accum_steps=8),
+        layout(data_parallel_size=4, pipeline_parallel_size=4, grad_accum_steps=16),
     ]
     table = LayoutTable.of(choices)
     usual = StepTimeConstants()

@@ -112,6 +112,47 @@ def test_a_context_group_that_leaves_the_node_pays_for_the_slower_link() -> None
     assert slow[2] > 100 * fast[2]
 
 
+@pytest.mark.parametrize(
+    ("zero_stage", "collectives"),
+    [
+        # An all-reduce is two passes; gradients are in bf16, in buckets of 25 MiB.
+        (0, 2 * PRESETS["llama-3.1-8b"].num_parameters * 2 / (25 * 2**20)),
+        (1, 3 * PRESETS["llama-3.1-8b"].num_parameters * 2 / (25 * 2**20)),
+        # 32 layers and the head: gradients once, weights twice for each of 4 micro-batches.
+        (3, (1 + 2 * 4) * 33),
+    ],
+)
+def test_each_bucket_of_gradients_and_each_gathered_layer_pays_the_latency_of_a_collective(
+    zero_stage: int, collectives: float
+) -> None:
+    table = LayoutTable.of(
+        [
+            Layout(
+                data_parallel_size=16,
+                micro_batch_size=1,
+                grad_accum_steps=4,
+                zero_stage=zero_stage,
+            )
+        ]
+    )
+    cell = Cell(
+        model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64
+    )
+    all_exposed = StepTimeConstants(exposed_data_parallel_share=1.0, exposed_zero_1_share=1.0)
+    seconds = [
+        predict_step_time(
+            table,
+            cell,
+            H100,
+            gpus_per_node=8,
+            constants=replace(all_exposed, inter_node_collective_seconds=latency),
+        ).data_parallel[0]
+        for latency in (3e-4, 6e-4)
+    ]
+    # Between nodes: one hop of a third of the constant per doubling of the 16 members.
+    assert seconds[1] - seconds[0] == pytest.approx(collectives * 4 * 1e-4)
+
+
 def test_zero_3_gathers_weights_for_each_micro_batch() -> None:
     layouts = [
         Layout(data_parallel_size=64, micro_batch_size=1, grad_accum_steps=8, zero_stage=z)
