@@ -50,8 +50,17 @@ _SHEBANG_BYTES = 1024
 _LOOK_SECONDS = 0.5
 
 # For any Python 3.8 or newer. What is in the working folder is not installed.
+# It is killed when the thread that waits for the answer ends (prctl's PR_SET_PDEATHSIG, SIGKILL).
 _QUESTION = r"""
-import importlib.util, json, os, platform, re, sys
+import os, sys
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9)
+except Exception:
+    pass
+if os.getppid() != int(sys.argv[1]):
+    sys.exit()
+import importlib.util, json, platform, re
 from importlib import metadata
 if sys.path and sys.path[0] == "":
     del sys.path[0]
@@ -279,7 +288,7 @@ def _ask(
     deadline, errors = time.monotonic() + ANSWER_SECONDS, b""
     try:
         with subprocess.Popen(
-            [interpreter, "-c", _QUESTION],
+            [interpreter, "-c", _QUESTION, str(os.getpid())],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

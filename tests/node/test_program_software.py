@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from orchestrator.core.trial.fingerprint import Software
@@ -119,3 +122,41 @@ def test_a_python_that_does_not_answer_leaves_all_unknown(
     monkeypatch.setattr(program_software, "ANSWER_SECONDS", 0.3)
     python = script(tmp_path / "python", text)
     assert ProgramSoftware().of(str(python), {"PATH": "/bin:/usr/bin"}) == Software()
+
+
+ASKS = """
+import os
+from orchestrator.node.program_software import ProgramSoftware
+import sys
+ProgramSoftware().of(sys.executable, {"PATH": os.environ["PATH"], "PYTHONPATH": sys.argv[1]})
+"""
+
+
+def test_a_python_that_hangs_dies_with_the_launcher_that_asked_it(tmp_path: Path) -> None:
+    # It waits for the text of a package as on a file system that does not answer.
+    fifo = tmp_path / "slow-1.dist-info" / "METADATA"
+    fifo.parent.mkdir()
+    os.mkfifo(fifo)
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKS, str(tmp_path)], cwd=Path(__file__).parents[2]
+    ) as launcher:
+        writer = within(60, lambda: opened_by_a_reader(fifo))
+        (asked,) = psutil.Process(launcher.pid).children()
+        launcher.kill()
+    within(30, lambda: not asked.is_running())
+    os.close(writer)
+
+
+def opened_by_a_reader(fifo: Path) -> int | None:
+    try:
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+
+
+def within(seconds: float, happened: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := happened()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
