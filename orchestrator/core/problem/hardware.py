@@ -106,6 +106,10 @@ _DEVICE_OF_NAME: Mapping[str, str] = MappingProxyType(
         "NVIDIA H200": "h200",
         "NVIDIA B200": "b200",
         "NVIDIA L40S": "l40s",
+        "NVIDIA H20": "h20",
+        "NVIDIA H800": "h800",
+        "NVIDIA A40": "a40",
+        "NVIDIA A10G": "a10g",
         "Tesla V100-SXM2-32GB": "v100-32gb",
         # Ray's accelerator types, which are cut short: "A100", "H100", "H200" and "V100" each name
         # several devices.

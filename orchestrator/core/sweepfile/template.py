@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-from orchestrator.core.problem.layout import NAMED_AXES, OptionValue
+from orchestrator.core.problem.layout import NAMED_AXES, SHORT_NAMES, OptionValue
 
 # Each name with the meaning of its value.
 TEMPLATE_NAMES: Mapping[str, str] = {
@@ -79,7 +79,9 @@ def well_formed(template: str) -> str:
 
 
 def _unknown(placeholder: str, template: str, names: Collection[str]) -> str:
-    close = get_close_matches(placeholder.strip("{} ")[:80], names, n=1)
+    asked = placeholder.strip("{} ")[:80]
+    meant = SHORT_NAMES.get(asked)
+    close = [meant] if meant in names else get_close_matches(asked, names, n=1)
     hint = f"; did you mean {{{close[0]}}}?" if close else "; write {{ and }} for braces that stay"
     return (
         f"{_short(placeholder)} in {_short(template)} is not a name that can be filled in;"

@@ -32,6 +32,14 @@ from orchestrator.core.problem.layout import Precision
         ("NVIDIA GB200", None),
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA L40", None),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H20-3e", None),  # 141 GB
+        ("NVIDIA H800", "h800"),
+        ("NVIDIA H800 PCIe", None),
+        ("NVIDIA A40", "a40"),
+        ("NVIDIA A40-48Q", None),  # a virtual one
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA A10", None),
         ("Tesla V100-SXM2-32GB", "v100-32gb"),
         ("Tesla V100-SXM2-16GB", None),
         ("Tesla V100-PCIE-32GB", None),  # 112 TFLOP/s
