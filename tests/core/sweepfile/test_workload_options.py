@@ -185,8 +185,6 @@ def test_a_memory_limit_is_for_machines_without_gpus() -> None:
             "takes one number or word",
         ),
         (CommandOptions, {"argv": ["a", "{micro batch}"]}, "did you mean {micro_batch_size}?"),
-        (CommandOptions, {"argv": ["a", "{mbs}"]}, "did you mean {micro_batch_size}?"),
-        (CommandOptions, {"argv": ["a", "{tp}"]}, "did you mean {tensor_parallel_size}?"),
         (
             CommandOptions,
             {"argv": ["a"], "env": {"A": "{"}},
