@@ -37,7 +37,7 @@ demo: install
 
 # Keep the bytecode of tests and package: hundreds of processes would compile it again.
 test: install-dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'not recipes' -n 5 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'not recipes' -n 6 --dist loadfile --no-loadscope-reorder
 
 # Kill everything that may be killed, 5,000 times within an hour; prints one line of JSON.
 chaos: install-dev

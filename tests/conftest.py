@@ -23,9 +23,11 @@ FOLDER = pytest.StashKey[
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-# With several workers, which take file after file (`make test`): what waits longest begins first,
-# and short tests fill the end.
+# With several workers, which take file after file (`make test`): files whose tests mostly wait, in
+# this order. After each of them come two of the other files, which keep the cores busy meanwhile.
+# The rest of those are short and fill the end.
 LONGEST_FIRST = ("multi_host", "faults", "acceptance", "ray")
+OTHERS_PER_WAITING_FILE = 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,13 +56,28 @@ def _own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        items.sort(key=place_in_line)
+        places = places_of_files(items)
+        items.sort(key=lambda item: places[item.path])
 
 
-def place_in_line(item: pytest.Item) -> int:
+def places_of_files(items: list[pytest.Item]) -> dict[Path, tuple[float, int]]:
+    """The place of each file in the order of all files; no two files have the same."""
+    kinds: dict[Path, int] = {}
+    for item in items:
+        kinds[item.path] = min(kind_of(item), kinds.get(item.path, len(LONGEST_FIRST)))
+    in_order = sorted(kinds, key=lambda path: kinds[path])
+    num_waiting = sum(kind < len(LONGEST_FIRST) for kind in kinds.values())
+    waiting, others = in_order[:num_waiting], in_order[num_waiting:]
+    return {path: (float(place), 0) for place, path in enumerate(waiting)} | {
+        path: (place / OTHERS_PER_WAITING_FILE, 1 + place) for place, path in enumerate(others)
+    }
+
+
+def kind_of(item: pytest.Item) -> int:
+    """The index in LONGEST_FIRST of what the test is; its length if the test is none of them."""
     names = {marker.name for marker in item.iter_markers()} | {item.path.parent.name}
     return next(
-        (place for place, name in enumerate(LONGEST_FIRST) if name in names), len(LONGEST_FIRST)
+        (kind for kind, name in enumerate(LONGEST_FIRST) if name in names), len(LONGEST_FIRST)
     )
 
 
