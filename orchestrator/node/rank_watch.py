@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -243,6 +246,12 @@ def judge(evidence: Sequence[Evidence]) -> tuple[Failure, float] | None:
 
 
 def _read(path: Path, num_bytes: int) -> bytes:
-    """The first bytes of a file that a rank may have made of any length."""
-    with path.open("rb") as file:
+    """The first bytes of a file that a rank may have made of any length, or into a pipe.
+
+    Raises OSError for what is no regular file: reading it could block the launcher.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         return file.read(num_bytes)

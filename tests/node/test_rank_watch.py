@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from orchestrator.core.trial.protocol import (
     LimitName,
     Phase,
     encode,
+    failure_file,
     heartbeat_file,
+    result_file,
 )
 from orchestrator.node.rank_log import RankLog
 from orchestrator.node.rank_watch import RankWatch, judge
@@ -128,3 +131,12 @@ def test_a_rank_that_was_killed_after_it_left_a_note_is_blamed() -> None:
     verdict = judge([noted, lost])
     assert verdict is not None
     assert (verdict[0].kind, verdict[0].rank, verdict[1]) == (FailureKind.OOM_GPU, 0, 5.0)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_ranks_file_is_an_error_and_blocks_nothing(watch: RankWatch) -> None:
+    for name in (heartbeat_file(0), result_file(0), failure_file(0)):
+        os.mkfifo(watch.run_dir / name)
+    watch.read_last_words(1.0)
+    assert watch.step == 0 and watch.note is None
+    assert watch.bad_result is not None and "it is no regular file" in watch.bad_result
