@@ -44,11 +44,7 @@ def open_loop(call: Call) -> Loop:
     node_pool.refresh(now=True)
     hardware = call.hardware(scheduler.slots)
     stored_peaks, device_name = store.measured_peaks(call.sweep_id), scheduler.slots.device_name
-    outcomes = Outcomes(
-        call,
-        MeasuredPeaks(stored_peaks, device_name=device_name),
-        known=store.fingerprints(call.sweep_id),
-    )
+    outcomes = Outcomes(call, MeasuredPeaks(stored_peaks, device_name=device_name))
     spending = _begin_session(call, price_of(spec, hardware))
     cell_searches = CellSearches(call, hardware, read(call, hardware))
     node_pool.usable(scheduler.slots.nodes)  # they answer while cells are opened

@@ -61,20 +61,13 @@ class RecordedAttempt:
 class Outcomes:
     """Records the attempts of one call of `run_sweep`, and counts its trials."""
 
-    def __init__(
-        self, call: Call, peaks: MeasuredPeaks, *, known: Sequence[Fingerprint] = ()
-    ) -> None:
-        """`known`: the fingerprints of earlier calls, oldest first."""
+    def __init__(self, call: Call, peaks: MeasuredPeaks) -> None:
         self._call, self._store, self._epoch = call, call.store, call.epoch
         self._attempts, self._slots, self.peaks = call.attempts, call.scheduler.slots, peaks
         self._plan = call.spec.measurement.plan
         # Trials of the sweep by their state in the store. `counts` adds those under way.
         self._stored: Counter[TrialState] = Counter()
         self.fingerprints: set[str] = set()
-        # Fingerprints of the sweep that have packages, oldest first, by digest.
-        self._known_programs: dict[str, Fingerprint] = {
-            one.digest: one for one in known if one.packages
-        }
         self.stop_rules = StopRules(call.spec.name)
         self._condemned: list[Pruned] = []  # not written yet
         # True if the load was already reported since the last undisturbed attempt.
@@ -251,12 +244,9 @@ class Outcomes:
             peaks=self.peaks,
             code=self._call.code,
             device_name=self._slots.device_name,
-            known=reversed(self._known_programs.values()),
             is_repeat=attempt.is_repeat,
             at=at,
         )
-        if verdict.fingerprint is not None and verdict.fingerprint.packages:
-            self._known_programs.setdefault(verdict.fingerprint.digest, verdict.fingerprint)
         if isinstance(verdict.outcome, Measurement) and verdict.fingerprint is not None:
             # Note the peak now: the next attempt of this poll is judged with it.
             device_name = verdict.fingerprint.stack.device_name

@@ -68,7 +68,6 @@ class Recovery:
             peaks=peaks,
             code=self.code,
             device_name=self.device_name,
-            known=reversed(self.store.fingerprints(self.sweep_id)),
             is_repeat=any(
                 one.number == spooled.attempt and one.purpose in REPEATS for one in detail.attempts
             ),

@@ -7,7 +7,7 @@ disk. It writes nothing.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from db.write.writes import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd
@@ -16,7 +16,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.communication import counted, over_nodes
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
-from orchestrator.core.trial.fingerprint import Fingerprint, completed
+from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import of_gang
 from orchestrator.core.trial.measurement import (
@@ -84,16 +84,14 @@ def judge_attempt(
     peaks: MeasuredPeaks,
     code: Fingerprint,
     device_name: str | None,
-    known: Iterable[Fingerprint] = (),
     is_repeat: bool = False,
     at: dt.datetime | None = None,
 ) -> AttemptVerdict:
     """Judge how an attempt of a layout ended.
 
-    `device_name` is the cluster's, for ranks that do not name theirs. `known`: the fingerprints of
-    other attempts, newest first; one that agrees fills in what this one leaves open. A repeat whose
-    numbers cannot be true is a bad result: the earlier measurement of its trial still counts. `at`:
-    when it ended, by the clock that the sweep goes by; None: the store's clock counts.
+    `device_name` is the cluster's, for ranks that do not name theirs. A repeat whose numbers cannot
+    be true is a bad result: the earlier measurement of its trial still counts. `at`: when it ended,
+    by the clock that the sweep goes by; None: the store's clock counts.
     """
     results = [
         outcome.result
@@ -105,10 +103,9 @@ def judge_attempt(
     if is_repeat and isinstance(outcome, Measurement) and outcome.implausible is not None:
         outcome = Failure(kind=FailureKind.BAD_RESULT, message=outcome.implausible)
     measurement = outcome if isinstance(outcome, Measurement) else None
-    fingerprint = None
-    if results:
-        found = fingerprint_of(end, results, code=code, device_name=device_name)
-        fingerprint = completed(found, known)
+    fingerprint = (
+        fingerprint_of(end, results, code=code, device_name=device_name) if results else None
+    )
     peak, device = failed_memory(end.reports)
     facts = attempt_facts(
         end, results, fingerprint, num_gpus=cell.num_gpus, measurement=measurement

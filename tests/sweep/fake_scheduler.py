@@ -11,7 +11,7 @@ from orchestrator.cluster.contract import Finished, Placed, Progressed, Schedule
 from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
-from orchestrator.core.trial.fingerprint import Software, Stack
+from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import (
     Device,
     NodeReport,
@@ -42,9 +42,8 @@ class FakeScheduler:
         device: Device = Device.CPU,
         nodes: Mapping[str, int] | None = None,
         seconds: Callable[[TrialRequest], float] = lambda _: 1.0,
-        software: Callable[[TrialRequest], Software] = lambda _: Software(),
     ) -> None:
-        self._script, self._seconds, self._software = script, seconds, software
+        self._script, self._seconds = script, seconds
         at_once = 1 if device is Device.CPU else None
         self._slots = Slots(
             device=device, device_name=None, nodes=nodes or {"here": slots}, usual_at_once=at_once
@@ -132,7 +131,7 @@ class FakeScheduler:
             Progressed(trial_id=trial_id, phase=Phase.STEADY, step=3),
             Finished(
                 trial_id=trial_id,
-                reports=[NodeReport(node=node, ranks=ranks, software=self._software(request))],
+                reports=[NodeReport(node=node, ranks=ranks)],
                 failure=None,
                 gpu_seconds=reserved,
             ),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated
@@ -68,23 +67,6 @@ def _digest(fingerprint: Fingerprint) -> str:
     absent = {name for name in ("settings", "packages") if not getattr(fingerprint, name)}
     fields = fingerprint.model_dump(exclude=absent)
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def completed(found: Fingerprint, known: Iterable[Fingerprint]) -> Fingerprint:
-    """Return the first known fingerprint that differs only in what `found` leaves open.
-
-    The Python of a program that a shell starts is found while it runs. If the program ended before,
-    its software is that of the other attempts. Returns `found` if it has packages, or none matches.
-    """
-    if found.packages:
-        return found
-    return next((one for one in known if one.packages and _is_part(found, one)), found)
-
-
-def _is_part(found: Fingerprint, known: Fingerprint) -> bool:
-    """Return whether all that `found` has is the same in `known`."""
-    stack = known.stack.model_copy(update=found.stack.model_dump(exclude_none=True))
-    return found.model_copy(update={"stack": stack, "packages": known.packages}) == known
 
 
 MAX_CHANGES = 8  # that are named

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core.trial.fingerprint import Fingerprint, Stack, changes, completed
+from orchestrator.core.trial.fingerprint import Fingerprint, Stack, changes
 
 
 def fingerprint(**known: str) -> Fingerprint:
@@ -59,23 +59,3 @@ def test_of_very_many_changes_the_first_are_named() -> None:
 
 def test_a_list_of_packages_that_is_not_known_adds_no_change() -> None:
     assert changes(fingerprint(), with_packages(numpy="2.1")) == ""
-
-
-def test_an_attempt_whose_packages_were_not_found_was_measured_with_those_of_the_others() -> None:
-    known = with_packages(torch="2.13.0", numpy="2.1")
-    older = with_packages(torch="2.13.0", numpy="2.0")
-    open_one = fingerprint().model_copy(update={"stack": Stack()})
-    assert completed(open_one, [known, older]) == known
-    assert completed(fingerprint(), [known, older]) == known
-
-
-def test_what_an_attempt_tells_is_not_replaced() -> None:
-    known = with_packages(torch="2.13.0", numpy="2.1")
-    for other in (
-        with_packages(torch="2.13.0", numpy="2.2"),
-        fingerprint(NCCL_ALGO="Ring"),
-        fingerprint().model_copy(update={"stack": Stack(torch="2.14.0")}),
-        fingerprint().model_copy(update={"git_sha": "4567"}),
-    ):
-        assert completed(other, [known]) == other
-    assert completed(fingerprint(), [fingerprint(NCCL_ALGO="Ring")]) == fingerprint()
