@@ -265,6 +265,7 @@ def _run(spec: SweepSpec, chosen: _Chosen, device: Device, devices: Sequence[str
     )
     return ContractRun(
         world_size=cell.num_gpus,
+        layout=chosen.layout,
         device=device,
         report=report,
         outcome=verdict.outcome,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.machines.check import Check, fail, ok, warn
+from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import (
     OUT_OF_MEMORY_KINDS,
     POLICIES,
@@ -16,12 +17,9 @@ from orchestrator.core.trial.failure_kinds import (
     FailureKind,
 )
 from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.plausibility import judge_pace
 from orchestrator.core.trial.protocol import Device, DriverMemoryKind, NodeReport, RankResult
 
-# The time of lines and the time that they tell may differ by this factor.
-PACE_FACTOR = 1.5
-# Lines are read every 50 ms, so that of a shorter time says nothing.
-SHORTEST_PACE_SECONDS = 0.5
 # An axis need not be passed if these are, from which it follows.
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "grad_accum_steps": ("micro_batch_size", "global_batch_size"),
@@ -47,6 +45,7 @@ class ContractRun:
     """One short attempt of a program, as it was seen from outside and as it tells."""
 
     world_size: int
+    layout: Layout
     device: Device
     report: NodeReport
     outcome: Measurement | Failure
@@ -101,7 +100,8 @@ def judge_run(run: ContractRun) -> list[Check]:
     if run.steps.num_steps or _may_have_told_no_step(run):
         checks.append(_steps(run))
     if run.report.failure is None:
-        checks += [_pace(run), _numbers(run)]
+        pace = _pace(run)
+        checks += [pace, _numbers(run, pace)]
     if run.failure is None:
         checks += [_memory(run), _mfu(run)]
     return [*checks, _end(run), _left_over(run)]
@@ -171,40 +171,26 @@ def _steps(run: ContractRun) -> Check:
 
 
 def _pace(run: ContractRun) -> Check:
-    """Compare the time between lines with the time that they tell."""
-    times, result = run.steps, run.result
-    if result is None or len(times.num_steps) < 2:
-        return ok("pace", "not comparable: steps did not come one by one")
-    told_steps = [*result.warmup_seconds, *result.step_seconds]
-    first, last = times.num_steps[0], min(times.num_steps[-1], len(told_steps))
-    told = run.steps_per_line * sum(told_steps[first:last])
-    seen = times.at_seconds[-1] - times.at_seconds[0]
-    if max(told, seen) < SHORTEST_PACE_SECONDS or told <= 0.0:
-        return ok("pace", f"not comparable: the steps took {seen:.2f} s in all")
-    found = f"{last - first} steps tell {told:.2f} s, and came within {seen:.2f} s"
-    if told > seen * PACE_FACTOR:
-        return fail(
-            "pace",
-            found,
-            "more than has passed: are they milliseconds, or sums over several steps?"
-            " step_seconds is the time of one optimizer step in seconds",
-        )
-    if seen > told * PACE_FACTOR:
-        return fail(
-            "pace",
-            found,
-            "less than has passed: call torch.cuda.synchronize() before you read the clock, and"
-            " time whole steps, with loading of data and all micro-batches",
-        )
-    return ok("pace", found)
+    """Compare the time between lines with the time that they tell, as for every trial."""
+    judged = judge_pace(run.result, layout=run.layout) if run.result is not None else None
+    if judged is None:
+        return ok("pace", "not comparable: too few steps came one by one")
+    if judged.reason is not None:
+        return fail("pace", judged.reason)
+    return ok(
+        "pace",
+        f"{judged.num_steps} steps tell {judged.told_seconds:.2f} s, and came within"
+        f" {judged.passed_seconds:.2f} s",
+    )
 
 
-def _numbers(run: ContractRun) -> Check:
+def _numbers(run: ContractRun, pace: Check) -> Check:
     measured = run.outcome
     if isinstance(measured, Failure):
         return fail("numbers", measured.message, "nothing of this attempt would be measured")
     if measured.implausible is not None:
-        what = f"they cannot be true: {measured.implausible}"
+        is_said = measured.implausible == pace.found
+        what = f"they cannot be true: {'see pace' if is_said else measured.implausible}"
         return fail("numbers", what, "they would be stored with this reason, and never win")
     found = (
         f"{measured.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, a step of"

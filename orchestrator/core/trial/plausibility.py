@@ -76,6 +76,37 @@ def judge_run(
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgedPace:
+    """The time between the first and the last line of a program, and what the lines tell of it."""
+
+    num_steps: int
+    told_seconds: float
+    passed_seconds: float
+    reason: str | None  # why both cannot be true, with the cure, by medians; None: they agree
+
+
+def judge_pace(result: RankResult, *, layout: Layout) -> JudgedPace | None:
+    """Compare the pace of lines with what they tell, as `judge_run` does.
+
+    None: too few lines came one by one.
+    """
+    seen = result.seen
+    if seen is None or not result.step_seconds:
+        return None
+    told = _ToldSteps.of(result, seen)
+    pace = _Pace.of(seen, told)
+    if pace.step_seconds is None:
+        return None
+    first, last = seen.reads[0], seen.reads[-1]
+    return JudgedPace(
+        num_steps=told.every * (last.num_steps - first.num_steps),
+        told_seconds=told.between(first.num_steps, last.num_steps),
+        passed_seconds=last.at - first.at,
+        reason=_pace_reason(told, pace, layout),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToldLayout:
     """What a program told of a layout."""
 

@@ -1,0 +1,93 @@
+"""`sweep doctor --workload` judges the pace of lines as every trial is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.core.machines.check import Check, Status
+from orchestrator.core.machines.program_contract import ContractRun, StepTimes, judge_run
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial import plausibility
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.protocol import (
+    Device,
+    LinesRead,
+    MeasurementPlan,
+    NodeReport,
+    ProgramSeen,
+    RankOutcome,
+    RankResult,
+)
+
+LAYOUT = Layout(grad_accum_steps=4)
+PLAN = MeasurementPlan(warmup_steps=2, min_steps=2, max_steps=8, relative_confidence=0.02)
+# Ten steps of half a second, of which the rank looks for lines 20 times a second.
+NUM_STEPS, STEP_SECONDS, POLL_SECONDS = 10, 0.5, 0.05
+
+
+def result(told: Sequence[float], *, pause_before: int | None = None) -> RankResult:
+    """A program whose steps take half a second, with a pause of 20 s before one of them."""
+    reads, at = [], 20.0
+    for step in range(1, len(told) + 1):
+        at += STEP_SECONDS + (20.0 if step == pause_before else 0.0)
+        reads.append(LinesRead(after=at - POLL_SECONDS, at=at, num_steps=step))
+    return RankResult(
+        warmup_seconds=list(told[:2]),
+        step_seconds=list(told[2:]),
+        seen=ProgramSeen(seconds=at + 0.5, reads=reads),
+    )
+
+
+def pace_of(found: RankResult | None) -> Check:
+    times = StepTimes(num_steps=[1, NUM_STEPS], at_seconds=[1.5, 6.0])
+    run = ContractRun(
+        world_size=1,
+        layout=LAYOUT,
+        device=Device.CPU,
+        report=NodeReport(
+            node="a", ranks=[RankOutcome(rank=0, result=found)] if found is not None else []
+        ),
+        # What the attempt came to is another point.
+        outcome=Failure(kind=FailureKind.BAD_RESULT, message="not judged here"),
+        seconds=7.0,
+        steps=times,
+        num_steps_asked=NUM_STEPS,
+        ranks=[0],
+        connected_ranks=[],
+    )
+    return next(check for check in judge_run(run) if check.name == "pace")
+
+
+def test_a_program_that_keeps_its_pace_shows_both_times() -> None:
+    check = pace_of(result([STEP_SECONDS + step / 500 for step in range(NUM_STEPS)]))
+    assert check.status is Status.OK
+    assert check.found == "9 steps tell 4.59 s, and came within 4.50 s"
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.6, 1.0, 1.4, 2.0, 1000.0])
+@pytest.mark.parametrize("pause_before", [None, 6])
+def test_the_doctor_says_of_the_pace_what_a_trial_says(
+    factor: float, pause_before: int | None
+) -> None:
+    """A pause for a checkpoint in one of ten steps changes no median, so no trial is marked."""
+    told = [factor * (STEP_SECONDS + step / 500) for step in range(NUM_STEPS)]
+    one = result(told, pause_before=pause_before)
+    check = pace_of(one)
+    try:
+        reason = plausibility.judge_run(one, layout=LAYOUT, sequence_length=64, plan=PLAN)
+    except plausibility.ImplausibleMeasurement:
+        # The sum of the steps is refused before the pace is judged.
+        assert check.status is Status.FAIL
+        return
+    assert (check.status is Status.FAIL) is (reason is not None)
+    if reason is not None:
+        assert check.found == reason
+
+
+def test_too_few_lines_are_not_compared() -> None:
+    check = pace_of(result([STEP_SECONDS] * 4))
+    assert check.status is Status.OK and check.found.startswith("not comparable")
+    nothing = pace_of(None)
+    assert nothing.status is Status.OK and nothing.found.startswith("not comparable")
