@@ -6,7 +6,7 @@ Ends are judged one after the other and written together, by few statements for 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from db.connection.engine import Change
 from db.connection.id_list import ByIds
 from db.read import records
 from db.types import AttemptState, now
-from db.write import event_log, pooling
+from db.write import event_log, pooling, software
 from db.write.batch import Batch
 from db.write.inserts import INSERTS
 from db.write.pooling import Pooled
@@ -76,7 +76,11 @@ def record(
     counts = [endings.take(end) for end in ends]
     endings.write()
     return [
-        Recorded(state=batch[end.trial_id].state, counts=its)
+        Recorded(
+            state=batch[end.trial_id].state,
+            counts=its,
+            fingerprint=endings.fingerprint(end),
+        )
         for end, its in zip(ends, counts, strict=True)
     ]
 
@@ -103,13 +107,33 @@ class _Endings:
         trial_ids = sorted({end.trial_id for end in ends})
         rows = _ATTEMPTS.rows(connection, trial_ids)
         self._attempts = {(row.trial_id, row.number): _attempt(row) for row in rows}
-        self._current: dict[int, str | None] = {row.cell_id: row.fingerprint_digest for row in rows}
-        self._digests = _ensure_fingerprints(connection, ends, known=set(self._current.values()))
-        self._was_current = dict(self._current)
+        current = {row.cell_id: row.fingerprint_digest for row in rows}
+        # All ends of a write are of the sweep that is leased.
+        self._sweep_id = batch[trial_ids[0]].sweep_id if trial_ids else 0
+        self._software = software.complete(
+            connection,
+            self._sweep_id,
+            _fingerprints(ends),
+            current=set(current.values()),
+        )
+        self._digests = _ensure_fingerprints(
+            connection, self._software.stored.values(), known=set(current.values())
+        )
+        self._was_current = {
+            cell_id: self._software.digest_of(digest) for cell_id, digest in current.items()
+        }
+        self._current = dict(self._was_current)
         repeated = [
             trial_id for trial_id in trial_ids if batch[trial_id].state is TrialState.MEASURED
         ]
-        self._pools = pooling.pools(connection, repeated) if repeated else {}
+        pools = pooling.pools(connection, repeated) if repeated else {}
+        self._pools = {
+            trial_id: [
+                replace(one, fingerprint_digest=self._software.digest_of(one.fingerprint_digest))
+                for one in pool
+            ]
+            for trial_id, pool in pools.items()
+        }
         self._settled: dict[int, list[Pooled]] = {}
         self._updates: dict[tuple[bool, frozenset[str]], list[records.Columns]] = defaultdict(list)
         self._measurements: list[records.Columns] = []
@@ -137,6 +161,7 @@ class _Endings:
 
     def write(self) -> None:
         self._batch.write()
+        software.write(self._connection, self._sweep_id, self._software.replaced)
         for (is_running, _), values in self._updates.items():
             self._connection.execute(_UPDATE_RUNNING if is_running else _UPDATE_LATE, values)
         if self._measurements:
@@ -238,8 +263,13 @@ class _Endings:
         return pooling.agrees(self._pools[trial_id], self._current[cell_id], digest)
 
     def _digest(self, end: Ended) -> str | None:
-        fingerprint = end.facts.get("fingerprint")
+        fingerprint = self.fingerprint(end)
         return None if fingerprint is None else self._digests[fingerprint]
+
+    def fingerprint(self, end: Ended) -> Fingerprint | None:
+        """Return the fingerprint of an end as it is stored."""
+        found = end.facts.get("fingerprint")
+        return None if found is None else self._software.stored[found]
 
     def _update(self, was: _StoredAttempt, is_running: bool, values: records.Columns) -> None:
         # One statement takes rows of the same columns.
@@ -255,15 +285,16 @@ def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _StoredAttempt:
     )
 
 
+def _fingerprints(ends: Sequence[Ended]) -> list[Fingerprint]:
+    found = (end.facts.get("fingerprint") for end in ends)
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
 def _ensure_fingerprints(
-    connection: Connection, ends: Sequence[Ended], *, known: Set[str | None]
+    connection: Connection, fingerprints: Iterable[Fingerprint], *, known: Set[str | None]
 ) -> dict[Fingerprint, str]:
-    """Store the fingerprints of the ends that are not `known`, and return the digests of all."""
-    digests = {
-        fingerprint: fingerprint.digest
-        for end in ends
-        if (fingerprint := end.facts.get("fingerprint")) is not None
-    }
+    """Store the fingerprints that are not `known`, and return the digests of all."""
+    digests = {fingerprint: fingerprint.digest for fingerprint in fingerprints}
     new = [
         records.fingerprint_columns(fingerprint)
         for fingerprint, digest in digests.items()

@@ -132,3 +132,5 @@ class Recorded:
     state: TrialState
     # True if its measurement counts. False: it failed, or another attempt came first.
     counts: bool
+    # As stored: with the software that other attempts of the sweep found, if it was not known.
+    fingerprint: Fingerprint | None

@@ -134,7 +134,7 @@ class Outcomes:
                     self.stop_rules.note_measured(search.id, now=now)
                 else:
                     self.stop_rules.note_implausible(outcome.implausible, search.id, now=now)
-                words = self._measured(search, attempt, verdict, outcome, in_store.counts, at)
+                words = self._measured(search, attempt, verdict, outcome, in_store, at)
             else:
                 began, trial_id = attempt.since, attempt.trial_id
                 self.stop_rules.note_failure(outcome, cell_id=search.id, began=began, now=now)
@@ -283,19 +283,23 @@ class Outcomes:
         begins anew from the store, which has the ends of this poll too.
         """
         changed = {}
-        for (attempt, verdict), stored in zip(judged, recorded, strict=True):
-            fingerprint = verdict.fingerprint
+        for (attempt, _), stored in zip(judged, recorded, strict=True):
+            fingerprint = stored.fingerprint
             if stored.counts and not attempt.is_repeat and fingerprint is not None:
                 search = self._call.searches[attempt.cell_id]
                 before = search.note_fingerprint(fingerprint.digest)
-                if before is not None:
+                if before is not None and self._is_other_software(search, before, fingerprint):
                     changed[search.id] = search
-                    self._warn_of_change(search, before, fingerprint)
         return changed
 
-    def _warn_of_change(self, search: CellSearch, before: str, now: Fingerprint) -> None:
+    def _is_other_software(self, search: CellSearch, before: str, now: Fingerprint) -> bool:
+        """Warn of other software; return False if the two are the same by now."""
         known = {one.digest: one for one in self._store.fingerprints(self._call.sweep_id)}
-        what = changes(known[before], now) if before in known else ""
+        if before not in known:
+            # The store has completed it, as in db/write/software.py.
+            self.fingerprints.discard(before)
+            return False
+        what = changes(known[before], now)
         logger.warning(
             "%s is measured with other code, software or devices than before%s: its earlier numbers"
             " are kept apart",
@@ -303,6 +307,7 @@ class Outcomes:
             f" ({what})" if what else "",
             extra={"action": "fingerprint_changed"},
         )
+        return True
 
     def _implausible_cells(self, judged: Sequence[_Judged]) -> dict[int, CellSearch]:
         """Return the cells in which what the user's program told of several layouts cannot be true.
@@ -328,10 +333,10 @@ class Outcomes:
         attempt: Attempt,
         verdict: AttemptVerdict,
         measurement: Measurement,
-        counts: bool,
+        in_store: Recorded,
         at: dt.datetime,
     ) -> str:
-        fingerprint, load = verdict.fingerprint, verdict.facts.get("load")
+        fingerprint, load = in_store.fingerprint, verdict.facts.get("load")
         assert fingerprint is not None, "a measurement without a result"
         assert load is not None, "a measurement without a report"
         self.fingerprints.add(fingerprint.digest)
@@ -355,11 +360,11 @@ class Outcomes:
             thrashing=measurement.thrashing,
         )
         if is_repeat:
-            search.note_repeated(trial_id, layout, run, counts=counts)
+            search.note_repeated(trial_id, layout, run, counts=in_store.counts)
         else:
             self._stored[TrialState.MEASURED] += 1
             search.note_measured(trial_id, layout, run)
-        if counts:
+        if in_store.counts:
             search.tell_measured(trial_id, layout, peak_memory_bytes=peak, is_repeat=is_repeat)
             self._free(search)
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""

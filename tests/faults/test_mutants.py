@@ -101,7 +101,8 @@ def writes_the_state_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
         self._database.write(state)
         self._database.write(result)
-        return [Recorded(state=TrialState.MEASURED, counts=True)]
+        found = end.facts.get("fingerprint")
+        return [Recorded(state=TrialState.MEASURED, counts=True, fingerprint=found)]
 
     monkeypatch.setattr(Store, "record_ends", record_ends)
 

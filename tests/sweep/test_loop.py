@@ -31,7 +31,7 @@ from orchestrator.core.problem.layout import RecomputeMode
 from orchestrator.core.search import space
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.fingerprint import Fingerprint, Stack
+from orchestrator.core.trial.fingerprint import Fingerprint, Software, Stack
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
 from orchestrator.search.searcher import DoubtfulResult, Failed, Measured, Proposal, Searcher
@@ -858,6 +858,31 @@ def test_of_what_ends_by_one_poll_only_the_newest_software_is_compared(store: St
     (current,) = [t for t in store.trials(store.sweep_named("t").id) if t.is_current_fingerprint]
     assert current.layout == last
     assert states(store) == {TrialState.MEASURED: 6}
+
+
+def test_packages_that_are_found_later_begin_no_cell_anew(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    class FoundLater(FakeScheduler):
+        """The packages of a program are found in every attempt but the first."""
+
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            events = super().poll(timeout_seconds)
+            if len(self.started) == 1:
+                return events
+            found = Software(packages=(("numpy", "2.1"),))
+            return [
+                replace(event, reports=[replace(one, software=found) for one in event.reports])
+                if isinstance(event, Finished)
+                else event
+                for event in events
+            ]
+
+    result, _ = run(store, fast, scheduler=FoundLater(fast), spec=spec(gpus=1))
+    rows = store.trials(result.sweep_id)
+    assert result.num_fingerprints == 1 and len(rows) > 2
+    assert all(row.is_current_fingerprint for row in rows)
+    assert [one for one in caplog.messages if "kept apart" in one] == []
 
 
 def test_what_ran_the_node_out_of_memory_is_tried_once_more_alone(store: Store) -> None:

@@ -100,7 +100,8 @@ def judge_run(run: ContractRun) -> list[Check]:
     if run.steps.num_steps or _may_have_told_no_step(run):
         checks.append(_steps(run))
     if run.report.failure is None:
-        checks += [_pace(run), _numbers(run)]
+        pace = _pace(run)
+        checks += [pace, _numbers(run, pace)]
     if run.failure is None:
         checks += [_memory(run), _mfu(run)]
     return [*checks, _end(run), _left_over(run)]
@@ -183,12 +184,13 @@ def _pace(run: ContractRun) -> Check:
     )
 
 
-def _numbers(run: ContractRun) -> Check:
+def _numbers(run: ContractRun, pace: Check) -> Check:
     measured = run.outcome
     if isinstance(measured, Failure):
         return fail("numbers", measured.message, "nothing of this attempt would be measured")
     if measured.implausible is not None:
-        what = f"they cannot be true: {measured.implausible}"
+        is_said = measured.implausible == pace.found
+        what = f"they cannot be true: {'see pace' if is_said else measured.implausible}"
         return fail("numbers", what, "they would be stored with this reason, and never win")
     found = (
         f"{measured.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, a step of"

@@ -9,7 +9,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -69,14 +69,39 @@ def _digest(fingerprint: Fingerprint) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
+# What only a Python can tell of itself, if the program does not.
+_OF_PYTHON = ("python", "torch", "cuda", "nccl")
+
+
+def completes(whole: Fingerprint, part: Fingerprint) -> bool:
+    """Return whether `part` lacks the packages of a program, and all that it has is in `whole`.
+
+    Then the two may be the same: the Python of a program that a shell starts is found in one
+    attempt, and not in another that ended sooner.
+    """
+    unknown = _unknown(part, whole)
+    return bool(unknown) and part.model_copy(update=unknown) == whole
+
+
+def _unknown(part: Fingerprint, whole: Fingerprint) -> dict[str, Any]:
+    """Return what the `whole` fingerprint has of a program's software, and the other does not."""
+    if part.packages or not whole.packages:
+        return {}
+    told = part.stack.model_dump(exclude_none=True)
+    found = {name: getattr(whole.stack, name) for name in _OF_PYTHON if name not in told}
+    return {"packages": whole.packages, "stack": part.stack.model_copy(update=found)}
+
+
 MAX_CHANGES = 8  # that are named
 
 
 def changes(before: Fingerprint, after: Fingerprint) -> str:
     """Say what differs between two fingerprints: `torch 2.9.0 -> 2.9.1, numpy added`.
 
-    Empty if they are the same.
+    Empty if they are the same. What one of them does not know of its software is no change.
     """
+    before = before.model_copy(update=_unknown(before, after))
+    after = after.model_copy(update=_unknown(after, before))
     found = _changed(
         "version of layout-sweep", before.orchestrator_version, after.orchestrator_version
     )

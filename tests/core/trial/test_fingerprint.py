@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core.trial.fingerprint import Fingerprint, Stack, changes
+from orchestrator.core.trial.fingerprint import Fingerprint, Stack, changes, completes
 
 
 def fingerprint(**known: str) -> Fingerprint:
@@ -59,3 +59,38 @@ def test_of_very_many_changes_the_first_are_named() -> None:
 
 def test_a_list_of_packages_that_is_not_known_adds_no_change() -> None:
     assert changes(fingerprint(), with_packages(numpy="2.1")) == ""
+
+
+def of_program(**told: str) -> Fingerprint:
+    """Of a program whose Python nobody found, with what the program tells."""
+    return fingerprint().model_copy(update={"stack": Stack(device_name="cpu", **told)})
+
+
+WHOLE = of_program(python="3.12.1", torch="2.9.0").model_copy(
+    update={"packages": (("numpy", "2.1"), ("torch", "2.9.0"))}
+)
+
+
+def test_software_that_is_not_known_is_completed_by_what_another_attempt_found() -> None:
+    assert completes(WHOLE, of_program())
+    assert completes(WHOLE, of_program(torch="2.9.0"))
+    assert changes(of_program(), WHOLE) == changes(WHOLE, of_program()) == ""
+
+
+def test_what_is_known_and_differs_keeps_two_fingerprints_apart() -> None:
+    assert not completes(WHOLE, of_program(torch="2.9.1"))
+    assert not completes(WHOLE, of_program().model_copy(update={"git_sha": "4567"}))
+    other_device = of_program().model_copy(update={"stack": Stack(device_name="gpu")})
+    assert not completes(WHOLE, other_device)
+    assert not completes(of_program(), WHOLE)
+    assert changes(of_program(torch="2.9.1"), WHOLE) == "torch 2.9.1 -> 2.9.0"
+
+
+def test_without_packages_on_either_side_nothing_is_unknown() -> None:
+    """A rank of this program tells its whole stack: a torch without CUDA is another one."""
+    without, with_cuda = (
+        fingerprint().model_copy(update={"stack": Stack(python="3.12", torch="2.9", cuda=cuda)})
+        for cuda in (None, "13.0")
+    )
+    assert not completes(with_cuda, without)
+    assert changes(without, with_cuda) == "cuda 13.0 added"

@@ -22,6 +22,7 @@ from db.types import AttemptState
 from db.write.writes import Ended, FailedEnd, MeasuredEnd, NewTrial, Pruned, Recorded
 from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import IllegalTransition, TrialEvent, TrialState
 from tests.db.builders import (
     Bench,
@@ -243,7 +244,8 @@ def test_the_statements_of_a_write_do_not_depend_on_how_many_trials_it_is_of(
 ) -> None:
     """The numbers of statements in batch.py, changes.py, endings.py; SQLite needs one or two more.
 
-    PostgreSQL holds the sweep with one of its own, before its trials.
+    PostgreSQL holds the sweep with one of its own, before its trials. A fingerprint that is new to
+    a cell needs one that reads those of its sweep.
     """
     with counted_statements(bench.store) as begin:
         begun = bench.store.begin_trials(new(bench, *range(1, size + 1)), epoch=bench.epoch)
@@ -256,7 +258,7 @@ def test_the_statements_of_a_write_do_not_depend_on_how_many_trials_it_is_of(
         )
     assert [
         sum(not one.startswith(("PRAGMA", "BEGIN")) for one in said) for said in (begin, step, end)
-    ] == ([4, 3, 9] if bench.store.path is not None else [4, 4, 10])
+    ] == ([4, 3, 10] if bench.store.path is not None else [4, 4, 11])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, MOST, MOST + 1])
@@ -453,6 +455,73 @@ def test_two_threads_that_tell_the_same_in_opposite_order_record_it_once(bench: 
         thread.start()
     for thread in threads:
         thread.join()
-    assert came_to == [[Recorded(state=TrialState.MEASURED, counts=True)] * 30] * 2
+    assert (
+        came_to
+        == [[Recorded(state=TrialState.MEASURED, counts=True, fingerprint=fingerprint())] * 30] * 2
+    )
     assert len(bench.store.events(bench.sweep_id)) == 4 * 30
     assert {row.num_measurements for row in bench.store.trials(bench.sweep_id)} == {1}
+
+
+def ended_with(attempt: tuple[int, int], found: Fingerprint) -> Ended:
+    end = measured(attempt)
+    return replace(end, facts={**end.facts, "fingerprint": found})
+
+
+def without_software(whole: Fingerprint) -> Fingerprint:
+    """The same of a program whose Python was not found."""
+    stack = whole.stack.model_copy(update=dict.fromkeys(("python", "torch", "cuda", "nccl")))
+    return whole.model_copy(update={"packages": (), "stack": stack})
+
+
+@pytest.mark.parametrize("order", ["pww", "wpp", "wpw", "ppw"])
+@pytest.mark.parametrize("together", [True, False])
+def test_software_that_one_attempt_found_is_that_of_those_that_did_not(
+    bench: Bench, order: str, together: bool
+) -> None:
+    whole = fingerprint()
+    kinds = {"w": whole, "p": without_software(whole)}
+    attempts = bench.store.begin_trials(new(bench, 1, 2, 4), epoch=bench.epoch)
+    ends = [ended_with(one, kinds[kind]) for one, kind in zip(attempts, order, strict=True)]
+    record = bench.store.record_ends
+    recorded = (
+        record(ends, epoch=bench.epoch)
+        if together
+        else [one for end in ends for one in record([end], epoch=bench.epoch)]
+    )
+    assert recorded[-1].fingerprint == whole
+    rows = bench.store.trials(bench.sweep_id)
+    assert {(row.fingerprint_digest, row.is_current_fingerprint) for row in rows} == {
+        (whole.digest, True)
+    }
+    assert bench.store.cells(bench.sweep_id)[0].fingerprint_digest == whole.digest
+    assert bench.store.fingerprints(bench.sweep_id) == [whole]
+
+
+def test_a_repeat_without_software_pools_with_its_trial(bench: Bench) -> None:
+    whole = fingerprint()
+    (attempt,) = bench.store.begin_trials(new(bench, 1), epoch=bench.epoch)
+    for found in (without_software(whole), whole, without_software(whole)):
+        bench.store.record_ends([ended_with(attempt, found)], epoch=bench.epoch)
+        number = start_repeat(bench.store, attempt[0], bench.epoch)
+        attempt = (attempt[0], number)
+    assert bench.store.trial(attempt[0]).trial.num_measurements == 3
+
+
+def test_other_software_is_kept_apart_from_what_is_not_known(bench: Bench) -> None:
+    """Unknown software counts as that of the cell's newest measurement."""
+    one, two = fingerprint("2.12.0"), fingerprint("2.13.0")
+    attempts = bench.store.begin_trials(new(bench, 1, 2, 4), epoch=bench.epoch)
+    for attempt, found in zip(attempts, (one, two, without_software(one)), strict=True):
+        bench.store.record_ends([ended_with(attempt, found)], epoch=bench.epoch)
+    digests = [row.fingerprint_digest for row in bench.store.trials(bench.sweep_id)]
+    assert sorted(map(str, digests)) == sorted([one.digest, two.digest, two.digest])
+
+
+def test_software_of_another_sweep_completes_nothing(store: Store) -> None:
+    first, second = Bench.on(store, name="first"), Bench.on(store, name="second")
+    whole = fingerprint()
+    for bench, found in ((first, whole), (second, without_software(whole))):
+        (attempt,) = bench.store.begin_trials(new(bench, 1), epoch=bench.epoch)
+        (recorded,) = bench.store.record_ends([ended_with(attempt, found)], epoch=bench.epoch)
+        assert recorded.fingerprint == found
