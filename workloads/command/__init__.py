@@ -169,7 +169,8 @@ def _end(program: Program, metrics: Metrics, handover: Handover, nesting: Nestin
         metrics.printed.search_no_more()
     # From here on other ranks may fail because this one ends.
     ask_to_end(program.place.stop_file)
-    if wait_for_end(program.process, metrics.step_seconds):
+    # Lines that still come count no more, and show the pace of a program with short steps.
+    if wait_for_end(program.process, metrics.step_seconds, look=metrics.read_later):
         metrics.read_to_the_end()
         nesting.check_number(metrics.num_steps_told, metrics.num_steps_asked)
     return 0 if handover.complete() else 1
@@ -195,7 +196,7 @@ def _follow(program: Program, rank: Rank, metrics: Metrics) -> int:
             rank.heartbeat(Phase.TEARDOWN, rank.step)
             if metrics.printed is not None:
                 metrics.printed.search_no_more()
-            wait_for_end(program.process, metrics.step_seconds)
+            wait_for_end(program.process, metrics.step_seconds, look=metrics.read)
             return 0
     if metrics.printed is not None:
         metrics.printed.finish()

@@ -27,6 +27,8 @@ APPEND = 'append to it (mode "a"), one line for each step'
 # So much of what was read before is compared at each read. Lines are about as long.
 _COMPARED_BYTES = 256
 _MAX_METRICS_BYTES = 64 * MAX_RESULT_BYTES
+# Of lines that come once the steps are enough: for the pace of a program, no more are needed.
+_MOST_LATER = 1000
 # Of a longer run every second read is forgotten, again and again.
 _MOST_READS = 1000
 # Of lines without a step time.
@@ -72,6 +74,8 @@ class Metrics:
         self.num_warmup = math.ceil(self._plan.warmup_steps / steps_per_line)
         self._num_asked = self.num_warmup + math.ceil(self._plan.max_steps / steps_per_line)
         self.step_seconds: list[float] = []
+        # Of lines after the last one that counts.
+        self._later_seconds: list[float] = []
         # Lines with a step, also those after the last one that counts.
         self.num_steps_told = 0
         self._has_enough = False
@@ -133,6 +137,10 @@ class Metrics:
         if self.printed is not None:
             self.printed.read()
         self._read_file(looking_at)
+
+    def read_later(self) -> None:
+        """Read the lines that come once the steps are enough: they show the pace of the program."""
+        self._read_file(time.monotonic())
 
     def _read_file(self, looking_at: float) -> None:
         new = self._read_new()
@@ -208,6 +216,7 @@ class Metrics:
         return ProgramSeen(
             seconds=time.monotonic() - self._began,
             reads=self._reads,
+            later_seconds=self._later_seconds,
             ended_itself=ended_itself,
             knows_num_steps=self._knows_num_steps,
             steps_per_line=per_line,
@@ -228,6 +237,7 @@ class Metrics:
 
     def _take(self, lines: Sequence[bytes]) -> None:
         before, at = len(self.step_seconds), time.monotonic()
+        num_later = len(self._later_seconds)
         for line in lines:
             self._num_lines += 1
             is_metric = True
@@ -240,6 +250,8 @@ class Metrics:
                 self.num_steps_told += 1
                 if not self._counts_next:
                     self._note_norm(metric)
+                    if len(self._later_seconds) < _MOST_LATER:
+                        self._later_seconds.append(metric.step_seconds)
                     continue
                 self.step_seconds.append(metric.step_seconds)
                 self._note_number(metric.step if metric.step is not None else metric.iteration)
@@ -252,9 +264,10 @@ class Metrics:
             self.fields.take(told)
             self._check_loss(metric)
             self._note_norm(metric)
+        if len(self.step_seconds) > before or len(self._later_seconds) > num_later:
+            self._note_read(at)
         if len(self.step_seconds) > before:
             self._last_at = at
-            self._note_read(at)
             self._note_enough(before)
             done = len(self.step_seconds)
             self._rank.heartbeat(Phase.STEADY, done, timed=self.times_steps)
@@ -266,7 +279,7 @@ class Metrics:
             LinesRead(
                 after=self._looked_at - self._began,
                 at=at - self._began,
-                num_steps=len(self.step_seconds),
+                num_steps=len(self.step_seconds) + len(self._later_seconds),
             )
         )
 

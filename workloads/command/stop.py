@@ -9,7 +9,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from workloads.command.handover import Handover
 # A program looks for the file once per step, and writes its result after the last one.
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 10.0
 _STEPS = 2.0
+_LOOK_SECONDS = 0.05
 # After SIGTERM, for a program that has to end others.
 _TERM_SECONDS = 2.0
 # A document that does not change for so long, and for so many of its steps, is the last one.
@@ -61,17 +62,22 @@ def ask_to_end(stop_file: Path) -> None:
         stop_file.touch()
 
 
-def wait_for_end(process: subprocess.Popen[bytes], step_seconds: Sequence[float]) -> bool:
+def wait_for_end(
+    process: subprocess.Popen[bytes], step_seconds: Sequence[float], *, look: Callable[[], None]
+) -> bool:
     """Wait until a program that was asked has ended, or need not be waited for any longer.
 
-    Returns False if it did not end by itself.
+    Calls `look` meanwhile, until the program gets a signal. Returns False if it did not end by
+    itself.
     """
     step = statistics.median(step_seconds) if step_seconds else 0.0
-    try:
-        process.wait(min(max(_LEAST_SECONDS, _STEPS * step), _MOST_SECONDS))
-        return True
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + min(max(_LEAST_SECONDS, _STEPS * step), _MOST_SECONDS)
+    while (left := until - time.monotonic()) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(min(left, _LOOK_SECONDS))
+            return True
+        look()
+    process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_TERM_SECONDS)
     return False

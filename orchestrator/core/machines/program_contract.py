@@ -153,7 +153,10 @@ def _steps(run: ContractRun) -> Check:
                 f"lines of {run.steps_per_line} steps each, {run.num_steps_asked} were asked for"
             )
         found = f"{num} {asked}, the first after {first:.1f} s"
-        return ok("steps", f"{found}, the last after {last:.1f} s" if num > 1 else found)
+        found = f"{found}, the last after {last:.1f} s" if num > 1 else found
+        return (
+            warn("steps", found, _TOO_FEW) if _may_cover_several(run, num) else ok("steps", found)
+        )
     if result is not None:
         return ok(
             "steps",
@@ -170,9 +173,39 @@ def _steps(run: ContractRun) -> Check:
     )
 
 
+_TOO_FEW = (
+    "it ended by itself before all came. If a line covers several steps, write one for each, or"
+    ' give each a field "step": a sweep may end the program before this shows. If it ran no more,'
+    " let it run {num_steps}"
+)
+
+
+def _may_cover_several(run: ContractRun, num_lines: int) -> bool:
+    """Return whether a program ended with fewer lines than steps were asked for, and says no more.
+
+    A trial marks this only if the number fits exactly, since a mark costs a layout.
+    """
+    seen = run.result.seen if run.result is not None else None
+    return (
+        seen is not None
+        and seen.ended_itself
+        and seen.knows_num_steps
+        and seen.steps_per_line is None
+        and num_lines * run.steps_per_line < run.num_steps_asked
+    )
+
+
 def _pace(run: ContractRun) -> Check:
     """Compare the time between lines with the time that they tell, as for every trial."""
     judged = judge_pace(run.result, layout=run.layout) if run.result is not None else None
+    if judged is None and _came_at_once(run.result):
+        return warn(
+            "pace",
+            "not comparable: all steps came at once",
+            "only the time that the program ran bounds what they tell, so that a clock that does"
+            " not wait for the device is not found: write a line when each step has ended, and"
+            " flush it",
+        )
     if judged is None:
         return ok("pace", "not comparable: too few steps came one by one")
     if judged.reason is not None:
@@ -182,6 +215,15 @@ def _pace(run: ContractRun) -> Check:
         f"{judged.num_steps} steps tell {judged.told_seconds:.2f} s, and came within"
         f" {judged.passed_seconds:.2f} s",
     )
+
+
+def _came_at_once(result: RankResult | None) -> bool:
+    """Return whether a program told several steps by one document, or by lines at one time."""
+    if result is None or result.seen is None or len(result.step_seconds) < 2:
+        return False
+    # Short steps that end between two reads come at once as well.
+    took = sum(result.step_seconds)
+    return len(result.seen.reads) < 2 and took > _SEEN_SECONDS
 
 
 def _numbers(run: ContractRun, pace: Check) -> Check:

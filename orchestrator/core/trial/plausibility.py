@@ -24,8 +24,9 @@ PACE_FACTOR = 1.5
 # A pace counts if it was seen so often: a pause for a checkpoint is one window, and the median of
 # five does not see two.
 FEWEST_WINDOWS = 5
-# The two bounds of a window's time differ by at most such a factor.
-SHARP, BLURRED = 1.3, 3.0
+# The two bounds of a window's time differ by at most such a factor: the first that gives enough
+# windows. Short ones are blurred, and long ones few.
+SHARP, LESS_SHARP, BLURRED = 1.3, 1.6, 3.0
 # The slower and the faster windows of a program without pauses differ by at most this factor.
 EVEN_FACTOR = 2.0
 # Seconds, and a relative part, that steps may add up to beyond the time that the program ran:
@@ -64,7 +65,7 @@ def judge_run(
         return None
     told = _ToldSteps.of(result, seen)
     pace = _Pace.of(seen, told)
-    _check_wall(told, seen, pace)
+    _check_wall(told, seen, pace, layout)
     found = (
         _pace_reason(told, pace, layout),
         _count_reason(told, seen, plan),
@@ -133,7 +134,7 @@ def judge_cell(told: Mapping[int, ToldLayout]) -> dict[int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _ToldSteps:
-    """The steps that a program told of, warm-up included."""
+    """The steps that a program told of, with the warm-up and lines after the last that counts."""
 
     seconds: Sequence[float]
     median: float  # of the timed ones
@@ -143,11 +144,13 @@ class _ToldSteps:
 
     @classmethod
     def of(cls, result: RankResult, seen: ProgramSeen) -> _ToldSteps:
-        seconds = [*result.warmup_seconds, *result.step_seconds]
+        counted = [*result.warmup_seconds, *result.step_seconds]
+        lines = [*counted, *seen.later_seconds]
+        are_lines = bool(seen.reads) and seen.reads[-1].num_steps == len(lines)
         return cls(
-            seconds=seconds,
+            seconds=lines if are_lines else counted,
             median=statistics.median(result.step_seconds),
-            are_lines=bool(seen.reads) and seen.reads[-1].num_steps == len(seconds),
+            are_lines=are_lines,
             every=seen.every,
         )
 
@@ -184,11 +187,12 @@ class _Pace:
 
     @classmethod
     def of(cls, seen: ProgramSeen, told: _ToldSteps) -> _Pace:
-        blurred, sharp = (_windows(seen.reads, told, factor) for factor in (BLURRED, SHARP))
-        if len(blurred) < FEWEST_WINDOWS:
+        windows = [_windows(seen.reads, told, one) for one in (SHARP, LESS_SHARP, BLURRED)]
+        best = next((some for some in windows if len(some) >= FEWEST_WINDOWS), None)
+        blurred = windows[-1]
+        if best is None:
             return cls()
-        is_sharp = len(sharp) >= FEWEST_WINDOWS
-        best = sharp if is_sharp else blurred
+        is_sharp = best is not blurred
         # A pause makes a long window slow. If no window differs from the others, there is none.
         factors = [(one.middle / one.told, one.num_steps) for one in blurred]
         is_even = _quantile(factors, 0.75) <= EVEN_FACTOR * _quantile(factors, 0.25)
@@ -262,7 +266,7 @@ def _quantile(weighted: Iterable[tuple[float, int]], share: float) -> float:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def _check_wall(told: _ToldSteps, seen: ProgramSeen, pace: _Pace) -> None:
+def _check_wall(told: _ToldSteps, seen: ProgramSeen, pace: _Pace, layout: Layout) -> None:
     """Raise ImplausibleMeasurement if the steps took longer than the program."""
     ends = [(read.at, read.num_steps) for read in seen.reads] if told.are_lines else []
     for at, num_steps in [(seen.seconds, len(told.seconds)), *ends]:
@@ -275,7 +279,7 @@ def _check_wall(told: _ToldSteps, seen: ProgramSeen, pace: _Pace) -> None:
         raise ImplausibleMeasurement(
             f"{num_steps} {'steps are' if num_steps > 1 else 'step is'} said to have taken "
             f"{_seconds(total)}, and the program had run for {_seconds(at)}: "
-            f"{_why_too_long(told, ratio, is_exact=pace.is_sharp)}"
+            f"{_why_too_long(told, ratio, layout, is_exact=pace.is_sharp)}"
         )
 
 
@@ -289,11 +293,11 @@ def _pace_reason(told: _ToldSteps, pace: _Pace, layout: Layout) -> str | None:
         return f"{comes}: {_why_too_short(pace.step_seconds / told.median, layout)}"
     if pace.most * PACE_FACTOR < 1:
         ratio = told.median / pace.step_seconds
-        return f"{comes}: {_why_too_long(told, ratio, is_exact=pace.is_sharp)}"
+        return f"{comes}: {_why_too_long(told, ratio, layout, is_exact=pace.is_sharp)}"
     return None
 
 
-def _why_too_long(told: _ToldSteps, ratio: float, *, is_exact: bool) -> str:
+def _why_too_long(told: _ToldSteps, ratio: float, layout: Layout, *, is_exact: bool) -> str:
     """Say what makes a program tell `ratio` times as much; if not exact, at least so much."""
     wanted = "the seconds of one optimizer step are wanted"
     steps = told.seconds
@@ -307,7 +311,10 @@ def _why_too_long(told: _ToldSteps, ratio: float, *, is_exact: bool) -> str:
     if near or (not is_exact and ratio > 30):
         return f"{_UNITS[near[0] if near else 1e3]}? Seconds are wanted"
     if is_exact and 2 <= round(ratio) <= 100 and abs(ratio / round(ratio) - 1) < 0.1:
-        return f"the time of {round(ratio)} steps? {wanted[0].upper()}{wanted[1:]}"
+        num = round(ratio)
+        by_ranks = layout.world_size % num == 0
+        what = f"{num} steps, or lines that {num} ranks write" if by_ranks else f"{num} steps"
+        return f"the time of {what}? {wanted[0].upper()}{wanted[1:]}"
     return f"{wanted}, by a clock that is read once a step and never set (time.perf_counter())"
 
 

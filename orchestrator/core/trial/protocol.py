@@ -214,6 +214,8 @@ class ProgramSeen(_Message):
 
     seconds: Seconds  # from the program's start to its end
     reads: list[LinesRead] = Field(default=[], max_length=MAX_SAMPLES)
+    # Steps of lines that came once the numbers were enough. They show the pace, and no more.
+    later_seconds: list[PositiveSeconds] = Field(default=[], max_length=MAX_SAMPLES)
     ended_itself: bool = True  # False: it was told to end
     # False: neither its command nor its script names the number of steps that are asked for.
     knows_num_steps: bool = True

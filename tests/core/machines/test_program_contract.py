@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,11 @@ def result(told: Sequence[float], *, pause_before: int | None = None) -> RankRes
 
 
 def pace_of(found: RankResult | None) -> Check:
-    times = StepTimes(num_steps=[1, NUM_STEPS], at_seconds=[1.5, 6.0])
+    return check_of("pace", found)
+
+
+def check_of(name: str, found: RankResult | None, *, num_lines: int = NUM_STEPS) -> Check:
+    times = StepTimes(num_steps=[1, num_lines], at_seconds=[1.5, 6.0])
     run = ContractRun(
         world_size=1,
         layout=LAYOUT,
@@ -57,7 +62,7 @@ def pace_of(found: RankResult | None) -> Check:
         ranks=[0],
         connected_ranks=[],
     )
-    return next(check for check in judge_run(run) if check.name == "pace")
+    return next(check for check in judge_run(run) if check.name == name)
 
 
 def test_a_program_that_keeps_its_pace_shows_both_times() -> None:
@@ -89,3 +94,37 @@ def test_too_few_lines_are_not_compared() -> None:
     assert check.status is Status.OK and check.found.startswith("not comparable")
     nothing = pace_of(None)
     assert nothing.status is Status.OK and nothing.found.startswith("not comparable")
+
+
+@pytest.mark.parametrize("seen", [{}, {"reads": [LinesRead(after=9.0, at=9.1, num_steps=10)]}])
+def test_steps_that_come_at_once_have_no_pace_and_the_doctor_says_what_that_means(
+    seen: dict[str, Any],
+) -> None:
+    told = [STEP_SECONDS + step / 1000 for step in range(NUM_STEPS)]
+    found = RankResult(step_seconds=told, seen=ProgramSeen(seconds=60.0, **seen))
+    check = pace_of(found)
+    assert check.status is Status.WARN and "flush it" in check.advice
+    short = [step / 100 for step in told]
+    assert pace_of(found.model_copy(update={"step_seconds": short})).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "known", "is_said"),
+    [
+        (5, {}, True),
+        (5, {"steps_per_line": 1.0}, False),
+        (5, {"ended_itself": False}, False),
+        (5, {"knows_num_steps": False}, False),
+        (10, {}, False),
+    ],
+)
+def test_a_program_with_fewer_lines_than_steps_may_write_one_for_several(
+    num_lines: int, known: dict[str, Any], is_said: bool
+) -> None:
+    """A sweep may end it before this shows; the doctor lets it run all steps that it asks for."""
+    found = result([STEP_SECONDS] * num_lines)
+    assert found.seen is not None
+    found = found.model_copy(update={"seen": found.seen.model_copy(update=known)})
+    check = check_of("steps", found, num_lines=num_lines)
+    assert (check.status is Status.WARN) is is_said
+    assert ("If a line covers several steps" in check.advice) is is_said

@@ -147,7 +147,7 @@ def test_the_time_of_one_micro_batch_is_found_by_the_pace() -> None:
 def test_the_time_of_several_steps_in_every_line_is_found_by_the_pace() -> None:
     steps = noisy(0.3)
     reason = judge(run(steps, told=[2 * step for step in steps], start=60.0).result())
-    assert reason is not None and "the time of 2 steps?" in reason
+    assert reason is not None and "the time of 2 steps" in reason
 
 
 def test_a_line_for_several_steps_is_found_by_the_number_of_lines() -> None:
@@ -226,6 +226,36 @@ def test_steps_that_get_longer_may_not_have_been_waited_for() -> None:
         run(noisy(0.4), told=[a * b for a, b in zip(steps, noisy(1.0), strict=True)]).result()
     )
     assert reason is not None and "before" in reason and "torch.cuda.synchronize()" in reason
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.5, 2.0])
+def test_lines_that_come_after_the_last_that_counts_show_the_pace_of_short_steps(
+    factor: float,
+) -> None:
+    """Ten steps of 50 ms are too few for a pace; a program goes on for a second until it ends."""
+    steps = noisy(0.05, 30)
+    whole = run(steps, told=[factor * step for step in steps], start=5.0).result(ended_itself=False)
+    assert whole.seen is not None
+    early = whole.model_copy(
+        update={
+            "step_seconds": whole.step_seconds[:8],
+            "seen": whole.seen.model_copy(update={"later_seconds": whole.step_seconds[8:]}),
+        }
+    )
+    reason = judge(early)
+    assert reason is not None and "its lines came every" in reason
+    honest = early.seen.model_copy(update={"later_seconds": steps[10:]})  # type: ignore[union-attr]
+    told = {"warmup_seconds": steps[:2], "step_seconds": steps[2:10], "seen": honest}
+    assert judge(early.model_copy(update=told)) is None
+
+
+def test_steps_that_every_rank_writes_are_named() -> None:
+    steps = noisy(0.1)
+    told = [2 * step for step in steps]
+    reason = judge(run(steps, told=told, start=30.0).result())
+    assert reason is not None and "the time of 2 steps, or lines that 2 ranks write?" in reason
+    alone = judge(run(steps, told=told, start=30.0).result(), layout=Layout(grad_accum_steps=16))
+    assert alone is not None and "the time of 2 steps? The seconds" in alone
 
 
 # --- no false alarm -------------------------------------------------------------------------------

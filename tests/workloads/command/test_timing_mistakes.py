@@ -231,6 +231,36 @@ def test_a_program_without_a_mistake_is_believed(launcher: NodeLauncher) -> None
     assert isinstance(outcome, Measurement) and outcome.implausible is None, outcome
 
 
+EACH_RANK_WRITES = """
+for rank in (0, 1):
+    if rank == 1 or os.fork() == 0:
+        random.seed(rank)
+        time.sleep(0.5)
+        for step in range(200):
+            began = time.perf_counter()
+            work(0.05)
+            tell(step_seconds=time.perf_counter() - began)
+        break
+"""
+
+
+def test_short_steps_that_each_rank_writes_are_found_by_the_pace_after_they_are_enough(
+    launcher: NodeLauncher,
+) -> None:
+    """Eight steps are enough here, and too few for a pace; the lines after them show it."""
+    outcome = told(
+        launcher,
+        EACH_RANK_WRITES,
+        options={"processes": "per_node", "env": {"RANK": "{node_rank}"}},
+        one_rank_per_node=True,
+        world_size=2,
+        layout=Layout(data_parallel_size=2),
+        plan=PLAN.model_copy(update={"max_steps": 50, "relative_confidence": 0.9}),
+    )
+    reason = outcome.message if isinstance(outcome, Failure) else outcome.implausible
+    assert reason is not None and "lines that 2 ranks write?" in reason
+
+
 def test_the_same_numbers_for_every_layout_are_found_in_the_cell(launcher: NodeLauncher) -> None:
     found = {}
     for size in (1, 2, 4):
