@@ -99,7 +99,7 @@ def judge_pace(result: RankResult, *, layout: Layout) -> JudgedPace | None:
     if pace.step_seconds is None:
         return None
     try:
-        _check_wall(told, seen, pace)
+        _check_wall(told, seen, pace, layout)
         reason = _pace_reason(told, pace, layout)
     except ImplausibleMeasurement as refused:
         reason = str(refused)
