@@ -169,7 +169,9 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
         and rows[1][3].count("***") == 6
         and "the first: ***" in rows[3][3]
     )
-    trials = [str(row[0]) for row in sweep.sql("select trial_id from v_trial")]
+    trials = [
+        str(row[0]) for row in sweep.sql("select trial_id from v_trial order by micro_batch_size")
+    ]
     said = [ran.stdout, ran.stderr]
     said += [reader(sweep, command, trials[1]) for command in ("show", "logs")]
     said += [reader(sweep, "export", kind, "secret") for kind in ("json", "csv")]
