@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from layout_sweep.regular_file import read_regular
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.failures import Evidence, first_bad
 from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
@@ -107,7 +105,7 @@ class RankWatch:
     def read_heartbeat(self, now: float) -> None:
         path = self.run_dir / heartbeat_file(self.rank)
         try:
-            seen = path.stat().st_mtime_ns, _read(path, _HEARTBEAT_BYTES)
+            seen = path.stat().st_mtime_ns, read_regular(path, num_bytes=_HEARTBEAT_BYTES).content
             if seen == self._heartbeat:
                 return
             heartbeat = decode_heartbeat(seen[1])
@@ -158,7 +156,7 @@ class RankWatch:
             self.bad_result = f"it ended well, but wrote no {result_file(self.rank)}"
 
     def _read_result(self, name: str) -> bytes:
-        return _read(self.run_dir / name, MAX_RESULT_BYTES + 1)
+        return read_regular(self.run_dir / name, num_bytes=MAX_RESULT_BYTES + 1).content
 
     def overdue(self, order: LaunchOrder, now: float) -> str | None:
         """A message about the limit that it has passed, if it has."""
@@ -243,15 +241,3 @@ def judge(evidence: Sequence[Evidence]) -> tuple[Failure, float] | None:
     failure = first_bad(bad)
     at = next(rank.at_unix_seconds for rank in bad if rank.rank == failure.rank)
     return replace(failure, log_tail=failure.log_tail[-SHOWN_TAIL_CHARACTERS:]), at
-
-
-def _read(path: Path, num_bytes: int) -> bytes:
-    """The first bytes of a file that a rank may have made of any length, or into a pipe.
-
-    Raises OSError for what is no regular file: reading it could block the launcher.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        return file.read(num_bytes)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from layout_sweep.regular_file import read_regular
 from orchestrator.core.trial.protocol import (
     ATTEMPT_VARIABLE,
     BadResult,
@@ -75,8 +76,8 @@ class _Watch:
 
     def _look_at_steps(self) -> None:
         try:
-            with (self.run_dir / heartbeat_file(self.order.first_rank)).open("rb") as file:
-                heartbeat = decode_heartbeat(file.read(_HEARTBEAT_BYTES))
+            path = self.run_dir / heartbeat_file(self.order.first_rank)
+            heartbeat = decode_heartbeat(read_regular(path, num_bytes=_HEARTBEAT_BYTES).content)
         except (OSError, BadResult):
             return
         if heartbeat.step > (self.steps[-1].num_steps if self.steps else 0):

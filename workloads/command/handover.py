@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from layout_sweep.regular_file import read_regular
 from orchestrator.core.trial.protocol import (
     MAX_RESULT_BYTES,
     BadResult,
@@ -24,7 +25,6 @@ from orchestrator.core.trial.protocol import (
 )
 from orchestrator.core.trial.redaction import Secrets, blotted
 from workloads.command.metrics import APPEND, Metrics
-from workloads.command.regular_file import read_regular
 from workloads.command.resident import peak_resident_bytes
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from layout_sweep.regular_file import read_regular
 from orchestrator.core.trial.measurement import first_enough
 from orchestrator.core.trial.protocol import (
     MAX_RESULT_BYTES,
@@ -19,7 +20,6 @@ from orchestrator.core.trial.protocol import (
     ProgramSeen,
 )
 from workloads.command.printed import PrintedMetrics
-from workloads.command.regular_file import read_regular
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from layout_sweep.regular_file import read_regular
 from orchestrator.core.problem.layout import NAMED_AXES, OptionValue
 from orchestrator.core.sweepfile.command_options import CommandOptions, Processes
 from orchestrator.core.sweepfile.program_files import Files, why_not_startable
@@ -21,7 +22,6 @@ from orchestrator.core.trial.python_command import python_command
 from orchestrator.core.trial.rank_environment import RANKS_OWN
 from workloads.command.config_files import write_files
 from workloads.command.framework import with_framework
-from workloads.command.regular_file import read_regular
 from workloads.rank import ConfigRejected, Rank
 
 _MOST_SCRIPT_BYTES = 1 << 20

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from layout_sweep.regular_file import read_regular
 from orchestrator.core.trial.extra import MAX_FIELDS, bounded_extra
 from orchestrator.core.trial.protocol import MAX_RESULT_BYTES, RankResult
-from workloads.command.regular_file import read_regular
 
 # The highest value of each of these counts.
 _HIGHEST = frozenset(

@@ -1,4 +1,7 @@
-"""Reads a file of a program, whatever kind it is of: a FIFO would block, a device has no end."""
+"""Reads a file that a program may have made of any kind: a FIFO would block, a device has no end.
+
+The ranks of a program and their launcher read such files; they share nothing else outside the core.
+"""
 
 from __future__ import annotations
 
