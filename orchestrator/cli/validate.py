@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+from orchestrator.cli import run_checks
 from orchestrator.cli.options import File, Json, Overrides
 from orchestrator.cli.output import note, write, write_json
 from orchestrator.cli.sweep_file import limit_warnings, load, planning
+from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import counted
 
 
@@ -20,6 +22,11 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
     cells = spec.cells()
     has_numbers = bool(spec.measurement.limits.numbers) and spec.workload.name != "replay"
     warnings = limit_warnings(planning(spec, None)) if has_numbers else []
+    try:
+        run_checks.check_program(spec)
+    except UsageInvalid as exc:
+        # The file may be for another machine.
+        warnings.append(f"`sweep run` would refuse it on this machine: {exc}")
     if as_json:
         record = {
             "name": spec.name,

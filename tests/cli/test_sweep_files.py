@@ -440,3 +440,24 @@ def test_where_the_machine_drifted_status_names_the_layout_that_best_names(
     assert answer("status", "priced-simulated")["sweeps"][0]["cells"][0]["best"]["trial_id"] == best
     assert answer("sql", "select trial_id from v_best where is_current")["rows"] != [[best]]
     assert "The order is that of speeds without drift and the load of others" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"argv": ["no-such-program"]}, "no-such-program"),
+        ({"argv": ["/bin/sh", "no-such.sh"], "cwd": "/"}, "no-such.sh"),
+        ({"argv": ["/bin/true"], "cwd": "/no/such/folder"}, "/no/such/folder"),
+        ({"argv": ["/bin/true"]}, ""),
+    ],
+)
+def test_validate_warns_of_a_program_that_is_not_on_this_machine(
+    options: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be on another, for which the file is meant."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps({**SPEC, "workload": {"name": "command", "options": options}}))
+    assert cli.main(["validate", str(path), "--json"]) == 0
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert len(warnings) == bool(said)
+    assert all("on this machine" in one and said in one for one in warnings)
