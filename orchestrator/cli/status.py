@@ -243,14 +243,18 @@ def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None,
 
 def _without_drift(store: Store, sweep: _SweepStatus) -> tuple[list[CellStatus], list[str]]:
     """The cells with the same best as `sweep best` names, and a line for each drift found."""
+    row, cells = sweep.row, sweep.cells
+    repeated = [cell.cell.id for cell in cells if store.repeats(cell.cell.id)]
+    if not repeated:
+        # Nothing tells of drift, and the numpy that would judge it is not imported.
+        return list(cells), []
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
     from orchestrator.sweep.stored_confirmation import confirmation_of_repeats  # needs SQLAlchemy
 
-    row, cells = sweep.row, sweep.cells
     drifted = {
-        cell.cell.id
-        for cell in cells
-        if confirmation_of_repeats(store, cell.cell.id).change is not None
+        cell_id
+        for cell_id in repeated
+        if confirmation_of_repeats(store, cell_id).change is not None
     }
     leading = store.best(row.id, CONSIDERED) if drifted else {}
     corrected, texts = [], []

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import exp, log, sqrt
+from typing import TYPE_CHECKING
 
 from orchestrator.core.problem.contradiction import (
     Contradiction,
@@ -19,7 +20,6 @@ from orchestrator.core.problem.contradiction import (
     shapes,
 )
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.core.trial.drift import Drift, SpeedChange, fit
 from orchestrator.core.trial.failure_kinds import FailureKind, event_after
 from orchestrator.core.trial.lifecycle import TrialEvent
@@ -32,6 +32,10 @@ from orchestrator.core.trial.winner import (
     most_repeats_with_drift,
 )
 from orchestrator.search.blas_threads import one_blas_thread
+
+if TYPE_CHECKING:
+    # Its models of a sweep file take as long to import as numpy, and `sweep status` needs none.
+    from orchestrator.core.sweepfile.sections import Confirm
 
 # The distance between anchors is doubled at most this often while the machine stays the same.
 MOST_QUIET = 3
