@@ -155,7 +155,8 @@ def _where(running: Running) -> str:
 def _left(left: TimeLeft | None) -> str:
     """`, about 4 min left`, `, likely 1 min to 4 min left`, `, likely done within 4 min`.
 
-    Empty if unknown. A machine that drifts needs more repeats than are counted here.
+    Empty if unknown. A machine that changes from now on needs more repeats than are counted here,
+    so nothing more than likely is said.
     """
     if left is None or left.most < 1:
         return ""

@@ -293,18 +293,26 @@ class Confirmation:
             "run 2 to confirm it, the best when the budget ended the search",
         )
 
-    def most_to_confirm(self, confirm: Confirm) -> int:
+    def most_to_confirm(self, confirm: Confirm, *, anchor_every: int) -> int:
         """Return the most repeats that it may still take to confirm the winner."""
         verdict = self._judge(confirm) if self._runs and confirm.repeats else None
         if verdict is None:
             return 0
-        most = confirm.contenders * confirm.repeats
-        if verdict.change is not None:
-            most = most_repeats_with_drift(len(verdict.tied), confirm.contenders, confirm.repeats)
-        done = sum(
-            run.purpose is Purpose.CONFIRMATION for some in self._runs.values() for run in some
-        )
-        return max(most - done, 0)
+        done = {
+            trial_id: sum(run.purpose is Purpose.CONFIRMATION for run in some)
+            for trial_id, some in self._runs.items()
+        }
+        is_anchor_due = bool(anchor_every and self._since_anchor and len(self._runs) > 1)
+        if verdict.change is None:
+            return max(self.most_repeats(confirm, 0) - sum(done.values()), 0) + is_anchor_due
+        of_tied = [done[trial_id] for trial_id in verdict.tied]
+        return most_repeats_with_drift(of_tied, confirm.contenders, confirm.repeats) + is_anchor_due
+
+    def most_repeats(self, confirm: Confirm, num_measured: int) -> int:
+        """Return the most repeats that confirm a winner among so many measured layouts."""
+        if self.change is None:
+            return confirm.contenders * confirm.repeats
+        return most_repeats_with_drift([0] * num_measured, confirm.contenders, confirm.repeats)
 
     def _next_to_confirm(self, confirm: Confirm) -> Repeat | None:
         verdict = self._judge(confirm)

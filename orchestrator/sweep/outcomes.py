@@ -126,7 +126,7 @@ class Outcomes:
         recorded = []
         for (attempt, verdict), in_store in zip(judged, stored, strict=True):
             outcome, search = verdict.outcome, self._call.searches[attempt.cell_id]
-            self._attempts.close(attempt)
+            self._attempts.close(attempt, now=now)
             is_measured = isinstance(outcome, Measurement)
             search.note_reserved(verdict.facts.get("gpu_seconds") or 0.0, is_measured=is_measured)
             if isinstance(outcome, Measurement):
