@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.output import plain
+from orchestrator.cli.output import plain, shortened
 from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.quantities import counted
@@ -55,7 +55,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a text now, unless quiet."""
         if not self._quiet:
-            self._console.print(Text(text, style="dim"), soft_wrap=True)
+            self._console.print(Text(shortened(text), style="dim"), soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Print a text with the next snapshot, above the panel. Safe in a signal handler."""
@@ -90,7 +90,7 @@ def _events(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]
     events = []
     for place, one in enumerate(snapshot.ended, 1):
         # It may quote the output of a rank.
-        text = plain(one.text)
+        text = shortened(plain(one.text))
         if with_counts:
             counts = _counts(snapshot, one.num_launched, one.counts)
             running = f", {one.num_running} running" if one.num_running else ""

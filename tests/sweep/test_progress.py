@@ -158,3 +158,20 @@ def test_each_end_is_told_with_the_state_as_of_then_in_order(
         " 7 layouts never tried",
         "[1:10] 3 of at most 10 launched: 2 measured | trial 2 b: 200",
     ]
+
+
+def test_a_line_that_quotes_a_rank_or_an_address_at_length_is_cut(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = TrialEnded(
+        text=f"trial 1: failed, {'x' * 28_000} (log: there)",
+        seconds=10.0,
+        counts={TrialState.FAILED: 1},
+        num_launched=1,
+        num_running=0,
+    )
+    (line,) = said(capsys, ended=[long])
+    assert len(line) < 1_200 and line.endswith("(log: there)")
+    with Progress(objective=Objective.TOKENS_PER_SECOND_PER_GPU) as progress:
+        progress.say(f"Joining the Ray cluster at {'z' * 28_000}:1 ...")
+    assert len(capsys.readouterr().err) < 1_200
