@@ -32,7 +32,7 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.measurement import Measurement, StepTime
-from orchestrator.core.trial.protocol import GpuUsage
+from orchestrator.core.trial.node_report import GpuUsage
 
 NUM_CELLS = 12
 # Of the trials; the others are measured.

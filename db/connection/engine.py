@@ -259,11 +259,12 @@ _SQLITE_ADVICE = (
     (
         "disk I/O error",
         "cannot be written: the disk is full, over quota, or broken. "
-        "Make room, then run the same command: nothing acknowledged is lost",
+        "Free some space, then run the same command: nothing acknowledged is lost",
     ),
     (
         "database or disk is full",
-        "the disk is full. Make room, then run the same command: nothing acknowledged is lost",
+        "the disk is full. Free some space, then run the same command: "
+        "nothing acknowledged is lost",
     ),
     (
         "readonly database",

@@ -18,7 +18,8 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.protocol import DriverMemoryKind, GpuUsage, Phase
+from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.protocol import DriverMemoryKind, Phase
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds, of_attempt, outcome_of
 from orchestrator.core.trial.run import Run

@@ -14,7 +14,8 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.protocol import GpuUsage, Phase
+from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.purpose import REPEATS, Purpose
 
 FAILED_EVENTS = frozenset({TrialEvent.OUT_OF_MEMORY, TrialEvent.FAILED, TrialEvent.REQUEUED})

@@ -111,7 +111,7 @@ def run(
     """
     spec = load(file, overrides)
     if isinstance(context.obj, Redactor):
-        context.obj.learn(run_checks.rank_secrets(spec))
+        context.obj.add_values(run_checks.rank_secrets(spec))
     simulator = None
     if simulate:
         from orchestrator.cluster.simulated import SimulatedScheduler, simulated

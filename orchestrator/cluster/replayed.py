@@ -28,7 +28,8 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.workload_options import ReplayOptions
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
-from orchestrator.core.trial.protocol import Device, NodeReport, RankOutcome, TrialRequest
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.node.text_file import TooLarge, read_text
 

@@ -17,11 +17,11 @@ from orchestrator.search.optuna_proposals import HEADROOM, UNKNOWN_EXCESS, shown
 from orchestrator.search.searcher import (
     Condemned,
     Failed,
-    InFlight,
     Known,
     Measured,
     OutOfMemory,
     SetAside,
+    UnderWay,
 )
 
 
@@ -34,7 +34,7 @@ def export_study(
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     rows = [
-        (layout, fact, _params(layout)) for layout, fact in known if not isinstance(fact, InFlight)
+        (layout, fact, _params(layout)) for layout, fact in known if not isinstance(fact, UnderWay)
     ]
     values: dict[str, set[int | str]] = {}
     for _, _, params in rows:
@@ -76,7 +76,7 @@ def export_study(
 def _excess(fact: Known) -> float:
     """The constraint that the study shows: above zero is infeasible."""
     match fact:
-        case Measured() | InFlight():
+        case Measured() | UnderWay():
             return HEADROOM
         case OutOfMemory(excess=excess):
             return shown_excess(excess)

@@ -12,10 +12,10 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.sections import Objective, Plateau, Search, Strategy
+from orchestrator.core.trial.cell_plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.failure_kinds import FailureKind, Fault
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
-from orchestrator.core.trial.plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Proposal, Searcher
 from orchestrator.sweep.attempts import CellAttempts
@@ -444,7 +444,7 @@ class CellSearch:
     def note_failed(self, layout: Layout, fault: Fault) -> None:
         """Note that a trial failed for good."""
         self._note(None)
-        # A machine's fault says nothing about the layout. The search keeps it in flight, so that it
+        # A machine's fault says nothing about the layout. The search keeps it under way, so that it
         # is not proposed again.
         if fault is not Fault.MACHINE:
             self.searcher.tell(layout, Failed())

@@ -139,7 +139,7 @@ class NodePool:
             " command goes on"
         )
 
-    def refresh(self, in_flight: Collection[int] = (), *, now: bool = False) -> set[int]:
+    def refresh(self, under_way: Collection[int] = (), *, now: bool = False) -> set[int]:
         """Ask the store, from time to time or now, which nodes a person has benched.
 
         Return the cells of which trials wait again because of it.
@@ -151,10 +151,10 @@ class NodePool:
         self._benched = {
             row.node: row for row in self._store.benches(self._sweep_id) if row.until is None
         }
-        return self._remeasure(in_flight) if set(self._bad) - before else set()
+        return self._remeasure(under_way) if set(self._bad) - before else set()
 
     def ended(
-        self, trial_id: int, event: Finished, in_flight: Collection[int], *, began: float
+        self, trial_id: int, event: Finished, under_way: Collection[int], *, began: float
     ) -> set[int]:
         """Note that an attempt is over. `began`: when it did.
 
@@ -176,17 +176,17 @@ class NodePool:
             is_due |= self._bench_the_slow() or not {
                 report.node for report in event.reports
             }.isdisjoint(self._bad)
-        return self._remeasure(in_flight) if is_due else set()
+        return self._remeasure(under_way) if is_due else set()
 
     @property
     def _bad(self) -> list[str]:
         """Nodes whose measurements do not count."""
         return [node for node, row in self._benched.items() if row.is_remeasured]
 
-    def _remeasure(self, in_flight: Collection[int]) -> set[int]:
-        self._left |= set(in_flight)
+    def _remeasure(self, under_way: Collection[int]) -> set[int]:
+        self._left |= set(under_way)
         return self._store.remeasure(
-            self._sweep_id, self._epoch, self._bad, except_trials=in_flight
+            self._sweep_id, self._epoch, self._bad, except_trials=under_way
         )
 
     # -- nodes that are at fault -----------------------------------------------------------------

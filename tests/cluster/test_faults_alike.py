@@ -22,8 +22,9 @@ from orchestrator.core.sweepfile.synthetic_options import FaultKind
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, may_retry
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.protocol import Device, LaunchOrder, Phase, TrialRequest
+from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
 from orchestrator.node.launcher import NodeLauncher
 from orchestrator.sweep.run import run_sweep
 from tests.node.launching import faulty, order

@@ -20,11 +20,11 @@ from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import (
     Condemned,
     Failed,
-    InFlight,
     Known,
     Measured,
     OutOfMemory,
     Searcher,
+    UnderWay,
 )
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.known_outcome import known_of
@@ -48,9 +48,9 @@ def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:
         ids.measured: Measured(value=1234.5, peak_memory_bytes=75 << 30),
         ids.pruned: Condemned(),
         ids.failed: Failed(),
-        ids.queued: InFlight(),
-        ids.launching: InFlight(),
-        ids.running: InFlight(),
+        ids.queued: UnderWay(),
+        ids.launching: UnderWay(),
+        ids.running: UnderWay(),
     }
     assert {trial: said[trial] for trial in expected} == expected
 

@@ -23,7 +23,7 @@ from orchestrator.core.trial.protocol import (
     RankResult,
     decode_result,
 )
-from orchestrator.core.trial.redaction import Secrets, blotted
+from orchestrator.core.trial.redaction import Secrets, redacted
 from workloads.command.metrics import APPEND, Metrics
 from workloads.command.resident import peak_resident_bytes
 from workloads.command.told_fields import ToldFields
@@ -206,7 +206,7 @@ class Handover:
         if not is_told:
             self._resident_bytes = result.peak_memory_resident_bytes or 0
         result = result.model_copy(update={"seen": seen})
-        self.rank.finish(blotted(result, self.secrets), enough=enough)
+        self.rank.finish(redacted(result, self.secrets), enough=enough)
         self._phases = self._phases or result.phase_seconds
 
     def _told_diverged(self, exc: NotFiniteResult) -> NotFinite:
@@ -216,7 +216,7 @@ class Handover:
 
     def refuse(self, reason: str) -> None:
         """Report why the program left no result, in the log and to the launcher."""
-        reason = self.secrets.blot(reason)
+        reason = self.secrets.redact(reason)
         sys.stderr.write(f"{reason}\n")
         self.rank.refuse(BadResult(reason))
 
@@ -239,7 +239,7 @@ def hand_over_memory(
     kept = {name: value for name, value in values.items() if name not in _OF_TRAINING}
     result = with_resident_memory(RankResult(step_seconds=[], **kept), rank, program)
     if result.model_fields_set > {"step_seconds"}:
-        rank.finish(blotted(result, secrets))
+        rank.finish(redacted(result, secrets))
 
 
 def with_resident_memory(

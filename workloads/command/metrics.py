@@ -98,8 +98,8 @@ class Metrics:
         self._num_lines = 0
         # True while the end of a line that is too long has not come.
         self._is_in_long_line = False
-        # Monotonic; all that was written before `_looked_at` has been read.
-        self._began = self._looked_at = time.monotonic()
+        # Monotonic; all that was written before `_read_until` has been read.
+        self._began = self._read_until = time.monotonic()
         self._reads: list[LinesRead] = []
         # The number of steps so far at the first and the last line that has a step number, and it.
         self._numbered: list[tuple[int, float]] = []
@@ -133,16 +133,16 @@ class Metrics:
 
         Raises ConfigRejected for a pattern that is too slow.
         """
-        looking_at = time.monotonic()
+        read_at = time.monotonic()
         if self.printed is not None:
             self.printed.read()
-        self._read_file(looking_at)
+        self._read_file(read_at)
 
     def read_later(self) -> None:
         """Read the lines that come once the steps are enough: they show the pace of the program."""
         self._read_file(time.monotonic())
 
-    def _read_file(self, looking_at: float) -> None:
+    def _read_file(self, read_at: float) -> None:
         new = self._read_new()
         self._offset += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
@@ -155,7 +155,7 @@ class Metrics:
             self._is_in_long_line = True
         self._take(lines)
         if len(new) < MAX_RESULT_BYTES:
-            self._looked_at = looking_at
+            self._read_until = read_at
 
     def _read_new(self) -> bytes:
         """Return what was appended since the last read."""
@@ -277,7 +277,7 @@ class Metrics:
             del self._reads[1::2]
         self._reads.append(
             LinesRead(
-                after=self._looked_at - self._began,
+                after=self._read_until - self._began,
                 at=at - self._began,
                 num_steps=len(self.step_seconds) + len(self._later_seconds),
             )

@@ -37,7 +37,7 @@ class Writers:
         # /proc/PID/fdinfo/N of each descriptor that may write, and where its next line went first.
         self._first: dict[Path, int] = {}
 
-    def look_for(self, pids: Sequence[int]) -> None:
+    def find_among(self, pids: Sequence[int]) -> None:
         """Note which of these processes have the file open for writing."""
         for pid in pids:
             for descriptor in _descriptors(pid):

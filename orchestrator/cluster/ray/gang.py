@@ -17,7 +17,8 @@ from orchestrator.cluster.ray.bounded_calls import first_line
 from orchestrator.cluster.ray.leases import Part
 from orchestrator.cluster.ray.unanswered_calls import UnansweredCalls
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
-from orchestrator.core.trial.protocol import Heartbeat, NodeReport, TrialRequest
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Heartbeat, TrialRequest
 
 SIGTERM_TEXT = "The process receives a SIGTERM"  # in Ray's message about a worker
 

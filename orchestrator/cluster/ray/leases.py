@@ -293,7 +293,7 @@ class Leases:
             for lease in leases:
                 remove_placement_group(lease.group)
 
-        if leases and not within(REMOVE_SECONDS, remove, is_vain=lambda: self._head.is_gone):
+        if leases and not within(REMOVE_SECONDS, remove, should_give_up=lambda: self._head.is_gone):
             self._head.lost()
             raise ClusterUnavailable(
                 "Ray does not give slots back: it is gone, or going."

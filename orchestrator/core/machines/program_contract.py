@@ -17,8 +17,9 @@ from orchestrator.core.trial.failure_kinds import (
     FailureKind,
 )
 from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.plausibility import judge_pace
-from orchestrator.core.trial.protocol import Device, DriverMemoryKind, NodeReport, RankResult
+from orchestrator.core.trial.protocol import Device, DriverMemoryKind, RankResult
 
 # An axis need not be passed if these are, from which it follows.
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {

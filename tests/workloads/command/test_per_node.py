@@ -17,7 +17,9 @@ import pytest
 
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import LaunchOrder, MeasurementPlan, NodeReport
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import MeasurementPlan
 from orchestrator.core.trial.rank_environment import RANKS_OWN
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import survivors, tree_of, with_start_times
