@@ -128,7 +128,8 @@ class Outcomes:
             outcome, search = verdict.outcome, self._call.searches[attempt.cell_id]
             self._attempts.close(attempt)
             is_measured = isinstance(outcome, Measurement)
-            search.note_reserved(verdict.facts.get("gpu_seconds") or 0.0, is_measured=is_measured)
+            gpu_seconds = verdict.facts.get("gpu_seconds") or 0.0
+            search.cost.note_reserved(gpu_seconds, is_measured=is_measured)
             if isinstance(outcome, Measurement):
                 if outcome.implausible is None:
                     self.stop_rules.note_measured(search.id, now=now)
