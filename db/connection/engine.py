@@ -279,7 +279,7 @@ _SQLITE_ADVICE = (
     (
         "not a database",
         "is not a SQLite database, or is damaged. "
-        "Move it away, or put a copy back (a .backup file lies beside it after upgrades)",
+        "Move it away, or put a copy back (upgrades leave a .backup file next to it)",
     ),
     (
         "malformed",

@@ -195,7 +195,7 @@ def _unreadable(rest: str) -> str:
             return reason
     if not rest[0].isascii() or not rest[0].isprintable():
         return (
-            f"{rest[0]!a} stands outside of texts and quoted names; "
+            f"{rest[0]!a} is outside of texts and quoted names; "
             "write texts as '...' and names as \"...\""
         )
     return f'{_shown(rest)} cannot be read here; write names as letters, digits and _, or as "..."'

@@ -67,7 +67,8 @@ class AttemptFacts(TypedDict, total=False):
     fingerprint: Fingerprint | None
     gpu_seconds: float | None  # reserved GPUs x seconds
     timed_seconds: float | None  # of these seconds, in timed steps
-    warmup_seconds: float | None  # of these seconds, in the steps before those
+    # Of these seconds, in the steps before those.
+    warmup_seconds: float | None
     processes_killed: int | None
     nodes: Sequence[str] | None  # None: as given when it began
     shared_nodes: bool | None

@@ -1,6 +1,6 @@
 """Simulates one attempt of workload synthetic phase by phase: how it ends, and when.
 
-One rank stands for the gang. Nothing is started, and no time passes.
+One rank represents the gang. Nothing is started, and no time passes.
 """
 
 from __future__ import annotations

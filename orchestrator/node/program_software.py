@@ -88,7 +88,8 @@ print(json.dumps({"python": platform.python_version(), "torch": torch, "packages
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     software: Software
-    folders: Sequence[tuple[str, int]]  # with the time of their last change
+    # With the time of their last change.
+    folders: Sequence[tuple[str, int]]
 
 
 class ProgramSoftware:
@@ -218,7 +219,8 @@ class _Processes:
         if not is_python(str((folder / "exe").readlink())):
             return
         if (folder / "ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink():
-            return  # in a container: its paths are not ours
+            # In a container: its paths are not ours.
+            return
         resident_pages = int((folder / "statm").read_text().split()[1])
         if resident_pages <= self._largest_bytes:
             return

@@ -38,9 +38,11 @@ class RankStacks:
     """What the processes of one rank did."""
 
     text: str
-    has_answered: bool  # the rank's own process showed its stack
+    # The rank's own process showed its stack.
+    has_answered: bool
     place: str | None  # where its program is, in words
-    stale_lock: Path | None  # the program waits for a build that this file blocks
+    # The program waits for a build that this file blocks.
+    stale_lock: Path | None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -48,7 +50,8 @@ class _ProcessStack:
     pid: int
     depth: int  # 0: the rank itself
     command: str
-    doing: str  # its state, and where it waits in the kernel
+    # Its state, and where it waits in the kernel.
+    doing: str
     is_python: bool
     stack: str | None = None
 

@@ -188,7 +188,7 @@ class OptunaProposals:
         )
 
     def _finished(self, told: Told) -> FrozenTrial:
-        # The worst measured score stands for a missing one: a far worse one would hide what a GP
+        # The worst measured score replaces a missing one: a far worse one would hide what a GP
         # sees elsewhere.
         score = told.score if told.score is not None else self._worst
         return create_trial(

@@ -46,7 +46,7 @@ def export_study(
     }
     minimize = objective is Objective.STEP_SECONDS
     measured = [fact.value for _, fact, _ in rows if isinstance(fact, Measured)]
-    # The worst value stands for a missing one: 0 among thousands would hide all other differences.
+    # The worst value replaces a missing one: 0 among thousands would hide all other differences.
     worst = (max if minimize else min)(measured, default=0.0)
     trials = [
         create_trial(

@@ -305,7 +305,7 @@ class Searcher:
     def _layouts(self, rows: Ints) -> list[Layout]:
         return self._candidates.table.take(rows).layouts() if len(rows) else []
 
-    # -- scores: logarithms of the seconds of a step, or of what stands for them ------------------
+    # -- scores: logarithms of the seconds of a step, or of what replaces them ------------------
 
     def _told(self, row: int, outcome: Outcome) -> Told:
         match outcome:

@@ -24,7 +24,7 @@ class Budgets:
 
     @property
     def spent(self) -> StopReason | None:
-        """The budget of which nothing is left."""
+        """The budget that is spent."""
         return self._spending.spent()
 
     def passed_by(

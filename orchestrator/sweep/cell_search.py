@@ -384,7 +384,7 @@ class CellSearch:
         self.searcher.tell(layout, Measured(value=nan, peak_memory_bytes=peak_memory_bytes))
 
     def newly_implausible(self) -> dict[int, str]:
-        """Return the trials whose numbers cannot be true beside those of other layouts, and why."""
+        """Return the trials whose numbers contradict those of other layouts, and why."""
         reasons = judge_cell(self._told)
         return {key: why for key, why in reasons.items() if key not in self._implausible}
 

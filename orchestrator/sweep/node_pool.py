@@ -1,6 +1,6 @@
 """Decides which nodes a running sweep uses: fit ones that are not benched as slow or failing.
 
-It decides nothing about trials, but says of which cells some have to be measured again.
+It decides nothing about trials, but names the cells that have some to measure again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class NodePool:
         self._opened = clock()
         # The nodes of the last call of `usable`, with their slots.
         self._nodes: dict[str, int] = {}
-        self._usable: dict[str, int] = {}  # those of them that may be used
+        # Those of them that may be used.
+        self._usable: dict[str, int] = {}
         # The mapping that `usable` was given last: comparing thousands of nodes takes time.
         self._given: Mapping[str, int] | None = None
         # Shapes of the gangs that the nodes have to hold.
@@ -142,7 +143,7 @@ class NodePool:
     def refresh(self, under_way: Collection[int] = (), *, now: bool = False) -> set[int]:
         """Ask the store, from time to time or now, which nodes a person has benched.
 
-        Return the cells of which trials wait again because of it.
+        Return the cells whose trials wait again because of it.
         """
         if not now and time.monotonic() - self._asked_at < REFRESH_SECONDS:
             return set()
@@ -158,7 +159,7 @@ class NodePool:
     ) -> set[int]:
         """Note that an attempt is over. `began`: when it did.
 
-        Return the cells of which trials wait again, since a node that measured them is sick.
+        Return the cells whose trials wait again, since a node that measured them is sick.
         """
         is_due = trial_id in self._left
         self._left.discard(trial_id)

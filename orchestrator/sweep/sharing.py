@@ -41,7 +41,7 @@ NOTHING = ReservedBudget()
 def precedence(search: CellSearch) -> tuple[float, float, float]:
     """Return the place of a cell among those that share a budget, smallest first.
 
-    1. Cells of which nothing is measured, the cheapest first.
+    1. Cells without a measurement, the cheapest first.
     2. The first repeat of a best of several, once the search has ended.
     3. Rounds of one launch each, in each round the best expected gain per GPU-second first.
     4. Cells that have little to gain.

@@ -119,7 +119,7 @@ def judge_attempt(
 def judge_refused(
     end: Finished, exc: Exception, *, num_gpus: int, at: dt.datetime
 ) -> AttemptVerdict:
-    """Judge an attempt without what its ranks wrote, of which the store refuses something."""
+    """Judge an attempt without what its ranks wrote, since the store refuses a part of it."""
     said = f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"
     failure = Failure(
         kind=FailureKind.BAD_RESULT, message=f"the database refuses how it ended: {said}"

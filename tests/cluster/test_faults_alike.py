@@ -145,7 +145,7 @@ def came_to(failure: Failure | None) -> tuple[FailureKind, str | None] | None:
 
 
 def decisions(failure: Failure | None) -> tuple[list[bool], bool] | None:
-    """Whether a trial is retried after its first, second and third failure, and proves others."""
+    """Return whether a trial is retried after its first three failures, and proves others."""
     if failure is None:
         return None
     again = [may_retry(failure.kind, Counter({failure.kind: times})) for times in (0, 1, 2)]

@@ -25,7 +25,8 @@ from orchestrator.core.trial.redaction import Secrets, redacted
 from orchestrator.core.trial.terminal_text import plain_text
 from workloads.rank import ConfigRejected
 
-MAX_LINE_BYTES = 4096  # of a longer line the rest is not searched
+# Of a longer line the rest is not searched.
+MAX_LINE_BYTES = 4096
 # CPU time for the patterns on so many lines, which take some milliseconds.
 PATTERN_SECONDS = 1.0
 _LINES_AT_ONCE = 100
@@ -100,7 +101,8 @@ class PrintedMetrics:
         if self._rest:
             self._search([self._rest])
             self._rest = b""
-        with suppress(OSError):  # the program may have removed the folder
+        # The program may have removed the folder.
+        with suppress(OSError):
             self._end_of(self._rank).touch()
 
     def await_others(self) -> None:

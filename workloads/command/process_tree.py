@@ -30,7 +30,7 @@ def children(pid: int) -> list[int]:
 
 
 class Writers:
-    """The processes that append to one file, as far as they keep it open."""
+    """The processes that append to one file, while they keep it open."""
 
     def __init__(self, path: Path) -> None:
         self._name = str(path)

@@ -58,7 +58,8 @@ class FinalDocument:
 
 def ask_to_end(stop_file: Path) -> None:
     """Show the program, and the other ranks of this node, that the numbers are enough."""
-    with suppress(OSError):  # the program may have removed the folder
+    # The program may have removed the folder.
+    with suppress(OSError):
         stop_file.touch()
 
 

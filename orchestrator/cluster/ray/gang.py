@@ -1,6 +1,6 @@
 """The gang of one attempt on Ray: its parts of leases, the calls under way, and what agents said.
 
-Also decides which failure the loss of an agent stands for.
+Also decides which failure the loss of an agent means.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def program_of(request: TrialRequest) -> str:
 
 
 def why_lost(part: Part, exc: RayError) -> Failure:
-    """Return the failure that an agent's error stands for."""
+    """Return the failure that an agent's error means."""
     node = part.node
     if isinstance(exc, RayTaskError):
         text = f"the launcher raised {first_line(exc.cause or exc)}"

@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 REMOVE_SECONDS = 10.0  # to remove groups, usually milliseconds
 NODE_ID = "ray.io/node-id"  # Ray's label of every node
-OTHER_CALLS = 3  # kill and progress, in addition to runs
+# Kill and progress, in addition to runs.
+OTHER_CALLS = 3
 SETTLE_SECONDS = 5.0  # until the head sees returned slots
 
 

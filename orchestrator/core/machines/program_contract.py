@@ -50,7 +50,8 @@ class ContractRun:
     device: Device
     report: NodeReport
     outcome: Measurement | Failure
-    seconds: float  # from the start to the end of the last process
+    # From the start to the end of the last process.
+    seconds: float
     steps: StepTimes
     num_steps_asked: int
     steps_per_line: int = 1

@@ -28,7 +28,8 @@ from orchestrator.core.trial.printed_numbers import BYTES_OF, PaceUnit, number_o
 MAX_PATTERN = 500  # characters
 MAX_ALSO = 32
 MAX_EVERY = 10_000
-MAX_TEXT = 200  # characters of a value that is no number
+# Characters of a value that is no number.
+MAX_TEXT = 200
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 # The names in `also` that stand for a field of a result.
 _RESULT_FIELDS = {

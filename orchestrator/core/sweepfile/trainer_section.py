@@ -82,7 +82,7 @@ class TracedModeSection(Section):
         Term,
         key(
             _BYTES,
-            "What is left besides the states after the last backward pass:"
+            "What is left in addition to the states after the last backward pass:"
             " the embedding's gradient before it is added",
         ),
     ] = TracedTerm()

@@ -15,7 +15,8 @@ from orchestrator.core.trial.digits import is_fine
 FEWEST_ALIKE = 3
 ALIKE_SHARE = 1e-9
 LEAST_SPREAD = 4.0  # of the micro-batch sizes
-LEAST_SLOPE = 0.75  # of log step time over log micro-batch size
+# Of log step time over log micro-batch size.
+LEAST_SLOPE = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)

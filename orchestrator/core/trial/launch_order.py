@@ -14,7 +14,8 @@ class LaunchOrder:
 
     request: TrialRequest
     program: str  # module with `main() -> int`: "workloads.llama"
-    local_world_size: int  # ranks of the gang on this node
+    # Ranks of the gang on this node.
+    local_world_size: int
     first_rank: int = 0  # global rank of this node's first
     node_rank: int = 0
     master_addr: str = "127.0.0.1"

@@ -76,7 +76,8 @@ class Pace:
     # Time over told time: at least, and at most.
     least: float | None = None
     most: float | None = None
-    step_seconds: float | None = None  # between two lines, for each step of a line
+    # Between two lines, for each step of a line.
+    step_seconds: float | None = None
     is_sharp: bool = False
 
     @classmethod

@@ -40,7 +40,7 @@ def judge_run(
     """Return why the numbers of a program cannot be true, with the cure; None: nothing shows it.
 
     Raises ImplausibleMeasurement for steps that add up to more than the time that the program ran.
-    A result of which nothing was seen is not judged.
+    A result without anything seen of its program is not judged.
     """
     seen = result.seen
     if seen is None or not result.step_seconds:
@@ -65,7 +65,8 @@ class JudgedPace:
     num_steps: int
     told_seconds: float
     passed_seconds: float
-    reason: str | None  # why both cannot be true, with the cure; None: they agree
+    # Why both cannot be true, with the cure; None: they agree.
+    reason: str | None
 
 
 def judge_pace(result: RankResult, *, layout: Layout) -> JudgedPace | None:
@@ -174,7 +175,8 @@ def _count_reason(told: ToldSteps, seen: ProgramSeen, plan: MeasurementPlan) -> 
     if not (told.are_lines and is_its_choice and is_part and seen.every == 1):
         return None
     if num < plan.warmup_steps + FEWEST_STEPS:
-        return None  # too few to be sure of, and said so
+        # Too few to be sure of, and said so.
+        return None
     every = asked // num
     return (
         f"it was asked for {asked} steps, and wrote {num} lines: one line for {every} steps? "

@@ -89,10 +89,12 @@ class MeasurementPlan(_Message):
 
 
 class DriverMemoryKind(StrEnum):
-    """Who saw a peak of memory that the program did not tell."""
+    """The source of a peak of memory that the program did not tell."""
 
-    NVML = "nvml"  # used on a device: the allocator's, and what it does not know of
-    RSS = "rss"  # resident memory of the program's largest process
+    # Used on a device: the allocator's, and what it does not know of.
+    NVML = "nvml"
+    # Resident memory of the program's largest process.
+    RSS = "rss"
 
 
 class LimitName(StrEnum):
@@ -201,7 +203,8 @@ def _bounded(extra: Any) -> Any:
 class LinesRead(_Message):
     """One read of a program's lines that found new steps. Seconds count from its start."""
 
-    after: Seconds  # of the read before: these lines were not there yet
+    # Of the read before: these lines were not there yet.
+    after: Seconds
     at: Seconds
     num_steps: Step  # steps so far, these included
 
@@ -209,7 +212,8 @@ class LinesRead(_Message):
 class ProgramSeen(_Message):
     """What the rank of a user's program saw of it, by its own clock. No word of it is told."""
 
-    seconds: Seconds  # from the program's start to its end
+    # From the program's start to its end.
+    seconds: Seconds
     reads: list[LinesRead] = Field(default=[], max_length=MAX_SAMPLES)
     # Steps of lines that came once the numbers were enough. They show the pace, and no more.
     later_seconds: list[PositiveSeconds] = Field(default=[], max_length=MAX_SAMPLES)
