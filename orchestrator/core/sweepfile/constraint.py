@@ -139,7 +139,14 @@ class Constraint:
             "maxLength": MAX_CHARACTERS,
             "examples": ["tp <= gpus_per_node", "not pp > 1 or ga >= pp"],
         }
-        properties = {"require": text, "because": {"type": "string", "maxLength": 200}}
+        properties = {
+            "require": {**text, "description": "The condition that a legal layout meets"},
+            "because": {
+                "type": "string",
+                "maxLength": 200,
+                "description": "The reason that people are shown for layouts that are rejected",
+            },
+        }
         mapping = {
             "type": "object",
             "properties": properties,
