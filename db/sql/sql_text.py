@@ -81,7 +81,7 @@ _TOKEN = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Named:
+class NamesInStatement:
     """The names in a statement, without the functions that may be called."""
 
     all: frozenset[str]
@@ -89,7 +89,7 @@ class Named:
     before_parenthesis: frozenset[str]
 
 
-def refuse_beyond_reading(sql: str) -> Named:
+def refuse_beyond_reading(sql: str) -> NamesInStatement:
     """Return the names in a PostgreSQL statement.
 
     Raises UsageInvalid if it does not begin like a query, calls an unknown function, names a part
@@ -134,7 +134,7 @@ def refuse_beyond_reading(sql: str) -> Named:
             if after == "(":
                 before_parenthesis.add(name)
         before = word
-    return Named(all=frozenset(names), before_parenthesis=frozenset(before_parenthesis))
+    return NamesInStatement(all=frozenset(names), before_parenthesis=frozenset(before_parenthesis))
 
 
 def refuse_loose_ends(condition: str) -> None:

@@ -160,7 +160,7 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnparsedConstraint:
     """A constraint of the file before it is parsed, with the options that it may name."""
 
     data: Any
@@ -169,7 +169,7 @@ class Unread:
 
 def _from_data(value: Any) -> Constraint:
     varying: Varying = ()
-    if isinstance(value, Unread):
+    if isinstance(value, UnparsedConstraint):
         value, varying = value.data, value.varying
     if isinstance(value, Constraint):
         return Constraint(value.require, value.because, varying)

@@ -21,7 +21,7 @@ from pydantic import (
     model_serializer,
 )
 
-from orchestrator.core.sweepfile.spec_values import OrElse, key
+from orchestrator.core.sweepfile.spec_values import AlsoForm, key
 from orchestrator.core.sweepfile.workload_options import few_entries
 from orchestrator.core.trial.printed_numbers import BYTES_OF, PaceUnit, number_of, step_seconds_of
 
@@ -144,7 +144,7 @@ class MetricsSection(_AsWritten):
     also: Annotated[
         Mapping[
             Annotated[str, AfterValidator(_field_name)],
-            Annotated[AlsoPattern, BeforeValidator(_also), OrElse({"type": "string"})],
+            Annotated[AlsoPattern, BeforeValidator(_also), AlsoForm({"type": "string"})],
         ],
         BeforeValidator(few_entries),
         Field(max_length=MAX_ALSO),
