@@ -38,6 +38,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, GIB
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.sweepfile.metrics_section import MetricsSection
 from orchestrator.core.sweepfile.sections import (
@@ -270,6 +271,7 @@ def capability_table() -> str:
             (f"`{name}`", "any" if most is None else f"at most {most}" if most > 1 else "1")
             for name, most in sizes.items()
         ),
+        ("`pipeline_schedule`", ", ".join(sorted(able.pipeline_schedules))),
         ("`zero_stage`", ", ".join(map(str, sorted(able.zero_stages)))),
         ("`precision`", ", ".join(sorted(able.precisions))),
     ]
@@ -306,6 +308,8 @@ def _jobs() -> list[Job]:
     model = PRESETS["llama-3.1-8b"]
     cell = Cell(model=model, num_gpus=16, sequence_length=4096, global_batch_size=64)
     recomputes = ("none", "full", "full:8", "selective_ops", "selective_attention")
+    pipelines = [(1, "1f1b"), *((2, name) for name in ("1f1b", "gpipe", "interleaved:4"))]
+    pipelines.append((2, "interleaved:5"))  # which does not divide the layers
     return [
         Job(
             cell=cell,
@@ -313,6 +317,7 @@ def _jobs() -> list[Job]:
                 data_parallel_size=16 // (tp * pp * cp),
                 tensor_parallel_size=tp,
                 pipeline_parallel_size=pp,
+                pipeline_schedule=PipelineSchedule.parse(schedule),
                 context_parallel_size=cp,
                 grad_accum_steps=4 * tp * pp * cp,
                 recompute=Recompute.parse(recompute),
@@ -321,8 +326,8 @@ def _jobs() -> list[Job]:
             ),
             gpus_per_node=8,
         )
-        for tp, pp, cp, recompute, zero, precision in itertools.product(
-            (1, 2), (1, 2), (1, 2), recomputes, range(4), Precision
+        for tp, (pp, schedule), cp, recompute, zero, precision in itertools.product(
+            (1, 2), pipelines, (1, 2), recomputes, range(4), Precision
         )
     ]
 

@@ -27,6 +27,7 @@ SLOPE_SDS = {
     "recompute": 0.1,
 }
 RESIDUAL_SD, MEMORY_RESIDUAL_SD = 0.2, 0.1
+_WORDS = ("precision", "pipeline_schedule")  # axes without order
 # The effect of each value of a workload's option, which no formula knows: on the logarithm of a
 # step's time, and on that of what layers keep. Eager attention keeps 3 times what flash attention
 # keeps, norms in several kernels 1.3 times what fused ones keep.
@@ -139,11 +140,11 @@ def _axis(table: LayoutTable, name: str, num_layers: int) -> Axis:
             by_code = np.array([_dropped(table.recomputes[code], num_layers) for code in values])
             order = np.argsort(by_code, kind="stable")
             places, steps = by_code[order], np.argsort(order)[steps]
-        case "precision" | "zero_stage":
+        case "precision" | "pipeline_schedule" | "zero_stage":
             places = values.astype(np.float64)
         case _:
             places = np.log2(values)
-    return Axis(name=name, ordered=name != "precision", steps=steps.astype(np.int64), places=places)
+    return Axis(name=name, ordered=name not in _WORDS, steps=steps.astype(np.int64), places=places)
 
 
 def _option_axis(table: LayoutTable, name: str) -> Axis:

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import NAMED_AXES
+from orchestrator.core.problem.pipeline_schedule import ONE_F_ONE_B
 
 # Names of the numbers of a job: the axes of its layout, the sizes of its cell, its processes.
 JOB_NUMBERS = (*NAMED_AXES, "sequence_length", "global_batch_size", "processes")
@@ -72,6 +73,17 @@ def only_one(axis: str, reason: str) -> Rule:
 
     def rule(job: Job) -> Expression:
         return DERIVED if job.number(axis) == 1 else impossible(reason)
+
+    return rule
+
+
+def only_1f1b(reason: str) -> Rule:
+    """The rule for the pipeline's schedule of a framework that has one schedule or no pipelines."""
+
+    def rule(job: Job) -> Expression:
+        if job.layout.pipeline_schedule == ONE_F_ONE_B:
+            return DERIVED
+        return impossible(reason)
 
     return rule
 

@@ -15,11 +15,24 @@ from orchestrator.core.frameworks.expression import (
 )
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import Precision, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.pipeline_schedule import ScheduleKind
 
 
 def _tensor_parallel(job: Job) -> Expression:
     size = job.layout.tensor_parallel_size
     return _with_one_connection(job, "tensor-model-parallel-size", size)
+
+
+def _schedule(job: Job) -> Expression:
+    schedule = job.layout.pipeline_schedule
+    match schedule.kind:
+        case ScheduleKind.ONE_F_ONE_B:
+            return DERIVED
+        case ScheduleKind.GPIPE:
+            return impossible("Megatron's pipelines are 1f1b or interleaved")
+    if job.cell.model.num_layers % (job.layout.pipeline_parallel_size * schedule.virtual_stages):
+        return impossible("Megatron's interleaved stages have equally many layers")
+    return named({"num-virtual-stages-per-pipeline-rank": schedule.virtual_stages})
 
 
 def _context_parallel(job: Job) -> Expression:
@@ -108,6 +121,7 @@ RULES = {
     "data_parallel_size": derived,
     "tensor_parallel_size": _tensor_parallel,
     "pipeline_parallel_size": written("pipeline_parallel_size", "pipeline-model-parallel-size"),
+    "pipeline_schedule": _schedule,
     "context_parallel_size": _context_parallel,
     "micro_batch_size": written("micro_batch_size", "micro-batch-size"),
     "grad_accum_steps": derived,

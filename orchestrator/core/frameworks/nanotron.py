@@ -5,11 +5,32 @@ Checked with the dataclasses of April 2026. Release 0.4 lacks recomputation and 
 
 from __future__ import annotations
 
-from orchestrator.core.frameworks.expression import Expression, derived, impossible, named, written
+from orchestrator.core.frameworks.expression import (
+    DERIVED,
+    Expression,
+    derived,
+    impossible,
+    named,
+    written,
+)
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import Precision, RecomputeMode
+from orchestrator.core.problem.pipeline_schedule import ScheduleKind
 
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+
+
+def _schedule(job: Job) -> Expression:
+    if job.layout.pipeline_parallel_size == 1:
+        return DERIVED
+    # Without this, its pipelines are gpipe.
+    match job.layout.pipeline_schedule.kind:
+        case ScheduleKind.ONE_F_ONE_B:
+            return named({"parallelism.pp_engine": "1f1b"})
+        case ScheduleKind.GPIPE:
+            return named({"parallelism.pp_engine": "afab"})
+        case ScheduleKind.INTERLEAVED:
+            return impossible("nanotron's pipelines are 1f1b or gpipe")
 
 
 def _recompute(job: Job) -> Expression:
@@ -37,6 +58,7 @@ RULES = {
     "data_parallel_size": written("data_parallel_size", "parallelism.dp"),
     "tensor_parallel_size": written("tensor_parallel_size", "parallelism.tp"),
     "pipeline_parallel_size": written("pipeline_parallel_size", "parallelism.pp"),
+    "pipeline_schedule": _schedule,
     "context_parallel_size": written("context_parallel_size", "parallelism.context_parallel_size"),
     "micro_batch_size": written("micro_batch_size", "tokens.micro_batch_size"),
     "grad_accum_steps": written("grad_accum_steps", "tokens.batch_accumulation_per_replica"),

@@ -6,9 +6,17 @@ activation_checkpoint, whose mode was a key there.
 
 from __future__ import annotations
 
-from orchestrator.core.frameworks.expression import Expression, derived, impossible, named, written
+from orchestrator.core.frameworks.expression import (
+    DERIVED,
+    Expression,
+    derived,
+    impossible,
+    named,
+    written,
+)
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import Precision, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.pipeline_schedule import ScheduleKind
 
 
 def _data_parallel(job: Job) -> Expression:
@@ -19,6 +27,24 @@ def _data_parallel(job: Job) -> Expression:
             "parallelism.data_parallel_shard_degree": size if is_sharded else 1,
         }
     )
+
+
+_SCHEDULES = {
+    ScheduleKind.GPIPE: "GPipe",
+    ScheduleKind.ONE_F_ONE_B: "1F1B",
+    ScheduleKind.INTERLEAVED: "Interleaved1F1B",
+}
+
+
+def _schedule(job: Job) -> Expression:
+    if job.layout.pipeline_parallel_size == 1:
+        return DERIVED
+    schedule = job.layout.pipeline_schedule
+    # torchtitan gives each rank of an interleaved pipeline two stages, unless it is told how many
+    # layers a stage has.
+    if schedule.virtual_stages > 2:
+        return impossible("torchtitan's interleaved stages are two per rank")
+    return named({"parallelism.pipeline_parallel_schedule": _SCHEDULES[schedule.kind]})
 
 
 def _micro_batch(job: Job) -> Expression:
@@ -75,6 +101,7 @@ RULES = {
     "pipeline_parallel_size": written(
         "pipeline_parallel_size", "parallelism.pipeline_parallel_degree"
     ),
+    "pipeline_schedule": _schedule,
     "context_parallel_size": written(
         "context_parallel_size", "parallelism.context_parallel_degree"
     ),

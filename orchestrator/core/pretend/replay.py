@@ -23,10 +23,9 @@ from orchestrator.core.pretend.run_table import (
 )
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, GIB, Hardware, from_label
-from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.layout import SIZES, Layout
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.sweepfile.constraint_language import Names
-from orchestrator.core.sweepfile.sections import Axes
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 from orchestrator.core.trial.failure_kinds import Failure
@@ -114,9 +113,7 @@ class ReplayTable:
         problems = list(self.runs) if self.is_complete else [largest]
         layouts = [layout for runs in self.runs.values() for layout in runs]
         axes: dict[str, Any] = {
-            size: sorted({getattr(layout, size) for layout in layouts})
-            for size in Axes.model_fields
-            if size not in ("recompute", "options")
+            size: sorted({getattr(layout, size) for layout in layouts}) for size in SIZES
         }
         axes["recompute"] = sorted({str(layout.recompute) for layout in layouts})
         if options := self._option_values():

@@ -133,7 +133,7 @@ _NORMAL = NormalDist()
 
 
 def _activations(model: ModelShape, layout: Layout, sequence_length: int) -> float:
-    """Bytes on the first pipeline stage, which holds as many micro-batches as there are stages."""
+    """Bytes on the first rank of a pipeline, which holds the most micro-batches."""
     tokens = layout.micro_batch_size * sequence_length / layout.context_parallel_size
     # Korthikanti et al. 2022, with flash attention.
     per_token = 34 * model.hidden_size / layout.tensor_parallel_size
@@ -142,7 +142,9 @@ def _activations(model: ModelShape, layout: Layout, sequence_length: int) -> flo
     ]
     recomputed = layout.recompute.layers_of(model.num_layers)
     layers = (recomputed * kept + (model.num_layers - recomputed)) / layout.pipeline_parallel_size
-    in_flight = min(layout.pipeline_parallel_size, layout.grad_accum_steps)
+    in_flight = layout.pipeline_schedule.num_in_flight(
+        num_ranks=layout.pipeline_parallel_size, num_micro_batches=layout.grad_accum_steps
+    )
     logits = 6 * tokens * model.vocab_size / layout.tensor_parallel_size
     return tokens * per_token * layers * in_flight + logits
 
@@ -164,7 +166,8 @@ def step_seconds(
     tensor_bytes = layers * 4 * 2 * (tp - 1) / tp * tokens * model.hidden_size * 2
     tensor = tensor_bytes / hardware.intra_node_bandwidth
     micro_batch = compute + tensor + layers * _KERNEL_SECONDS_PER_LAYER
-    bubble = (layout.pipeline_parallel_size - 1) * micro_batch
+    stages = layout.pipeline_schedule.virtual_stages
+    bubble = (layout.pipeline_parallel_size - 1) / stages * micro_batch
     return (
         layout.grad_accum_steps * micro_batch + bubble + _gradient_seconds(model, layout, hardware)
     )

@@ -17,13 +17,16 @@ from orchestrator.core.problem.layout_table import LayoutTable, Mask
 def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Mask:
     """Mark the rows that need at least as much memory per GPU as `layout`, itself included.
 
-    Only rows with the same GPUs per dimension, precision, batch and options of the workload are
-    compared: a micro-batch as large or larger, a ZeRO stage as low or lower, and recomputation that
-    keeps as much or more.
+    Only rows with the same GPUs per dimension, schedule, precision, batch and options of the
+    workload are compared: a micro-batch as large or larger, a ZeRO stage as low or lower, and
+    recomputation that keeps as much or more.
     """
     keeps = partial(keeps_at_least, num_layers=num_layers, num_stages=layout.pipeline_parallel_size)
     keeps_as_much = np.array([keeps(r, layout.recompute) for r in table.recomputes], dtype=np.bool_)
     same_precision = np.array([p is layout.precision for p in table.precisions], dtype=np.bool_)
+    same_schedule = np.array(
+        [s == layout.pipeline_schedule for s in table.pipeline_schedules], dtype=np.bool_
+    )
     same_options = np.array([o == layout.options for o in table.option_sets], dtype=np.bool_)
     batch = layout.micro_batch_size * layout.grad_accum_steps
     same_split = (
@@ -32,6 +35,7 @@ def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Ma
         & (table.pipeline_parallel_size == layout.pipeline_parallel_size)
         & (table.context_parallel_size == layout.context_parallel_size)
         & (table.micro_batch_size * table.grad_accum_steps == batch)
+        & same_schedule[table.pipeline_schedule]
         & same_precision[table.precision]
         & same_options[table.options]
     )

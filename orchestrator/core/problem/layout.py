@@ -15,6 +15,12 @@ from string import ascii_letters, digits
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from orchestrator.core.problem.pipeline_schedule import (
+    ONE_F_ONE_B,
+    PipelineSchedule,
+    ScheduleKind,
+)
+
 
 class RecomputeMode(StrEnum):
     NONE = "none"
@@ -140,6 +146,19 @@ def _batch(means: str, short: str) -> dict[str, SizeAxis]:
     return {"axis": SizeAxis(means=means, short=short, divides="global_batch_size")}
 
 
+_PIPELINE_SCHEDULE = CodedAxis(
+    columns=(
+        LayoutColumn(name="pipeline_schedule", means="gpipe, 1f1b or interleaved"),
+        LayoutColumn(
+            name="virtual_stages",
+            means="pipeline stages of each rank: more than 1 if interleaved",
+            type=int,
+        ),
+    ),
+    parts=lambda it: (it.kind.value, it.virtual_stages),
+    value=lambda kind, stages: PipelineSchedule(kind=ScheduleKind(kind), virtual_stages=stages),
+    distinct="pipeline_schedules",
+)
 _RECOMPUTE = CodedAxis(
     columns=(
         LayoutColumn(name="recompute", means="none, selective or full"),
@@ -198,6 +217,9 @@ class Layout:
     grad_accum_steps: int = field(
         default=1, metadata=_batch("micro-batches per replica and optimizer step", "ga")
     )
+    pipeline_schedule: PipelineSchedule = field(
+        default=ONE_F_ONE_B, metadata={"axis": _PIPELINE_SCHEDULE}
+    )
     recompute: Recompute = field(default=NO_RECOMPUTE, metadata={"axis": _RECOMPUTE})
     zero_stage: int = field(default=0, metadata={"axis": SizeAxis(means="0 to 3")})
     precision: Precision = field(default=Precision.BF16, metadata={"axis": _PRECISION})
@@ -228,12 +250,20 @@ class Layout:
 
     @property
     def key(self) -> str:
-        """A readable, stable name, used in SQL, in logs and on the command line."""
+        """A readable, stable name, used in SQL, in logs and on the command line.
+
+        It names the pipeline's schedule only if that is not 1f1b.
+        """
+        schedule = (
+            ""
+            if self.pipeline_schedule == ONE_F_ONE_B
+            else f"_{str(self.pipeline_schedule).replace(':', '.')}"
+        )
         options = "".join(f"-{name}={_option_text(value)}" for name, value in self.options)
         return (
             f"dp{self.data_parallel_size}_tp{self.tensor_parallel_size}"
             f"_pp{self.pipeline_parallel_size}_cp{self.context_parallel_size}"
-            f"_mbs{self.micro_batch_size}_ga{self.grad_accum_steps}"
+            f"_mbs{self.micro_batch_size}_ga{self.grad_accum_steps}{schedule}"
             f"_{str(self.recompute).replace(':', '.')}_z{self.zero_stage}_{self.precision}{options}"
         )
 
@@ -250,6 +280,8 @@ class Layout:
             )
             if size > 1
         ]
+        if self.pipeline_schedule != ONE_F_ONE_B:
+            parts.append(str(self.pipeline_schedule))
         parts += [f"mbs{self.micro_batch_size}", f"ga{self.grad_accum_steps}", str(self.recompute)]
         parts += [f"z{self.zero_stage}"] if self.zero_stage else []
         return " ".join(
@@ -318,6 +350,7 @@ LAYOUT_COLUMNS: tuple[LayoutColumn, ...] = tuple(
 )
 _KEY = re.compile(
     "_".join(rf"{short}(?P<{name}>\d+)" for short, name in SHORT_NAMES.items())
+    + r"(?:_(?P<pipeline_schedule>gpipe|interleaved\.\d+))?"
     + r"_(?P<recompute>[a-z_]+(?:\.\d+)?)_z(?P<zero_stage>[0-3])"
     + rf"_(?P<precision>{'|'.join(Precision)})(?P<options>(?:-[A-Za-z_]\w*=[^=]*?)*)",
     re.ASCII,
@@ -334,6 +367,9 @@ def parse_key(key: str) -> Layout:
         )
     return Layout(
         **{name: int(match[name]) for name in SIZES},
+        pipeline_schedule=PipelineSchedule.parse(schedule.replace(".", ":"))
+        if (schedule := match["pipeline_schedule"]) is not None
+        else ONE_F_ONE_B,
         recompute=Recompute.parse(match["recompute"].replace(".", ":")),
         precision=Precision(match["precision"]),
         options=tuple(

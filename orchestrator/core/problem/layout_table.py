@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.problem.layout import CODED, SIZES, Layout, Options, Precision, Recompute
+from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         """What mypy knows of the fields, which follow from the axes of `Layout`."""
 
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+        pipeline_schedules: tuple[PipelineSchedule, ...]
         recomputes: tuple[Recompute, ...]
         precisions: tuple[Precision, ...]
         option_sets: tuple[Options, ...]
@@ -46,8 +48,8 @@ else:
 class LayoutTable(_Columns):
     """Columns of equal length, one for each axis of `Layout`, and a row for each layout.
 
-    `recompute`, `precision` and `options` are indices into `recomputes`, `precisions` and
-    `option_sets`.
+    `pipeline_schedule`, `recompute`, `precision` and `options` are indices into
+    `pipeline_schedules`, `recomputes`, `precisions` and `option_sets`.
     """
 
     def __len__(self) -> int:

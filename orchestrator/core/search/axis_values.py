@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import isqrt
+from typing import Literal
 
 import numpy as np
 
@@ -19,6 +20,11 @@ from orchestrator.core.problem.layout import (
     SelectivePolicy,
 )
 from orchestrator.core.problem.layout_table import COLUMNS, Ints
+from orchestrator.core.problem.pipeline_schedule import (
+    ONE_F_ONE_B,
+    PipelineSchedule,
+    ScheduleKind,
+)
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.sweepfile.spec import SweepSpec
 
@@ -37,6 +43,7 @@ class AxisValues:
     micro_batch_size: Ints
     grad_accum_steps: Ints
     zero_stage: tuple[int, ...]
+    pipeline_schedule: tuple[PipelineSchedule, ...]
     recompute: tuple[Recompute, ...]
     precision: tuple[Precision, ...]
     options: tuple[Options, ...]  # every combination of their values
@@ -57,11 +64,15 @@ def axis_values(spec: SweepSpec, cell: Cell) -> AxisValues:
     given = {name: getattr(axes, name) for name in divided}
     stages = tuple(sorted(CAPABILITIES[spec.workload.name].zero_stages))
     names = sorted(axes.options)
+    sizes = {
+        name: _divisors(divided[name]) if values == "auto" else np.array(values, dtype=np.int64)
+        for name, values in given.items()
+    }
     return AxisValues(
-        **{
-            name: _divisors(divided[name]) if values == "auto" else np.array(values, dtype=np.int64)
-            for name, values in given.items()
-        },
+        **sizes,
+        pipeline_schedule=_schedules(
+            axes.pipeline_schedule, has_one_stage=1 in sizes["pipeline_parallel_size"]
+        ),
         zero_stage=stages if axes.zero_stage == "auto" else axes.zero_stage,
         recompute=_every_recompute(cell.model.num_layers)
         if axes.recompute == "auto"
@@ -95,6 +106,16 @@ def unsplit_batch(spec: SweepSpec, cell: Cell) -> str | None:
         f"a global batch of {cell.global_batch_size} cannot be split over {named} replicas"
         f" (gpus: {num_gpus}): data_parallel_size has to divide it"
     )
+
+
+def _schedules(
+    asked: tuple[PipelineSchedule, ...] | Literal["auto"], *, has_one_stage: bool
+) -> tuple[PipelineSchedule, ...]:
+    """The schedules asked for, and 1f1b for layouts without a pipeline: see `legality`."""
+    if asked == "auto":
+        interleaved = PipelineSchedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=2)
+        return (PipelineSchedule(kind=ScheduleKind.GPIPE), ONE_F_ONE_B, interleaved)
+    return asked if ONE_F_ONE_B in asked or not has_one_stage else (*asked, ONE_F_ONE_B)
 
 
 def _every_recompute(num_layers: int) -> tuple[Recompute, ...]:

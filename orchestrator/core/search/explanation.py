@@ -174,6 +174,7 @@ def _differs(table: LayoutTable, layout: Layout, name: str) -> Mask:
     column: Ints = getattr(table, name)
     value = getattr(layout, name)
     coded: Mapping[str, tuple[object, ...]] = {
+        "pipeline_schedule": table.pipeline_schedules,
         "recompute": table.recomputes,
         "precision": table.precisions,
         "options": table.option_sets,

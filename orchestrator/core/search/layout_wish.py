@@ -6,7 +6,7 @@ Missing fields come from the best predicted layout of the cell that has the give
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from orchestrator.core.errors import UsageInvalid
@@ -20,6 +20,7 @@ from orchestrator.core.problem.layout import (
     Recompute,
     parse_key,
 )
+from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 
@@ -29,14 +30,23 @@ Fields = Mapping[str, Any]
 
 _ALIASES = {**SHORT_NAMES, "z": "zero_stage", "zero": "zero_stage"}
 _PART = re.compile(rf"({'|'.join([*SHORT_NAMES, 'z'])})(\d+)")
-_WORDS = ("recompute", "precision")
-_RECOMPUTES = ("none", "full", "selective_ops", "selective_attention")
+# The fields that are words.
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "precision": Precision,
+    "pipeline_schedule": PipelineSchedule.parse,
+    "recompute": Recompute.parse,
+}
+_EXAMPLES: Mapping[str, Sequence[str]] = {
+    "precision": tuple(Precision),
+    "pipeline_schedule": ("gpipe", "1f1b", "interleaved:2"),
+    "recompute": ("none", "full", "selective_ops", "selective_attention"),
+}
 
 
 def is_field(word: str, options: Collection[str]) -> bool:
     """True if `NAME=VALUE` is a field of a layout, not a key of the sweep file."""
     name = word.partition("=")[0]
-    return name in (*_ALIASES, *SIZES, *_WORDS, *options)
+    return name in (*_ALIASES, *SIZES, *_PARSERS, *options)
 
 
 def parse_wish(words: Sequence[str], *, options: Axes, keys: Collection[str] = ()) -> Fields:
@@ -69,7 +79,7 @@ def complete(wish: Fields, candidates: Candidates, cell: Cell) -> Layout:
         if _has(layout, wish):
             return layout
     like = candidates.table.layout(int(candidates.order[0])) if len(candidates) else Layout()
-    values = {name: getattr(like, name) for name in (*SIZES, *_WORDS)} | {
+    values = {name: getattr(like, name) for name in (*SIZES, *_PARSERS)} | {
         name: value for name, value in wish.items() if name != "options"
     }
     replica = (
@@ -105,17 +115,17 @@ def _fields_of(word: str, options: Axes, keys: Collection[str]) -> Fields:
     part = _PART.fullmatch(word)
     if part is not None:
         return {_ALIASES[part[1]]: _size(part[1], part[2])}
-    if word in tuple(Precision):
-        return {"precision": Precision(word)}
-    try:
-        return {"recompute": Recompute.parse(word)}
-    except ValueError:
-        hint = did_you_mean(word, [*keys, *Precision, *_RECOMPUTES])
-        raise UsageInvalid(
-            f"{word!r} is no part of a layout{hint};"
-            " write a key (dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16), its short form"
-            " (dp8 mbs2 full bf16), or fields: dp=8 mbs=2 recompute=full"
-        ) from None
+    for field, parse in _PARSERS.items():
+        try:
+            return {field: parse(word)}
+        except ValueError:
+            pass
+    hint = did_you_mean(word, [*keys, *(each for words in _EXAMPLES.values() for each in words)])
+    raise UsageInvalid(
+        f"{word!r} is no part of a layout{hint};"
+        " write a key (dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16), its short form"
+        " (dp8 mbs2 full bf16), or fields: dp=8 mbs=2 recompute=full"
+    )
 
 
 def _of_key(word: str, options: Axes, keys: Collection[str]) -> Fields:
@@ -123,7 +133,7 @@ def _of_key(word: str, options: Axes, keys: Collection[str]) -> Fields:
         layout = parse_key(word)
     except ValueError as exc:
         raise UsageInvalid(f"layout {word!r}: {exc}{did_you_mean(word, keys)}") from None
-    named = {name: getattr(layout, name) for name in (*SIZES, *_WORDS)}
+    named = {name: getattr(layout, name) for name in (*SIZES, *_PARSERS)}
     found = {
         name: _option(name, _option_text(value), options.get(name, ()))
         for name, value in layout.options
@@ -139,17 +149,16 @@ def _of_assignment(word: str, options: Axes) -> Fields:
         return {field: _size(name, text)}
     if field in options:
         return {"options": {field: _option(field, text, options[field])}}
-    if field not in _WORDS:
-        names = [*SHORT_NAMES, *SIZES, *_WORDS, "z", *options]
+    if field not in _PARSERS:
+        names = [*SHORT_NAMES, *SIZES, *_PARSERS, "z", *options]
         raise UsageInvalid(
             f"{name!r} is no field of a layout{did_you_mean(name, names)};"
             f" fields: {', '.join(names)}"
         )
-    is_precision = field == "precision"
     try:
-        return {field: Precision(text) if is_precision else Recompute.parse(text)}
+        return {field: _PARSERS[field](text)}
     except ValueError as exc:
-        hint = did_you_mean(text, Precision if is_precision else _RECOMPUTES)
+        hint = did_you_mean(text, _EXAMPLES[field])
         raise UsageInvalid(f"{field}={text}: {exc}{hint}") from None
 
 

@@ -15,24 +15,20 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import NAMED_AXES, PARALLEL_AXES, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable, Mask
+from orchestrator.core.problem.model_rules import placement_rules, schedule_rule
+from orchestrator.core.problem.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
+from orchestrator.core.problem.rule import Rule
 from orchestrator.core.search.axis_values import AxisValues
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.sweepfile.constraint import Constraint, facts_of
+from orchestrator.core.sweepfile.llama_rules import llama_placement_rules, llama_row_rules
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.sweepfile.workload_section import CommandWorkload
+from orchestrator.core.sweepfile.workload_section import CommandWorkload, LlamaWorkload
 
 # Whether a framework can express a layout follows from these columns.
-_EXPRESSED = (*PARALLEL_AXES, "recompute", "zero_stage", "precision")
+_EXPRESSED = (*PARALLEL_AXES, "pipeline_schedule", "recompute", "zero_stage", "precision")
 WORLD_SIZE = "data x tensor x pipeline x context parallel size is not the number of GPUs"
 GLOBAL_BATCH = "data_parallel_size x micro_batch_size x grad_accum_steps is not global_batch_size"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule with the mask of rows that break it."""
-
-    reason: str
-    broken: Callable[[LayoutTable], Mask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +38,7 @@ class Rules:
     Those of a stage only need the columns known by then, so one check covers many layouts.
     """
 
-    choice: Sequence[Rule]  # ZeRO stage, recomputation, precision
+    choice: Sequence[Rule]  # ZeRO stage, schedule, recomputation, precision
     placement: Sequence[Rule]  # parallel sizes
     batch: Sequence[Rule]
     row: Sequence[Rule]
@@ -90,6 +86,8 @@ def rules_of(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int
         ],
         row=[
             _zero_rule(spec, values),
+            *_schedule_rules(spec, cell, values),
+            *(llama_row_rules(cell.model) if isinstance(spec.workload, LlamaWorkload) else ()),
             *_framework_rules(spec, cell, gpus_per_node),
             *constraint_rules(spec, cell, gpus_per_node),
         ],
@@ -102,17 +100,23 @@ def _choice_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]
     name, layers = spec.workload.name, cell.model.num_layers
     able, device = CAPABILITIES[name], DEVICES.get(spec.device)
     stages, precisions = sorted(able.zero_stages), ", ".join(sorted(able.precisions))
+    schedules = ", ".join(sorted(able.pipeline_schedules))
     too_many = _codes(values.recompute, lambda r: (r.num_layers or 0) > layers)
     full_twice = _codes(
         values.recompute,
         lambda r: r.num_layers == layers and replace(r, num_layers=None) in values.recompute,
     )
+    unscheduled = _codes(values.pipeline_schedule, lambda s: s.kind not in able.pipeline_schedules)
     refused = _codes(values.precision, lambda p: p not in able.precisions)
     unknown = _codes(values.precision, lambda p: device is not None and p not in device.peak_flops)
     return [
         Rule(
             f"zero_stage is none that workload {name} can do ({', '.join(map(str, stages))})",
             lambda t: ~np.isin(t.zero_stage, stages),
+        ),
+        Rule(
+            f"pipeline_schedule is none that workload {name} can do ({schedules})",
+            lambda t: unscheduled[t.pipeline_schedule],
         ),
         Rule(
             f"precision is none that workload {name} can do ({precisions})",
@@ -127,7 +131,10 @@ def _choice_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]
     ]
 
 
-def _codes(options: Sequence[Recompute] | Sequence[Precision], test: Callable[..., bool]) -> Mask:
+def _codes(
+    options: Sequence[Recompute] | Sequence[Precision] | Sequence[PipelineSchedule],
+    test: Callable[..., bool],
+) -> Mask:
     return np.array([test(option) for option in options], dtype=np.bool_)
 
 
@@ -151,37 +158,16 @@ def _placement_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[Ru
             gpus_per_node,
             "the GPUs of a node (tensor_parallel_across_nodes allows it)",
         )
-    return [
-        *rules,
-        _tensor_parallel_divides("num_attention_heads", model.num_attention_heads),
-        _tensor_parallel_divides("num_key_value_heads", model.num_key_value_heads),
-        _tensor_parallel_divides("ffn_hidden_size", model.ffn_hidden_size),
-        # Stages of unequal depth are legal: nanotron and torchtitan build them, and 28 or 126
-        # layers leave no choice.
-        *_at_most("pipeline_parallel_size", model.num_layers, "the layers of the model"),
-        # Each rank takes one piece from the front and one from the back: causal attention is then
-        # balanced.
-        Rule(
-            f"2 x context_parallel_size does not divide sequence_length {cell.sequence_length}",
-            lambda t: (
-                (t.context_parallel_size > 1)
-                & (cell.sequence_length % (2 * t.context_parallel_size) != 0)
-            ),
-        ),
-    ]
+    rules += placement_rules(model, cell.sequence_length)
+    if isinstance(spec.workload, LlamaWorkload):
+        rules += llama_placement_rules(model, cell.sequence_length)
+    return rules
 
 
 def _at_most(column: str, most: int | None, whose: str) -> list[Rule]:
     if most is None:
         return []
     return [Rule(f"{column} is more than {most}, {whose}", lambda t: getattr(t, column) > most)]
-
-
-def _tensor_parallel_divides(name: str, size: int) -> Rule:
-    return Rule(
-        f"tensor_parallel_size does not divide {name} {size}",
-        lambda t: size % t.tensor_parallel_size != 0,
-    )
 
 
 def _zero_rule(spec: SweepSpec, values: AxisValues) -> Rule:
@@ -191,6 +177,30 @@ def _zero_rule(spec: SweepSpec, values: AxisValues) -> Rule:
         f"same as zero_stage {lowest}: the optimizer states of one rank cannot be sharded",
         lambda t: (t.zero_stage > lowest) & (t.data_parallel_size * t.context_parallel_size == 1),
     )
+
+
+def _schedule_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]:
+    """One stage has no order: 1f1b stands for all schedules."""
+    plain = values.pipeline_schedule == (ONE_F_ONE_B,)
+    if plain:
+        return []
+    others = _codes(values.pipeline_schedule, lambda s: s != ONE_F_ONE_B)
+    asked = spec.axes.pipeline_schedule
+    rules = [
+        Rule(
+            f"same as pipeline_schedule {ONE_F_ONE_B}: a pipeline of one stage",
+            lambda t: (t.pipeline_parallel_size == 1) & others[t.pipeline_schedule],
+        ),
+        schedule_rule(cell.model),
+    ]
+    if asked != "auto" and ONE_F_ONE_B not in asked:
+        rules.append(
+            Rule(
+                f"pipeline_schedule {ONE_F_ONE_B} is not among the axes' values",
+                lambda t: (t.pipeline_parallel_size > 1) & ~others[t.pipeline_schedule],
+            )
+        )
+    return rules
 
 
 def _framework_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[Rule]:

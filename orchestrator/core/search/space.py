@@ -17,8 +17,9 @@ import numpy as np
 
 from orchestrator.core.errors import SpecInvalid
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import PARALLEL_AXES, Layout, Options
+from orchestrator.core.problem.layout import CODED, PARALLEL_AXES, Layout, Options
 from orchestrator.core.problem.layout_table import COLUMNS, Ints, LayoutTable
+from orchestrator.core.problem.rule import Rule
 from orchestrator.core.search.axis_values import (
     CHOICE_AXES,
     AxisValues,
@@ -27,7 +28,6 @@ from orchestrator.core.search.axis_values import (
 from orchestrator.core.search.legality import (
     GLOBAL_BATCH,
     WORLD_SIZE,
-    Rule,
     Rules,
     constraint_rules,
     keep_legal,
@@ -71,6 +71,7 @@ class CellSpace:
         values = self.values
         row = replace(
             LayoutTable.of([layout]),
+            pipeline_schedule=np.array([values.pipeline_schedule.index(layout.pipeline_schedule)]),
             recompute=np.array([values.recompute.index(layout.recompute)]),
             precision=np.array([values.precision.index(layout.precision)]),
             options=np.array([values.options.index(layout.options)]),
@@ -200,11 +201,9 @@ def _space(
 
 
 def _choice_table(values: AxisValues) -> LayoutTable:
-    """Every combination of ZeRO stage, recomputation, precision and the workload's options."""
+    """Every combination of the axes that are independent of the numbers of GPUs and sequences."""
     stages = np.array(values.zero_stage, dtype=np.int64)
-    codes = (
-        np.arange(len(coded)) for coded in (values.recompute, values.precision, values.options)
-    )
+    codes = (np.arange(len(getattr(values, name))) for name in CODED)
     grid = np.meshgrid(stages, *codes, indexing="ij")
     columns = dict(zip(CHOICE_AXES, (axis.ravel() for axis in grid), strict=True))
     return replace(_table(columns), **_meanings(values))
@@ -212,11 +211,7 @@ def _choice_table(values: AxisValues) -> LayoutTable:
 
 def _meanings(values: AxisValues) -> dict[str, Any]:
     """Return what the codes of a table mean."""
-    return {
-        "recomputes": values.recompute,
-        "precisions": values.precision,
-        "option_sets": values.options,
-    }
+    return {axis.distinct: getattr(values, name) for name, axis in CODED.items()}
 
 
 def _placements(values: AxisValues, num_gpus: int) -> tuple[LayoutTable, int]:
@@ -263,9 +258,7 @@ def _crossed(batches: LayoutTable, choices: LayoutTable) -> Iterator[LayoutTable
         yield replace(
             rows,
             **{name: getattr(choices, name)[row % len(choices)] for name in CHOICE_AXES},
-            recomputes=choices.recomputes,
-            precisions=choices.precisions,
-            option_sets=choices.option_sets,
+            **_meanings_of(choices),
         )
 
 
@@ -275,9 +268,7 @@ def _table(columns: Columns) -> LayoutTable:
     ones = np.ones(num_rows, dtype=np.int64)
     return LayoutTable(
         **{name: columns.get(name, ones) for name in COLUMNS},
-        recomputes=(),
-        precisions=(),
-        option_sets=(),
+        **{axis.distinct: () for axis in CODED.values()},
     )
 
 
@@ -285,12 +276,11 @@ def _concatenated(tables: Sequence[LayoutTable], like: LayoutTable) -> LayoutTab
     if not tables:
         tables = [_table({"zero_stage": np.empty(0, dtype=np.int64)})]
     columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in COLUMNS}
-    return LayoutTable(
-        **columns,
-        recomputes=like.recomputes,
-        precisions=like.precisions,
-        option_sets=like.option_sets,
-    )
+    return LayoutTable(**columns, **_meanings_of(like))
+
+
+def _meanings_of(table: LayoutTable) -> dict[str, Any]:
+    return {axis.distinct: getattr(table, axis.distinct) for axis in CODED.values()}
 
 
 def _too_large(cell: Cell, values: AxisValues, found: str) -> SpaceTooLarge:

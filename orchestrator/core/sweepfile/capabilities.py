@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from orchestrator.core.problem.layout import Layout, Precision
+from orchestrator.core.problem.pipeline_schedule import ScheduleKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +19,7 @@ class Capabilities:
 
     zero_stages: frozenset[int]
     precisions: frozenset[Precision]
+    pipeline_schedules: frozenset[ScheduleKind] = frozenset(ScheduleKind)
     max_tensor_parallel_size: int | None = None
     max_pipeline_parallel_size: int | None = None
     max_context_parallel_size: int | None = None
@@ -31,6 +33,9 @@ class Capabilities:
         if layout.zero_stage not in self.zero_stages:
             stages = ", ".join(map(str, sorted(self.zero_stages)))
             return f"zero_stage {layout.zero_stage} is not one of {stages}"
+        if layout.pipeline_schedule.kind not in self.pipeline_schedules:
+            names = ", ".join(sorted(self.pipeline_schedules))
+            return f"pipeline_schedule {layout.pipeline_schedule} is not one of {names}"
         if layout.precision not in self.precisions:
             names = ", ".join(sorted(self.precisions))
             return f"precision {layout.precision} is not one of {names}"
@@ -44,6 +49,7 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "llama": Capabilities(
             zero_stages=frozenset({0, 1, 2, 3}),
             precisions=frozenset(Precision),
+            pipeline_schedules=frozenset({ScheduleKind.ONE_F_ONE_B}),
             max_tensor_parallel_size=1,
             max_pipeline_parallel_size=1,
             max_context_parallel_size=1,

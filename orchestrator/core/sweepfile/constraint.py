@@ -18,6 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import SHORT_NAMES, SIZES, Recompute
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
+from orchestrator.core.problem.model_rules import virtual_stages
 from orchestrator.core.sweepfile.constraint_language import (
     ARITHMETIC,
     COMPARISONS,
@@ -66,6 +67,11 @@ def facts_of(table: LayoutTable, *, cell: Cell, gpus_per_node: int) -> Facts:
             codes=table.precision,
             meanings=tuple(frozenset({str(precision)}) for precision in table.precisions),
         ),
+        "pipeline_schedule": Words(
+            codes=table.pipeline_schedule,
+            meanings=tuple(frozenset({str(s.kind)}) for s in table.pipeline_schedules),
+        ),
+        "virtual_stages": virtual_stages(table),
         **{name: getattr(cell.model, name) for name in OF_MODEL},
         "num_gpus": cell.num_gpus,
         "num_nodes": -(-cell.num_gpus // gpus_per_node),

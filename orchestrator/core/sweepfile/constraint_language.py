@@ -23,6 +23,7 @@ from orchestrator.core.problem.layout import (
     RecomputeMode,
     SelectivePolicy,
 )
+from orchestrator.core.problem.pipeline_schedule import ScheduleKind
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 
 MAX_CHARACTERS = 500
@@ -37,6 +38,7 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *(f"{RecomputeMode.SELECTIVE}_{policy}" for policy in SelectivePolicy),
         ),
         "precision": tuple(Precision),
+        "pipeline_schedule": tuple(ScheduleKind),
     }
 )
 OF_MODEL = ("num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
@@ -44,6 +46,7 @@ _OF_CELL = ("num_gpus", "num_nodes", "gpus_per_node", "sequence_length", "global
 NUMBERS = (
     *SIZES,
     "recompute_layers",
+    "virtual_stages",
     "world_size",
     *OF_MODEL,
     *_OF_CELL,

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
+from orchestrator.core.problem.pipeline_schedule import ONE_F_ONE_B
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.spec_values import (
     Count,
@@ -31,6 +32,7 @@ from orchestrator.core.sweepfile.spec_values import (
     OptionValues,
     OrAuto,
     RecomputeChoice,
+    ScheduleChoice,
     Section,
     Some,
     few_options,
@@ -141,7 +143,7 @@ Model = Annotated[
 class Axes(Section):
     """The values that each part of a layout may take."""
 
-    OMITTED_DEFAULTS = frozenset({"options"})
+    OMITTED_DEFAULTS = frozenset({"options", "pipeline_schedule"})
 
     data_parallel_size: Annotated[
         OrAuto[Some[Count]],
@@ -180,6 +182,15 @@ class Axes(Section):
         OrAuto[Some[Count]],
         key(_COUNTS, "Stages of layers. `auto`: the divisors of the number of GPUs"),
     ] = (1,)
+    pipeline_schedule: Annotated[
+        OrAuto[Some[ScheduleChoice]],
+        key(
+            "`auto`, a schedule, a list",
+            "The order of micro-batches in a pipeline: `gpipe` (all forward passes first), `1f1b`,"
+            " `interleaved:2` (1f1b with 2 stages on each rank). `auto`: these three."
+            " Layouts without a pipeline have `1f1b`",
+        ),
+    ] = (ONE_F_ONE_B,)
     context_parallel_size: Annotated[
         OrAuto[Some[Count]],
         key(_COUNTS, "Ranks that share a sequence. `auto`: the divisors of the number of GPUs"),

@@ -28,6 +28,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from orchestrator.core.problem.layout import Recompute
+from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 
 MAX_VALUES = 4096  # of one axis
@@ -44,6 +45,7 @@ _SPELT_OUT = re.compile(
     r"|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?",
     re.IGNORECASE,
 )
+SCHEDULE_WORDS = ("gpipe", "1f1b", "interleaved:2", "auto")
 RECOMPUTE_WORDS = ("none", "full", "selective", "selective_ops", "selective_attention", "auto")
 
 
@@ -156,6 +158,17 @@ def _recompute(value: Any) -> Any:
         raise ValueError(f"{exc}{did_you_mean(value, RECOMPUTE_WORDS)}") from None
 
 
+def _pipeline_schedule(value: Any) -> Any:
+    if isinstance(value, PipelineSchedule):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no schedule; write gpipe, 1f1b, or interleaved:2")
+    try:
+        return PipelineSchedule.parse(value)
+    except ValueError as exc:
+        raise ValueError(f"{exc}{did_you_mean(value, SCHEDULE_WORDS)}") from None
+
+
 def _option_name(value: str) -> str:
     if not _OPTION_NAME.fullmatch(value):
         raise ValueError(
@@ -207,6 +220,14 @@ RecomputeChoice = Annotated[
     BeforeValidator(_recompute),
     PlainSerializer(str, return_type=str),
     _text(pattern=r"^(none|full(:\d+)?|selective(_ops|_attention)?(:\d+)?)$"),
+]
+
+
+ScheduleChoice = Annotated[
+    PipelineSchedule,
+    BeforeValidator(_pipeline_schedule),
+    PlainSerializer(str, return_type=str),
+    _text(pattern=r"^(gpipe|1f1b|interleaved:\d+)$"),
 ]
 
 

@@ -23,6 +23,7 @@ from orchestrator.core.frameworks.translation import (
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 
 CELL = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64)
 
@@ -47,20 +48,24 @@ def job(*, recompute: str = "none", cell: Cell = CELL, gpus_per_node: int = 8, *
 
 def jobs() -> list[Job]:
     """Layouts of one cell that differ in every axis."""
-    sizes = itertools.product((1, 2), (1, 2), (1, 2), (1, 2), range(4), Precision)
+    pipelines = [(1, "1f1b"), *((2, it) for it in ("1f1b", "gpipe", "interleaved:2"))]
+    sizes = itertools.product((1, 2), pipelines, (1, 2), (1, 2), range(4), Precision)
     recomputes = ("none", "full", "full:8", "selective_ops", "selective_attention")
     return [
         job(
             recompute=recompute,
             tensor_parallel_size=tp,
             pipeline_parallel_size=pp,
+            pipeline_schedule=PipelineSchedule.parse(schedule),
             context_parallel_size=cp,
             micro_batch_size=mbs,
             zero_stage=zero,
             precision=precision,
             gpus_per_node=16,
         )
-        for (tp, pp, cp, mbs, zero, precision), recompute in itertools.product(sizes, recomputes)
+        for (tp, (pp, schedule), cp, mbs, zero, precision), recompute in itertools.product(
+            sizes, recomputes
+        )
     ]
 
 
@@ -245,6 +250,7 @@ MEGATRON = frozenset(
         "fp8-format",
         "tensor-model-parallel-size",
         "pipeline-model-parallel-size",
+        "num-virtual-stages-per-pipeline-rank",
         "context-parallel-size",
         "micro-batch-size",
         "global-batch-size",
@@ -267,6 +273,7 @@ NANOTRON = frozenset(
     {
         "parallelism.dp",
         "parallelism.pp",
+        "parallelism.pp_engine",
         "parallelism.tp",
         "parallelism.context_parallel_size",
         "parallelism.recompute_layer",
@@ -305,6 +312,53 @@ def test_each_name_is_one_of_the_frameworks_parser_and_each_is_used(
 ) -> None:
     used = {name for each in jobs() for name in translate(each, framework).settings}
     assert used == names
+
+
+@pytest.mark.parametrize(
+    ("framework", "schedule", "setting"),
+    [
+        (Framework.MEGATRON, "1f1b", {}),
+        (Framework.MEGATRON, "interleaved:4", {"num-virtual-stages-per-pipeline-rank": 4}),
+        (Framework.NANOTRON, "1f1b", {"parallelism.pp_engine": "1f1b"}),
+        (Framework.NANOTRON, "gpipe", {"parallelism.pp_engine": "afab"}),
+        (
+            Framework.TORCHTITAN,
+            "interleaved:2",
+            {"parallelism.pipeline_parallel_schedule": "Interleaved1F1B"},
+        ),
+        (Framework.TORCHTITAN, "gpipe", {"parallelism.pipeline_parallel_schedule": "GPipe"}),
+        (Framework.DEEPSPEED, "1f1b", {}),
+        (Framework.TORCHRUN, "interleaved:2", {"SWEEP_PIPELINE_SCHEDULE": "interleaved:2"}),
+    ],
+)
+def test_a_schedule_has_the_frameworks_own_name(
+    framework: Framework, schedule: str, setting: dict[str, Any]
+) -> None:
+    named = PipelineSchedule.parse(schedule)
+    assert (
+        said(framework, "pipeline_schedule", pipeline_parallel_size=2, pipeline_schedule=named)
+        == setting
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "schedule"),
+    [
+        (Framework.MEGATRON, "gpipe"),
+        # 32 layers over 10 stages.
+        (Framework.MEGATRON, "interleaved:5"),
+        (Framework.NANOTRON, "interleaved:2"),
+        (Framework.TORCHTITAN, "interleaved:3"),
+        (Framework.DEEPSPEED, "gpipe"),
+        (Framework.LITGPT, "gpipe"),
+    ],
+)
+def test_a_schedule_that_a_framework_lacks_is_refused_by_name(
+    framework: Framework, schedule: str
+) -> None:
+    named = PipelineSchedule.parse(schedule)
+    found = translate(job(pipeline_parallel_size=2, pipeline_schedule=named), framework)
+    assert "pipeline_schedule" in found.impossible
 
 
 def test_a_job_has_the_gpus_of_its_cell_on_whole_nodes() -> None:

@@ -18,6 +18,7 @@ from orchestrator.core.problem.layout import (
     parse_key,
     to_columns,
 )
+from orchestrator.core.problem.pipeline_schedule import PipelineSchedule, ScheduleKind
 
 sizes = st.integers(1, 100_000)
 recomputes = st.one_of(
@@ -34,6 +35,14 @@ recomputes = st.one_of(
         num_layers=st.one_of(st.none(), st.integers(1, 99_999)),
     ),
 )
+schedules = st.one_of(
+    st.sampled_from([PipelineSchedule(), PipelineSchedule(kind=ScheduleKind.GPIPE)]),
+    st.builds(
+        PipelineSchedule,
+        kind=st.just(ScheduleKind.INTERLEAVED),
+        virtual_stages=st.integers(2, 999),
+    ),
+)
 layouts = st.builds(
     Layout,
     data_parallel_size=sizes,
@@ -42,6 +51,7 @@ layouts = st.builds(
     context_parallel_size=sizes,
     micro_batch_size=sizes,
     grad_accum_steps=sizes,
+    pipeline_schedule=schedules,
     recompute=recomputes,
     zero_stage=st.integers(0, 3),
     precision=st.sampled_from(Precision),
@@ -106,6 +116,18 @@ def test_the_key_is_stable() -> None:
     )
 
 
+def test_the_key_names_a_schedule_only_if_it_is_not_1f1b() -> None:
+    layout = Layout(
+        pipeline_parallel_size=4,
+        grad_accum_steps=8,
+        pipeline_schedule=PipelineSchedule.parse("interleaved:2"),
+    )
+    assert layout.key == "dp1_tp1_pp4_cp1_mbs1_ga8_interleaved.2_none_z0_bf16"
+    assert layout.short == "dp1 pp4 interleaved:2 mbs1 ga8 none bf16"
+    plain = Layout(pipeline_parallel_size=4, grad_accum_steps=8)
+    assert plain.key == "dp1_tp1_pp4_cp1_mbs1_ga8_none_z0_bf16"
+
+
 def test_options_stand_behind_the_key_readably() -> None:
     layout = Layout(options=(("attention", "eager"), ("fused", True), ("threads", 2)))
     assert (
@@ -135,6 +157,9 @@ def test_options_without_an_order_would_have_two_names() -> None:
         "dp8_tp1_pp1_cp1_mbs2_ga4_full_z4_bf16",
         "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf61",
         "dp8_tp1_pp1_cp1_mbs2_ga4_none.3_z0_bf16",
+        "dp8_tp1_pp1_cp1_mbs2_ga4_1f1b_none_z0_bf16",
+        "dp8_tp1_pp1_cp1_mbs2_ga4_interleaved.1_none_z0_bf16",
+        "dp8_tp1_pp1_cp1_mbs2_ga4_interleaved_none_z0_bf16",
         "dp-1_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16",
         "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16\n",
     ],

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.problem.layout import CODED, Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import COLUMNS, LayoutTable
+from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 
 layouts = st.lists(
     st.builds(
@@ -18,6 +19,9 @@ layouts = st.lists(
         context_parallel_size=st.integers(1, 8),
         grad_accum_steps=st.integers(1, 8),
         micro_batch_size=st.integers(1, 8),
+        pipeline_schedule=st.sampled_from(
+            [PipelineSchedule.parse(text) for text in ("gpipe", "1f1b", "interleaved:2")]
+        ),
         recompute=st.sampled_from(
             [Recompute.parse(text) for text in ("none", "full", "full:3", "selective_attention")]
         ),

@@ -301,6 +301,26 @@ def test_lists_of_sizes_are_kept_to() -> None:
             {"workload": "llama", "axes": {"context_parallel_size": 2}},
             "context_parallel_size is more than 1, the most that workload llama can do",
         ),
+        (
+            {"workload": "llama", "axes": {"pipeline_schedule": ["1f1b", "gpipe"]}},
+            "pipeline_schedule is none that workload llama can do (1f1b)",
+        ),
+        (
+            {"axes": {"pipeline_schedule": ["1f1b", "gpipe"]}},
+            "same as pipeline_schedule 1f1b: a pipeline of one stage",
+        ),
+        (
+            {
+                "model": "llama-tiny",
+                "axes": {
+                    "pipeline_parallel_size": 4,
+                    "pipeline_schedule": "interleaved:2",
+                    "grad_accum_steps": [8],
+                },
+            },
+            "pipeline_parallel_size x stages per rank of pipeline_schedule is more than 4,"
+            " the layers of the model",
+        ),
         ({"gpus": 12}, "12 GPUs are not whole nodes of 8"),
         ({"constraints": [{"require": "mbs > 1", "because": "too slow"}]}, "too slow"),
         ({"constraints": ["8 // (pp - 1) > 0"]}, "constraint divides by zero: 8 // (pp - 1) > 0"),
@@ -339,6 +359,27 @@ def test_a_duplicate_is_kept_where_its_twin_is_not_asked_for() -> None:
         str(x.recompute) for x in layouts(enumerated(axes={"recompute": ["none", "full:32"]}))
     } == {"none", "full:32"}
     assert {x.zero_stage for x in layouts(enumerated(gpus=1, axes={"zero_stage": [2, 3]}))} == {2}
+
+
+def test_layouts_without_a_pipeline_have_one_schedule_whatever_is_asked() -> None:
+    cell_space = enumerated(
+        axes={"pipeline_parallel_size": [1, 2], "pipeline_schedule": ["gpipe", "interleaved:2"]}
+    )
+    assert {(x.pipeline_parallel_size, str(x.pipeline_schedule)) for x in layouts(cell_space)} == {
+        (1, "1f1b"),
+        (2, "gpipe"),
+        (2, "interleaved:2"),
+    }
+    assert len({layout.key for layout in layouts(cell_space)}) == len(cell_space.legal)
+
+
+def test_auto_is_one_schedule_of_each_kind() -> None:
+    cell_space = enumerated(axes={"pipeline_parallel_size": 2, "pipeline_schedule": "auto"})
+    assert {str(x.pipeline_schedule) for x in layouts(cell_space)} == {
+        "gpipe",
+        "1f1b",
+        "interleaved:2",
+    }
 
 
 def test_zero_over_context_parallel_ranks_is_no_duplicate() -> None:
@@ -428,6 +469,12 @@ specs = st.fixed_dictionaries(
                     max_size=3,
                     unique=True,
                 ),
+                "pipeline_schedule": st.lists(
+                    st.sampled_from(["gpipe", "1f1b", "interleaved:2"]),
+                    min_size=1,
+                    max_size=3,
+                    unique=True,
+                ),
                 "zero_stage": st.lists(st.integers(0, 3), min_size=1, max_size=2, unique=True),
             }
         ),
@@ -463,6 +510,10 @@ def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) ->
             model.num_attention_heads % tp == 0
             and model.num_key_value_heads % tp == 0
             and model.ffn_hidden_size % tp == 0,
+            pp * x.pipeline_schedule.virtual_stages <= model.num_layers,
+            str(x.pipeline_schedule) == "1f1b"
+            if pp == 1
+            else x.pipeline_schedule in spec.axes.pipeline_schedule,
             pp <= model.num_layers and x.grad_accum_steps >= pp - 1,
             cp == 1 or cell.sequence_length % (2 * cp) == 0,
             (x.recompute.num_layers or 0) <= model.num_layers,
@@ -495,11 +546,12 @@ def test_the_legal_layouts_are_those_that_a_plain_reference_finds(
             context_parallel_size=int(cp),
             micro_batch_size=int(mbs),
             grad_accum_steps=int(ga),
+            pipeline_schedule=schedule,
             recompute=recompute,
             zero_stage=stage,
             precision=precision,
         )
-        for dp, tp, pp, cp, mbs, ga, stage, recompute, precision in product(
+        for dp, tp, pp, cp, mbs, ga, stage, schedule, recompute, precision in product(
             values.data_parallel_size,
             values.tensor_parallel_size,
             values.pipeline_parallel_size,
@@ -507,6 +559,7 @@ def test_the_legal_layouts_are_those_that_a_plain_reference_finds(
             values.micro_batch_size,
             values.grad_accum_steps,
             values.zero_stage,
+            values.pipeline_schedule,
             values.recompute,
             values.precision,
         )

@@ -14,6 +14,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import SHORT_NAMES, Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from orchestrator.core.sweepfile.constraint import Constraint, facts_of
 from orchestrator.core.sweepfile.constraint_language import NUMBERS, WORDS
 
@@ -367,3 +368,17 @@ def test_a_mistake_about_an_option_is_told_by_its_values(text: str, told: str) -
 def test_without_such_an_axis_an_option_is_no_name() -> None:
     with pytest.raises(ValueError, match="'kernel' is no axis"):
         Constraint("kernel == 'flash'")
+
+
+def test_a_constraint_may_name_the_schedule_and_its_stages() -> None:
+    layouts = [
+        Layout(pipeline_parallel_size=2, pipeline_schedule=PipelineSchedule.parse(text))
+        for text in ("1f1b", "gpipe", "interleaved:2", "interleaved:4")
+    ]
+    assert holds("pipeline_schedule in ('1f1b', 'interleaved')", *layouts) == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert holds("virtual_stages < 4", *layouts) == [True, True, True, False]
