@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
 
 from orchestrator.core.problem.layout import SelectivePolicy
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.sweepfile.workload_options import AttentionKind
+from workloads.llama.context_parallel import ContextParallel
 from workloads.llama.recompute import checkpointed
 from workloads.llama.rotary import RotateQueriesAndKeys, Rotation
 from workloads.llama.tensor_parallel import TensorParallel
@@ -30,10 +33,11 @@ class Attention(nn.Module):
         kind: AttentionKind,
         policy: SelectivePolicy | None,
         tensor_parallel: TensorParallel,
+        context_parallel: ContextParallel,
     ) -> None:
         super().__init__()
         self.kind, self.policy = kind, policy
-        self.tensor_parallel = tensor_parallel
+        self.tensor_parallel, self.context_parallel = tensor_parallel, context_parallel
         self.head_dim = shape.head_dim
         self.num_kv_heads = shape.num_key_value_heads // tensor_parallel.size
         width = shape.hidden_size // tensor_parallel.size
@@ -55,25 +59,38 @@ class Attention(nn.Module):
             RotateQueriesAndKeys.apply(qkv, *rotation, self.num_kv_heads),  # type: ignore[no-untyped-call]
         )
         del qkv  # nobody else holds it, and nothing needs it any more
-        return self._core(q, k, v, mask).flatten(2)
+        return self.context_parallel.attend(partial(self._core, mask), q, k, v).flatten(2)
 
     def project(self, attended: Tensor) -> Tensor:
         return self.tensor_parallel.scatter(self.wo(attended))
 
-    def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        is_eager = self.kind is AttentionKind.EAGER
-        if self.policy is SelectivePolicy.ATTENTION:
-            return checkpointed(eager_core if is_eager else sdpa_core, q, k, v, mask)
-        if not is_eager:
-            return sdpa_core(q, k, v, mask)
+    def _core(
+        self, mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: CausalBias | None
+    ) -> Tensor:
+        is_recomputed = self.policy is SelectivePolicy.ATTENTION
+        if self.kind is not AttentionKind.EAGER:
+            return (
+                checkpointed(sdpa_core, q, k, v, bias)
+                if is_recomputed
+                else sdpa_core(q, k, v, bias)
+            )
+        assert mask is not None  # made for this attention
+        # The queries are those of the last tokens of the keys.
+        length = k.shape[1]
+        hidden = mask[length - q.shape[1] : length, :length]
+        if is_recomputed:
+            return checkpointed(eager_core, q, k, v, hidden)
         if self.policy is SelectivePolicy.OPS and not torch.compiler.is_compiling():
             # Both products are kept, what is between them is not.
-            return checkpointed(weighted_values, checkpointed(scores, q, k), v, mask)
-        return eager_core(q, k, v, mask)
+            return checkpointed(weighted_values, checkpointed(scores, q, k), v, hidden)
+        return eager_core(q, k, v, hidden)
 
 
-def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q k^T) v, all (b, s, heads, head_dim), by the device's fused kernel."""
+def sdpa_core(q: Tensor, k: Tensor, v: Tensor, bias: CausalBias | None) -> Tensor:
+    """softmax(q k^T) v, all (b, s, heads, head_dim), by the device's fused kernel.
+
+    With a bias, the queries are those of the last tokens of the keys.
+    """
     num_groups = q.shape[2] // k.shape[2]
     if num_groups > 1 and q.is_cuda and q.dtype == torch.float32:
         # Flash has no fp32, and torch's fp32 kernel has no groups: torch would fall back to the
@@ -83,13 +100,14 @@ def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        is_causal=True,
+        attn_mask=bias,
+        is_causal=bias is None,
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return out.transpose(1, 2)
 
 
-def eager_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def eager_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """The same with the score matrix: softmax in fp32, products in the inputs' precision."""
     return weighted_values(scores(q, k), v, mask)
 
@@ -101,9 +119,8 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return found
 
 
-def weighted_values(scores: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def weighted_values(scores: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """The values' means by the scores' softmax (b, s, heads, head_dim)."""
-    assert mask is not None  # made for this attention
     v = v.repeat_interleave(scores.shape[1] // v.shape[2], dim=2)
     weights = F.softmax(scores.masked_fill(mask, -math.inf), dim=-1, dtype=torch.float32)
     return (weights.to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2)

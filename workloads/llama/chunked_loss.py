@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from workloads.llama.tensor_parallel import TensorParallel
+from workloads.llama.vocabulary_parallel import loss_and_gradient
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -24,6 +26,7 @@ class ChunkedLoss(torch.autograd.Function):
         targets: Tensor,
         factor: float | Tensor,
         num_chunks: int,
+        tensor_parallel: TensorParallel,
     ) -> Tensor:
         d_x, d_weight = torch.empty_like(x), torch.empty_like(weight)
         losses: list[Tensor] = []
@@ -31,7 +34,9 @@ class ChunkedLoss(torch.autograd.Function):
             x.chunk(num_chunks), d_x.chunk(num_chunks), targets.chunk(num_chunks), strict=True
         )
         for x_part, d_x_part, targets_part in chunks:
-            loss, d_logits = _loss_and_gradient(x_part @ weight.t(), targets_part, factor)
+            loss, d_logits = loss_and_gradient(
+                x_part @ weight.t(), targets_part, factor, tensor_parallel
+            )
             torch.mm(d_logits, weight, out=d_x_part)
             # The first product overwrites what was there.
             d_weight.addmm_(d_logits.t(), x_part, beta=1 if losses else 0)
@@ -45,18 +50,4 @@ class ChunkedLoss(torch.autograd.Function):
         # Looked at on a CPU only: a GPU's queue would run empty.
         assert gradients[0].is_cuda or gradients[0].item() == 1.0, "the loss was scaled afterwards"
         d_x, d_weight = ctx.saved_tensors
-        return d_x, d_weight, None, None, None
-
-
-def _loss_and_gradient(
-    logits: Tensor, targets: Tensor, factor: float | Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the summed loss in fp32, and the gradient of its product with the factor."""
-    dtype, logits = logits.dtype, logits.float()
-    log_probabilities = F.log_softmax(logits, dim=-1)
-    del logits
-    loss = F.nll_loss(log_probabilities, targets, reduction="sum")
-    gradient = log_probabilities.exp_()
-    minus_one = gradient.new_full((len(targets), 1), -1.0)
-    gradient.scatter_add_(-1, targets[:, None], minus_one).mul_(factor)
-    return loss, gradient.to(dtype)
+        return d_x, d_weight, None, None, None, None

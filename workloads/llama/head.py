@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.core.problem.model_shape import ModelShape
 from workloads.llama.chunked_loss import ChunkedLoss
 from workloads.llama.rms_norm import RMSNorm
 from workloads.llama.tensor_parallel import TensorParallel
+from workloads.llama.vocabulary_parallel import cross_entropy
 
 
 class Head(nn.Module):
@@ -31,12 +31,14 @@ class Head(nn.Module):
         )
 
     def forward(self, x: Tensor, targets: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-        x, targets = self.norm(x).flatten(0, 1), targets.flatten()
+        x, targets = self.tensor_parallel.gather(self.norm(x)).flatten(0, 1), targets.flatten()
         factor = scale / len(targets)
         if self.loss_chunks is None:
             # Loss in fp32, as in every recipe; only the log-softmax of the logits outlives this.
-            return F.cross_entropy(self.output(x).float(), targets, reduction="sum") * factor
+            return cross_entropy(self.output(x).float(), targets, self.tensor_parallel) * factor
         return cast(
             Tensor,
-            ChunkedLoss.apply(x, self.output.weight, targets, factor, self.loss_chunks),  # type: ignore[no-untyped-call]
+            ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+                x, self.output.weight, targets, factor, self.loss_chunks, self.tensor_parallel
+            ),
         )

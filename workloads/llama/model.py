@@ -17,12 +17,14 @@ from orchestrator.core.problem.layout import Recompute, RecomputeMode, Selective
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.sweepfile.workload_options import AttentionKind
 from workloads.llama.attention import Attention
+from workloads.llama.context_parallel import ContextParallel
 from workloads.llama.head import Head
 from workloads.llama.initial_weights import whole_weight
 from workloads.llama.recompute import KeptProduct, checkpointed, checkpointed_ops
 from workloads.llama.rms_norm import RMSNorm
 from workloads.llama.rotary import Rotation, rotation
 from workloads.llama.tensor_parallel import ALONE, TensorParallel
+from workloads.llama.vocabulary_parallel import Embedding
 
 # Tensor parallelism cuts the rows of these, and the columns of those. It does not cut norms.
 _CUT_DIM = {
@@ -64,15 +66,17 @@ class Llama(nn.Module):
         device: torch.device,
         part: LlamaPart | None = None,
         tensor_parallel: TensorParallel = ALONE,
+        context_parallel: ContextParallel | None = None,
     ) -> None:
         """Build a part without memory for its weights: `materialise` gives it that."""
         super().__init__()
+        context_parallel = context_parallel or ContextParallel(sequence_length)
         self.shape, self.tensor_parallel = shape, tensor_parallel
         part = part or LlamaPart.whole(shape)
         num_recomputed = recompute.layers_of(shape.num_layers)
         with torch.device("meta"):
             self.tok_embeddings = (
-                nn.Embedding(shape.vocab_size // tensor_parallel.size, shape.hidden_size)
+                Embedding(shape.vocab_size, shape.hidden_size, tensor_parallel=tensor_parallel)
                 if part.has_embedding
                 else None
             )
@@ -83,6 +87,7 @@ class Llama(nn.Module):
                         attention=attention,
                         recompute=recompute if i < num_recomputed else Recompute(),
                         tensor_parallel=tensor_parallel,
+                        context_parallel=context_parallel,
                     )
                     for i in range(part.first_layer, part.first_layer + part.num_layers)
                 }
@@ -95,7 +100,7 @@ class Llama(nn.Module):
         self._tie()
         self.to(dtype)
         # Constants, no buffers: they are the same on every rank, and DDP would send buffers around.
-        self.rotation = rotation(shape.head_dim, sequence_length, device=device)
+        self.rotation = rotation(shape.head_dim, context_parallel.positions.to(device))
         self.causal_mask: Tensor | None = None
         if attention is AttentionKind.EAGER:
             every_pair = torch.ones(
@@ -108,11 +113,10 @@ class Llama(nn.Module):
     ) -> Tensor:
         if self.tok_embeddings is not None:
             x = self.tok_embeddings(x)
-        length = x.shape[1]
+        length = x.shape[1] * self.tensor_parallel.size
         cos, sin = self.rotation
-        mask = None if self.causal_mask is None else self.causal_mask[:length, :length]
         for layer in self.layers.values():
-            x = layer(x, (cos[:length], sin[:length]), mask)
+            x = layer(x, (cos[:length], sin[:length]), self.causal_mask)
         if self.head is not None:
             x = self.head(x, targets, scale)
         return x
@@ -164,6 +168,7 @@ class TransformerBlock(nn.Module):
         attention: AttentionKind,
         recompute: Recompute,
         tensor_parallel: TensorParallel,
+        context_parallel: ContextParallel,
     ) -> None:
         super().__init__()
         self.recompute = recompute
@@ -173,6 +178,7 @@ class TransformerBlock(nn.Module):
             kind=attention,
             policy=recompute.policy,
             tensor_parallel=tensor_parallel,
+            context_parallel=context_parallel,
         )
         self.ffn_norm = RMSNorm(shape.hidden_size)
         self.feed_forward = FeedForward(shape, tensor_parallel=tensor_parallel)

@@ -13,11 +13,10 @@ ROPE_THETA = 500_000.0  # Llama 3
 Rotation = tuple[Tensor, Tensor]
 
 
-def rotation(head_dim: int, sequence_length: int, *, device: torch.device) -> Rotation:
+def rotation(head_dim: int, positions: Tensor) -> Rotation:
     """Return the rotation of each position: its angle is position times frequency."""
-    even = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
-    positions = torch.arange(sequence_length, dtype=torch.float32, device=device)
-    angles = torch.outer(positions, ROPE_THETA ** -(even / head_dim))[:, None, :]
+    even = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
+    angles = torch.outer(positions.float(), ROPE_THETA ** -(even / head_dim))[:, None, :]
     return angles.cos(), angles.sin()
 
 
