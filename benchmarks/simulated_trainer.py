@@ -317,7 +317,8 @@ def _seconds(
 def _by_value(table: LayoutTable, sd: float, rng: np.random.Generator) -> np.ndarray:
     """A factor for each value of each axis: what no formula says."""
     found = np.ones(len(table))
-    for name in (f.name for f in fields(Layout) if f.name not in ("options", "precision")):
+    same = ("options", "precision", "pipeline_schedule")
+    for name in (f.name for f in fields(Layout) if f.name not in same):
         _, steps = np.unique(getattr(table, name), return_inverse=True)
         found *= np.exp(rng.normal(0, sd, steps.max() + 1))[steps]
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import math
 import re
 import tempfile
@@ -124,6 +125,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 PROGRAM_OPTIONS: Mapping[str, Any] = {
     name: workload.model_fields["options"].annotation for name, workload in WORKLOADS.items()
 }
+PROVEN_LAYOUTS = PROJECT / "tests/workloads/llama/equivalence/results.json"
 _BLOCK = re.compile(r"(<!-- generated: ([a-z -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -177,6 +179,7 @@ def _part(name: str) -> str:
             " | memory: within (below / above) | fits",
             band_rows(),
         ),
+        "proven-layouts": proven_layout_table,
         "drifts": lambda: _words("kind", DRIFTS),
         "placeholders": lambda: _words("name", TEMPLATE_NAMES),
         "printed": lambda: key_table(MetricsSection),
@@ -276,6 +279,24 @@ def capability_table() -> str:
         ("`precision`", ", ".join(sorted(able.precisions))),
     ]
     return _table("axis | values", rows)
+
+
+def proven_layout_table() -> str:
+    """The combinations that were trained beside one process, and how far they were off."""
+    kept = json.loads(PROVEN_LAYOUTS.read_text())
+    rows = [
+        (
+            str(row["ranks"]),
+            f"`{row['layout']}`",
+            *(f"{row[name]:.1e}" for name in ("loss", "gradient_norm", "weights")),
+        )
+        for row in kept["combinations"]
+    ]
+    table = _table("ranks | layout | loss | gradient norm | weights", rows)
+    return (
+        f"{len(rows)} combinations took {kept['seconds']} s on two cores that other programs used,"
+        f" too, and {kept['cpu_seconds']} s of one core.\n\n{table}"
+    )
 
 
 def framework_table(framework: Framework) -> str:

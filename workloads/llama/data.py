@@ -60,9 +60,18 @@ class Tokens:
         return ids
 
     def micro_batches(
-        self, *, step: int, layout: Layout, data_parallel_rank: int, device: torch.device
+        self,
+        *,
+        step: int,
+        layout: Layout,
+        data_parallel_rank: int,
+        device: torch.device,
+        positions: NDArray[np.int64] | None = None,
     ) -> list[tuple[Tensor, Tensor]]:
-        """Inputs and targets (micro_batch_size, sequence_length) of each micro-batch of a rank."""
+        """Inputs and targets (micro_batch_size, sequence_length) of each micro-batch of a rank.
+
+        With `positions`, only those of each sequence.
+        """
         per_rank = layout.micro_batch_size * layout.grad_accum_steps
         first = data_parallel_rank * per_rank
         ids = np.stack(
@@ -73,6 +82,7 @@ class Tokens:
                 for i in range(per_rank)
             ]
         ).reshape(layout.grad_accum_steps, layout.micro_batch_size, self._length)
-        inputs = torch.from_numpy(np.ascontiguousarray(ids[..., :-1])).to(device)
-        targets = torch.from_numpy(np.ascontiguousarray(ids[..., 1:])).to(device)
+        taken = np.arange(self._length - 1) if positions is None else positions
+        inputs = torch.from_numpy(np.ascontiguousarray(ids[..., taken])).to(device)
+        targets = torch.from_numpy(np.ascontiguousarray(ids[..., taken + 1])).to(device)
         return list(zip(inputs, targets, strict=True))

@@ -15,8 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workloads.llama.model import Llama
 
-_PRIMING_TOKENS = 8
-
 
 class Replica:
     """A model with its gradients; a mean over the group after the last micro-batch of a step.
@@ -121,7 +119,7 @@ class Replica:
             self._module.register_comm_hook(None, self._average_in_fp32)
         tokens = torch.zeros(
             1,
-            min(_PRIMING_TOKENS, len(self.model.rotation[0])),
+            self.model.short_length,
             dtype=torch.int64,
             device=self._weights[0].device,
         )

@@ -86,12 +86,15 @@ class Shards:
         """Set the gradients to the mean over all ranks, times a scale; return this rank's loss."""
         losses = []
         for i, (tokens, targets) in enumerate(micro_batches):
-            self._expect_backward(last=i == len(micro_batches) - 1)
+            self.expect_backward(last=i == len(micro_batches) - 1)
             loss = self.model(tokens, targets, loss_scale / len(micro_batches))
             after_forward()
             loss.backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum() / loss_scale
+
+    def average(self) -> None:
+        """FSDP has done it in the backward pass."""
 
     @torch.no_grad()
     def clear_gradients(self) -> None:
@@ -102,7 +105,7 @@ class Shards:
         for weight in self._weights:
             weight.grad = None
 
-    def _expect_backward(self, *, last: bool) -> None:
+    def expect_backward(self, *, last: bool) -> None:
         """Say what the next backward pass does with gradients and gathered weights."""
         assert isinstance(self.model, FSDPModule)
         if self._accumulate is Accumulate.LAST:

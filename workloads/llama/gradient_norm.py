@@ -10,10 +10,25 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def gradient_norm(gradients: Sequence[Tensor], groups: Sequence[dist.ProcessGroup]) -> Tensor:
-    """Return the norm in fp32. Over each group in turn, the ranks' parts are put together."""
+def gradient_norm(
+    gradients: Sequence[Tensor],
+    groups: Sequence[dist.ProcessGroup | None],
+    *,
+    copies: Sequence[Tensor] = (),
+    num_copies: int = 1,
+) -> Tensor:
+    """Return the norm in fp32. Over each group in turn, the ranks' parts are put together.
+
+    Of `copies`, so many ranks of these groups have the same.
+    """
+    square = _square(gradients) + _square(copies) / num_copies if copies else _square(gradients)
+    for group in groups:
+        if group is not None:
+            dist.all_reduce(square, group=group)
+    return square.sqrt()
+
+
+def _square(gradients: Sequence[Tensor]) -> Tensor:
     norms = torch.stack(torch._foreach_norm(list(gradients), 2, torch.float32))
     square: Tensor = torch.linalg.vector_norm(norms).square()
-    for group in groups:
-        dist.all_reduce(square, group=group)
-    return square.sqrt()
+    return square

@@ -56,25 +56,25 @@ class LiveMemory:
     """The memory of a rank on a CPU, which may have the limit of a device."""
 
     def __init__(self, states: States, *, limit_bytes: int | None) -> None:
-        self._states, self._limit_bytes = states, limit_bytes
+        self.states, self._limit_bytes = states, limit_bytes
 
     def first_step(self) -> AbstractContextManager[object]:
         if self._limit_bytes is None:
             return nullcontext()
-        return LiveTensors(self._states.tensors(), limit_bytes=self._limit_bytes)
+        return LiveTensors(self.states.tensors(), limit_bytes=self._limit_bytes)
 
     def after_first_step(self) -> None:
         pass
 
     def report(self, step: StepWithProbe) -> MemoryReport:
-        tracker = LiveTensors(self._states.tensors())
+        tracker = LiveTensors(self.states.tensors())
         bytes_before = tracker.live_bytes
         activations: list[int] = []
         with tracker:
             step(lambda: activations.append(tracker.live_bytes - bytes_before))
         return MemoryReport(
             peak_allocated_bytes=tracker.peak_bytes,
-            bytes_by_part=_by_part(self._states, max(activations), tracker.peak_bytes),
+            bytes_by_part=_by_part(self.states, max(activations), tracker.peak_bytes),
             device_bytes=self._limit_bytes,
         )
 
@@ -83,7 +83,7 @@ class DeviceMemory:
     """The memory of a rank on a CUDA device, as torch's allocator counts it."""
 
     def __init__(self, states: States, *, device: torch.device) -> None:
-        self._states, self._device = states, device
+        self.states, self._device = states, device
         self._retries_before = 0
         # Remains of building the model would count as reserved, and fragment the first step.
         torch.cuda.empty_cache()
@@ -105,7 +105,7 @@ class DeviceMemory:
         step(lambda: activations.append(torch.cuda.memory_allocated(self._device) - bytes_before))
         return MemoryReport(
             peak_allocated_bytes=peak,
-            bytes_by_part=_by_part(self._states, max(activations), peak),
+            bytes_by_part=_by_part(self.states, max(activations), peak),
             peak_reserved_bytes=reserved,
             device_bytes=torch.cuda.get_device_properties(self._device).total_memory,
             allocator_retries=retries,

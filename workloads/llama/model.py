@@ -32,6 +32,8 @@ _CUT_DIM = {
     **dict.fromkeys(("wo", "w2"), 1),
 }
 
+_SHORT = 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaPart:
@@ -99,6 +101,8 @@ class Llama(nn.Module):
             )
         self._tie()
         self.to(dtype)
+        # Context parallelism takes whole sequences only.
+        self._is_cut = len(context_parallel.positions) < sequence_length
         # Constants, no buffers: they are the same on every rank, and DDP would send buffers around.
         self.rotation = rotation(shape.head_dim, context_parallel.positions.to(device))
         self.causal_mask: Tensor | None = None
@@ -124,6 +128,12 @@ class Llama(nn.Module):
     def constants(self) -> tuple[Tensor, ...]:
         return self.rotation if self.causal_mask is None else (*self.rotation, self.causal_mask)
 
+    @property
+    def short_length(self) -> int:
+        """The tokens of a short sequence that every rank can take its part of."""
+        length = len(self.rotation[0])
+        return length if self._is_cut else min(_SHORT * self.tensor_parallel.size, length)
+
     def units(self) -> Iterator[nn.Module]:
         """The embedding, the layers and the head: what one call computes."""
         yield from (
@@ -144,18 +154,30 @@ class Llama(nn.Module):
         self._tie()
 
     def _initial(self, name: str, weight: Tensor, *, device: torch.device, seed: int) -> Tensor:
-        module = name.split(".")[-2]
-        dim, size = _CUT_DIM.get(module), list(weight.shape)
+        dim, size = _CUT_DIM.get(_module_of(name)), list(weight.shape)
         if dim is not None:
             size[dim] *= self.tensor_parallel.size
         whole = whole_weight(name, tuple(size), shape=self.shape, seed=seed, device=device)
-        kv = self.shape.kv_size
+        return self.own_part(name, whole)
+
+    def own_part(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole weight."""
+        module, kv = _module_of(name), self.shape.kv_size
         sections = (self.shape.hidden_size, kv, kv) if module == "wqkv" else ()
-        return self.tensor_parallel.own(whole, dim=dim, sections=sections)
+        return self.tensor_parallel.own(whole, dim=_CUT_DIM.get(module), sections=sections)
 
     def _tie(self) -> None:
         if self.shape.tied_embeddings and self.tok_embeddings is not None and self.head is not None:
             self.head.output.weight = self.tok_embeddings.weight
+
+
+def is_uncut(weight: Tensor) -> bool:
+    """True for the weight of a norm, which every tensor-parallel rank has, or its gradient."""
+    return weight.dim() == 1
+
+
+def _module_of(name: str) -> str:
+    return name.split(".")[-2]
 
 
 class TransformerBlock(nn.Module):

@@ -17,8 +17,10 @@ from torch.distributed.pipelining import (
 )
 
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule, ScheduleKind
+from workloads.llama.fully_sharded import Shards
 from workloads.llama.mesh import Line
-from workloads.llama.model import LlamaPart
+from workloads.llama.model import Llama, LlamaPart
+from workloads.llama.stage_replica import StageReplica
 
 _SCHEDULES: Mapping[ScheduleKind, Any] = MappingProxyType(
     {
@@ -73,11 +75,11 @@ class MicroBatch:
 
 
 class Pipeline:
-    """A rank's stages, each a part of the model that takes (x, targets, scale)."""
+    """A rank's stages as one: the weights and gradients of all, and a step through the schedule."""
 
     def __init__(
         self,
-        stages: Sequence[nn.Module],
+        stages: Sequence[StageReplica | Shards],
         *,
         schedule: PipelineSchedule,
         line: Line,
@@ -86,12 +88,13 @@ class Pipeline:
         device: torch.device,
     ) -> None:
         assert line.group is not None
-        self._num_micro_batches, self._device = num_micro_batches, device
+        self._stages, self._device = stages, device
+        self._num_micro_batches, self._num_ranks = num_micro_batches, line.size
         num_stages = line.size * schedule.virtual_stages
-        self._stages = [_Stage(stage, num_micro_batches) for stage in stages]
+        self._modules = [_Module(stage, num_micro_batches) for stage in stages]
         placed = [
             PipelineStage(
-                stage,
+                module,
                 index,
                 num_stages,
                 device,
@@ -100,11 +103,12 @@ class Pipeline:
                 output_args=micro_batch.output(is_last=index == num_stages - 1),
                 group=line.group,
             )
-            for index, stage in zip(
-                range(line.index, num_stages, line.size), self._stages, strict=True
+            for index, module in zip(
+                range(line.index, num_stages, line.size), self._modules, strict=True
             )
         ]
-        self._is_first, self._is_last = placed[0].is_first, placed[-1].is_last
+        self._placed, self._is_first = placed, placed[0].is_first
+        self._is_last = placed[-1].is_last
         is_interleaved = schedule.kind is ScheduleKind.INTERLEAVED
         self._schedule = _SCHEDULES[schedule.kind](
             placed if is_interleaved else placed[0],
@@ -113,52 +117,83 @@ class Pipeline:
             scale_grads=False,
         )
 
-    def step(
+    @property
+    def models(self) -> list[Llama]:
+        return [stage.model for stage in self._stages]
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [weight for stage in self._stages for weight in stage.weights]
+
+    def gradients(self) -> list[Tensor]:
+        return [gradient for stage in self._stages for gradient in stage.gradients()]
+
+    def lasting_gradients(self) -> tuple[Tensor, ...]:
+        return tuple(each for stage in self._stages for each in stage.lasting_gradients())
+
+    def receive_buffers(self) -> list[Tensor]:
+        """What torch keeps from the first step on: a buffer for each micro-batch and direction."""
+        received = [
+            info
+            for stage in self._placed
+            for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
+            for info in infos
+        ]
+        buffers = [getattr(info, "buffer", None) for info in received]
+        return [buffer for buffer in buffers if buffer is not None]
+
+    def clear_gradients(self) -> None:
+        for stage in self._stages:
+            stage.clear_gradients()
+
+    def step_gradients(
         self,
         micro_batches: Sequence[tuple[Tensor, Tensor]],
         *,
+        loss_scale: float | Tensor = 1.0,
         after_forward: Callable[[], None] = lambda: None,
-        before_last_backward: Callable[[nn.Module], None] = lambda _: None,
     ) -> Tensor:
-        """Add the gradients of the mean loss of micro-batches; return that loss.
+        """Set the gradients of the mean loss of a step's micro-batches, times a scale.
 
-        Only the last stage knows it: other ranks return 0. `before_last_backward` is told of each
-        stage when the backward pass of its last micro-batch begins.
+        Return the ranks' share of the loss: all of it from the last stage, times the ranks of the
+        pipeline, and 0 from the others. So the mean over all ranks is the loss.
         """
         tokens, targets = (torch.cat(tensors) for tensors in zip(*micro_batches, strict=True))
-        for stage in self._stages:
-            stage.begin(after_forward, before_last_backward)
+        for stage, module in zip(self._stages, self._modules, strict=True):
+            stage.expect_backward(last=False)
+            module.begin(loss_scale, after_forward)
         losses: list[Tensor] = []
         inputs = [tokens] if self._is_first else []
         # Once for the last stage itself, and once for the schedule, which asks for it.
         outputs = {"targets": targets, "target": targets} if self._is_last else {}
         self._schedule.step(*inputs, **outputs, losses=losses, return_outputs=False)
+        for stage in self._stages:
+            stage.average()
         if not losses:
             return torch.zeros((), device=self._device)
-        return torch.stack([loss.detach() for loss in losses]).sum()
+        total = torch.stack([loss.detach() for loss in losses]).sum()
+        return total * self._num_ranks / loss_scale
 
 
-class _Stage(nn.Module):
-    """A part of the model that scales its loss, and tells when its last backward pass begins.
+class _Module(nn.Module):
+    """A stage that scales its loss, and tells when its last backward pass of a step begins.
 
-    Torch's schedules would handle a part of FSDP themselves, and reduce its gradients only after
+    Torch's schedules would handle a module of FSDP themselves, and reduce its gradients only after
     all micro-batches; they do not see it through this module.
     """
 
-    def __init__(self, part: nn.Module, num_micro_batches: int) -> None:
+    def __init__(self, stage: StageReplica | Shards, num_micro_batches: int) -> None:
         super().__init__()
-        self.part, self._num_micro_batches = part, num_micro_batches
-        self._num_backward = 0
-        self.begin(lambda: None, lambda _: None)
+        self.model, self._stage = stage.model, stage
+        self._num_micro_batches = num_micro_batches
+        self.begin(1.0, lambda: None)
 
-    def begin(
-        self, after_forward: Callable[[], None], before_last_backward: Callable[[nn.Module], None]
-    ) -> None:
+    def begin(self, loss_scale: float | Tensor, after_forward: Callable[[], None]) -> None:
+        self._scale, self._after_forward = loss_scale / self._num_micro_batches, after_forward
         self._num_backward = 0
-        self._after_forward, self._before_last_backward = after_forward, before_last_backward
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        out: Tensor = self.part(x, targets, 1.0 / self._num_micro_batches)
+        out: Tensor = self.model(x, targets, self._scale)
         out.register_hook(self._count)  # type: ignore[no-untyped-call]
         self._after_forward()
         return out
@@ -166,7 +201,7 @@ class _Stage(nn.Module):
     def _count(self, _: Tensor) -> None:
         self._num_backward += 1
         if self._num_backward == self._num_micro_batches:
-            self._before_last_backward(self.part)
+            self._stage.expect_backward(last=True)
 
 
 def _loss_of(output: Tensor, _: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,11 +20,10 @@ from torch import Tensor
 
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
+from orchestrator.core.sweepfile.llama_rules import refusal as llama_refusal
 from orchestrator.core.sweepfile.workload_options import (
     Accumulate,
-    GradientDtype,
     LlamaOptions,
-    ReduceDtype,
 )
 from orchestrator.core.trial.measurement import hardware_flops_per_token
 from orchestrator.core.trial.protocol import Device, Phase, RankResult, TrialRequest
@@ -35,18 +34,17 @@ from workloads.llama.attention_kernel import (
     pinned,
 )
 from workloads.llama.data import Tokens
-from workloads.llama.data_parallel import Replica
-from workloads.llama.fp8 import check_fp8, use_fp8_products
-from workloads.llama.fully_sharded import Shards
 from workloads.llama.gradient_norm import gradient_norm
 from workloads.llama.loss_scale import LossScale
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
 from workloads.llama.mesh import Groups, RankPlace
-from workloads.llama.model import Llama
+from workloads.llama.model import Llama, is_uncut
 from workloads.llama.optimizer import AdamW
 from workloads.llama.peak_flops import trial_peak
+from workloads.llama.pipeline import Pipeline
 from workloads.llama.stack import describe_stack
 from workloads.llama.timing import TimedSteps, time_steps
+from workloads.llama.trained_part import DTYPES, PartBuilder
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, NotFinite, Rank, seconds_since_process_start
 from workloads.rendezvous import join_gang
@@ -161,6 +159,8 @@ def _train_and_measure(
     norm = trainer.gradient_norm()
     if not math.isfinite(norm):
         raise NotFinite.of("gradient norm", norm, step=rank.step + 1)
+    # A pipeline has made its receive buffers.
+    memory.states = trainer.states()
     report = memory.report(trainer.untimed_step)
     return timed, report, trainer.attention_kernel(), rendezvous_seconds
 
@@ -180,11 +180,20 @@ class TrainingLoop:
         self._layout, self._device, self._options = request.layout, device, options
         self._place = place or RankPlace()
         self._attention = choose_attention(options.attention, device, request.layout.precision)
-        self.replica = self._build(request, compile_backend)
+        self._builder = PartBuilder(
+            request=request,
+            options=options,
+            attention=self._attention,
+            place=self._place,
+            device=device,
+            compile_backend=compile_backend,
+        )
+        self.replica = self._builder.build()
         self.optimizer = AdamW(self.replica.weights, learning_rate=options.learning_rate)
         is_fp16 = request.layout.precision is Precision.FP16
         self._loss_scale = LossScale(device) if is_fp16 else None
         self._norm: Tensor | None = None
+        self._positions = self._builder.context_parallel.positions.numpy()
         self._tokens = Tokens(
             vocab_size=request.model.vocab_size,
             sequence_length=request.sequence_length,
@@ -199,6 +208,7 @@ class TrainingLoop:
             layout=self._layout,
             data_parallel_rank=self._place.dp.index,
             device=self._device,
+            positions=self._positions,
         )
 
     def step(self, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -208,7 +218,7 @@ class TrainingLoop:
     def gradient_norm(self) -> float:
         """The norm of the last step's gradients, before they were clipped."""
         if self._norm is None:
-            self._gradients(self.micro_batches(0)[:1], lambda: None)
+            self._gradients(self.micro_batches(0), lambda: None)
             self._norm = self._find_norm()
             self.replica.clear_gradients()
         return float(self._norm)
@@ -216,21 +226,24 @@ class TrainingLoop:
     def untimed_step(self, after_forward: Callable[[], None]) -> None:
         """A step to measure memory: every micro-batch needs the same.
 
-        But with gradients that stay whole, the second needs more.
+        But with gradients that stay whole, the second needs more; and a pipeline holds several.
         """
-        keeps_whole = self._options.accumulate is Accumulate.LAST and self._is_sharded
+        if isinstance(self.replica, Pipeline):
+            self._step(self.micro_batches(0), after_forward=after_forward)
+            return
+        keeps_whole = self._options.accumulate is Accumulate.LAST and self._builder.is_sharded
         probes = iter([after_forward])
         micro_batches = self.micro_batches(0)[: 2 if keeps_whole else 1]
         self._step(micro_batches, after_forward=lambda: next(probes, lambda: None)())
 
     def attention_kernel(self) -> str:
         """Run one layer forward, and return the name of the kernel of attention that it called."""
-        model, kernels = self.replica.model, SeenKernels()
+        model, kernels = self._models[0], SeenKernels()
         x = torch.zeros(
             self._layout.micro_batch_size,
             len(model.rotation[0]) // model.tensor_parallel.size,
             model.shape.hidden_size,
-            dtype=_DTYPES[self._layout.precision],
+            dtype=DTYPES[self._layout.precision],
             device=self._device,
         )
         # A mode sees operations in eager mode only.
@@ -243,55 +256,30 @@ class TrainingLoop:
             parameters=tuple(self.replica.weights),
             gradients=self.replica.lasting_gradients(),
             optimizer=self.optimizer.tensors(),
-            constants=self.replica.model.constants(),
+            constants=(
+                *(each for model in self._models for each in model.constants()),
+                *self._receive_buffers,
+            ),
         )
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """This rank's weights, or its parts of them, by their names in the whole model."""
+        for model in self._models:
+            yield from model.named_parameters()
+
+    def own_part(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a whole weight, if it is not sharded."""
+        return self._models[0].own_part(name, whole)
 
     @property
-    def _is_sharded(self) -> bool:
-        return self._layout.zero_stage > 0 and self._place.shards.size > 1
+    def _receive_buffers(self) -> list[Tensor]:
+        return self.replica.receive_buffers() if isinstance(self.replica, Pipeline) else []
 
-    def _build(self, request: TrialRequest, compile_backend: str) -> Replica | Shards:
-        options, layout, device = self._options, self._layout, self._device
-        dtype = _DTYPES[layout.precision]
-        reduce_dtype = torch.float32 if options.reduce_dtype is ReduceDtype.FP32 else dtype
-        is_cuda = device.type == "cuda"
-        model = Llama(
-            request.model,
-            sequence_length=request.sequence_length,
-            attention=self._attention,
-            recompute=layout.recompute,
-            loss_chunks=options.loss_chunks,
-            dtype=torch.float32 if self._is_sharded else dtype,
-            device=device,
-        )
-        if layout.precision is Precision.FP8:
-            check_fp8(device)
-            use_fp8_products(model)
-        if options.compile if options.compile is not None else is_cuda:
-            for layer in model.layers.values():
-                layer.compile(fullgraph=True, backend=compile_backend)
-        frees_gradients = layout.grad_accum_steps == 1
-        if self._is_sharded:
-            return Shards(
-                model,
-                mesh=self._place.shard_mesh(device),
-                device=device,
-                seed=request.seed,
-                zero_stage=layout.zero_stage,
-                dtype=dtype,
-                reduce_dtype=reduce_dtype,
-                accumulate=options.accumulate,
-                frees_gradients=frees_gradients,
-            )
-        model.materialise(device, seed=request.seed)
-        return Replica(
-            model,
-            group=self._place.data.group,
-            accumulate_in_fp32=options.gradient_dtype is GradientDtype.FP32,
-            reduce_dtype=reduce_dtype,
-            bucket_megabytes=options.bucket_megabytes or (200 if is_cuda else 25),
-            frees_gradients=frees_gradients,
-        )
+    @property
+    def _models(self) -> list[Llama]:
+        """The whole model, or those of this rank's stages."""
+        part = self.replica
+        return part.models if isinstance(part, Pipeline) else [part.model]
 
     def _step(
         self, micro_batches: list[tuple[Tensor, Tensor]], *, after_forward: Callable[[], None]
@@ -306,9 +294,13 @@ class TrainingLoop:
     ) -> Tensor:
         scale = self._loss_scale.value if self._loss_scale is not None else 1.0
         with pinned(self._attention):
-            return self.replica.step_gradients(
+            loss = self.replica.step_gradients(
                 micro_batches, loss_scale=scale, after_forward=after_forward
             )
+        self._builder.tensor_parallel.sum_gradients(
+            [gradient for gradient in self.replica.gradients() if is_uncut(gradient)]
+        )
+        return loss
 
     def _update(self) -> None:
         """Step the optimizer: with clipped gradients, and not if they overflow in fp16."""
@@ -329,8 +321,15 @@ class TrainingLoop:
 
     def _find_norm(self) -> Tensor:
         """The norm of the gradients of the step, without the loss scale."""
-        group = self._place.shards.group if self._is_sharded else None
-        norm = gradient_norm(self.replica.gradients(), [] if group is None else [group])
+        place, gradients = self._place, self.replica.gradients()
+        shards = [place.shards.group] if self._builder.is_sharded else []
+        copies = [each for each in gradients if is_uncut(each)] if place.tp.size > 1 else []
+        norm = gradient_norm(
+            [each for each in gradients if not (copies and is_uncut(each))],
+            [*shards, place.tp.group, place.pp.group],
+            copies=copies,
+            num_copies=place.tp.size,
+        )
         return norm if self._loss_scale is None else norm / self._loss_scale.value
 
 
@@ -341,32 +340,20 @@ def check(request: TrialRequest) -> LlamaOptions:
         raise ConfigRejected(f"workload llama cannot run {request.layout.key}: {refusal}")
     options = parse_options(LlamaOptions, request.options)
     check_attention(options.attention, request.device, request.layout.precision)
-    _check_sharding(request, options)
+    refusal = llama_refusal(
+        request.layout,
+        model=request.model,
+        sequence_length=request.sequence_length,
+        options=options,
+    )
+    if refusal is not None:
+        raise ConfigRejected(f"workload llama cannot run {request.layout.key}: {refusal}")
     _check_fp8(request, options)
     if options.memory_limit_bytes is not None and request.device is not Device.CPU:
         raise ConfigRejected(
             "workload.options: memory_limit_bytes is for device cpu; a GPU has a limit of its own"
         )
     return options
-
-
-def _check_sharding(request: TrialRequest, options: LlamaOptions) -> None:
-    layout, replicas = request.layout, options.replicas
-    if layout.data_parallel_size % replicas:
-        raise ConfigRejected(
-            f"workload.options.replicas: {replicas} does not divide data_parallel_size "
-            f"{layout.data_parallel_size}"
-        )
-    if replicas > 1 and layout.zero_stage == 0:
-        raise ConfigRejected(
-            f"workload.options.replicas: {replicas} needs zero_stage 1 to 3; with 0, all ranks are "
-            "replicas"
-        )
-    if options.accumulate is Accumulate.LAST and layout.zero_stage > 1:
-        raise ConfigRejected(
-            f"workload.options.accumulate: last keeps whole gradients, and zero_stage "
-            f"{layout.zero_stage} shards them; use zero_stage 1, or scatter"
-        )
 
 
 def _check_fp8(request: TrialRequest, options: LlamaOptions) -> None:
@@ -379,17 +366,6 @@ def _check_fp8(request: TrialRequest, options: LlamaOptions) -> None:
             "workload.options.compile: false with precision fp8 would time the conversions of each "
             "product, which compiling fuses"
         )
-    model = request.model
-    for name, size in (
-        ("hidden_size", model.hidden_size),
-        ("ffn_hidden_size", model.ffn_hidden_size),
-        ("the projection of queries, keys and values", model.hidden_size + 2 * model.kv_size),
-    ):
-        if size % 16:
-            raise ConfigRejected(
-                f"precision fp8 needs sizes that are multiples of 16; {name} of {model.name} "
-                f"is {size}"
-            )
 
 
 def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:

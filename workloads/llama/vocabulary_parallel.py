@@ -102,6 +102,9 @@ def _negative_sum(
 
 def _gradient(probabilities: Tensor, targets: Tensor, tensor_parallel: TensorParallel) -> Tensor:
     """Turn probabilities into the gradient of the summed loss, in place."""
+    if tensor_parallel.group is None:
+        minus_one = probabilities.new_full((len(targets), 1), -1.0)
+        return probabilities.scatter_add_(-1, targets[:, None], minus_one)
     rows, elsewhere = own_ids(targets, probabilities.shape[-1], tensor_parallel)
     less = elsewhere.to(probabilities.dtype).sub_(1.0)[:, None]
     return probabilities.scatter_add_(-1, rows[:, None], less)

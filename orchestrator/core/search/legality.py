@@ -23,7 +23,12 @@ from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.sweepfile.constraint import Constraint, facts_of
 from orchestrator.core.sweepfile.llama_rules import llama_placement_rules, llama_row_rules
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.sweepfile.workload_section import CommandWorkload, LlamaWorkload
+from orchestrator.core.sweepfile.workload_options import LlamaOptions
+from orchestrator.core.sweepfile.workload_section import (
+    CommandWorkload,
+    LlamaWorkload,
+    varied,
+)
 
 # Whether a framework can express a layout follows from these columns.
 _EXPRESSED = (*PARALLEL_AXES, "pipeline_schedule", "recompute", "zero_stage", "precision")
@@ -87,7 +92,7 @@ def rules_of(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int
         row=[
             _zero_rule(spec, values),
             *_schedule_rules(spec, cell, values),
-            *(llama_row_rules(cell.model) if isinstance(spec.workload, LlamaWorkload) else ()),
+            *_llama_rules(spec, cell, values),
             *_framework_rules(spec, cell, gpus_per_node),
             *constraint_rules(spec, cell, gpus_per_node),
         ],
@@ -177,6 +182,12 @@ def _zero_rule(spec: SweepSpec, values: AxisValues) -> Rule:
         f"same as zero_stage {lowest}: the optimizer states of one rank cannot be sharded",
         lambda t: (t.zero_stage > lowest) & (t.data_parallel_size * t.context_parallel_size == 1),
     )
+
+
+def _llama_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]:
+    options = [varied(spec.workload.options, varying) for varying in values.options]
+    llama = [each for each in options if isinstance(each, LlamaOptions)]
+    return llama_row_rules(cell.model, llama) if llama else []
 
 
 def _schedule_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]:

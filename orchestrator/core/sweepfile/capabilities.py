@@ -49,10 +49,6 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "llama": Capabilities(
             zero_stages=frozenset({0, 1, 2, 3}),
             precisions=frozenset(Precision),
-            pipeline_schedules=frozenset({ScheduleKind.ONE_F_ONE_B}),
-            max_tensor_parallel_size=1,
-            max_pipeline_parallel_size=1,
-            max_context_parallel_size=1,
         ),
         "synthetic": _EVERYTHING,
         "command": _EVERYTHING,  # the program decides

@@ -5,20 +5,39 @@ The search never proposes them, and a rank that is asked for one rejects it befo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from orchestrator.core.problem.layout import Precision
+from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.layout_table import LayoutTable, Mask
-from orchestrator.core.problem.model_rules import tensor_parallel_divides
+from orchestrator.core.problem.model_rules import (
+    placement_rules,
+    schedule_rule,
+    tensor_parallel_divides,
+)
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.problem.pipeline_schedule import ScheduleKind
 from orchestrator.core.problem.rule import Rule
+from orchestrator.core.sweepfile.workload_options import Accumulate, LlamaOptions
 
 # The smallest block of torch's scaled matrix products.
 FP8_BLOCK = 16
+
+
+def refusal(
+    layout: Layout, *, model: ModelShape, sequence_length: int, options: LlamaOptions
+) -> str | None:
+    """Return why workload llama cannot run a layout of a model; None if it can."""
+    rules = [
+        *placement_rules(model, sequence_length),
+        schedule_rule(model),
+        *llama_placement_rules(model, sequence_length),
+        *llama_row_rules(model, [options]),
+    ]
+    row = LayoutTable.of([layout])
+    return next((rule.reason for rule in rules if rule.broken(row)[0]), None)
 
 
 def llama_placement_rules(model: ModelShape, sequence_length: int) -> list[Rule]:
@@ -43,8 +62,12 @@ def llama_placement_rules(model: ModelShape, sequence_length: int) -> list[Rule]
     ]
 
 
-def llama_row_rules(model: ModelShape) -> list[Rule]:
-    """The rules over axes of several kinds."""
+def llama_row_rules(model: ModelShape, options: Sequence[LlamaOptions]) -> list[Rule]:
+    """The rules over axes of several kinds. `options`: those of each of a table's option sets."""
+    return [*_pipeline_rules(), *_sharding_rules(options), _fp8_rule(model)]
+
+
+def _pipeline_rules() -> list[Rule]:
     return [
         Rule(
             "grad_accum_steps is less than pipeline_parallel_size, and pipeline_schedule is 1f1b:"
@@ -67,15 +90,58 @@ def llama_row_rules(model: ModelShape) -> list[Rule]:
             " every micro-batch would gather the weights again",
             lambda t: (t.zero_stage == 3) & (t.pipeline_parallel_size > 1),
         ),
+    ]
+
+
+def _sharding_rules(options: Sequence[LlamaOptions]) -> list[Rule]:
+    replicas = np.array([each.replicas for each in options], dtype=np.int64)
+    keeps_whole = np.array([each.accumulate is Accumulate.LAST for each in options], dtype=np.bool_)
+    has_twin = np.array([_scattering(each) in options for each in options], dtype=np.bool_)
+    return [
         Rule(
-            f"precision is fp8, and a matrix has a side that is no multiple of {FP8_BLOCK}"
-            " (hidden_size, key and value size, ffn_hidden_size, each over tensor_parallel_size)",
+            "workload.options.replicas is above 1 with zero_stage 0: all ranks are replicas",
+            lambda t: (replicas[t.options] > 1) & (t.zero_stage == 0),
+        ),
+        Rule(
+            "workload.options.replicas does not divide data_parallel_size",
+            lambda t: t.data_parallel_size % replicas[t.options] != 0,
+        ),
+        Rule(
+            "workload.options.replicas leaves one rank to shard over",
             lambda t: (
-                _of_precision(t, Precision.FP8)
-                & ~_is_in_blocks(t, (model.hidden_size, model.kv_size, model.ffn_hidden_size))
+                (replicas[t.options] > 1)
+                & (t.data_parallel_size * t.context_parallel_size == replicas[t.options])
+            ),
+        ),
+        Rule(
+            "workload.options.accumulate is last with zero_stage above 1:"
+            " it keeps whole gradients, which these stages shard",
+            lambda t: keeps_whole[t.options] & (t.zero_stage > 1),
+        ),
+        Rule(
+            "same as workload.options.accumulate scatter:"
+            " one micro-batch, or gradients that are not sharded",
+            lambda t: (
+                (keeps_whole & has_twin)[t.options]
+                & ((t.zero_stage == 0) | (t.grad_accum_steps == 1))
             ),
         ),
     ]
+
+
+def _fp8_rule(model: ModelShape) -> Rule:
+    sizes = (model.hidden_size, model.kv_size, model.ffn_hidden_size)
+    return Rule(
+        f"precision is fp8, and a matrix has a side that is no multiple of {FP8_BLOCK}"
+        " (hidden_size, key and value size, ffn_hidden_size, each over tensor_parallel_size)",
+        lambda t: _of_precision(t, Precision.FP8) & ~_is_in_blocks(t, sizes),
+    )
+
+
+def _scattering(options: LlamaOptions) -> LlamaOptions:
+    """The same options with gradients that are scattered."""
+    is_last = options.accumulate is Accumulate.LAST
+    return options.model_copy(update={"accumulate": Accumulate.SCATTER}) if is_last else options
 
 
 def _is_scheduled(table: LayoutTable, kind: ScheduleKind) -> Mask:

@@ -14,10 +14,13 @@ from orchestrator.core.frameworks.job import Job
 from orchestrator.core.frameworks.translation import TABLES, Framework, translate
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
-from orchestrator.core.search import space
+from orchestrator.core.problem.pipeline_schedule import ScheduleKind
+from orchestrator.core.search import axis_values as axis_values_module
+from orchestrator.core.search import legality, space
 from orchestrator.core.search.axis_values import axis_values, unsplit_batch
 from orchestrator.core.search.legality import GLOBAL_BATCH, WORLD_SIZE
 from orchestrator.core.search.space import CellSpace, CellSpaces, SpaceTooLarge, enumerate_cell
+from orchestrator.core.sweepfile.capabilities import Capabilities
 from orchestrator.core.sweepfile.spec import SweepSpec
 
 
@@ -278,32 +281,8 @@ def test_lists_of_sizes_are_kept_to() -> None:
             "same as zero_stage 0: the optimizer states of one rank cannot be sharded",
         ),
         (
-            {"workload": "llama", "axes": {"zero_stage": [0, 3]}},
-            "zero_stage is none that workload llama can do (0, 1)",
-        ),
-        (
-            {"workload": "llama", "precision": ["bf16", "fp8"]},
-            "precision is none that workload llama can do (bf16, fp32)",
-        ),
-        (
             {"device": "a100-80gb", "precision": ["bf16", "fp8"]},
             "precision is none that device a100-80gb has",
-        ),
-        (
-            {"workload": "llama", "axes": {"tensor_parallel_size": 2}},
-            "tensor_parallel_size is more than 1, the most that workload llama can do",
-        ),
-        (
-            {"workload": "llama", "axes": {"pipeline_parallel_size": 2}},
-            "pipeline_parallel_size is more than 1, the most that workload llama can do",
-        ),
-        (
-            {"workload": "llama", "axes": {"context_parallel_size": 2}},
-            "context_parallel_size is more than 1, the most that workload llama can do",
-        ),
-        (
-            {"workload": "llama", "axes": {"pipeline_schedule": ["1f1b", "gpipe"]}},
-            "pipeline_schedule is none that workload llama can do (1f1b)",
         ),
         (
             {"axes": {"pipeline_schedule": ["1f1b", "gpipe"]}},
@@ -327,6 +306,53 @@ def test_lists_of_sizes_are_kept_to() -> None:
     ],
 )
 def test_an_illegal_layout_is_counted_under_its_rule(changes: dict[str, Any], reason: str) -> None:
+    assert only_reason(**changes) == reason
+
+
+LIMITED = Capabilities(
+    zero_stages=frozenset({0, 1}),
+    precisions=frozenset({Precision.FP32, Precision.BF16}),
+    pipeline_schedules=frozenset({ScheduleKind.ONE_F_ONE_B}),
+    max_tensor_parallel_size=1,
+    max_pipeline_parallel_size=1,
+    max_context_parallel_size=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"axes": {"zero_stage": [0, 3]}},
+            "zero_stage is none that workload synthetic can do (0, 1)",
+        ),
+        (
+            {"precision": ["bf16", "fp8"]},
+            "precision is none that workload synthetic can do (bf16, fp32)",
+        ),
+        (
+            {"axes": {"tensor_parallel_size": 2}},
+            "tensor_parallel_size is more than 1, the most that workload synthetic can do",
+        ),
+        (
+            {"axes": {"pipeline_parallel_size": 2, "grad_accum_steps": [2]}},
+            "pipeline_parallel_size is more than 1, the most that workload synthetic can do",
+        ),
+        (
+            {"axes": {"context_parallel_size": 2}},
+            "context_parallel_size is more than 1, the most that workload synthetic can do",
+        ),
+        (
+            {"axes": {"pipeline_schedule": ["1f1b", "gpipe"]}},
+            "pipeline_schedule is none that workload synthetic can do (1f1b)",
+        ),
+    ],
+)
+def test_a_layout_that_its_workload_cannot_run_is_counted_under_the_ability_that_is_missing(
+    changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (legality, axis_values_module):
+        monkeypatch.setattr(module, "CAPABILITIES", {"synthetic": LIMITED})
     assert only_reason(**changes) == reason
 
 
@@ -482,6 +508,24 @@ specs = st.fixed_dictionaries(
 )
 
 
+def llama_can(x: Layout, cell: Cell) -> bool:
+    """What workload llama asks for, once more in plain words."""
+    tp, pp, cp = x.tensor_parallel_size, x.pipeline_parallel_size, x.context_parallel_size
+    model, is_interleaved = cell.model, x.pipeline_schedule.virtual_stages > 1
+    widths = (model.hidden_size, model.kv_size, model.ffn_hidden_size)
+    return all(
+        [
+            model.vocab_size % tp == 0,
+            tp == 1 or cell.sequence_length % (tp * cp) == 0,
+            pp == 1 or not model.tied_embeddings,
+            str(x.pipeline_schedule) != "1f1b" or x.grad_accum_steps >= pp,
+            not is_interleaved or x.grad_accum_steps % pp == 0,
+            pp == 1 or x.zero_stage < 3,
+            x.precision != "fp8" or all(width // tp % 16 == 0 for width in widths),
+        ]
+    )
+
+
 def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) -> bool:
     """The rules once more, in plain words and integers."""
     model, dp, tp, pp, cp = (
@@ -492,7 +536,6 @@ def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) ->
         x.context_parallel_size,
     )
     llama = spec.workload.name == "llama"
-    stages = [stage for stage in spec.axes.zero_stage if stage <= 1 or not llama]
     named = {"tp": tp, "mbs": x.micro_batch_size, "dp": dp}
     by_hand = {
         "tp <= 2": named["tp"] <= 2,
@@ -520,9 +563,8 @@ def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) ->
             x.recompute.num_layers != model.num_layers
             or Recompute(mode=x.recompute.mode, policy=x.recompute.policy)
             not in spec.axes.recompute,
-            dp * cp > 1 or x.zero_stage == min(stages, default=0),
-            not llama
-            or (tp == pp == cp == 1 and x.zero_stage <= 1 and x.precision in ("fp32", "bf16")),
+            dp * cp > 1 or x.zero_stage == min(spec.axes.zero_stage),
+            not llama or llama_can(x, cell),
             spec.device == "auto" or x.precision != "fp8",
             all(by_hand[constraint.require] for constraint in spec.constraints),
         ]

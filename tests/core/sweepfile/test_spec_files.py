@@ -81,13 +81,17 @@ def num_predicted_to_fit(found: CellSpace, spec: SweepSpec) -> int:
     return int((memory <= DEVICES[spec.device].memory_bytes).sum())
 
 
-def test_zero_stage_1_alone_fits_8_billion_parameters_on_every_number_of_nodes() -> None:
+def test_8_billion_parameters_fit_by_sharding_or_by_sharing_layers_and_not_without() -> None:
     spec = read("8b")
     assert DEVICES[spec.device].memory_bytes < 80 * GIB
     cells = spaces(spec)
     assert [found.cell.num_gpus for found in cells] == [8, 16, 32, 64]
     assert all(10 <= num_predicted_to_fit(found, spec) < len(found.legal) for found in cells)
-    plain = read("8b", "axes.zero_stage=0")
+    plain = read(
+        "8b",
+        "axes.zero_stage=0",
+        *(f"axes.{name}_parallel_size=1" for name in ("tensor", "pipeline", "context")),
+    )
     assert all(num_predicted_to_fit(found, plain) == 0 for found in spaces(plain))
 
 

@@ -1,0 +1,112 @@
+"""A layout with options and a model, which has to train as one process does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.core.problem.layout import Layout, Precision
+from orchestrator.core.problem.model_shape import ModelShape
+from orchestrator.core.sweepfile.workload_options import LlamaOptions
+from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
+
+SEQUENCE_LENGTH = 32
+GLOBAL_BATCH_SIZE = 8
+NUM_STEPS = 3
+SHAPE = ModelShape(
+    name="small",
+    num_layers=4,
+    hidden_size=32,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    ffn_hidden_size=48,
+    vocab_size=64,
+)
+TIED = replace(SHAPE, name="tied", tied_embeddings=True)
+# One layer more than an equal share of 2 or 4 stages.
+UNEVEN = replace(SHAPE, name="uneven", num_layers=5)
+# To compile a layer takes seconds.
+SHORT = replace(SHAPE, name="short", num_layers=2)
+DEEP = replace(SHAPE, name="deep", num_layers=8)
+# Over 4 ranks, 6 rows are 2 + 2 + 2 + 0.
+NARROW = replace(
+    SHAPE,
+    name="narrow",
+    hidden_size=6,
+    num_attention_heads=3,
+    num_key_value_heads=3,
+    ffn_hidden_size=10,
+    vocab_size=9,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combination:
+    """What the ranks of a gang train."""
+
+    layout: Layout
+    shape: ModelShape = SHAPE
+    # As a sweep file gives them, sorted by name.
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        words = [self.layout.short, *(f"{name}={value}" for name, value in self.options)]
+        return " ".join([*words, *([self.shape.name] if self.shape != SHAPE else [])])
+
+    @property
+    def llama_options(self) -> LlamaOptions:
+        return LlamaOptions.model_validate({"loss": "whole", **dict(self.options)})
+
+    @property
+    def reference(self) -> Combination:
+        """The same training in one process: the whole batch at once, nothing recomputed."""
+        layout = Layout(
+            micro_batch_size=self.layout.global_batch_size, precision=self.layout.precision
+        )
+        kept = tuple(
+            (name, value) for name, value in self.options if name in ("attention", "clip_gradients")
+        )
+        return Combination(layout=layout, shape=self.shape, options=kept)
+
+    def request(self) -> TrialRequest:
+        return TrialRequest(
+            sweep="equivalence",
+            trial_id=1,
+            attempt=1,
+            workload="llama",
+            model=self.shape,
+            sequence_length=SEQUENCE_LENGTH,
+            layout=self.layout,
+            device=Device.CPU,
+            measurement=MeasurementPlan(
+                warmup_steps=2, min_steps=2, max_steps=2, relative_confidence=0.02
+            ),
+            limits=PhaseLimits(
+                start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60
+            ),
+            seed=11,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """Relative distances from the reference: the largest of three steps, and of the weights."""
+
+    loss: float
+    gradient_norm: float
+    weights: float
+
+    def is_within(self, other: Distance) -> bool:
+        return (
+            self.loss <= other.loss
+            and self.gradient_norm <= other.gradient_norm
+            and self.weights <= other.weights
+        )
+
+
+TOLERANCES = {
+    Precision.FP32: Distance(loss=5e-7, gradient_norm=2e-6, weights=1e-6),
+    Precision.BF16: Distance(loss=1e-4, gradient_norm=3e-3, weights=2e-3),
+    Precision.FP16: Distance(loss=5e-5, gradient_norm=5e-4, weights=5e-4),
+}
