@@ -190,6 +190,12 @@ attempt = Table(
     optional("failure_node", Text, "node of the first bad rank"),
     optional("failure_phase", Text, "phase of the first bad rank"),
     optional("failure_step", Integer, "the optimizer step that it had begun"),
+    optional(
+        "failure_step_part",
+        Text,
+        "of an out-of-memory: where in a step memory ran out, by the rank's traceback: `init` "
+        "(before the first step), `forward`, `backward`, `optimizer`; NULL: it does not tell",
+    ),
     optional("failure_signal", Integer, "the signal that killed it"),
     optional("failure_exit_code", Integer, "exit code of the first bad rank"),
     optional("failure_message", Text, "one line for a person"),

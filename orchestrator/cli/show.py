@@ -281,6 +281,7 @@ def _print_failure(failure: Failure) -> None:
             ("failure", failure.kind),
             ("", failure.message),
             ("where", ", ".join(f"{k} {v}" for k, v in where.items() if v is not None)),
+            ("out of memory in", _out_of_memory_in(failure)),
             ("evidence", failure.evidence),
             ("log", failure.log_path),
         ]
@@ -289,6 +290,23 @@ def _print_failure(failure: Failure) -> None:
         write_line("  last lines:", style="dim")
         for line in failure.log_tail.rstrip().splitlines()[-LOG_LINES_SHOWN:]:
             write(f"    {plain(line)}")
+
+
+_STEP_PARTS = {
+    "init": "building the model, before the first step",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+}
+
+
+def _out_of_memory_in(failure: Failure) -> str | None:
+    part = failure.memory.step_part if failure.memory is not None else None
+    if part is None:
+        return None
+    text = _STEP_PARTS[part]
+    # Ranks count steps from 0, people from 1.
+    return text if part == "init" or failure.step is None else f"{text} of step {failure.step + 1}"
 
 
 def _print_events(detail: TrialDetail) -> None:
