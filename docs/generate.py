@@ -177,7 +177,7 @@ def _part(name: str) -> str:
             {
                 name: _means(field)
                 for name, field in RankResult.model_fields.items()
-                if name != "seen"  # its rank adds it
+                if name not in ("seen", "profile")  # its rank adds them
             },
         ),
         "summary": lambda: _table("what | measured | file", summary_rows()),

@@ -45,7 +45,7 @@ def train(rank: Rank) -> RankResult:
     rank.heartbeat(Phase.RENDEZVOUS)
     request = rank.request
     options = check(request)
-    device = _open_device(rank, options)
+    device = open_device(rank, options)
     if rank.world_size > 1:
         join_gang(rank, device)
     timed, report, rendezvous_seconds = _train_and_measure(
@@ -106,7 +106,7 @@ def _train_and_measure(
 ) -> tuple[TimedSteps, MemoryReport, float]:
     """Timed steps, memory, and the seconds until the model was built; frees the model."""
     request = rank.request
-    trainer = TrainingLoop(request, options, device=device, data_parallel_rank=rank.rank)
+    trainer = training_loop(rank, options, device=device)
     memory = (
         DeviceMemory(trainer.states(), device=device)
         if device.type == "cuda"
@@ -135,6 +135,11 @@ def _train_and_measure(
     if not math.isfinite(norm):
         raise NotFinite.of("gradient norm", norm, step=rank.step + 1)
     return timed, memory.report(trainer.untimed_step), rendezvous_seconds
+
+
+def training_loop(rank: Rank, options: LlamaOptions, *, device: torch.device) -> TrainingLoop:
+    """Build this rank's part of the training."""
+    return TrainingLoop(rank.request, options, device=device, data_parallel_rank=rank.rank)
 
 
 class TrainingLoop:
@@ -222,7 +227,7 @@ def check(request: TrialRequest) -> LlamaOptions:
     return options
 
 
-def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:
+def open_device(rank: Rank, options: LlamaOptions) -> torch.device:
     if rank.request.device is Device.CPU:
         torch.set_num_threads(options.num_threads)
         return torch.device("cpu")
