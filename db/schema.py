@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from db.tables.columns import metadata
 from db.tables.nodes import link, node_bench, node_check
+from db.tables.profiles import profile, profile_part, profile_rank
 from db.tables.sweeps import cell, fingerprint, model, session, sweep
 from db.tables.trials import attempt, event, measurement, trial
 
@@ -25,6 +26,7 @@ VIEWS = (
     "v_event",
     "v_gpu_seconds",
     "v_run",
+    "v_profile",
 )
 
 __all__ = [
@@ -41,6 +43,9 @@ __all__ = [
     "model",
     "node_bench",
     "node_check",
+    "profile",
+    "profile_part",
+    "profile_rank",
     "session",
     "sweep",
     "trial",

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.kernel_names import Axis
 from orchestrator.core.trial.profile_advice import MOST_LINES, Situation, advice
-from orchestrator.core.trial.rank_profile import RankProfile
 from orchestrator.core.trial.trace_split import AttentionKernel, Part
+from tests.core.trial.rank_profiles import rank_profile as profile
 
 REPLICAS = Layout(data_parallel_size=8, grad_accum_steps=2)
 STAGES = Layout(pipeline_parallel_size=4, grad_accum_steps=8)
-
-
-def profile(parts: dict[Part, int] | None = None, **known: Any) -> RankProfile:
-    """A step of 1,000,000 ns. What the parts leave of it is matrix products."""
-    given = parts or {}
-    rest = 1_000_000 - sum(given.values())
-    defaults: dict[str, Any] = {
-        "num_steps": 1,
-        "window_nanoseconds": 1_000_000,
-        "parts": {**dict.fromkeys(Part, 0), Part.MATMUL: rest, **given},
-        "overlapped": dict.fromkeys(Axis, 0),
-        "num_kernels": 900,
-        "median_kernel_nanoseconds": 50_000,
-        "is_on_device": True,
-        "host_nanoseconds": 100_000,
-        "attention": AttentionKernel.FUSED,
-    }
-    return RankProfile.model_validate(defaults | known)
 
 
 def test_a_step_of_products_alone_needs_no_advice() -> None:
