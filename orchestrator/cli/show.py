@@ -18,6 +18,7 @@ from orchestrator.cli.output import (
     write_line,
     write_table,
 )
+from orchestrator.cli.profile import print_profile
 from orchestrator.cli.trial_text import STATE_STYLES
 from orchestrator.core.trial.machine_load import MachineLoad, said_of
 from orchestrator.report import quantities as show_as
@@ -56,6 +57,9 @@ def show(trial: TrialArgument, db: Db = None, as_json: Json = False) -> None:
     _print_head(detail)
     for attempt in detail.attempts:
         _print_attempt(attempt, detail.cell.cell.num_gpus)
+    if detail.profiles:
+        write()
+        print_profile(detail.profiles[-1])
     _print_events(detail)
 
 
