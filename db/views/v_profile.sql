@@ -1,8 +1,8 @@
 -- What the steps of profiled trials were spent on: one row for each profile, rank and part. Parts that are not hidden add up to the step.
 -- profile: number of the profile among those of its trial, from 1
--- seconds: time of the part in one step, under the profiler
+-- part_seconds: time of the part in one step, under the profiler
 -- fraction: the part's share of the step, 0 to 1
--- step_seconds: time of one step under the profiler; the trial's own step time is in `v_trial`
+-- profiled_step_seconds: time of one step under the profiler; the trial's own step time is in `v_trial`
 CREATE VIEW v_profile AS
 SELECT
     sweep.id AS sweep_id,
@@ -17,9 +17,9 @@ SELECT
     profile_rank.is_slowest,
     profile_part.part,
     profile_part.is_hidden,
-    CAST(profile_part.nanoseconds AS DOUBLE PRECISION) / 1e9 / profile_rank.num_steps AS seconds,
+    CAST(profile_part.nanoseconds AS DOUBLE PRECISION) / 1e9 / profile_rank.num_steps AS part_seconds,
     CASE WHEN profile_rank.window_nanoseconds > 0 THEN CAST(profile_part.nanoseconds AS DOUBLE PRECISION) / profile_rank.window_nanoseconds END AS fraction,
-    CAST(profile_rank.window_nanoseconds AS DOUBLE PRECISION) / 1e9 / profile_rank.num_steps AS step_seconds,
+    CAST(profile_rank.window_nanoseconds AS DOUBLE PRECISION) / 1e9 / profile_rank.num_steps AS profiled_step_seconds,
     profile_rank.plain_step_seconds,
     profile_rank.attention,
     profile_rank.trace_path

@@ -58,7 +58,7 @@ def profile(
       sweep profile 17
       sweep profile 17 --memory
       sweep profile 17 --rank 7 --ray-address auto
-      sweep sql 'select part, seconds, fraction from v_profile where trial_id = 17 and rank = 0'
+      sweep sql 'select part, part_seconds from v_profile where trial_id = 17'
     """
     from db.store import Store
     from orchestrator.core.trial.rank_profile import ProfilePlan

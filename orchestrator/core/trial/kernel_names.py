@@ -8,9 +8,8 @@ reported as such.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from types import MappingProxyType
 
 
 class Work(StrEnum):
@@ -124,16 +123,6 @@ _FUSED_ATTENTION = re.compile(
 
 # Why the device waited for the host: the host waited for the device, so it had nothing to launch.
 SYNCHRONISING = re.compile(r"Synchronize|cudaMemcpy$|cuMemcpy|hipMemcpy$")
-
-MEANS: Mapping[Work, str] = MappingProxyType(
-    {
-        Work.MATMUL: "matrix products",
-        Work.ATTENTION: "attention",
-        Work.OPTIMIZER: "optimizer",
-        Work.OTHER: "other kernels",
-        Work.UNKNOWN: "unknown kernels",
-    }
-)
 
 
 def is_communication(name: str) -> bool:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from orchestrator.core.trial import kernel_names
 from orchestrator.core.trial.intervals import Interval, Intervals, common, length, minus, union
@@ -44,6 +45,28 @@ class Part(StrEnum):
     HOST_BOUND = "host_bound"
     IDLE = "idle"
 
+
+# What each part means, for people.
+MEANS: Mapping[Part, str] = MappingProxyType(
+    {
+        Part.MATMUL: "a matrix product runs",
+        Part.ATTENTION: "an attention kernel runs, and no matrix product",
+        Part.OPTIMIZER: "a kernel of the optimizer runs: one with such a name, or one that was"
+        " launched in its step",
+        Part.OTHER: "another kernel runs: norms, activations, the loss, copies",
+        Part.UNKNOWN: "a kernel runs whose name no table has. Shown beyond 3 % of the step",
+        Part.EXPOSED_TP: "no kernel runs, and tensor parallelism communicates",
+        Part.EXPOSED_CP: "the same, context parallelism",
+        Part.EXPOSED_PP: "the same, pipeline parallelism, without the waiting of its messages",
+        Part.EXPOSED_DP: "the same, data parallelism: gradients, and weights with ZeRO",
+        Part.EXPOSED_OTHER: "the same, a group that serves no single axis or has no description",
+        Part.BUBBLE: "a message of the pipeline waits for another stage: what it takes longer than"
+        " the fastest message that is at least as large",
+        Part.HOST_BOUND: "nothing runs, and the host has not launched the next kernel yet; on a CPU"
+        " all time outside of operations: Python, dispatch, views",
+        Part.IDLE: "nothing runs although the next kernel was launched",
+    }
+)
 
 _PART_OF_WORK: Mapping[Work, Part] = {work: Part(work.value) for work in Work}
 _PART_OF_AXIS: Mapping[Axis, Part] = {

@@ -80,7 +80,7 @@ def test_the_parts_of_v_profile_add_up_to_the_step(bench: Bench, store_url: str)
     rows = ask(store_url, "SELECT * FROM v_profile WHERE rank = 0")
     own = {row["part"]: row for row in rows}
     assert own["exposed_dp"]["fraction"] == 0.25
-    assert own["exposed_dp"]["seconds"] == pytest.approx(125e-6)
+    assert own["exposed_dp"]["part_seconds"] == pytest.approx(125e-6)
     assert own["overlapped_dp"]["is_hidden"]
     total = ask(
         store_url,
@@ -89,8 +89,10 @@ def test_the_parts_of_v_profile_add_up_to_the_step(bench: Bench, store_url: str)
     )
     assert [(row["rank"], int(row["spent"])) for row in total] == [(0, 1_000_000), (5, 1_000_000)]
     visible = [row for row in rows if not row["is_hidden"]]
-    assert sum(row["seconds"] for row in visible) == pytest.approx(rows[0]["step_seconds"])
-    assert all(row["step_seconds"] == pytest.approx(500e-6) for row in rows)
+    assert sum(row["part_seconds"] for row in visible) == pytest.approx(
+        rows[0]["profiled_step_seconds"]
+    )
+    assert all(row["profiled_step_seconds"] == pytest.approx(500e-6) for row in rows)
 
 
 def test_a_profile_that_failed_has_its_reason_and_no_parts(bench: Bench) -> None:
