@@ -43,19 +43,15 @@ def split_rows(ranks: Mapping[int, RankProfile]) -> list[list[str]]:
     """Return a row for each part that some rank spent time in: its name, and time and share of each
     rank. The last row is the step.
     """
+    is_much = any(one.share(Part.UNKNOWN) > UNKNOWN_SHARE for one in ranks.values())
     rows = []
     for part, name in PART_NAMES.items():
-        most = max(one.share(part) for one in ranks.values())
-        if most > (UNKNOWN_SHARE if part is Part.UNKNOWN else 0.0):
-            rows.append([name, *_cells(ranks, part)])
-        elif part is Part.UNKNOWN and most > 0:
-            # Too little for a row, and the rows still add up.
-            rows = [
-                [one[0], *_cells(ranks, Part.OTHER, part)]
-                if one[0] == PART_NAMES[Part.OTHER]
-                else one
-                for one in rows
-            ]
+        # Too little for a row of their own, they still have to add up.
+        parts = (part, Part.UNKNOWN) if part is Part.OTHER and not is_much else (part,)
+        if part is Part.UNKNOWN and not is_much:
+            continue
+        if any(one.share(*parts) > 0 for one in ranks.values()):
+            rows.append([name, *_cells(ranks, *parts)])
     total = [text for one in ranks.values() for text in (show.step_time(one.step_seconds), "100%")]
     return [*rows, ["step", *total]]
 
