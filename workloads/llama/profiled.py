@@ -12,7 +12,7 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.kernel_names import Axis, axis_of_group
+from orchestrator.core.trial.kernel_names import Axis
 from orchestrator.core.trial.memory_timeline import TIMELINE_STEPS, MemoryKind, Moment
 from orchestrator.core.trial.protocol import Phase, RankResult
 from orchestrator.core.trial.rank_profile import ProfilePlan, RankProfile
@@ -130,7 +130,7 @@ def _profiled(
 ) -> RankProfile:
     """Trace steps, split them, and keep the traces that are asked for."""
     raw = rank.run_dir / f".trace-{rank.rank}.json"
-    _trace(raw, plan, loop, steps, device)
+    _trace(raw, plan, loop, steps, layout=rank.request.layout, device=device)
     rank.heartbeat(Phase.STEADY, steps.number)
     single = _single_axis(rank.request.layout)
     trace = read_trace(json.loads(raw.read_bytes()), num_steps=plan.num_steps)
@@ -147,7 +147,13 @@ def _profiled(
 
 
 def _trace(
-    path: Path, plan: ProfilePlan, loop: TrainingLoop, steps: _Steps, device: torch.device
+    path: Path,
+    plan: ProfilePlan,
+    loop: TrainingLoop,
+    steps: _Steps,
+    *,
+    layout: Layout,
+    device: torch.device,
 ) -> None:
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -163,7 +169,7 @@ def _trace(
         steps.launch()
         synchronize(device)
         profiler.step()
-        profiler.add_metadata_json(AXES_KEY, json.dumps(_call_groups(device)))
+        profiler.add_metadata_json(AXES_KEY, json.dumps(_call_groups(layout, device)))
         prepared = [loop.micro_batches(steps.number + i) for i in range(plan.num_steps)]
         synchronize(device)
         with record_function(STEPS_ANNOTATION):
@@ -203,17 +209,41 @@ def _single_axis(layout: Layout) -> Axis | None:
     return found[0] if len(found) == 1 else None
 
 
-def _call_groups(device: torch.device) -> dict[str, str]:
-    """Call each group of one axis within an annotation that tells it; return the groups' axes.
+def axis_of_ranks(ranks: Sequence[int], layout: Layout) -> Axis:
+    """The axis that a group of these ranks serves.
+
+    Ranks are numbered with tensor parallelism fastest, then context, data and pipeline parallelism.
+    """
+    sizes = {
+        Axis.TP: layout.tensor_parallel_size,
+        Axis.CP: layout.context_parallel_size,
+        Axis.DP: layout.data_parallel_size,
+        Axis.PP: layout.pipeline_parallel_size,
+    }
+    differ, stride = set(), 1
+    for axis, size in sizes.items():
+        if len({rank // stride % size for rank in ranks}) > 1:
+            differ.add(axis)
+        stride *= size
+    # Gradients are averaged over data and context parallelism together.
+    if differ == {Axis.DP, Axis.CP}:
+        return Axis.DP
+    return differ.pop() if len(differ) == 1 else Axis.OTHER
+
+
+def _call_groups(layout: Layout, device: torch.device) -> dict[str, str]:
+    """Call each group within an annotation that tells its axis; return the groups' axes.
 
     Events of gloo tell no group, but each group has threads of its own.
     """
     if not dist.is_initialized():
         return {}
-    groups = [(axis_of_group(_description(one)), one) for one in _groups()]
-    known = [(axis, one) for axis, one in groups if axis is not None and one.size() > 1]
-    # All ranks call them in the same order.
-    known.sort(key=lambda pair: (list(Axis).index(pair[0]), _description(pair[1])))
+    ranks_of = {one: tuple(dist.get_process_group_ranks(one)) for one in _groups()}
+    known = [
+        (axis_of_ranks(ranks, layout), one) for one, ranks in ranks_of.items() if len(ranks) > 1
+    ]
+    # All ranks call groups in the same order, so that none waits for another for ever.
+    known.sort(key=lambda pair: (list(Axis).index(pair[0]), len(ranks_of[pair[1]])))
     for axis, group in known:
         with record_function(f"{AXIS_ANNOTATION}{axis}"):
             calls = [
@@ -231,10 +261,6 @@ def _groups() -> list[dist.ProcessGroup]:
     """The groups that this rank is in. torch has no public list of them."""
     world = getattr(dist.distributed_c10d, "_world", None)
     return list(getattr(world, "pg_map", ()))
-
-
-def _description(group: dist.ProcessGroup) -> str:
-    return str(getattr(group, "group_desc", ""))
 
 
 def _of_all_ranks(value: float, rank: Rank, device: torch.device) -> list[float]:
