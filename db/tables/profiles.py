@@ -72,6 +72,7 @@ profile_rank = Table(
         "`fused`, `math` (torch's fallback) or `eager` (products and a softmax of the program's "
         "own); NULL: no operation tells",
     ),
+    required("is_compiled", Boolean, "whether kernels or regions of torch.compile ran"),
     optional("unknown", Json, "kernels that no table knows, as JSON: name to nanoseconds"),
     optional("trace_path", Text, "the trace, on the node that ran the rank; NULL: not kept"),
 )

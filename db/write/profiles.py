@@ -101,6 +101,7 @@ def _rank_row(profile_id: int, rank: int, found: RankProfile) -> records.Columns
         "median_kernel_nanoseconds",
         "is_on_device",
         "attention",
+        "is_compiled",
     )
     return {
         "profile_id": profile_id,

@@ -25,7 +25,7 @@ from orchestrator.core.sweepfile.workload_section import (
 )
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.limits import resolve_limits
-from orchestrator.core.trial.profile_advice import Situation, advice
+from orchestrator.core.trial.profile_advice import advice
 from orchestrator.core.trial.protocol import Device, PhaseLimits, TrialRequest
 from orchestrator.core.trial.rank_profile import ProfilePlan, RankProfile
 
@@ -226,7 +226,7 @@ def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> Profi
         if rank == 0 or one.is_slowest or rank in request.profile.ranks
     }
     # The slowest rank waits for nobody: what it communicates is what communication costs.
-    lines = advice(slowest, _situation(request)) if slowest is not None else ()
+    lines = advice(slowest, request.layout) if slowest is not None else ()
     return ProfileResult(
         trial_id=request.trial_id,
         number=request.attempt,
@@ -236,11 +236,3 @@ def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> Profi
         advice=lines,
         failure=failure,
     )
-
-
-def _situation(request: TrialRequest) -> Situation:
-    is_compiled = request.options.get("compile")
-    if is_compiled is None:
-        # Its default, if the workload has such an option.
-        is_compiled = "compile" in LlamaOptions.model_fields and request.device is Device.CUDA
-    return Situation(layout=request.layout, is_compiled=bool(is_compiled))

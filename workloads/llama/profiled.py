@@ -12,7 +12,7 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
 from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.group_axis import axis_of_ranks, single_axis
 from orchestrator.core.trial.kernel_names import Axis
 from orchestrator.core.trial.memory_timeline import TIMELINE_STEPS, MemoryKind, Moment
 from orchestrator.core.trial.protocol import Phase, RankResult
@@ -132,9 +133,9 @@ def _profiled(
     raw = rank.run_dir / f".trace-{rank.rank}.json"
     _trace(raw, plan, loop, steps, layout=rank.request.layout, device=device)
     rank.heartbeat(Phase.STEADY, steps.number)
-    single = _single_axis(rank.request.layout)
+    axis = single_axis(rank.request.layout)
     trace = read_trace(json.loads(raw.read_bytes()), num_steps=plan.num_steps)
-    found = RankProfile.of(split(trace, single_axis=single))
+    found = RankProfile.of(split(trace, single_axis=axis))
     working = _of_all_ranks(1.0 - found.share(*EXPOSED, Part.BUBBLE), rank, device)
     slowest = max(range(rank.world_size), key=lambda one: working[one])
     path = None
@@ -195,40 +196,6 @@ def _optimizer_annotated(loop: TrainingLoop) -> Iterator[None]:
         yield
     finally:
         del optimizer.step
-
-
-def _single_axis(layout: Layout) -> Axis | None:
-    """The only axis that communicates, if there is one alone."""
-    sizes = {
-        Axis.DP: layout.data_parallel_size,
-        Axis.TP: layout.tensor_parallel_size,
-        Axis.PP: layout.pipeline_parallel_size,
-        Axis.CP: layout.context_parallel_size,
-    }
-    found = [axis for axis, size in sizes.items() if size > 1]
-    return found[0] if len(found) == 1 else None
-
-
-def axis_of_ranks(ranks: Sequence[int], layout: Layout) -> Axis:
-    """The axis that a group of these ranks serves.
-
-    Ranks are numbered with tensor parallelism fastest, then context, data and pipeline parallelism.
-    """
-    sizes = {
-        Axis.TP: layout.tensor_parallel_size,
-        Axis.CP: layout.context_parallel_size,
-        Axis.DP: layout.data_parallel_size,
-        Axis.PP: layout.pipeline_parallel_size,
-    }
-    differ, stride = set(), 1
-    for axis, size in sizes.items():
-        if len({rank // stride % size for rank in ranks}) > 1:
-            differ.add(axis)
-        stride *= size
-    # Gradients are averaged over data and context parallelism together.
-    if differ == {Axis.DP, Axis.CP}:
-        return Axis.DP
-    return differ.pop() if len(differ) == 1 else Axis.OTHER
 
 
 def _call_groups(layout: Layout, device: torch.device) -> dict[str, str]:

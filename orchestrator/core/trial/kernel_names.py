@@ -121,6 +121,11 @@ _FUSED_ATTENTION = re.compile(
     r"_scaled_dot_product_(\w*flash|efficient|cudnn|fused)\w*|flash_attn|flex_attention|fmha"
 )
 
+# What torch.compile makes: kernels of Triton or C++, and regions around them.
+_COMPILED = re.compile(
+    r"^triton_(poi|red|per|for|tem)_|_cpp_fused|^Torch-Compiled Region|^Compiled"
+)
+
 # Why the device waited for the host: the host waited for the device, so it had nothing to launch.
 SYNCHRONISING = re.compile(r"Synchronize|cudaMemcpy$|cuMemcpy|hipMemcpy$")
 
@@ -158,6 +163,11 @@ def is_math_attention(operation: str) -> bool:
 
 def is_fused_attention(operation: str) -> bool:
     return _FUSED_ATTENTION.search(operation) is not None
+
+
+def is_compiled(name: str) -> bool:
+    """Return whether a kernel or region of this name comes from torch.compile."""
+    return _COMPILED.search(name) is not None
 
 
 def _first(table: _Table, name: str) -> Work:

@@ -23,30 +23,22 @@ TINY_KERNELS_SHARE = 0.20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
-    """The layout that was profiled, and how its program was set."""
-
-    layout: Layout
-    is_compiled: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Advice:
     share: float  # of the step that is at stake, 0 to 1
     text: str
 
 
-_Rule = Callable[[RankProfile, Situation], Advice | None]
+_Rule = Callable[[RankProfile, Layout], Advice | None]
 
 
-def advice(profile: RankProfile, situation: Situation) -> list[str]:
+def advice(profile: RankProfile, layout: Layout) -> list[str]:
     """Return at most three lines, first where most of the step is at stake."""
-    found = [rule(profile, situation) for rule in RULES]
+    found = [rule(profile, layout) for rule in RULES]
     given = sorted((one for one in found if one is not None), key=lambda one: -one.share)
     return [one.text for one in given[:MOST_LINES]]
 
 
-def _unfused_attention(profile: RankProfile, _: Situation) -> Advice | None:
+def _unfused_attention(profile: RankProfile, _: Layout) -> Advice | None:
     if profile.attention not in (AttentionKernel.MATH, AttentionKernel.EAGER):
         return None
     how = {
@@ -60,19 +52,19 @@ def _unfused_attention(profile: RankProfile, _: Situation) -> Advice | None:
     )
 
 
-def _host_bound(profile: RankProfile, situation: Situation) -> Advice | None:
+def _host_bound(profile: RankProfile, _: Layout) -> Advice | None:
     host, device = profile.host_nanoseconds, profile.computing_nanoseconds
     share = profile.share(Part.HOST_BOUND)
     if host is None or host <= HOST_BOUND_RATIO * device or share <= HOST_BOUND_SHARE:
         return None
-    cure = "a larger micro-batch" if situation.is_compiled else "compile, or a larger micro-batch"
+    cure = "a larger micro-batch" if profile.is_compiled else "compile, or a larger micro-batch"
     return Advice(
         share=share,
         text=f"host-bound: the device waited {share:.0%} of the step for launches; try {cure}",
     )
 
 
-def _exposed_data_parallelism(profile: RankProfile, _: Situation) -> Advice | None:
+def _exposed_data_parallelism(profile: RankProfile, _: Layout) -> Advice | None:
     share = profile.share(Part.EXPOSED_DP)
     if share <= EXPOSED_DP_SHARE:
         return None
@@ -84,19 +76,19 @@ def _exposed_data_parallelism(profile: RankProfile, _: Situation) -> Advice | No
     )
 
 
-def _bubble(profile: RankProfile, situation: Situation) -> Advice | None:
+def _bubble(profile: RankProfile, layout: Layout) -> Advice | None:
     share = profile.share(Part.BUBBLE)
-    if share <= BUBBLE_SHARE or situation.layout.pipeline_parallel_size == 1:
+    if share <= BUBBLE_SHARE or layout.pipeline_parallel_size == 1:
         return None
     return Advice(
         share=share,
         text=f"{share:.0%} of the step is the pipeline's bubble: more micro-batches per step"
-        f" (now {situation.layout.grad_accum_steps}), or an interleaved schedule",
+        f" (now {layout.grad_accum_steps}), or an interleaved schedule",
     )
 
 
-def _optimizer(profile: RankProfile, situation: Situation) -> Advice | None:
-    share, layout = profile.share(Part.OPTIMIZER), situation.layout
+def _optimizer(profile: RankProfile, layout: Layout) -> Advice | None:
+    share = profile.share(Part.OPTIMIZER)
     if share <= OPTIMIZER_SHARE or layout.data_parallel_size == 1 or layout.zero_stage > 0:
         return None
     return Advice(
@@ -106,9 +98,9 @@ def _optimizer(profile: RankProfile, situation: Situation) -> Advice | None:
     )
 
 
-def _tiny_kernels(profile: RankProfile, situation: Situation) -> Advice | None:
+def _tiny_kernels(profile: RankProfile, _: Layout) -> Advice | None:
     median, share = profile.median_kernel_nanoseconds, profile.share(Part.OTHER)
-    if situation.is_compiled or not profile.is_on_device or median is None:
+    if profile.is_compiled or not profile.is_on_device or median is None:
         return None
     if median >= TINY_KERNEL_NANOSECONDS or share <= TINY_KERNELS_SHARE:
         return None

@@ -58,6 +58,7 @@ class RankProfile(_Message):
     is_on_device: bool
     host_nanoseconds: _Nanoseconds | None
     attention: AttentionKernel | None
+    is_compiled: bool = False
     # One step of the same process without the profiler; None: it was not timed.
     plain_step_seconds: Annotated[float, Field(ge=0, le=1e7)] | None = None
     # It communicates least, so the others wait for it.
@@ -89,6 +90,7 @@ class RankProfile(_Message):
                 "is_on_device": split.is_on_device,
                 "host_nanoseconds": split.host,
                 "attention": split.attention,
+                "is_compiled": split.is_compiled,
                 **more,
             }
         )

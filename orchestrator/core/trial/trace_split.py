@@ -101,6 +101,7 @@ class Split:
     # What the host did without waiting for the device; None on a CPU.
     host: int | None
     attention: AttentionKernel | None
+    is_compiled: bool  # kernels or regions of torch.compile ran
 
     @property
     def computing(self) -> int:
@@ -176,6 +177,7 @@ def split(trace: Trace, *, single_axis: Axis | None = None) -> Split:
         is_on_device=is_on_device,
         host=_host_nanoseconds(events, window) if is_on_device else None,
         attention=_attention(events),
+        is_compiled=any(kernel_names.is_compiled(one.name) for one in events),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.profile_advice import MOST_LINES, Situation, advice
+from orchestrator.core.trial.profile_advice import MOST_LINES, advice
 from orchestrator.core.trial.trace_split import AttentionKernel, Part
 from tests.core.trial.rank_profiles import rank_profile as profile
 
@@ -14,7 +14,7 @@ STAGES = Layout(pipeline_parallel_size=4, grad_accum_steps=8)
 
 
 def test_a_step_of_products_alone_needs_no_advice() -> None:
-    assert advice(profile(), Situation(layout=REPLICAS)) == []
+    assert advice(profile(), REPLICAS) == []
 
 
 @pytest.mark.parametrize(
@@ -28,30 +28,29 @@ def test_a_step_of_products_alone_needs_no_advice() -> None:
 def test_a_part_beyond_its_bound_gives_a_line(
     layout: Layout, part: Part, bound: int, said: str
 ) -> None:
-    assert advice(profile({part: bound}), Situation(layout=layout)) == []
-    (line,) = advice(profile({part: bound + 10_000}), Situation(layout=layout))
+    assert advice(profile({part: bound}), layout) == []
+    (line,) = advice(profile({part: bound + 10_000}), layout)
     assert said in line
 
 
 def test_a_host_that_takes_nine_tenths_of_the_devices_time_is_said() -> None:
     waited = {Part.HOST_BOUND: 100_000}  # so the device computed for 900,000
-    situation = Situation(layout=REPLICAS)
-    assert advice(profile(waited, host_nanoseconds=810_000), situation) == []
-    (line,) = advice(profile(waited, host_nanoseconds=810_001), situation)
+    assert advice(profile(waited, host_nanoseconds=810_000), REPLICAS) == []
+    (line,) = advice(profile(waited, host_nanoseconds=810_001), REPLICAS)
     assert "10% of the step" in line
     assert "compile, or a larger micro-batch" in line
-    compiled = Situation(layout=REPLICAS, is_compiled=True)
-    assert "compile" not in advice(profile(waited, host_nanoseconds=900_000), compiled)[0]
+    compiled = profile(waited, host_nanoseconds=900_000, is_compiled=True)
+    assert "compile" not in advice(compiled, REPLICAS)[0]
 
 
 def test_a_busy_host_that_the_device_did_not_wait_for_is_not_said() -> None:
     found = profile({Part.HOST_BOUND: 50_000}, host_nanoseconds=1_000_000)
-    assert advice(found, Situation(layout=REPLICAS)) == []
+    assert advice(found, REPLICAS) == []
 
 
 def test_on_a_cpu_nobody_measures_how_long_the_host_takes() -> None:
     found = profile({Part.HOST_BOUND: 500_000}, host_nanoseconds=None, is_on_device=False)
-    assert advice(found, Situation(layout=REPLICAS)) == []
+    assert advice(found, REPLICAS) == []
 
 
 @pytest.mark.parametrize(
@@ -60,29 +59,29 @@ def test_on_a_cpu_nobody_measures_how_long_the_host_takes() -> None:
 )
 def test_attention_without_a_fused_kernel_is_said_first(kernel: AttentionKernel, said: str) -> None:
     found = profile({Part.EXPOSED_DP: 900_000}, attention=kernel)
-    lines = advice(found, Situation(layout=REPLICAS))
+    lines = advice(found, REPLICAS)
     assert said in lines[0]
-    assert advice(profile(attention=None), Situation(layout=REPLICAS)) == []
+    assert advice(profile(attention=None), REPLICAS) == []
 
 
 def test_many_tiny_kernels_ask_for_compile_unless_it_is_on() -> None:
     others = {Part.OTHER: 300_000}
     found = profile(others, median_kernel_nanoseconds=4_000)
-    (line,) = advice(found, Situation(layout=REPLICAS))
+    (line,) = advice(found, REPLICAS)
     assert "900 kernels a step" in line
-    assert advice(found, Situation(layout=REPLICAS, is_compiled=True)) == []
+    assert advice(found.model_copy(update={"is_compiled": True}), REPLICAS) == []
     for other in (
         profile(others, median_kernel_nanoseconds=10_000),
         profile({Part.OTHER: 200_000}, median_kernel_nanoseconds=4_000),
         profile(others, median_kernel_nanoseconds=4_000, is_on_device=False),
     ):
-        assert advice(other, Situation(layout=REPLICAS)) == []
+        assert advice(other, REPLICAS) == []
 
 
 def test_zero_divides_the_optimizer_only_among_replicas_that_do_not_share_it_yet() -> None:
     found = profile({Part.OPTIMIZER: 500_000})
     for layout in (Layout(), Layout(data_parallel_size=8, zero_stage=1)):
-        assert advice(found, Situation(layout=layout)) == []
+        assert advice(found, layout) == []
 
 
 def test_at_most_three_lines_are_given_the_largest_shares_first() -> None:
@@ -98,7 +97,7 @@ def test_at_most_three_lines_are_given_the_largest_shares_first() -> None:
         host_nanoseconds=900_000,
     )
     layout = Layout(data_parallel_size=2, pipeline_parallel_size=2, grad_accum_steps=4)
-    lines = advice(found, Situation(layout=layout))
+    lines = advice(found, layout)
     assert len(lines) == MOST_LINES
     assert "bubble" in lines[0]
     assert "kernels a step" in lines[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from orchestrator.core.trial.trace_events import read_trace
 from orchestrator.core.trial.trace_split import AttentionKernel, Part, split
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import order
-from workloads.llama.profiled import axis_of_ranks
 
 
 def launch(root: Path, layout: Layout, plan: ProfilePlan, **options: Any) -> NodeReport:
@@ -106,29 +104,6 @@ def _check_chrome_trace(document: Any) -> None:
     names = {event["name"] for event in events}
     assert {"sweep::steps", "sweep::optimizer", "aten::mm", "gloo:all_reduce"} <= names
     assert "thread_name" in names
-
-
-@pytest.mark.parametrize(
-    ("ranks", "axis"),
-    [
-        # 2 stages x 2 replicas x 2 context x 2 tensor ranks, the last fastest.
-        ((0, 1), Axis.TP),
-        ((4, 6), Axis.CP),
-        ((1, 5), Axis.DP),
-        ((3, 11), Axis.PP),
-        ((0, 2, 4, 6), Axis.DP),
-        (range(16), Axis.OTHER),
-        ((0, 1, 2, 3), Axis.OTHER),
-    ],
-)
-def test_the_ranks_of_a_group_tell_its_axis(ranks: Sequence[int], axis: Axis) -> None:
-    layout = Layout(
-        data_parallel_size=2,
-        tensor_parallel_size=2,
-        pipeline_parallel_size=2,
-        context_parallel_size=2,
-    )
-    assert axis_of_ranks(ranks, layout) is axis
 
 
 def test_only_the_traces_of_rank_0_and_the_slowest_are_kept(tmp_path: Path) -> None:
