@@ -55,11 +55,12 @@ def refusal(spec: SweepSpec) -> str | None:
     match spec.workload.options:
         case LlamaOptions():
             return None
+        case CommandOptions(traces=True):
+            return None
         case CommandOptions():
             return (
-                "workload command runs a program of yours, which this cannot look into: run"
-                " torch.profiler in it, as `schedule` and `export_chrome_trace` of its documents"
-                " show, for the arguments that `sweep show` prints"
+                "workload command runs a program of yours, which this cannot look into: let it"
+                " write Chrome traces into SWEEP_PROFILE_DIR, and set workload.options.traces: true"
             )
     return f"workload {spec.workload.name} trains nothing: there is nothing to profile"
 
@@ -219,7 +220,11 @@ def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> Profi
         )
     if failure is not None:
         found = {}
-    slowest = next((one for one in found.values() if one.is_slowest), found.get(0))
+    if found and not any(one.is_slowest for one in found.values()):
+        # Programs of users do not compare themselves with each other.
+        busiest = max(found, key=lambda rank: found[rank].working_share)
+        found[busiest] = found[busiest].model_copy(update={"is_slowest": True})
+    slowest = next((one for one in found.values() if one.is_slowest), None)
     kept = {
         rank: one
         for rank, one in sorted(found.items())

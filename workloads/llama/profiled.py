@@ -35,7 +35,7 @@ from orchestrator.core.trial.trace_events import (
     STEPS_ANNOTATION,
     read_trace,
 )
-from orchestrator.core.trial.trace_split import EXPOSED, OPTIMIZER_ANNOTATION, Part, split
+from orchestrator.core.trial.trace_split import OPTIMIZER_ANNOTATION, split
 from workloads.llama.stack import describe_stack
 from workloads.llama.tensor_lives import AllocatorHistory, StepMarks, TrackedTensors, local
 from workloads.llama.timing import synchronize
@@ -136,7 +136,7 @@ def _profiled(
     axis = single_axis(rank.request.layout)
     trace = read_trace(json.loads(raw.read_bytes()), num_steps=plan.num_steps)
     found = RankProfile.of(split(trace, single_axis=axis))
-    working = _of_all_ranks(1.0 - found.share(*EXPOSED, Part.BUBBLE), rank, device)
+    working = _of_all_ranks(found.working_share, rank, device)
     slowest = max(range(rank.world_size), key=lambda one: working[one])
     path = None
     if rank.rank in {0, slowest, *plan.ranks}:

@@ -106,9 +106,9 @@ class RankProfile(_Message):
         return sum(self.parts[part] for part in COMPUTATION)
 
     @property
-    def exposed_nanoseconds(self) -> int:
-        """The time in which the rank communicated and computed nothing."""
-        return sum(self.parts[part] for part in EXPOSED)
+    def working_share(self) -> float:
+        """The share of the step in which the rank neither communicated exposed nor waited."""
+        return 1.0 - self.share(*EXPOSED, Part.BUBBLE)
 
     def share(self, *parts: Part) -> float:
         """Return the share of the step that these parts took, 0 to 1."""
