@@ -9,8 +9,10 @@ Nothing but the standard library may be imported at the top.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 
@@ -31,6 +33,7 @@ class _OwnPackages:
 
 def sweep() -> int:
     """Run the command `sweep`, and return its exit code."""
+    end_at_signals()
     claim_imports()
     # Only now is this package surely ours.
     return int(import_module("orchestrator.cli").main())
@@ -50,6 +53,34 @@ def command(module: str, *arguments: str) -> list[str]:
     """Return the command line of a process that runs a module of this project."""
     # -P: nothing from this file's folder either.
     return [sys.executable, "-P", os.path.realpath(__file__), module, *arguments]
+
+
+def end_at_signals() -> None:
+    """Let Ctrl-C, SIGTERM and SIGHUP end this process with their documented code from now on.
+
+    Nothing has begun while a command's modules are imported, so nothing has to be cleared up.
+    Later `terminable` of the command line handles the signals.
+    """
+    for number, before in _BEFORE.items():
+        # What somebody ignores, as `nohup` does, stays ignored.
+        if signal.getsignal(number) is before:
+            signal.signal(number, end_at_once)
+
+
+def end_at_once(number: int, _frame: object) -> None:
+    """End this process with the code that a shell gives to a death by this signal."""
+    if number == signal.SIGINT:
+        with suppress(OSError):  # stderr may be closed
+            os.write(2, b"interrupted\n")
+    os._exit(128 + number)
+
+
+# How Python handles these signals when it starts.
+_BEFORE = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 
 
 def claim_imports() -> None:

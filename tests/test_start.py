@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from layout_sweep.start import ROOT, command, installed_python_path, own_path
 
@@ -93,3 +96,50 @@ def test_code_of_the_user_finds_its_own_modules_again(tmp_path: Path) -> None:
         command("-c", program), cwd=users, env={}, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
+
+
+# The command while it imports its modules, which takes a second on a busy machine.
+_IMPORTING = """
+import signal, sys, time
+from layout_sweep import start
+if "nohup" in sys.argv:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def take_long(module):
+    print("ready", flush=True)
+    time.sleep(0.2 if "nohup" in sys.argv else 60.0)
+    raise SystemExit(7)
+start.import_module = take_long
+start.sweep()
+"""
+
+
+def importing(*arguments: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        command("-c", _IMPORTING, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, ""), (signal.SIGHUP, 129, "")],
+)
+def test_a_signal_while_the_command_imports_ends_it_with_its_code_and_no_traceback(
+    number: signal.Signals, code: int, said: str
+) -> None:
+    process = importing()
+    process.send_signal(number)
+    assert process.communicate(timeout=30.0) == ("", said)
+    assert process.returncode == code
+
+
+def test_under_nohup_a_closed_terminal_ends_no_command_that_imports() -> None:
+    process = importing("nohup")
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=30.0)
+    assert process.returncode == 7

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,14 +117,14 @@ class Database:
     def read(self, work: Callable[[sa.Connection], _T]) -> _T:
         """Run `work` in one snapshot, again if the connection broke."""
 
-        def once() -> _T:
+        def once(is_retry: bool) -> _T:
             with self.engine.connect() as connection:
                 self._was_reached = True
                 self._begin(connection, "BEGIN")
                 return work(connection)
 
         with self._clear_errors():
-            return self._retrying()(once)
+            return self._tried(once)
 
     def write(self, work: Callable[[sa.Connection, Change], _T], *, durable: bool = False) -> _T:
         """Run `work` in one transaction that takes the write lock first; all of it or nothing.
@@ -132,11 +132,9 @@ class Database:
         A `durable` write is flushed to disk before this returns, and survives a power cut too.
         `work` may run more than once.
         """
-        change_id = uuid.uuid4().hex
-        retrying = self._retrying()
+        change_id = os.urandom(16).hex()
 
-        def once() -> _T:
-            is_retry = retrying.statistics.get("attempt_number", 1) > 1
+        def once(is_retry: bool) -> _T:
             with self.engine.begin() as connection:
                 self._begin(
                     connection, "BEGIN IMMEDIATE", synchronous="FULL" if durable else "NORMAL"
@@ -147,7 +145,7 @@ class Database:
             return done
 
         with self._clear_errors():
-            return retrying(once)
+            return self._tried(once)
 
     def _begin(
         self, connection: sa.Connection, statement: str, *, synchronous: str | None = None
@@ -171,18 +169,33 @@ class Database:
                 statement, None, exc, sqlite3.Error, hide_parameters=True
             ) from exc
 
-    def _retrying(self) -> Retrying:
-        return Retrying(
-            retry=retry_if_exception(lambda exc: self._was_reached and _is_transient(exc)),
+    def _tried(self, once: Callable[[bool], _T]) -> _T:
+        """Run `once`, which is told whether it is a retry: at once, then after growing waits.
+
+        Nearly all calls need one try. It is made without tenacity, which costs as much as two
+        statements on SQLite.
+        """
+        began = time.monotonic()
+        try:
+            return once(False)
+        except DBAPIError as exc:
+            if not self._is_worth_a_retry(exc):
+                raise
+        retrying = Retrying(
+            retry=retry_if_exception(self._is_worth_a_retry),
             sleep=lambda seconds: self.wait(seconds),
-            stop=stop_after_delay(self.patience_seconds),
+            stop=stop_after_delay(began + self.patience_seconds - time.monotonic()),
             wait=wait_random_exponential(multiplier=0.05, max=2),
             before_sleep=self._log_retry,
             reraise=True,
         )
+        return retrying(once, True)
+
+    def _is_worth_a_retry(self, exc: BaseException) -> bool:
+        return self._was_reached and _is_transient(exc)
 
     def _log_retry(self, state: RetryCallState) -> None:
-        if state.attempt_number == 2:
+        if state.attempt_number == 1:
             logger.warning(
                 "The database %s does not answer; trying again",
                 urls.display(self.url),
@@ -259,11 +272,12 @@ _SQLITE_ADVICE = (
     (
         "disk I/O error",
         "cannot be written: the disk is full, over quota, or broken. "
-        "Make room, then run the same command: nothing acknowledged is lost",
+        "Free some space, then run the same command: nothing acknowledged is lost",
     ),
     (
         "database or disk is full",
-        "the disk is full. Make room, then run the same command: nothing acknowledged is lost",
+        "the disk is full. Free some space, then run the same command: "
+        "nothing acknowledged is lost",
     ),
     (
         "readonly database",
@@ -278,7 +292,7 @@ _SQLITE_ADVICE = (
     (
         "not a database",
         "is not a SQLite database, or is damaged. "
-        "Move it away, or put a copy back (a .backup file lies beside it after upgrades)",
+        "Move it away, or put a copy back (upgrades leave a .backup file next to it)",
     ),
     (
         "malformed",

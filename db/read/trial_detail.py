@@ -13,7 +13,7 @@ from db.read.sweeps import CELLS, cell_row, event_row
 from db.read.trials import trials_by_id
 from db.types import AttemptState
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.trial.protocol import GpuUsage
+from orchestrator.core.trial.node_report import GpuUsage
 from orchestrator.core.trial.purpose import Purpose
 
 sweep, cell, attempt, event = schema.sweep, schema.cell, schema.attempt, schema.event

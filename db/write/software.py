@@ -66,6 +66,9 @@ def _whole(
 
 def write(connection: Connection, sweep_id: int, replaced: Mapping[str, str]) -> None:
     """Give attempts and cells of a sweep their whole fingerprints, which are stored."""
+    if not replaced:
+        # As nearly always. Building the statement below costs as much as running two.
+        return
     of_sweep = sa.select(_trial.c.id).where(_trial.c.sweep_id == sweep_id)
     for before, after in replaced.items():
         connection.execute(

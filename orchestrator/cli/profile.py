@@ -20,7 +20,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.cli.ray_start import prepare_ray
 from orchestrator.cli.run_ending import EXIT_SOME_FAILED
-from orchestrator.core.errors import SweepHeld, UsageInvalid
+from orchestrator.core.errors import SweepInUse, UsageInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,7 @@ def _spec_of(detail: TrialDetail, store: Store, ray_address: str | None) -> Swee
     if why is not None:
         raise UsageInvalid(f"trial {detail.trial.id} cannot be profiled: {why}")
     if row.holder is not None and ray_address is None:
-        raise SweepHeld(
+        raise SweepInUse(
             f"sweep {row.name!r} is being measured by pid {row.holder.pid} on {row.holder.host}: a"
             " profile on the same cores or GPUs would disturb it. Wait until it ends, or give"
             " --ray-address of its cluster"

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.output import plain
+from orchestrator.cli.output import plain, shortened
 from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.quantities import counted
@@ -55,7 +55,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a text now, unless quiet."""
         if not self._quiet:
-            self._console.print(Text(text, style="dim"), soft_wrap=True)
+            self._console.print(Text(shortened(text), style="dim"), soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Print a text with the next snapshot, above the panel. Safe in a signal handler."""
@@ -90,7 +90,7 @@ def _events(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]
     events = []
     for place, one in enumerate(snapshot.ended, 1):
         # It may quote the output of a rank.
-        text = plain(one.text)
+        text = shortened(plain(one.text))
         if with_counts:
             counts = _counts(snapshot, one.num_launched, one.counts)
             running = f", {one.num_running} running" if one.num_running else ""
@@ -155,7 +155,8 @@ def _where(running: Running) -> str:
 def _left(left: TimeLeft | None) -> str:
     """`, about 4 min left`, `, likely 1 min to 4 min left`, `, likely done within 4 min`.
 
-    Empty if unknown. A machine that drifts needs more repeats than are counted here.
+    Empty if unknown. A machine that changes from now on needs more repeats than are counted here,
+    so nothing more than likely is said.
     """
     if left is None or left.most < 1:
         return ""

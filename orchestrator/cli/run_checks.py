@@ -15,7 +15,7 @@ from orchestrator.cli import home, surroundings
 from orchestrator.cli.output import note
 from orchestrator.cli.sweep_file import assumed_gpus_per_node
 from orchestrator.cluster.ray import session_folder
-from orchestrator.core.errors import StoreUnavailable, UsageInvalid
+from orchestrator.core.errors import ResourcesInsufficient, StoreUnavailable, UsageInvalid
 from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _MOST_COMBINATIONS = 64
 
 def check_some_layout_is_legal(spec: SweepSpec, spaces: CellSpaces) -> None:
     """Raise UsageInvalid if no cell has a legal layout."""
+    from orchestrator.core.search.axis_values import unsplit_batch
+
     problems = []
     # On nodes as the run should find them, so that it enumerates no cell again.
     assumed = assumed_gpus_per_node(spec)
@@ -42,7 +44,7 @@ def check_some_layout_is_legal(spec: SweepSpec, spaces: CellSpaces) -> None:
             return
         reasons = sorted(space.rejected.items(), key=lambda item: -item[1])[:2]
         texts = [f"of {counted(count, 'layout')}, {reason}" for reason, count in reasons]
-        problems.append(f"{cell.key}: {'; '.join(texts)}")
+        problems.append(f"{cell.key}: {unsplit_batch(spec, cell) or '; '.join(texts)}")
     num_more = len(problems) - _CELLS_NAMED
     more = f" and {counted(num_more, 'more cell')}" if num_more > 0 else ""
     raise UsageInvalid(
@@ -59,6 +61,7 @@ def check_this_machine(spec: SweepSpec) -> None:
     from importlib.util import find_spec
 
     from orchestrator.cluster.contract import Slots, shapes_of
+    from orchestrator.core.search.axis_values import unsplit_batch
     from orchestrator.core.trial.protocol import Device
     from orchestrator.node.gpu_monitor import device_name
 
@@ -76,7 +79,13 @@ def check_this_machine(spec: SweepSpec) -> None:
     if spec.device not in ("auto", "cpu"):
         slots = Slots(device=Device.CUDA, device_name=None, nodes={})
     per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores
-    shapes_of(spec.cells(), slots, gpus_per_node=per_node)
+    try:
+        shapes_of(spec.cells(), slots, gpus_per_node=per_node)
+    except ResourcesInsufficient as exc:
+        # Where a batch does not fit such a number either, other hardware would not help.
+        unsplit = [text for cell in spec.cells() if (text := unsplit_batch(spec, cell)) is not None]
+        also = f". Besides, {unsplit[0]}" if unsplit else ""
+        raise ResourcesInsufficient(f"{exc}{also}") from None
 
 
 def check_program(spec: SweepSpec) -> None:

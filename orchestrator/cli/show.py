@@ -159,7 +159,7 @@ def _more_than_reserved(attempt: AttemptRow, num_gpus: int) -> str | None:
 
 
 def _load_text(load: MachineLoad) -> str | None:
-    """Who used the cores, and how fast the GPUs' clocks were; first what disturbed the result."""
+    """The use of cores by others, and the GPUs' clocks; first what disturbed the result."""
     if not load.is_known:
         return None
     texts = [disturbed] if (disturbed := said_of(load)) is not None else []

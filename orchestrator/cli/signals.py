@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from layout_sweep.start import end_at_once
+
 if TYPE_CHECKING:
     from orchestrator.sweep.progress import Stop
 
@@ -33,7 +35,10 @@ class Terminated(BaseException):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `Terminated`, as Ctrl-C raises KeyboardInterrupt."""
+    """Let SIGTERM and SIGHUP raise `Terminated`, as Ctrl-C raises KeyboardInterrupt.
+
+    Until then `layout_sweep.start` ends this process at once when one of them comes.
+    """
     received: list[int] = []
 
     def receive(number: int, _frame: object) -> None:
@@ -43,17 +48,24 @@ def terminable() -> Iterator[None]:
         raise Terminated(number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    candidates = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
-    # `nohup` ignores SIGHUP, and that stays so.
-    replaced = [number for number in candidates if signal.getsignal(number) is signal.SIG_DFL]
+    handlers = {
+        number: signal.default_int_handler if number == signal.SIGINT else receive
+        for number in SIGNALS
+    }
+    # What somebody ignores, as `nohup` does, stays ignored.
+    replaced = {
+        number: signal.getsignal(number)
+        for number in (SIGNALS if is_main else ())
+        if signal.getsignal(number) in (signal.SIG_DFL, end_at_once)
+    }
     for number in replaced:
-        signal.signal(number, receive)
+        signal.signal(number, handlers[number])
     try:
         yield
     finally:
         # After a signal our handler stays, for a second one, until this process has ended.
-        for number in replaced if not received else ():
-            signal.signal(number, signal.SIG_DFL)
+        for number, before in replaced.items() if not received else ():
+            signal.signal(number, before)
 
 
 class Signals:

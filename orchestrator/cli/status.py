@@ -43,7 +43,7 @@ _COUNTED: Mapping[str, tuple[TrialState, ...]] = {
     "OOM": (TrialState.OUT_OF_MEMORY,),
     "failed": (TrialState.FAILED,),
     "pruned": (TrialState.PRUNED,),
-    "in flight": (TrialState.LAUNCHING, TrialState.RUNNING),
+    "under way": (TrialState.LAUNCHING, TrialState.RUNNING),
     "waiting": (TrialState.QUEUED,),
 }
 _ALWAYS_SHOWN = ("measured", "OOM", "failed")
@@ -182,7 +182,7 @@ def _stop_record(cell: CellStatus, *, has_ended: bool) -> Record:
 
 
 def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
-    """The trials in flight. Reading every trial of a large sweep instead would take seconds."""
+    """The trials under way. Reading every trial of a large sweep instead would take seconds."""
     # Needs SQLAlchemy, which takes 0.3 s to import.
     from db.sql import readonly
 
@@ -243,14 +243,18 @@ def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None,
 
 def _without_drift(store: Store, sweep: _SweepStatus) -> tuple[list[CellStatus], list[str]]:
     """The cells with the same best as `sweep best` names, and a line for each drift found."""
+    row, cells = sweep.row, sweep.cells
+    repeated = [cell.cell.id for cell in cells if store.repeats(cell.cell.id)]
+    if not repeated:
+        # Nothing tells of drift, and the numpy that would judge it is not imported.
+        return list(cells), []
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
     from orchestrator.sweep.stored_confirmation import confirmation_of_repeats  # needs SQLAlchemy
 
-    row, cells = sweep.row, sweep.cells
     drifted = {
-        cell.cell.id
-        for cell in cells
-        if confirmation_of_repeats(store, cell.cell.id).change is not None
+        cell_id
+        for cell_id in repeated
+        if confirmation_of_repeats(store, cell_id).change is not None
     }
     leading = store.best(row.id, CONSIDERED) if drifted else {}
     corrected, texts = [], []

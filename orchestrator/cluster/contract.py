@@ -16,7 +16,8 @@ from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.failures import cause_order
-from orchestrator.core.trial.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, Heartbeat, Phase, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 
 
@@ -50,7 +51,8 @@ class Slots:
 
 def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dict[Cell, Shape]:
     """Return the gang of each cell. Raises ResourcesInsufficient if no empty cluster holds one."""
-    unit = "GPUs" if slots.device is Device.CUDA else "cores (without GPUs a slot is a core)"
+    is_cuda = slots.device is Device.CUDA
+    unit, meaning = ("GPU", "") if is_cuda else ("core", " (without GPUs a slot is a core)")
     if not slots.nodes:
         raise ResourcesInsufficient(
             "the sweep asks for GPUs, and there are none."
@@ -64,12 +66,29 @@ def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dic
             raise ResourcesInsufficient(f"gpus: {cell.num_gpus}: {exc}") from exc
         if not slots.hold(shape):
             raise ResourcesInsufficient(
-                f"gpus: {cell.num_gpus} needs {shape.num_nodes} node(s) with"
-                f" {shape.slots_per_node} {unit} each; here are {slots.by_size}."
+                f"gpus: {cell.num_gpus} needs {_nodes_with(shape, unit)}{meaning};"
+                f" here {_found(slots.by_size, unit)}."
                 " Lower gpus, or give --ray-address of a cluster that has them"
             )
         shapes[cell] = shape
     return shapes
+
+
+def _nodes_with(shape: Shape, unit: str) -> str:
+    """`32 nodes with 2 cores each`, `1 node with 8 GPUs`."""
+    each = " each" if shape.num_nodes > 1 else ""
+    return f"{_some(shape.num_nodes, 'node')} with {_some(shape.slots_per_node, unit)}{each}"
+
+
+def _found(sizes: Sequence[int], unit: str) -> str:
+    """`is 1 node with 2 cores`, `are 3 nodes with 8 GPUs or fewer`."""
+    verb, most = "is" if len(sizes) == 1 else "are", max(sizes)
+    spread = " or fewer" if min(sizes) < most else "" if len(sizes) == 1 else " each"
+    return f"{verb} {_some(len(sizes), 'node')} with {_some(most, unit)}{spread}"
+
+
+def _some(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def least_advanced(heartbeats: Sequence[Heartbeat | None]) -> Heartbeat | None:

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE, LaunchOrder
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from orchestrator.node.interfaces import rank_interfaces
 
 

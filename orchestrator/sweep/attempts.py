@@ -77,6 +77,8 @@ class Attempts:
         self.ended: list[Attempt] = []
         # Attempts whose ends are in the store.
         self.num_recorded = 0
+        # Of those, from their starts until their ends were recorded.
+        self.recorded_seconds = 0.0
         self._started: dict[int, Attempt] = {}  # by trial
         self._by_cell: defaultdict[int, CellAttempts] = defaultdict(CellAttempts)
         self._num_decided = self._num_new = self._num_stepped = 0
@@ -163,7 +165,7 @@ class Attempts:
         attempt.is_first_step_stored = True
         self._num_stepped += 1
 
-    def close(self, attempt: Attempt) -> None:
+    def close(self, attempt: Attempt, *, now: float) -> None:
         """Remove an attempt whose end is in the store."""
         self.ended.remove(attempt)
         del self._started[attempt.trial_id]
@@ -175,3 +177,4 @@ class Attempts:
             own.new.remove(attempt.id)
             self._num_new -= 1
         self.num_recorded += 1
+        self.recorded_seconds += max(now - attempt.since, 0.0)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import exp, log, sqrt
+from typing import TYPE_CHECKING
 
 from orchestrator.core.problem.contradiction import (
     Contradiction,
@@ -19,7 +20,6 @@ from orchestrator.core.problem.contradiction import (
     shapes,
 )
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.core.trial.drift import Drift, SpeedChange, fit
 from orchestrator.core.trial.failure_kinds import FailureKind, event_after
 from orchestrator.core.trial.lifecycle import TrialEvent
@@ -32,6 +32,10 @@ from orchestrator.core.trial.winner import (
     most_repeats_with_drift,
 )
 from orchestrator.search.blas_threads import one_blas_thread
+
+if TYPE_CHECKING:
+    # Its models of a sweep file take as long to import as numpy, and `sweep status` needs none.
+    from orchestrator.core.sweepfile.sections import Confirm
 
 # The distance between anchors is doubled at most this often while the machine stays the same.
 MOST_QUIET = 3
@@ -51,7 +55,7 @@ class Repeat:
 class Confirmation:
     """The measured trials of one cell, filled from the store and by attempts, in order of time.
 
-    `repeating`: the trials of which a repeat is under way, from the ledger of attempts.
+    `repeating`: the trials with a repeat under way, from the ledger of attempts.
     """
 
     repeating: Mapping[int, Purpose] = field(default_factory=dict)
@@ -67,7 +71,8 @@ class Confirmation:
     _is_over: bool = False
     # Fitted since the last repeat; None: not fitted yet.
     _fitted: Drift | None = None
-    _judged: tuple[Confirm, Verdict] | None = None  # None: not judged since the last change
+    # None: not judged since the last change.
+    _judged: tuple[Confirm, Verdict] | None = None
     _since_anchor: int = 0  # trials measured since the last anchor
     _num_anchored: int = 0
     _num_repeated: int = 0
@@ -289,18 +294,26 @@ class Confirmation:
             "run 2 to confirm it, the best when the budget ended the search",
         )
 
-    def most_to_confirm(self, confirm: Confirm) -> int:
+    def most_to_confirm(self, confirm: Confirm, *, anchor_every: int) -> int:
         """Return the most repeats that it may still take to confirm the winner."""
         verdict = self._judge(confirm) if self._runs and confirm.repeats else None
         if verdict is None:
             return 0
-        most = confirm.contenders * confirm.repeats
-        if verdict.change is not None:
-            most = most_repeats_with_drift(len(verdict.tied), confirm.contenders, confirm.repeats)
-        done = sum(
-            run.purpose is Purpose.CONFIRMATION for some in self._runs.values() for run in some
-        )
-        return max(most - done, 0)
+        done = {
+            trial_id: sum(run.purpose is Purpose.CONFIRMATION for run in some)
+            for trial_id, some in self._runs.items()
+        }
+        is_anchor_due = bool(anchor_every and self._since_anchor and len(self._runs) > 1)
+        if verdict.change is None:
+            return max(self.most_repeats(confirm, 0) - sum(done.values()), 0) + is_anchor_due
+        of_tied = [done[trial_id] for trial_id in verdict.tied]
+        return most_repeats_with_drift(of_tied, confirm.contenders, confirm.repeats) + is_anchor_due
+
+    def most_repeats(self, confirm: Confirm, num_measured: int) -> int:
+        """Return the most repeats that confirm a winner among so many measured layouts."""
+        if self.change is None:
+            return confirm.contenders * confirm.repeats
+        return most_repeats_with_drift([0] * num_measured, confirm.contenders, confirm.repeats)
 
     def _next_to_confirm(self, confirm: Confirm) -> Repeat | None:
         verdict = self._judge(confirm)

@@ -88,9 +88,11 @@ class TimeLeft:
 def time_left(
     *,
     seconds: float,
+    attempt_seconds: float,
     num_ended: int,
     num_running: int,
-    most_to_come: int,
+    most_new: int,
+    most_repeats: Sequence[int],
     may_end_early: bool,
     wall_seconds_left: float | None = None,
     gpu_seconds_left: float | None = None,
@@ -98,16 +100,22 @@ def time_left(
 ) -> TimeLeft | None:
     """Estimate it from the attempts of this call; None: nothing tells.
 
-    `most_to_come`: attempts that may still be started, repeats included. `may_end_early`: a search
-    may find that it needs fewer.
+    `attempt_seconds`: of all attempts that ended, together. `most_new`: attempts of new layouts
+    that may still be started; `most_repeats`: the same for the repeats of each cell.
+    `may_end_early`: a search may find that it needs fewer.
     """
     bounds = [] if wall_seconds_left is None else [max(wall_seconds_left, 0.0)]
     if num_ended < FEWEST_TO_TELL or seconds <= 0:
         return TimeLeft(least=0.0, most=bounds[0]) if bounds else None
-    pace = seconds / num_ended
+    # New layouts run side by side, so many as so far. Repeats of a cell follow one another, since
+    # each result decides which is next.
+    pace, each = seconds / num_ended, max(seconds, attempt_seconds) / num_ended
     if gpu_seconds_left is not None and gpu_seconds > 0:
         bounds.append(max(gpu_seconds_left, 0.0) / gpu_seconds * seconds)
-    most = min([pace * (num_running + most_to_come), *bounds])
+    num_first = num_running + most_new
+    first = max(pace * num_first, each if num_first else 0.0)
+    repeats = max(pace * sum(most_repeats), each * max(most_repeats, default=0))
+    most = min([first + repeats, *bounds])
     least = pace * num_running if may_end_early else most
     return TimeLeft(least=min(least, most), most=most)
 

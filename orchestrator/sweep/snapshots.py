@@ -169,39 +169,45 @@ class Snapshots:
 
     def _time_left(self, most_trials: Mapping[int, int], requested: Stop) -> TimeLeft | None:
         """`most_trials`: of each cell."""
-        settings, confirm = self._settings, self._settings.confirm
+        settings = self._settings
         new_of = {
             one.id: most_trials[one.id] - one.launched + len(one.retries.waiting)
             for one in self._call.searches.values()
         }
-        searching = [one for one in self._call.searches.values() if one.life.stopped is None]
-        anchors = 0
-        if settings.anchor_every and confirm.repeats:
-            anchors = sum(new_of[one.id] // settings.anchor_every + 1 for one in searching)
-        # Count repeats to come only once a search has ended: going through the runs of thousands
-        # of trials for every snapshot takes too long.
-        confirming = [one for one in self._call.searches.values() if one.life.stopped in DECIDED]
-        to_confirm = sum(
-            one.confirmation.most_to_confirm(confirm)
-            for one in confirming
-            if one.life.may_be_confirmed
-        )
-        # The number for a machine that does not drift.
-        most = confirm.contenders * confirm.repeats
-        repeats = anchors + most * len(searching) + to_confirm
+        repeats = [
+            self._most_repeats(search, new_of[search.id])
+            for search in self._call.searches.values()
+            if search.life.may_be_confirmed
+        ]
         goes_on, spending = requested is Stop.GO_ON, self._spending
         return time_left(
             seconds=self._call.seconds,
+            attempt_seconds=self._attempts.recorded_seconds,
             num_ended=self._attempts.num_recorded,
             num_running=len(self._attempts.running),
-            most_to_come=sum(new_of.values()) + repeats if goes_on else 0,
-            may_end_early=bool(repeats)
+            most_new=sum(new_of.values()) if goes_on else 0,
+            most_repeats=repeats if goes_on else [],
+            may_end_early=any(repeats)
             or settings.plateau is not None
             or settings.bound is not None,
             wall_seconds_left=spending.wall_seconds_left,
             gpu_seconds_left=spending.gpu_seconds_left,
             gpu_seconds=spending.reserved_gpu_seconds - spending.earlier_gpu_seconds,
         )
+
+    def _most_repeats(self, search: CellSearch, num_new: int) -> int:
+        """Return the most repeats that a cell may still take, if its machine changes no further."""
+        anchor_every, confirm = self._settings.anchor_every, self._settings.confirm
+        confirmation = search.confirmation
+        if search.life.stopped in DECIDED:
+            # Only then: going through the runs of thousands of trials for every snapshot takes too
+            # long.
+            return confirmation.most_to_confirm(confirm, anchor_every=anchor_every)
+        if search.life.stopped is not None or not confirm.repeats:
+            return 0
+        num_anchors = num_new // anchor_every + 1 if anchor_every else 0
+        num_measured = confirmation.num_measured + num_new
+        return num_anchors + confirmation.most_repeats(confirm, num_measured)
 
 
 def _untried_of(search: CellSearch) -> int:

@@ -132,7 +132,7 @@ def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path:
         "startup": 3 * 94.0,
         "out_of_memory": 40.0,
         "failed": 20.0,
-        "in_flight": 400.0 - 18.0 - 342.0,
+        "under_way": 400.0 - 18.0 - 342.0,
         "idle": 18.0,
     }
     assert {
@@ -144,7 +144,7 @@ def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path:
         pytest.approx(4.0),
     )
     assert sum(cell["gpu_seconds"] for cell in found["cells"]) == pytest.approx(342.0)
-    shares = "start-up 70.5%, failed 5.0%, out of memory 10.0%, in flight 10.0%, idle 4.5%"
+    shares = "start-up 70.5%, failed 5.0%, out of memory 10.0%, under way 10.0%, idle 4.5%"
     assert (
         f"0.11 GPU-hours reserved, $4.00: {shares}; the cluster had 0.22 GPU-hours meanwhile"
         in sweep("status", "tiny", "--db", url)
@@ -186,6 +186,22 @@ def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
         found = document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]
         assert (found["num_untried"], found["cells"][0]["num_untried"]) == (None, None)
         assert "never tried" not in sweep("status", "tiny", "--db", url)
+
+
+def test_status_imports_no_numpy_while_nothing_was_repeated(tmp_path: Path) -> None:
+    """Its import takes as long as all else that the command does. No repeat tells of no drift."""
+    url = f"sqlite:///{tmp_path}/once.sqlite"
+    with Store.open(url) as store:
+        Bench.on(store).measure()
+    program = (
+        f"import sys; from orchestrator.cli import main; main(['status', '--db', {url!r}]);"
+        "print('numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "1 trial in 1 cell" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_show_says_what_an_attempt_held_and_what_for(sweep: Sweep, ids: Filled) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from layout_sweep.start import end_at_once
 from orchestrator.cli.signals import SIGNALS, Signals, Terminated, terminable
 from orchestrator.sweep.progress import Stop
 
@@ -71,6 +72,20 @@ def test_the_handlers_of_before_are_back_where_no_signal_came() -> None:
     with terminable():
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_ends_an_importing_command_at_once_is_replaced_while_the_command_runs() -> None:
+    signal.signal(signal.SIGINT, end_at_once)
+    signal.signal(signal.SIGTERM, end_at_once)
+    with terminable():
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+    for number in SIGNALS:
+        signal.signal(number, end_at_once)
+    with terminable():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is end_at_once
 
 
 # A command whose start swallows a signal, as a callback of a library does, and then hangs.

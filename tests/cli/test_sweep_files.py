@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,17 @@ def test_where_no_layout_is_legal_that_is_said_before_anything_is_started(
     assert "no layout is legal in any cell" in said
     assert re.search(r": of [\d,]+ layouts?, zero_stage is none that workload llama can do", said)
     assert not (tmp_path / "none.sqlite").exists()
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has GPUs")
+def test_more_cores_than_there_are_and_a_batch_too_small_for_them_are_said_together(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert cli.main(["run", str(file), "device=cpu", "gpus=64", "global_batch_size=8"]) == 2
+    said = capsys.readouterr().err
+    assert "here is 1 node with 2 cores" in said
+    assert "a global batch of 8 cannot be split over 64 replicas" in said
 
 
 def test_a_bound_is_refused_where_the_strategy_expects_nothing(

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cluster.contract import first_failure, least_advanced
+from orchestrator.cluster.contract import Slots, first_failure, least_advanced, shapes_of
+from orchestrator.core.errors import ResourcesInsufficient
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
-from orchestrator.core.trial.protocol import Heartbeat, NodeReport, Phase
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, Heartbeat, Phase
 
 K = FailureKind
 
@@ -33,7 +37,7 @@ def report(node: str, kind: FailureKind | None, at: float) -> NodeReport:
 
 
 @pytest.mark.parametrize(
-    ("reports", "blamed"),
+    ("reports", "expected"),
     [
         ([report("a", None, 0), report("b", None, 0)], None),
         ([report("a", K.USER_ERROR, 2.0), report("b", K.SEGFAULT, 1.0)], K.SEGFAULT),  # the earlier
@@ -52,12 +56,38 @@ def report(node: str, kind: FailureKind | None, at: float) -> NodeReport:
     ],
 )
 def test_a_gang_died_of_what_one_node_did_and_not_of_what_others_then_suffered(
-    reports: list[NodeReport], blamed: FailureKind | None
+    reports: list[NodeReport], expected: FailureKind | None
 ) -> None:
     failure = first_failure(reports)
-    assert (failure.kind if failure is not None else None) is blamed
+    assert (failure.kind if failure is not None else None) is expected
 
 
 def test_how_other_nodes_end_does_not_matter_once_the_numbers_are_in() -> None:
     lost = report("b", K.NCCL, 1.0)
     assert first_failure([replace(report("a", None, 0), has_enough=True), lost]) is None
+
+
+CELL = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=64, sequence_length=4096, global_batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "per_node", "words"),
+    [
+        (
+            Device.CPU,
+            [2],
+            2,
+            "gpus: 64 needs 32 nodes with 2 cores each (without GPUs a slot is a core);"
+            " here is 1 node with 2 cores. Lower gpus",
+        ),
+        (Device.CUDA, [8, 4], 8, "needs 8 nodes with 8 GPUs each; here are 2 nodes with 8 GPUs or"),
+        (Device.CUDA, [8, 8], 64, "needs 1 node with 64 GPUs; here are 2 nodes with 8 GPUs each."),
+    ],
+)
+def test_a_gang_that_no_empty_cluster_holds_is_refused_with_what_there_is(
+    device: Device, nodes: list[int], per_node: int, words: str
+) -> None:
+    slots = Slots(device=device, device_name=None, nodes=dict(zip("abc", nodes, strict=False)))
+    with pytest.raises(ResourcesInsufficient) as refused:
+        shapes_of([CELL], slots, gpus_per_node=per_node)
+    assert words in str(refused.value)

@@ -80,7 +80,7 @@ def test_an_attempt_that_ended_stays_until_its_end_is_in_the_store() -> None:
     attempts.start(attempt, 7, 1, now=0.0)
     finish(attempts, attempt)
     assert (attempts.ended, list(attempts.running)) == ([attempt], [attempt])
-    attempts.close(attempt)
+    attempts.close(attempt, now=20.0)
     assert (len(attempts), attempts.ended, attempts.num_recorded) == (0, [], 1)
     assert attempts.of_cell(1).new == set()
 
@@ -119,7 +119,7 @@ def test_what_is_computed_is_what_a_count_of_all_attempts_gives(events: list[str
         elif event == "end" and waiting:
             finish(attempts, waiting[0])
         elif event == "close" and attempts.ended:
-            attempts.close(attempts.ended[0])
+            attempts.close(attempts.ended[0], now=20.0)
         everything = list(attempts)
         assert len(attempts) == len(everything)
         new_ones = [one for one in everything if not one.is_repeat]

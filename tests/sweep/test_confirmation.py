@@ -171,12 +171,35 @@ def test_anchors_leave_as_many_confirmations_to_come() -> None:
     confirmation = Confirmation()
     for trial_id in range(1, 4):
         note(confirmation, trial_id, 1.0, 60.0 * trial_id)
-    assert confirmation.most_to_confirm(CONFIRM) == 6
+    assert confirmation.most_to_confirm(CONFIRM, anchor_every=0) == 6
     note(confirmation, 1, 1.0, 240.0, purpose=Purpose.ANCHOR)
-    assert confirmation.most_to_confirm(CONFIRM) == 6
+    assert confirmation.most_to_confirm(CONFIRM, anchor_every=0) == 6
     note(confirmation, 1, 1.0, 300.0, purpose=Purpose.CONFIRMATION)
-    assert confirmation.most_to_confirm(CONFIRM) == 5
-    assert confirmation.most_to_confirm(Confirm(repeats=0)) == 0
+    assert confirmation.most_to_confirm(CONFIRM, anchor_every=0) == 5
+    assert confirmation.most_to_confirm(Confirm(repeats=0), anchor_every=0) == 0
+
+
+def test_an_anchor_that_is_due_comes_on_top_of_the_confirmations() -> None:
+    confirmation = Confirmation()
+    for trial_id in range(1, 4):
+        note(confirmation, trial_id, 1.0, 60.0 * trial_id)
+    assert confirmation.most_to_confirm(CONFIRM, anchor_every=8) == 7
+    note(confirmation, 1, 1.0, 240.0, purpose=Purpose.ANCHOR)
+    assert confirmation.most_to_confirm(CONFIRM, anchor_every=8) == 6
+
+
+def test_once_the_machine_has_changed_all_that_could_win_are_counted() -> None:
+    confirmation = Confirmation()
+    for trial_id in range(1, 6):
+        note(confirmation, trial_id, 1.0, 60.0 * trial_id)
+    note(confirmation, 1, 1.6, 360.0, purpose=Purpose.ANCHOR)
+    note(confirmation, 1, 1.6, 420.0, purpose=Purpose.ANCHOR)
+    assert confirmation.change is not None
+    verdict = confirmation._judge(CONFIRM)
+    assert verdict is not None and len(verdict.tied) == 5
+    # Two repeats of each, and three more of the three contenders.
+    assert confirmation.most_to_confirm(CONFIRM, anchor_every=0) == 5 * 2 + 3 * 3
+    assert confirmation.most_repeats(CONFIRM, 5) == 19
 
 
 def test_an_anchor_that_cannot_be_repeated_gives_way_once() -> None:

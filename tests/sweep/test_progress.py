@@ -4,6 +4,8 @@ long it may still take.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from orchestrator.cli.progress import Progress
@@ -27,76 +29,54 @@ CELL = Cell(model=PRESETS["llama-tiny"], num_gpus=2, sequence_length=64, global_
 LAYOUT = Layout(data_parallel_size=2, micro_batch_size=4)
 
 
+# Ten seconds a trial, one after the other; one runs.
+PACE: dict[str, Any] = {
+    "seconds": 20.0,
+    "attempt_seconds": 20.0,
+    "num_ended": 2,
+    "num_running": 1,
+    "most_new": 4,
+    "most_repeats": [],
+    "may_end_early": False,
+}
+
+
 @pytest.mark.parametrize(
-    ("known", "left"),
+    ("changes", "left"),
     [
-        (
-            {
-                "seconds": 9.0,
-                "num_ended": 1,
-                "num_running": 1,
-                "most_to_come": 9,
-                "may_end_early": False,
-            },
-            None,
-        ),
-        # 10 s a trial: one runs, and four may come; or none, where the search may end before.
-        (
-            {
-                "seconds": 20.0,
-                "num_ended": 2,
-                "num_running": 1,
-                "most_to_come": 4,
-                "may_end_early": False,
-            },
-            (50.0, 50.0),
-        ),
-        (
-            {
-                "seconds": 20.0,
-                "num_ended": 2,
-                "num_running": 1,
-                "most_to_come": 4,
-                "may_end_early": True,
-            },
-            (10.0, 50.0),
-        ),
-        (
-            {
-                "seconds": 20.0,
-                "num_ended": 2,
-                "num_running": 0,
-                "most_to_come": 0,
-                "may_end_early": True,
-            },
-            (0.0, 0.0),
-        ),
+        ({"seconds": 9.0, "num_ended": 1}, None),
+        ({}, (50.0, 50.0)),
+        ({"may_end_early": True}, (10.0, 50.0)),
+        ({"num_running": 0, "most_new": 0, "may_end_early": True}, (0.0, 0.0)),
+        # 40 s a trial, four at a time, so that ten seconds pass from end to end.
+        ({"attempt_seconds": 80.0, "most_new": 7}, (80.0, 80.0)),
+        # The last one takes as long as any.
+        ({"attempt_seconds": 80.0, "most_new": 0}, (40.0, 40.0)),
+        # Repeats of a cell wait for each other, those of another cell do not.
+        ({"attempt_seconds": 80.0, "most_repeats": [3, 2]}, (170.0, 170.0)),
+        ({"most_repeats": [3, 2]}, (100.0, 100.0)),
     ],
-    ids=["one says little", "all", "at most all", "nothing"],
+    ids=[
+        *("one says little", "all", "at most all", "nothing"),
+        *("side by side", "the last", "repeats", "repeats one by one"),
+    ],
 )
 def test_the_time_left_is_that_of_what_may_come_at_the_pace_so_far(
-    known: dict[str, float], left: tuple[float, float] | None
+    changes: dict[str, Any], left: tuple[float, float] | None
 ) -> None:
-    found = time_left(**known)  # type: ignore[arg-type]
+    found = time_left(**(PACE | changes))
     assert (None if found is None else (found.least, found.most)) == left
 
 
 def test_no_budget_is_outlasted() -> None:
-    pace = {
-        "seconds": 20.0,
-        "num_ended": 2,
-        "num_running": 1,
-        "most_to_come": 4,
-        "may_end_early": False,
-    }
-    assert time_left(**pace, wall_seconds_left=15.0) == TimeLeft(least=15.0, most=15.0)  # type: ignore[arg-type]
+    assert time_left(**PACE, wall_seconds_left=15.0) == TimeLeft(least=15.0, most=15.0)
     # 40 GPU-seconds in 20 s: 60 more are held within 30 s.
-    assert time_left(**pace, gpu_seconds_left=60.0, gpu_seconds=40.0) == TimeLeft(
+    assert time_left(**PACE, gpu_seconds_left=60.0, gpu_seconds=40.0) == TimeLeft(
         least=30.0, most=30.0
-    )  # type: ignore[arg-type]
-    assert time_left(**(pace | {"num_ended": 0}), wall_seconds_left=15.0) == TimeLeft(
+    )
+    assert time_left(**(PACE | {"num_ended": 0}), wall_seconds_left=15.0) == TimeLeft(
         least=0.0, most=15.0
-    )  # type: ignore[arg-type]
+    )
 
 
 def snapshot(**changes: object) -> Snapshot:
@@ -178,3 +158,20 @@ def test_each_end_is_told_with_the_state_as_of_then_in_order(
         " 7 layouts never tried",
         "[1:10] 3 of at most 10 launched: 2 measured | trial 2 b: 200",
     ]
+
+
+def test_a_line_that_quotes_a_rank_or_an_address_at_length_is_cut(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = TrialEnded(
+        text=f"trial 1: failed, {'x' * 28_000} (log: there)",
+        seconds=10.0,
+        counts={TrialState.FAILED: 1},
+        num_launched=1,
+        num_running=0,
+    )
+    (line,) = said(capsys, ended=[long])
+    assert len(line) < 1_200 and line.endswith("(log: there)")
+    with Progress(objective=Objective.TOKENS_PER_SECOND_PER_GPU) as progress:
+        progress.say(f"Joining the Ray cluster at {'z' * 28_000}:1 ...")
+    assert len(capsys.readouterr().err) < 1_200

@@ -48,7 +48,7 @@ def follow_profiled(program: Program, rank: Rank) -> int:
             written_at = time.monotonic()
         if written_at is not None and time.monotonic() - written_at > PATIENCE_SECONDS:
             ask_to_end(place.stop_file)
-            wait_for_end(program.process, [], look=lambda: None)
+            wait_for_end(program.process, [], meanwhile=lambda: None)
             is_ended = True
             break
     if code:

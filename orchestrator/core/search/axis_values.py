@@ -74,6 +74,29 @@ def axis_values(spec: SweepSpec, cell: Cell) -> AxisValues:
     )
 
 
+def unsplit_batch(spec: SweepSpec, cell: Cell) -> str | None:
+    """Say that no number of replicas that the axes allow divides the global batch.
+
+    None: one does, or the axes allow no replicas at all.
+    """
+    values, num_gpus = axis_values(spec, cell), cell.num_gpus
+    models = {
+        int(tensor * pipeline * context)
+        for tensor in values.tensor_parallel_size
+        for pipeline in values.pipeline_parallel_size
+        for context in values.context_parallel_size
+    }
+    sizes = {num_gpus // size for size in models if num_gpus % size == 0}
+    replicas = sorted(sizes & set(values.data_parallel_size.tolist()))
+    if not replicas or any(cell.global_batch_size % num == 0 for num in replicas):
+        return None
+    named = " or ".join(map(str, replicas))
+    return (
+        f"a global batch of {cell.global_batch_size} cannot be split over {named} replicas"
+        f" (gpus: {num_gpus}): data_parallel_size has to divide it"
+    )
+
+
 def _every_recompute(num_layers: int) -> tuple[Recompute, ...]:
     """None, both selective policies, and full for 1/4, 1/2, 3/4 and all of the layers."""
     quarters = {num_layers * quarter // 4 for quarter in (1, 2, 3)} - {0, num_layers}

@@ -18,12 +18,8 @@ from typing import Any
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import MFU_FORMULA, ModelShape
 from orchestrator.core.trial.extra import bounded_extra
-from orchestrator.core.trial.protocol import (
-    DriverMemoryKind,
-    MeasurementPlan,
-    NodeReport,
-    RankResult,
-)
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import DriverMemoryKind, MeasurementPlan, RankResult
 
 CONFIDENCE = 0.95
 # Stopping once the 95 % interval is narrow would select samples for which it is too narrow (by

@@ -228,9 +228,15 @@ def _next(
     return None
 
 
-def most_repeats_with_drift(num_tied: int, contenders: int, repeats: int) -> int:
-    """Return the most repeats that `judge` asks for once the machine has changed."""
-    return min(num_tied, MOST_CONTENDERS) * repeats + min(num_tied, contenders) * MORE_ROUNDS
+def most_repeats_with_drift(done: Sequence[int], contenders: int, repeats: int) -> int:
+    """Return the most repeats that `judge` still asks for once the machine has changed.
+
+    `done`: how often each layout that could win was repeated to confirm it, the likeliest first.
+    """
+    return sum(
+        max(repeats + (MORE_ROUNDS if place < contenders else 0) - num, 0)
+        for place, num in enumerate(done[:MOST_CONTENDERS])
+    )
 
 
 def _num_repeats(runs: Sequence[Run], *, only_confirming: bool) -> int:

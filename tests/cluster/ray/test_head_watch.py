@@ -63,3 +63,8 @@ def test_an_address_where_nobody_answers_is_told_with_the_reason() -> None:
     server.close()
     assert why_unreachable(address, timeout_seconds=5.0) == "Connection refused"
     assert why_unreachable("[::1]:1", timeout_seconds=5.0) is not None
+
+
+@pytest.mark.parametrize("host", ["a..b", "z" * 64])
+def test_what_cannot_be_a_name_of_a_host_is_said_so(host: str) -> None:
+    assert why_unreachable(f"{host}:1", timeout_seconds=5.0) == "it is no name of a host"

@@ -15,7 +15,7 @@ from orchestrator.core.frameworks.translation import TABLES, Framework, translat
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.search import space
-from orchestrator.core.search.axis_values import axis_values
+from orchestrator.core.search.axis_values import axis_values, unsplit_batch
 from orchestrator.core.search.legality import GLOBAL_BATCH, WORLD_SIZE
 from orchestrator.core.search.space import CellSpace, CellSpaces, SpaceTooLarge, enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
@@ -170,6 +170,28 @@ def test_the_batch_is_never_rounded() -> None:
     # 60 / 8 is no whole number.
     assert len(cell_space.legal) == 0
     assert cell_space.rejected[GLOBAL_BATCH] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpus": 64, "global_batch_size": 8}, "a global batch of 8 cannot be split over 64 rep"),
+        # Each replica has two or four GPUs.
+        (
+            {"gpus": 64, "global_batch_size": 8, "axes": {"tensor_parallel_size": [2, 4]}},
+            "cannot be split over 16 or 32 replicas",
+        ),
+        ({"gpus": 64, "global_batch_size": 8, "axes": {"tensor_parallel_size": [1, 8]}}, None),
+        ({"gpus": 64}, None),
+        ({"gpus": 64, "axes": {"data_parallel_size": [3]}}, None),  # it is not about the batch
+    ],
+)
+def test_a_batch_that_no_number_of_replicas_divides_is_named(
+    changes: dict[str, Any], said: str | None
+) -> None:
+    spec = sweep(**changes)
+    found = unsplit_batch(spec, spec.cells()[0])
+    assert found == said if said is None else said in (found or "")
 
 
 def test_lists_of_sizes_are_kept_to() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from orchestrator.core.trial.run import Run
-from orchestrator.core.trial.winner import judge
+from orchestrator.core.trial.winner import judge, most_repeats_with_drift
 
 
 def run(seconds: float, confidence: float | None = 0.01) -> Run:
@@ -185,3 +185,10 @@ def test_repeats_that_differ_on_a_busy_machine_show_that_its_load_did_much() -> 
     assert len(verdict.tied) > 1
     assert verdict.spread is not None
     assert verdict.spread > 0.2
+
+
+def test_repeats_still_to_come_are_counted_layout_by_layout() -> None:
+    # Five for each of two contenders, two for the others; what was done more often counts once.
+    assert most_repeats_with_drift([0, 0, 0], contenders=2, repeats=2) == 12
+    assert most_repeats_with_drift([1, 5, 4], contenders=2, repeats=2) == 4
+    assert most_repeats_with_drift([0] * 40, contenders=2, repeats=2) == 5 * 2 + 2 * 14

@@ -134,10 +134,10 @@ def test_profiles_are_a_part_of_their_own_of_reserved_gpu_time(bench: Bench) -> 
     trial_id = bench.measure()
     before = store.reserved(bench.sweep_id).total
     store.end_profile(ended(trial_id, store.begin_profile(trial_id, epoch=bench.epoch)))
-    # What the session holds includes the profile, which therefore is not in flight.
+    # What the session holds includes the profile, which therefore is not under way.
     held = before.reserved + 12.0
     store.renew(bench.sweep_id, bench.epoch, leased=Leased(reserved=held, idle=0.0, capacity=100.0))
     after = store.reserved(bench.sweep_id)
     assert after.total.profile == 12.0
-    assert after.total.in_flight == 0.0
+    assert after.total.under_way == 0.0
     assert after.total.reserved == pytest.approx(held)

@@ -17,7 +17,9 @@ import pytest
 
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import LaunchOrder, MeasurementPlan, NodeReport
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import MeasurementPlan
 from orchestrator.core.trial.rank_environment import RANKS_OWN
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import survivors, tree_of, with_start_times
@@ -101,23 +103,25 @@ def test_a_launcher_of_another_number_of_ranks_is_refused(
 def test_ranks_that_all_write_the_steps_are_refused_and_loaders_with_the_same_file_are_not(
     launcher: NodeLauncher,
 ) -> None:
+    # A fork begins at once, however busy the machine is.
     writes = """
-        import os, subprocess, sys, time
+        import os, time
+        {before}
         file = open(os.environ["SWEEP_METRICS_FILE"], "a", buffering=1)
-        {}
+        {after}
         for step in range(40):
             file.write('{{"step_seconds": 0.1}}\\n')
             time.sleep(0.05)
     """
     plan = long_plan()
-    twice = python(writes.format('sys.argv[1:] or subprocess.Popen([*sys.orig_argv, "again"])'))
+    twice = python(writes.format(before="os.fork()", after=""))
     report = launcher.run(per_node(twice, plan=plan))
     assert report.failure is not None
     assert report.failure.kind is FailureKind.CONFIG_REJECTED, report.failure
     assert "2 processes write steps to one file: let the process with RANK 0" in (
         report.failure.message
     )
-    loader = python(writes.format("os.fork() or (time.sleep(60), os._exit(0))"))
+    loader = python(writes.format(before="", after="os.fork() or (time.sleep(60), os._exit(0))"))
     report = launcher.run(per_node(loader, plan=plan))
     assert report.failure is None, report.failure
 
@@ -235,7 +239,8 @@ def test_a_torchrun_that_is_killed_ends_those_of_both_nodes_and_leaves_nothing(
             [pid for pid in tree_of(node.root) if b"train.py" in _command(pid)] for node in nodes
         ]
         seen.update(with_start_times(pid for pids in of_both for pid in pids))
-        os.kill(of_both[1][0], signal.SIGKILL)  # the first below its rank is torchrun
+        # The first below its rank is torchrun.
+        os.kill(of_both[1][0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
     killer.start()

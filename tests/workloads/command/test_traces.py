@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import LaunchOrder, NodeReport
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.rank_profile import ProfilePlan
 from orchestrator.core.trial.trace_split import Part
 from orchestrator.node.launcher import NodeLauncher

@@ -11,8 +11,9 @@ import pytest
 
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.trial.kernel_names import Axis
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.memory_timeline import TIMELINE_STEPS, MemoryKind
-from orchestrator.core.trial.protocol import LaunchOrder, NodeReport
+from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.rank_profile import MemoryMoment, ProfilePlan, RankProfile
 from orchestrator.core.trial.step_part import StepPart
 from orchestrator.core.trial.trace_events import read_trace
