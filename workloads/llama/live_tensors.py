@@ -7,7 +7,7 @@ freed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,33 +20,26 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     """Follows the bytes of live tensors while active: of those given, and of all that operations
     make.
 
-    `observe` gets each storage that comes or goes: its key, its bytes, and whether it comes.
     Raises torch.OutOfMemoryError in the operation that exceeds `limit_bytes`.
     """
 
-    def __init__(
-        self,
-        alive: Iterable[Tensor] = (),
-        *,
-        limit_bytes: int | None = None,
-        observe: Callable[[int, int, bool], None] | None = None,
-    ) -> None:
+    def __init__(self, alive: Iterable[Tensor] = (), *, limit_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.live_bytes = 0
         self.peak_bytes = 0
-        self._limit_bytes, self._observe = limit_bytes, observe
+        self._limit_bytes = limit_bytes
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for tensor in alive:
-            self.follow(tensor.untyped_storage())
+            self._follow(tensor.untyped_storage())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self.follow(leaf.untyped_storage())
+                self._follow(leaf.untyped_storage())
         return result
 
-    def follow(self, storage: torch.UntypedStorage) -> None:
+    def _follow(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key in self._storages:
             return
@@ -55,8 +48,6 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         def forget(_: object) -> None:
             del self._storages[key]
             self.live_bytes -= num_bytes
-            if self._observe is not None:
-                self._observe(key, num_bytes, False)
 
         if self._limit_bytes is not None and self.live_bytes + num_bytes > self._limit_bytes:
             raise torch.OutOfMemoryError(
@@ -67,8 +58,6 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._storages[key] = weakref.ref(storage, forget)
         self.live_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        if self._observe is not None:
-            self._observe(key, num_bytes, True)
 
 
 def _mib(num_bytes: int) -> str:

@@ -8,7 +8,8 @@ schedule.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -47,42 +48,86 @@ class Recorder(Protocol):
     def lives(self) -> list[Life]: ...
 
 
-class TrackedTensors:
+class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTensors
     """The lives of tensors on a CPU. Times count allocations and frees."""
 
     def __init__(self) -> None:
-        self._tracker = LiveTensors(observe=self._observe)
+        super().__init__()
         self._lives: list[Life] = []
         self._alive: dict[int, int] = {}  # storage -> its life
+        # So that the end of a storage is noticed, and its key may be used again.
+        self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._changes = 0
 
     def now(self) -> float:
         return self._changes
 
-    def recording(self) -> AbstractContextManager[object]:
-        return self._tracker
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        with self, _resizes_told(self._resized):
+            yield
 
     def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._alive:
-                # It was there before: the tracker sees results of operations only.
-                self._tracker.follow(storage)
-            index = self._alive[storage._cdata]
-            if self._lives[index].kind is None:
+            # It may have been there before: only results of operations are seen.
+            self._follow(storage)
+            index = self._alive.get(storage._cdata)
+            if index is not None and self._lives[index].kind is None:
                 self._lives[index] = replace(self._lives[index], kind=kind)
 
     def lives(self) -> list[Life]:
         return list(self._lives)
 
-    def _observe(self, storage: int, num_bytes: int, comes: bool) -> None:
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        super()._follow(storage)
+        key = storage._cdata
+        if key in self._ends:
+            return
+
+        def forget(_: object) -> None:
+            del self._ends[key]
+            self._end(key)
+
+        self._ends[key] = weakref.ref(storage, forget)
+        self._begin(key, storage.nbytes())
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """FSDP takes and frees the memory of gathered weights by resizing their storages."""
+        key = storage._cdata
+        if key not in self._ends:
+            return
+        self._end(key, kind=MemoryKind.PARAMETERS)
+        if storage.nbytes():
+            self._begin(key, storage.nbytes(), kind=MemoryKind.PARAMETERS)
+
+    def _begin(self, key: int, num_bytes: int, *, kind: MemoryKind | None = None) -> None:
         self._changes += 1
-        if comes:
-            self._alive[storage] = len(self._lives)
-            self._lives.append(Life(num_bytes=num_bytes, born=self._changes))
-        else:
-            index = self._alive.pop(storage)
-            self._lives[index] = replace(self._lives[index], died=self._changes)
+        self._alive[key] = len(self._lives)
+        self._lives.append(Life(num_bytes=num_bytes, born=self._changes, kind=kind))
+
+    def _end(self, key: int, *, kind: MemoryKind | None = None) -> None:
+        index = self._alive.pop(key, None)
+        if index is not None:
+            self._changes += 1
+            life = self._lives[index]
+            self._lives[index] = replace(life, died=self._changes, kind=life.kind or kind)
+
+
+@contextmanager
+def _resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    resize = torch.UntypedStorage.resize_
+
+    def told(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+        result = resize(storage, num_bytes)
+        tell(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = told  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
 
 class AllocatorHistory:
