@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.problem.layout import Layout, Precision
+from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.trial.kernel_names import Axis
 from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.memory_timeline import TIMELINE_STEPS, MemoryKind
@@ -114,6 +115,35 @@ def test_only_the_traces_of_rank_0_and_the_slowest_are_kept(tmp_path: Path) -> N
     assert kept == {0, slowest}
     files = sorted(path.name for path in tmp_path.glob("trial-1/profile-1/node-0/*trace*"))
     assert files == [f"trace-{rank}.json.gz" for rank in sorted(kept)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "axes", "bubbles"),
+    [
+        (
+            Layout(data_parallel_size=2, tensor_parallel_size=2, precision=Precision.FP32),
+            {Axis.DP, Axis.TP},
+            False,
+        ),
+        (
+            Layout(pipeline_parallel_size=2, grad_accum_steps=4, precision=Precision.FP32),
+            {Axis.PP},
+            True,
+        ),
+    ],
+)
+def test_each_axis_has_its_own_communication(
+    layout: Layout, axes: set[Axis], bubbles: bool, tmp_path: Path
+) -> None:
+    refusal = CAPABILITIES["llama"].refusal(layout)
+    if refusal is not None:
+        pytest.skip(f"workload llama cannot run {layout.key}: {refusal}")
+    for one in profiles(launch(tmp_path, layout, ProfilePlan(num_steps=2))):
+        spent = {
+            axis for axis in Axis if one.parts[Part(f"exposed_{axis}")] + one.overlapped[axis] > 0
+        }
+        assert spent == axes
+        assert (one.parts[Part.BUBBLE] > 0) == bubbles
 
 
 def test_the_memory_of_the_first_steps_has_the_known_shape(tmp_path: Path) -> None:
