@@ -57,6 +57,8 @@ def follow_profiled(program: Program, rank: Rank) -> int:
     if path is None:
         if rank.rank == reporting_rank(rank):
             _refuse(rank, f"the program wrote no trace into SWEEP_PROFILE_DIR ({folder})")
+        else:
+            rank.heartbeat(Phase.TEARDOWN)  # the profile is another rank's
         return 0
     try:
         trace = read_trace(found)

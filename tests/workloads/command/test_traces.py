@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,17 @@ def test_the_trace_of_each_rank_is_split(launcher: NodeLauncher) -> None:
         (one.parts[Part.MATMUL], one.parts[Part.EXPOSED_DP]) for one in found if one is not None
     ] == [(100_000, 100_000), (60_000, 140_000)]
     assert all(one is not None and one.trace_path for one in found)
+
+
+def test_ranks_other_than_the_first_may_write_no_trace(launcher: NodeLauncher) -> None:
+    report = profiled(launcher, "import os\nif os.environ['RANK'] == '0':\n" + indented(WRITES))
+    assert report.failure is None, (report.failure, report.ranks[0].log_tail)
+    found = [outcome.result for outcome in report.ranks]
+    assert [one is not None and one.profile is not None for one in found] == [True, False]
+
+
+def indented(program: str) -> str:
+    return textwrap.indent(program, "    ")
 
 
 def test_a_program_without_a_trace_is_told_where_to_write_it(launcher: NodeLauncher) -> None:
