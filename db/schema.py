@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from db.tables.columns import metadata
 from db.tables.nodes import link, node_bench, node_check
+from db.tables.profiles import profile, profile_part, profile_rank
 from db.tables.sweeps import cell, fingerprint, model, session, sweep
 from db.tables.trials import attempt, event, measurement, trial
 
-SCHEMA_VERSION = "0012"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0013"  # the newest migration in migrations/versions
 # The oldest that can be upgraded; older ones were never released.
-FIRST_VERSION = "0012"
+FIRST_VERSION = "0013"
 
 # In the order of their creation.
 VIEWS = (
@@ -25,6 +26,7 @@ VIEWS = (
     "v_event",
     "v_gpu_seconds",
     "v_run",
+    "v_profile",
 )
 
 __all__ = [
@@ -41,6 +43,9 @@ __all__ = [
     "model",
     "node_bench",
     "node_check",
+    "profile",
+    "profile_part",
+    "profile_rank",
     "session",
     "sweep",
     "trial",

@@ -22,8 +22,25 @@ from db.sql import readonly, sql_text
 from db.sql.bounded_answer import Answer
 from db.store_reads import StoreReads
 from db.types import BenchReason, StopRequest, SweepState
-from db.write import changes, endings, invalidation, lease, node_records, sessions, sweeps
-from db.write.writes import Ended, NewAttempt, NewTrial, Pruned, Recorded, StoppedCell
+from db.write import (
+    changes,
+    endings,
+    invalidation,
+    lease,
+    node_records,
+    profiles,
+    sessions,
+    sweeps,
+)
+from db.write.writes import (
+    Ended,
+    NewAttempt,
+    NewTrial,
+    ProfileEnd,
+    Pruned,
+    Recorded,
+    StoppedCell,
+)
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.check import Check
 from orchestrator.core.machines.node_health import NodeFacts
@@ -336,6 +353,19 @@ class Store(StoreReads):
                     exc,
                     extra={"action": "end_refused"},
                 )
+
+    # Profiles.
+
+    def begin_profile(self, trial_id: int, *, epoch: int | None = None) -> int:
+        """Note that a trial's layout is about to be profiled; return the profile's number.
+
+        `epoch` is that of the sweep's owner; None: a person asks. Raises LeaseLost.
+        """
+        return self._write(profiles.begin, trial_id, epoch)
+
+    def end_profile(self, ended: ProfileEnd) -> None:
+        """Record how a profile ended. It changes no trial and no measurement."""
+        self._write(profiles.end, ended)
 
     # Nodes and links.
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from db import migrate
 from db.connection import url
 from db.connection.engine import Database
-from db.read import nodes, observations, sweeps, trial_detail, trials
+from db.read import nodes, observations, profiles, sweeps, trial_detail, trials
 from db.read.observations import ObservationRow
 from db.read.rows import (
     BenchRow,
@@ -199,6 +199,10 @@ class StoreReads:
             is_device=is_device,
             sweep_name=sweep,
         )
+
+    def profiled_trials(self, sweep_id: int) -> frozenset[int]:
+        """The trials of a sweep that have a profile that ended, well or not."""
+        return self._read(profiles.profiled_trials, sweep_id)
 
     # Nodes and links.
 

@@ -69,6 +69,7 @@ from orchestrator.core.sweepfile.workload_section import WORKLOADS, LlamaWorkloa
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import mermaid
 from orchestrator.core.trial.protocol import RankResult
+from orchestrator.core.trial.trace_split import MEANS
 from orchestrator.sweep.cell_life import mermaid as cell_mermaid
 
 DOCS = Path(__file__).parent
@@ -188,9 +189,10 @@ def _part(name: str) -> str:
             {
                 name: _means(field)
                 for name, field in RankResult.model_fields.items()
-                if name != "seen"  # its rank adds it
+                if name not in ("seen", "profile")  # its rank adds them
             },
         ),
+        "profile-parts": lambda: _words("part", MEANS),
         "summary": lambda: _table("what | measured | file", summary_rows()),
         "measured": lambda: _table(
             "what | result | file in `benchmarks/results/`", measured_rows()

@@ -20,6 +20,7 @@ from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement, StepTime
 from orchestrator.core.trial.node_report import GpuUsage
 from orchestrator.core.trial.protocol import DriverMemoryKind, Phase
+from orchestrator.core.trial.step_part import StepPart
 
 _T = TypeVar("_T")
 Columns = dict[str, Any]
@@ -163,10 +164,13 @@ def driver_memory_kind_of(row: Row) -> DriverMemoryKind | None:
 
 
 def failure_columns(failure: Failure) -> Columns:
-    return {
+    columns: Columns = {
         f"failure_{name}": storable(value) if isinstance(value, str) else value
         for name, value in asdict(failure).items()
     }
+    memory = columns["failure_memory"]
+    part = memory.pop("step_part") if memory is not None else None
+    return {**columns, "failure_step_part": part}
 
 
 def failure_of(row: Row) -> Failure | None:
@@ -180,7 +184,10 @@ def failure_of(row: Row) -> Failure | None:
 
 def shortage_of(row: Row) -> MemoryShortage | None:
     known = row["failure_memory"]
-    return None if known is None else MemoryShortage(**known)
+    part = row["failure_step_part"]
+    if known is None:
+        return None
+    return MemoryShortage(**known, step_part=None if part is None else StepPart(part))
 
 
 def storable(text: str) -> str:

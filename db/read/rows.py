@@ -21,6 +21,7 @@ from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import GpuUsage
 from orchestrator.core.trial.protocol import DriverMemoryKind, Phase
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.rank_profile import MemoryMoment, RankProfile
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds, of_attempt, outcome_of
 from orchestrator.core.trial.run import Run
 
@@ -247,6 +248,24 @@ class EventRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileRow:
+    """A few steps of a trial's layout under a profiler."""
+
+    number: int  # among those of its trial
+    epoch: int | None  # None: by `sweep profile`
+    state: str
+    started_at: dt.datetime
+    ended_at: dt.datetime | None
+    nodes: tuple[str, ...]
+    gpu_seconds: float | None
+    advice: tuple[str, ...]
+    memory: tuple[MemoryMoment, ...]  # of rank 0
+    failure_kind: FailureKind | None
+    failure_message: str | None
+    ranks: Mapping[int, RankProfile]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrialDetail:
     sweep_name: str
     run_folder: str  # of the sweep, under SWEEP_HOME/runs
@@ -254,6 +273,7 @@ class TrialDetail:
     trial: TrialRow
     attempts: tuple[AttemptRow, ...]
     events: tuple[EventRow, ...]
+    profiles: tuple[ProfileRow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 
 from db import schema
 from db.read import records
+from db.read.profiles import profiles_of
 from db.read.rows import AttemptRow, TrialDetail, run_folder
 from db.read.sweeps import CELLS, cell_row, event_row
 from db.read.trials import trials_by_id
@@ -52,6 +53,7 @@ def trial_detail(connection: Connection, trial_id: int) -> TrialDetail:
         trial=found[0],
         attempts=tuple(_attempt_row(row) for row in attempts),
         events=tuple(event_row(row) for row in log),
+        profiles=profiles_of(connection, trial_id),
     )
 
 

@@ -272,6 +272,7 @@ _TRIALS = (
         _last.c.failure_kind,
         _last.c.failure_message,
         _last.c.failure_memory,
+        _last.c.failure_step_part,
         _last.c.gpu_seconds,
         *(_counting.c[name] for name in records.LOAD_COLUMNS),
     )

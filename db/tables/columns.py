@@ -30,23 +30,32 @@ _SHARED = {
     "device_name": "the device's name, as its driver gives it",
     "digest": "identity by content: 16 hex digits",
     "driver": "version of the GPU driver",
-    "ended_at": "end of the attempt or session; NULL: it runs, or its orchestrator died. "
+    "ended_at": "end of the attempt, profile or session; NULL: it runs, or its orchestrator died. "
     "After a death: the last sign of life",
-    "epoch": "epoch of the orchestrator that wrote it: grows with each new owner of the sweep",
+    "epoch": "epoch of the orchestrator that wrote it: grows with each new owner of the sweep; of "
+    "a profile NULL: by `sweep profile`",
+    "failure_kind": "what went wrong: [kinds](troubleshooting.md#kinds-of-failure)",
+    "failure_message": "one line for a person",
     "fingerprint_digest": "what it was measured with; of a cell: its newest measurement's",
+    "gpu_seconds": "reserved GPUs x seconds, from placement to clean-up; in `v_trial` of the last "
+    "attempt",
     "host": "host of the orchestrator; in `node_check` of the node",
     "name": "name of the sweep; of a model: the first name seen",
     "nccl": "version of NCCL",
     "node": "name of the node in the scheduler",
     "nodes": "names of the nodes that it ran on",
     "num_gpus": "GPUs of the gang (cores on a machine without GPUs); of a session: of the cluster",
+    "num_steps": "timed steps; of a profile the profiled ones",
+    "number": "number of the attempt or profile among those of its trial, from 1",
+    "profile_id": "number of the row in `profile`",
     "python": "version of Python",
+    "rank": "rank in the gang",
     "run_token": "random, one per sweep or `sweep netbench`: keeps the run folders of sweeps "
     "with one name in two stores apart",
-    "started_at": "start of the attempt; of a session: when it got the sweep",
+    "started_at": "start of the attempt or profile; of a session: when it got the sweep",
     "state": "of a trial: see [states](architecture.md#the-life-of-a-trial); of a sweep: waiting, "
     "running, stopped, finished; of an attempt: running, measured, out_of_memory, failed, "
-    "requeued, lost",
+    "requeued, lost; of a profile: running, done, failed, lost",
     "torch": "version of torch",
     "trial_id": "number of the trial: what `sweep show` takes",
 }

@@ -73,7 +73,7 @@ attempt = Table(
     metadata,
     row_id(),
     required("trial_id", Id, "", ForeignKey("trial.id", ondelete="CASCADE")),
-    required("number", Integer, "number of the attempt, from 1"),
+    required("number", Integer),
     required("epoch", BigInteger),
     required("state", Text),
     required(
@@ -121,11 +121,7 @@ attempt = Table(
         "from the end of the last step to the end of the last process; if a program reports "
         "no steps, from the program's end",
     ),
-    optional(
-        "gpu_seconds",
-        Double,
-        "reserved GPUs x seconds, from placement to clean-up; in `v_trial` of the last attempt",
-    ),
+    optional("gpu_seconds", Double),
     optional("timed_seconds", Double, "seconds in timed steps"),
     optional("warmup_seconds", Double, "seconds in the steps before these; NULL: not reported"),
     optional("fingerprint_digest", Text, "", ForeignKey("fingerprint.digest")),
@@ -185,14 +181,20 @@ attempt = Table(
         Double,
         "temperature of its hottest GPU while steps were timed (NVML)",
     ),
-    optional("failure_kind", Text, "what went wrong: [kinds](troubleshooting.md#kinds-of-failure)"),
+    optional("failure_kind", Text),
     optional("failure_rank", Integer, "the first bad rank"),
     optional("failure_node", Text, "node of the first bad rank"),
     optional("failure_phase", Text, "phase of the first bad rank"),
     optional("failure_step", Integer, "the optimizer step that it had begun"),
+    optional(
+        "failure_step_part",
+        Text,
+        "of an out-of-memory: where in a step memory ran out, by the rank's traceback: `init` "
+        "(before the first step), `forward`, `backward`, `optimizer`; NULL: it does not tell",
+    ),
     optional("failure_signal", Integer, "the signal that killed it"),
     optional("failure_exit_code", Integer, "exit code of the first bad rank"),
-    optional("failure_message", Text, "one line for a person"),
+    optional("failure_message", Text),
     optional("failure_log_path", Text, "the rank's log, on the node that ran it"),
     optional(
         "failure_peak_memory_bytes",
@@ -241,7 +243,7 @@ measurement = Table(
     required("tokens_per_second_per_gpu", Double, "what is optimised"),
     required("step_seconds_median", Double, "median time of an optimizer step"),
     required("step_seconds_iqr", Double, "interquartile range of the timed steps"),
-    required("num_steps", Integer, "timed steps"),
+    required("num_steps", Integer),
     optional(
         "relative_confidence",
         Double,

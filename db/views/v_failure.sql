@@ -14,6 +14,7 @@ SELECT
     attempt.failure_rank,
     attempt.failure_phase,
     attempt.failure_step,
+    attempt.failure_step_part,
     attempt.failure_signal,
     attempt.failure_exit_code,
     attempt.failure_message,

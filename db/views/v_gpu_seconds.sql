@@ -2,6 +2,7 @@
 -- useful_gpu_seconds: in timed steps of measurements that count: [reserved GPU-seconds](measuring.md#reserved-gpu-seconds)
 -- warmup_gpu_seconds: in the steps before these
 -- startup_gpu_seconds: in the rest of these attempts, around and between their steps
+-- profile_gpu_seconds: in profiles, by `sweep profile` and by `measurement.profile`
 -- failed_gpu_seconds: in attempts without a measurement that counts, except those of the next three columns
 -- out_of_memory_gpu_seconds: in attempts that ran out of memory
 -- lost_gpu_seconds: in attempts that were lost with their node or orchestrator, or preempted
@@ -16,6 +17,7 @@ SELECT
     coalesce(sum(CASE WHEN spent.outcome = 'counts' THEN spent.timed END), 0) AS useful_gpu_seconds,
     coalesce(sum(CASE WHEN spent.outcome = 'counts' THEN spent.warmup END), 0) AS warmup_gpu_seconds,
     coalesce(sum(CASE WHEN spent.outcome = 'counts' THEN spent.gpu_seconds - spent.timed - spent.warmup END), 0) AS startup_gpu_seconds,
+    coalesce(sum(CASE WHEN spent.outcome = 'profile' THEN spent.gpu_seconds END), 0) AS profile_gpu_seconds,
     coalesce(sum(CASE WHEN spent.outcome = 'failed' THEN spent.gpu_seconds END), 0) AS failed_gpu_seconds,
     coalesce(sum(CASE WHEN spent.outcome = 'out_of_memory' THEN spent.gpu_seconds END), 0) AS out_of_memory_gpu_seconds,
     coalesce(sum(CASE WHEN spent.outcome = 'lost' THEN spent.gpu_seconds END), 0) AS lost_gpu_seconds,
@@ -43,6 +45,11 @@ LEFT JOIN (
     JOIN trial ON trial.id = attempt.trial_id
     JOIN cell ON cell.id = trial.cell_id
     WHERE attempt.gpu_seconds IS NOT NULL
+    UNION ALL
+    SELECT trial.cell_id, profile.gpu_seconds, 0, 0, 'profile'
+    FROM profile
+    JOIN trial ON trial.id = profile.trial_id
+    WHERE profile.gpu_seconds IS NOT NULL
 ) AS spent ON spent.cell_id = cell.id
 GROUP BY sweep.id, sweep.name, cell.id, cell.key
 UNION ALL
@@ -51,6 +58,7 @@ SELECT
     sweep.name,
     NULL,
     NULL,
+    0,
     0,
     0,
     0,
@@ -78,6 +86,11 @@ LEFT JOIN (
                 FROM attempt
                 JOIN trial ON trial.id = attempt.trial_id
                 WHERE trial.sweep_id = session.sweep_id AND attempt.epoch = session.epoch
+            ), 0) - coalesce((
+                SELECT sum(profile.gpu_seconds)
+                FROM profile
+                JOIN trial ON trial.id = profile.trial_id
+                WHERE trial.sweep_id = session.sweep_id AND profile.epoch = session.epoch
             ), 0) END AS rest
         FROM session
     ) AS unended

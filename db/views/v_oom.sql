@@ -25,6 +25,7 @@ SELECT
     last.failure_kind,
     last.failure_phase,
     last.failure_step,
+    last.failure_step_part,
     last.failure_rank,
     last.failure_node,
     last.failure_message

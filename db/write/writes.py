@@ -17,6 +17,7 @@ from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import GpuUsage
 from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.purpose import REPEATS, Purpose
+from orchestrator.core.trial.rank_profile import RankProfile
 
 FAILED_EVENTS = frozenset({TrialEvent.OUT_OF_MEMORY, TrialEvent.FAILED, TrialEvent.REQUEUED})
 NO_USAGE = GpuUsage()
@@ -48,6 +49,20 @@ class NewAttempt:
     @property
     def is_repeat(self) -> bool:
         return self.purpose in REPEATS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileEnd:
+    """How a profile ended."""
+
+    trial_id: int
+    number: int
+    nodes: Sequence[str]
+    gpu_seconds: float
+    # Those that are kept, by rank; empty if it failed.
+    ranks: Mapping[int, RankProfile]
+    advice: Sequence[str]
+    failure: Failure | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

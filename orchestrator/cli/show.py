@@ -18,6 +18,7 @@ from orchestrator.cli.output import (
     write_line,
     write_table,
 )
+from orchestrator.cli.profile import print_profile
 from orchestrator.cli.trial_text import STATE_STYLES
 from orchestrator.core.trial.machine_load import MachineLoad, said_of
 from orchestrator.report import quantities as show_as
@@ -56,6 +57,9 @@ def show(trial: TrialArgument, db: Db = None, as_json: Json = False) -> None:
     _print_head(detail)
     for attempt in detail.attempts:
         _print_attempt(attempt, detail.cell.cell.num_gpus)
+    if detail.profiles:
+        write()
+        print_profile(detail.profiles[-1])
     _print_events(detail)
 
 
@@ -281,6 +285,7 @@ def _print_failure(failure: Failure) -> None:
             ("failure", failure.kind),
             ("", failure.message),
             ("where", ", ".join(f"{k} {v}" for k, v in where.items() if v is not None)),
+            ("out of memory in", _out_of_memory_in(failure)),
             ("evidence", failure.evidence),
             ("log", failure.log_path),
         ]
@@ -289,6 +294,23 @@ def _print_failure(failure: Failure) -> None:
         write_line("  last lines:", style="dim")
         for line in failure.log_tail.rstrip().splitlines()[-LOG_LINES_SHOWN:]:
             write(f"    {plain(line)}")
+
+
+_STEP_PARTS = {
+    "init": "building the model, before the first step",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+}
+
+
+def _out_of_memory_in(failure: Failure) -> str | None:
+    part = failure.memory.step_part if failure.memory is not None else None
+    if part is None:
+        return None
+    text = _STEP_PARTS[part]
+    # Ranks count steps from 0, people from 1.
+    return text if part == "init" or failure.step is None else f"{text} of step {failure.step + 1}"
 
 
 def _print_events(detail: TrialDetail) -> None:

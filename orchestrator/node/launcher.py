@@ -381,7 +381,7 @@ def _logged_xids(since_seconds: float, addresses: Collection[str]) -> tuple[int,
 
 def run_directory(root: Path, request: TrialRequest, node_rank: int) -> Path:
     """The folder of one node's ranks and one attempt: nodes may share the file system of a root."""
-    return root / f"trial-{request.trial_id}" / f"attempt-{request.attempt}" / f"node-{node_rank}"
+    return root / f"trial-{request.trial_id}" / request.folder / f"node-{node_rank}"
 
 
 def hold_port() -> socket.socket:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CellStatus,
         EventRow,
         Holder,
+        ProfileRow,
         ReservedBySweep,
         SweepRow,
         TrialDetail,
@@ -153,6 +154,33 @@ def detail_record(detail: TrialDetail) -> Record:
         "trial": trial_record(detail.trial, detail.cell, detail.sweep_name),
         "attempts": [_attempt_record(row, detail.cell.cell.num_gpus) for row in detail.attempts],
         "events": [_event_record(event) for event in detail.events],
+        "profiles": [profile_record(row) for row in detail.profiles],
+    }
+
+
+def profile_record(row: ProfileRow) -> Record:
+    """A profile with the split of each rank that is kept."""
+    return {
+        "profile": row.number,
+        "state": row.state,
+        "epoch": row.epoch,
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+        "nodes": row.nodes,
+        "gpu_seconds": row.gpu_seconds,
+        "failure_kind": row.failure_kind,
+        "failure_message": row.failure_message,
+        "advice": row.advice,
+        "memory": [moment.model_dump(mode="json") for moment in row.memory],
+        "ranks": [
+            {
+                "rank": rank,
+                "step_seconds": one.step_seconds,
+                **one.model_dump(mode="json", exclude={"memory"}),
+                "fractions": {part.value: one.share(part) for part in one.parts},
+            }
+            for rank, one in row.ranks.items()
+        ],
     }
 
 

@@ -14,6 +14,7 @@ from db.read.rows import CellRow, CellStatus, TrialRow
 from db.store import Store
 from db.types import SweepState
 from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Search
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
@@ -22,6 +23,7 @@ from orchestrator.core.trial.winner import CONSIDERED
 from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.progress import StopReason, SweepResult, failed_trials
 from orchestrator.sweep.stored_confirmation import leading_confirmation
+from orchestrator.sweep.winner_profiles import profiles_to_come
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,15 @@ class _FinishedSweep:
         """The budget that was spent, if any."""
         budgets = (StopReason.GPU_HOURS, StopReason.COST)
         return next((budget for budget in budgets if budget in self.reasons), None)
+
+    @property
+    def tied(self) -> dict[Cell, Sequence[Layout]]:
+        """The layouts that share the first place in each cell, fastest first."""
+        return {
+            cell.cell.cell: self.confirmations[cell.cell.cell].tied()
+            for cell in self.cells
+            if cell.best is not None
+        }
 
     def wants_a_repeat(self, search: Search) -> bool:
         return any(
@@ -72,6 +83,8 @@ def finished_before(
         return None
     # If a budget was spent then, it has no room for repeats now either.
     if found.spent is None and found.wants_a_repeat(spec.search):
+        return None
+    if found.spent is None and profiles_to_come(spec, store, found.sweep_id, found.tied):
         return None
     of_now = code()
     has_changed = (of_then.git_sha, of_then.dirty_diff_digest) != (
@@ -134,11 +147,7 @@ def _result(
         interrupted=False,
         nothing_feasible=[cell.cell.cell for cell in found.cells if cell.best is None],
         nothing_fits={},
-        tied={
-            cell.cell.cell: found.confirmations[cell.cell.cell].tied()
-            for cell in found.cells
-            if cell.best is not None
-        },
+        tied=found.tied,
         untried={cell.cell.cell: cell.cell.num_untried or 0 for cell in found.cells},
         num_fingerprints=len(digests),
         unconfirmed=[

@@ -19,6 +19,7 @@ from orchestrator.sweep.outcomes import Outcomes
 from orchestrator.sweep.progress import Stop, StopReason, SweepResult
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spool import Spooled
+from orchestrator.sweep.winner_profiles import WinnerProfiles
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +40,14 @@ class Loop:
         cell_searches: CellSearches,
         dispatch: Dispatch,
         snapshots: Snapshots,
+        winner_profiles: WinnerProfiles,
         began_unix_seconds: float,
     ) -> None:
         self._call, self._store, self._scheduler = call, call.store, call.scheduler
         self._lease, self._spool, self._attempts = call.lease, call.spool, call.attempts
         self._outcomes, self._node_pool, self._cell_searches = outcomes, node_pool, cell_searches
         self._dispatch, self._snapshots = dispatch, snapshots
+        self._winner_profiles = winner_profiles
         self._began_unix_seconds = began_unix_seconds
         self._requested = Stop.GO_ON
         self._is_cancelling = False
@@ -61,7 +64,15 @@ class Loop:
             self._spool_ends()
             self._abandon()
             raise
-        return self._snapshots.result(interrupted=self._asked() is not Stop.GO_ON)
+        result = self._snapshots.result(interrupted=self._asked() is not Stop.GO_ON)
+        if not result.interrupted:
+            self._winner_profiles.run(result.tied, keep_alive=self._keeps_on)
+        return result
+
+    def _keeps_on(self) -> bool:
+        """Keep the lease while a profile runs. False: somebody asks to stop."""
+        self._keep_lease()
+        return self._asked() is Stop.GO_ON
 
     def _await_nodes(self) -> None:
         """Wait until nodes have said how they are, unless somebody asks to stop."""

@@ -30,6 +30,7 @@ from orchestrator.sweep.placement import Placement
 from orchestrator.sweep.recovery import Recovery
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spending import Spending
+from orchestrator.sweep.winner_profiles import WinnerProfiles
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ def open_loop(call: Call) -> Loop:
         cell_searches=cell_searches,
         dispatch=dispatch,
         snapshots=Snapshots(call, outcomes, spending),
+        winner_profiles=WinnerProfiles(call, spending),
         # This call begins after all stored dates, also those of a simulated clock.
         began_unix_seconds=max(time.time() - call.seconds, *newest),
     )

@@ -27,6 +27,7 @@ from workloads.command.nesting import NestingWatch
 from workloads.command.printed import PrintedMetrics
 from workloads.command.program import CannotStart, Program, ProgramPlace, reporting_rank, start
 from workloads.command.stop import FinalDocument, ask_to_end, wait_for_end
+from workloads.command.traces import follow_profiled
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank, context
 
@@ -47,6 +48,13 @@ def main() -> int:
         # In the form of an exception, whose text becomes the message of the failure.
         sys.stderr.write(f"workloads.command.StartError: {exc}\n")
         return 127
+    if rank.request.profile is not None:
+        if printed is not None:
+            printed.start()
+        code = follow_profiled(program, rank)
+        if printed is not None:
+            printed.close()
+        return _end_as(code)
     if printed is not None:
         printed.start()
     metrics = Metrics(

@@ -151,6 +151,8 @@ class Handover:
             raise NotFiniteResult("loss_last", "null")
         if result.seen is not None:
             raise BadResult("seen: no field of a document; leave it out")
+        if result.profile is not None:
+            raise BadResult("profile: no field of a document; leave it out")
         return result
 
     def _of_lines(self) -> RankResult:

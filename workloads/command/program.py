@@ -25,6 +25,8 @@ from workloads.command.framework import with_framework
 from workloads.rank import ConfigRejected, Rank
 
 _MOST_SCRIPT_BYTES = 1 << 20
+# If it is set, the program writes Chrome traces into this folder.
+PROFILE_VARIABLE = "SWEEP_PROFILE_DIR"
 FILES = Files(
     exists=os.path.exists, is_folder=os.path.isdir, may_run=lambda path: os.access(path, os.X_OK)
 )
@@ -75,6 +77,11 @@ class ProgramPlace:
         return self.run_dir / "stop"
 
     @property
+    def trace_folder(self) -> Path:
+        """For the traces of a program that is profiled."""
+        return self._own("traces", "")
+
+    @property
     def of_first_rank(self) -> ProgramPlace:
         """The place of the node's first rank, whose files its other ranks read."""
         return replace(self, rank=self.rank - self.local_rank, local_rank=0)
@@ -123,6 +130,9 @@ def start(options: CommandOptions, rank: Rank, *, output: int | None = None) -> 
         | {f"SWEEP_{name.upper()}": value for name, value in names.items()}
         | {name: fill(text, names) for name, text in options.env.items()}
     )
+    if rank.request.profile is not None:
+        place.trace_folder.mkdir()
+        environment |= {PROFILE_VARIABLE: str(place.trace_folder)}
     cwd = fill(options.cwd, names) if options.cwd is not None else str(rank.run_dir)
     if absent := [name for name in options.env_from if name not in os.environ]:
         text = f"workload.options.env_from names {', '.join(absent)}"

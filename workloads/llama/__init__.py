@@ -5,8 +5,9 @@ forked from a process that has imported it.
 """
 
 from workloads import rank
+from workloads.llama.profiled import profile as profile_rank
 from workloads.llama.train import train as train_rank
 
 
 def main() -> int:
-    return rank.run(train_rank)
+    return rank.run(lambda own: (profile_rank if own.request.profile else train_rank)(own))

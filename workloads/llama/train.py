@@ -65,7 +65,7 @@ def train(rank: Rank) -> RankResult:
     rank.heartbeat(Phase.RENDEZVOUS)
     request = rank.request
     options = check(request)
-    device = _open_device(rank, options)
+    device = open_device(rank, options)
     if rank.world_size > 1:
         join_gang(rank, device)
     timed, report, kernel, rendezvous_seconds = _train_and_measure(
@@ -130,8 +130,7 @@ def _train_and_measure(
     Frees the model.
     """
     request = rank.request
-    place = Groups().place(request.layout, replicas=options.replicas)
-    trainer = TrainingLoop(request, options, device=device, place=place)
+    trainer = training_loop(rank, options, device=device)
     memory = (
         DeviceMemory(trainer.states(), device=device)
         if device.type == "cuda"
@@ -163,6 +162,12 @@ def _train_and_measure(
     memory.states = trainer.states()
     report = memory.report(trainer.untimed_step)
     return timed, report, trainer.attention_kernel(), rendezvous_seconds
+
+
+def training_loop(rank: Rank, options: LlamaOptions, *, device: torch.device) -> TrainingLoop:
+    """Build this rank's part of the training."""
+    place = Groups().place(rank.request.layout, replicas=options.replicas)
+    return TrainingLoop(rank.request, options, device=device, place=place)
 
 
 class TrainingLoop:
@@ -368,7 +373,7 @@ def _check_fp8(request: TrialRequest, options: LlamaOptions) -> None:
         )
 
 
-def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:
+def open_device(rank: Rank, options: LlamaOptions) -> torch.device:
     if rank.request.device is Device.CPU:
         torch.set_num_threads(options.num_threads)
         return torch.device("cpu")

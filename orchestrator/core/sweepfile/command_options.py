@@ -194,6 +194,17 @@ class CommandOptions(WorkloadOptions):
         ),
     ] = None
 
+    traces: Annotated[
+        bool,
+        Field(strict=True),
+        key(
+            "`true`, `false`",
+            "The program writes Chrome traces into the folder SWEEP_PROFILE_DIR if that variable is"
+            " set, so that `sweep profile` can show its steps:"
+            " [traces](profile.md#your-own-program)",
+        ),
+    ] = False
+
     def names_used(self) -> set[str]:
         """The names in braces of all its templates."""
         texts = [*self.argv, *self.env.values(), *filter(None, [self.cwd])]
@@ -201,9 +212,13 @@ class CommandOptions(WorkloadOptions):
         return set().union(*map(names_in, texts))
 
     def conditions(self) -> dict[str, Any]:
-        """Variables that come from the environment may change within one sweep."""
+        """Variables that come from the environment may change within one sweep.
+
+        Whether the program can be profiled changes nothing that is measured.
+        """
         options = self.as_written()
-        return {name: options[name] for name in options if name not in ("env_from", "pass_env")}
+        unconditional = ("env_from", "pass_env", "traces")
+        return {name: options[name] for name in options if name not in unconditional}
 
     @model_validator(mode="after")
     def _one_launcher(self) -> Self:

@@ -259,10 +259,15 @@ class Exclusive(StrEnum):
     NODE = "node"
 
 
+class Profiled(StrEnum):
+    NONE = "none"
+    WINNERS = "winners"
+
+
 class Measuring(Section):
     """How steps are timed: warm-up first, then steps until their median is known well enough."""
 
-    OMITTED_DEFAULTS = frozenset({"exclusive", "preflight", "wait_for_nodes"})
+    OMITTED_DEFAULTS = frozenset({"exclusive", "preflight", "wait_for_nodes", "profile"})
 
     # A layout fits if two steps do: the first one creates the optimizer states.
     warmup_steps: Annotated[
@@ -306,6 +311,14 @@ class Measuring(Section):
             " missing at the start, use `--wait-for-nodes`",
         ),
     ] = WAIT_FOR_NODES_SECONDS
+    profile: Annotated[
+        Profiled,
+        key(
+            "`none`, `winners`",
+            "`winners`: when all cells have ended, profile the fastest layout of each once:"
+            " [profile](profile.md). Its GPU time counts against the budgets",
+        ),
+    ] = Profiled.NONE
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:

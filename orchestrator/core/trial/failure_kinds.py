@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from orchestrator.core.trial.lifecycle import TrialEvent
+from orchestrator.core.trial.step_part import StepPart
 
 
 class FailureKind(StrEnum):
@@ -236,6 +237,7 @@ class MemoryShortage:
     asked_bytes: int | None = None  # by the allocation that failed
     live_bytes: int | None = None  # by tensors, at that moment
     device_bytes: int | None = None  # the device's memory
+    step_part: StepPart | None = None  # where in a step it ran out
 
 
 @dataclass(frozen=True, kw_only=True)

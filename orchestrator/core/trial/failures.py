@@ -18,6 +18,7 @@ from orchestrator.core.trial.failure_kinds import (
     MemoryShortage,
 )
 from orchestrator.core.trial.failure_signatures import Cause, find_cause
+from orchestrator.core.trial.step_part import step_part
 
 _K = FailureKind
 
@@ -137,7 +138,7 @@ def classify(evidence: Evidence) -> Failure:
         signal=evidence.signal,
         exit_code=evidence.exit_code,
         evidence=cause.text,
-        memory=_shortage(cause) if cause.kind in OUT_OF_MEMORY_KINDS else None,
+        memory=_shortage(cause, evidence) if cause.kind in OUT_OF_MEMORY_KINDS else None,
         log_tail=evidence.log_tail,
         log_path=evidence.log_path,
     )
@@ -186,13 +187,15 @@ def is_out_of_memory(exception: str, message: str) -> bool:
     return cause is not None and cause.kind in OUT_OF_MEMORY_KINDS
 
 
-def _shortage(cause: Cause) -> MemoryShortage:
+def _shortage(cause: Cause, evidence: Evidence) -> MemoryShortage:
     """Read what the message of an out-of-memory states; the numbers are those of an allocator."""
     asked = _bytes(_ASKED, cause.text)
+    part = step_part(evidence.traceback or evidence.log_tail, phase=evidence.phase)
     if asked is None:
-        return MemoryShortage(is_reported=cause.is_reported)
+        return MemoryShortage(is_reported=cause.is_reported, step_part=part)
     return MemoryShortage(
         is_reported=cause.is_reported,
+        step_part=part,
         asked_bytes=asked,
         live_bytes=_bytes(_LIVE, cause.text),
         device_bytes=_bytes(_DEVICE, cause.text),

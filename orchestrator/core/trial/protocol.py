@@ -25,6 +25,7 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.extra import bounded_extra
 from orchestrator.core.trial.fingerprint import WITHOUT_NUL, Stack
+from orchestrator.core.trial.rank_profile import ProfilePlan, RankProfile
 
 RUN_DIR_VARIABLE = "SWEEP_RUN_DIR"
 # In the environment of every process that an attempt starts; leftovers are found by it.
@@ -161,6 +162,9 @@ class TrialRequest(_Message):
     # The steps come from the first rank of the gang's last node, and not from rank 0.
     reports_on_last_node: bool = False
     peaks: tuple[KnownPeak, ...] = ()  # measured before, at the layout's precision
+    # Not None: the layout is profiled. `attempt` then counts its profiles, which no measurement
+    # shares.
+    profile: ProfilePlan | None = None
     elapsed_seconds: float = 0.0  # since the start of the orchestrator
     nodes: tuple[str, ...] = ()  # the gang's, by the scheduler's names
 
@@ -171,7 +175,13 @@ class TrialRequest(_Message):
     @property
     def tag(self) -> str:
         """The value of ATTEMPT_VARIABLE for this attempt."""
-        return f"{self.sweep}/{self.trial_id}/{self.attempt}"
+        number = f"profile-{self.attempt}" if self.profile is not None else str(self.attempt)
+        return f"{self.sweep}/{self.trial_id}/{number}"
+
+    @property
+    def folder(self) -> str:
+        """The name of this attempt's folder in that of its trial."""
+        return f"{'attempt' if self.profile is None else 'profile'}-{self.attempt}"
 
 
 class Heartbeat(_Message):
@@ -310,8 +320,9 @@ class RankResult(_Message):
         description="`python`, `torch`, `cuda`, `nccl`, `driver`, `device_name`: part of the "
         "fingerprint",
     )
-    # Not a field of a program's document: its rank adds it.
+    # Not fields of a program's document: its rank adds them.
     seen: ProgramSeen | None = None
+    profile: RankProfile | None = None
 
 
 # If one of these is not finite, the training diverged.

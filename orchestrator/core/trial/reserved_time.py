@@ -43,6 +43,7 @@ class ReservedGpuSeconds:
     useful: float = 0.0  # timed steps of measurements that count
     warmup: float = 0.0  # the untimed steps of these attempts
     startup: float = 0.0  # the rest of these attempts
+    profile: float = 0.0  # profiles, which measure nothing that counts
     failed: float = 0.0
     out_of_memory: float = 0.0
     lost: float = 0.0

@@ -1,0 +1,184 @@
+"""The memory of the first training steps by kind, from the lives of tensors.
+
+The lives come from tracked tensors on a CPU, and from the history of CUDA's allocator on a GPU.
+Times are numbers that grow, of any clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+from orchestrator.core.trial.step_part import StepPart
+
+TIMELINE_STEPS = 4
+MOMENTS_PER_STEP = 18
+MOST_MOMENTS = TIMELINE_STEPS * MOMENTS_PER_STEP
+
+
+class MemoryKind(StrEnum):
+    """What memory is for, as training programs speak of it."""
+
+    PARAMETERS = "parameters"  # with constants, such as rotation tables
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"  # kept by a forward pass for its backward pass
+    TEMPORARIES = "temporaries"  # anything else
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Life:
+    """One allocation, from when it was made until it was freed."""
+
+    num_bytes: int
+    born: float
+    died: float | None = None  # None: it lives on
+    kind: MemoryKind | None = None  # None: its times tell
+
+    def is_alive(self, at: float) -> bool:
+        return self.born <= at and (self.died is None or at < self.died)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """From this time on a part of a step runs. Steps count from 1."""
+
+    at: float
+    step: int
+    part: StepPart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    step: int
+    part: StepPart
+    num_bytes: Mapping[MemoryKind, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """At this time these addresses were known to hold memory of a kind."""
+
+    at: float
+    kind: MemoryKind
+    addresses: Collection[int]
+
+
+def timeline(lives: Sequence[Life], marks: Sequence[Mark], *, end: float) -> list[Moment]:
+    """Return moments in order: each is the fullest one of its share of a step.
+
+    A tensor of no known kind that a forward pass made and that outlives it is an activation.
+    """
+    known = [_with_kind(life, marks) for life in lives]
+    changes = sorted(
+        [(life.born, life.num_bytes, life.kind) for life in known]
+        + [(life.died, -life.num_bytes, life.kind) for life in known if life.died is not None],
+        key=lambda change: change[:2],  # what is freed at a time makes room first
+    )
+    found = []
+    held = dict.fromkeys(MemoryKind, 0)
+    at = 0
+    for start, stop, mark in _bins(marks, end, [change[0] for change in changes]):
+        while at < len(changes) and changes[at][0] <= start:
+            _apply(held, changes[at])
+            at += 1
+        fullest = dict(held)
+        while at < len(changes) and changes[at][0] < stop:
+            _apply(held, changes[at])
+            at += 1
+            if sum(held.values()) > sum(fullest.values()):
+                fullest = dict(held)
+        found.append(Moment(step=mark.step, part=mark.part, num_bytes=fullest))
+    return found
+
+
+def _with_kind(life: Life, marks: Sequence[Mark]) -> Life:
+    if life.kind is not None:
+        return life
+    place = bisect_right(marks, life.born, key=lambda mark: mark.at) - 1
+    is_forward = place >= 0 and marks[place].part is StepPart.FORWARD
+    ends = marks[place + 1].at if place + 1 < len(marks) else None
+    outlives = ends is not None and (life.died is None or life.died > ends)
+    kept = is_forward and outlives
+    return replace(life, kind=MemoryKind.ACTIVATIONS if kept else MemoryKind.TEMPORARIES)
+
+
+def _apply(held: dict[MemoryKind, int], change: tuple[float, int, MemoryKind | None]) -> None:
+    assert change[2] is not None  # since _with_kind
+    held[change[2]] += change[1]
+
+
+def _bins(
+    marks: Sequence[Mark], end: float, times: Sequence[float]
+) -> list[tuple[float, float, Mark]]:
+    """Cut each step into shares of about equally many changes, each within one part if possible."""
+    spans = [
+        (mark.at, following.at if following is not None else end, mark)
+        for mark, following in zip(marks, [*marks[1:], None], strict=True)
+    ]
+    found: list[tuple[float, float, Mark]] = []
+    for step in sorted({mark.step for mark in marks}):
+        own = [span for span in spans if span[2].step == step and span[0] < span[1]]
+        if len(own) > MOMENTS_PER_STEP:  # many micro-batches
+            every = -(-len(own) // MOMENTS_PER_STEP)
+            groups = [own[i : i + every] for i in range(0, len(own), every)]
+            found += [(some[0][0], some[-1][1], some[-1][2]) for some in groups]
+            continue
+        counts = [bisect_right(times, stop) - bisect_right(times, start) for start, stop, _ in own]
+        shares = _shares(counts, MOMENTS_PER_STEP)
+        for (start, stop, mark), share in zip(own, shares, strict=True):
+            first, last = bisect_right(times, start), bisect_right(times, stop)
+            cuts = [times[first + (last - first) * k // share] for k in range(1, share)]
+            edges = [start, *(cut for cut in cuts if start < cut < stop), stop]
+            found += [(a, b, mark) for a, b in pairwise(edges) if a < b]
+    return found
+
+
+def _shares(counts: Sequence[int], total: int) -> list[int]:
+    """Divide a number by counts, at least one each."""
+    shares = [1] * len(counts)
+    for _ in range(total - len(counts)):
+        neediest = max(range(len(counts)), key=lambda i: counts[i] / shares[i], default=None)
+        if neediest is None or counts[neediest] <= shares[neediest]:
+            break
+        shares[neediest] += 1
+    return shares
+
+
+def lives_of_history(
+    entries: Iterable[Mapping[str, Any]],
+    *,
+    before: Mapping[int, int],
+    notes: Iterable[Note],
+) -> list[Life]:
+    """Return the lives in a history of CUDA's allocator, one device's of torch's memory snapshot.
+
+    `before`: bytes by address of what was allocated when the history began. A note tells the kind
+    of what is allocated at its time.
+    """
+    lives = [Life(num_bytes=size, born=float("-inf")) for size in before.values()]
+    alive = dict(zip(before, range(len(lives)), strict=True))
+    waiting = sorted(notes, key=lambda note: note.at)
+
+    def take(note: Note) -> None:
+        for index in (alive[address] for address in note.addresses if address in alive):
+            if lives[index].kind is None:
+                lives[index] = replace(lives[index], kind=note.kind)
+
+    for entry in sorted(entries, key=lambda entry: float(entry["time_us"])):
+        at, address = float(entry["time_us"]), int(entry.get("addr", 0))
+        while waiting and waiting[0].at <= at:
+            take(waiting.pop(0))
+        if entry["action"] == "alloc":
+            alive[address] = len(lives)
+            lives.append(Life(num_bytes=int(entry["size"]), born=at))
+        elif entry["action"] == "free_completed" and address in alive:
+            index = alive.pop(address)
+            lives[index] = replace(lives[index], died=at)
+    for note in waiting:
+        take(note)
+    return lives

@@ -1,0 +1,243 @@
+"""Profiles the layout of a stored trial: its gang again, a few steps under a profiler.
+
+Nothing of it is a measurement: it has tables of its own, and no trial, attempt or search sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from db.read.rows import TrialDetail
+from db.store import Store
+from db.write.writes import ProfileEnd
+from orchestrator.cluster.contract import Finished, Scheduler, shapes_of
+from orchestrator.core.errors import ResourcesInsufficient, UsageInvalid
+from orchestrator.core.machines.packing import Shape
+from orchestrator.core.sweepfile.command_options import CommandOptions
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.workload_options import LlamaOptions
+from orchestrator.core.sweepfile.workload_section import (
+    is_one_process_per_node,
+    options_of,
+    reports_on_last_node,
+)
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.limits import resolve_limits
+from orchestrator.core.trial.profile_advice import advice
+from orchestrator.core.trial.protocol import Device, PhaseLimits, TrialRequest
+from orchestrator.core.trial.rank_profile import ProfilePlan, RankProfile
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+# To write and read a trace takes minutes if steps have many kernels.
+STEADY_SECONDS = 600.0
+TOTAL_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult:
+    """What a profile showed, or how it failed."""
+
+    trial_id: int
+    number: int
+    nodes: Sequence[str]
+    gpu_seconds: float
+    ranks: Mapping[int, RankProfile]  # rank 0, the slowest, and those asked for
+    advice: Sequence[str]
+    failure: Failure | None
+
+
+def refusal(spec: SweepSpec) -> str | None:
+    """Return why trials of this sweep cannot be profiled, and the cure. None: they can."""
+    match spec.workload.options:
+        case LlamaOptions():
+            return None
+        case CommandOptions(traces=True):
+            return None
+        case CommandOptions():
+            return (
+                "workload command runs a program of yours, which this cannot look into: let it"
+                " write Chrome traces into SWEEP_PROFILE_DIR, and set workload.options.traces: true"
+            )
+    return f"workload {spec.workload.name} trains nothing: there is nothing to profile"
+
+
+def profile_trial(
+    detail: TrialDetail,
+    spec: SweepSpec,
+    plan: ProfilePlan,
+    *,
+    scheduler: Scheduler,
+    store: Store,
+    epoch: int | None = None,
+    keep_alive: Callable[[], bool] = lambda: True,
+) -> ProfileResult:
+    """Profile a trial's layout, and store what was found.
+
+    `epoch` is that of the sweep's owner; None: a person asks. `keep_alive` is called while the
+    profile runs; if it returns False, the profile is cancelled. Raises UsageInvalid if the workload
+    cannot be profiled, ResourcesInsufficient if no gang of this size fits.
+    """
+    if (why := refusal(spec)) is not None:
+        raise UsageInvalid(why)
+    cell, trial_id = detail.cell.cell, detail.trial.id
+    asked = spec.gpus_per_node
+    per_node = asked if isinstance(asked, int) else scheduler.slots.per_node
+    shape = shapes_of([cell], scheduler.slots, gpus_per_node=per_node)[cell]
+    nodes = _nodes_for(detail, shape, scheduler.slots.nodes)
+    number = store.begin_profile(trial_id, epoch=epoch)
+    request = _request(detail, spec, plan, number, scheduler.slots.device, nodes)
+    end: Finished | None = None
+    try:
+        scheduler.start(request, shape, nodes)
+        end = _until_finished(scheduler, trial_id, keep_alive)
+    finally:
+        if end is None:
+            cancelled = Failure(kind=FailureKind.CANCELLED, message="the profile was interrupted")
+            store.end_profile(_end(trial_id, number, nodes, 0.0, {}, (), cancelled))
+    result = _judged(end, request, nodes)
+    store.end_profile(
+        _end(
+            trial_id,
+            number,
+            nodes,
+            result.gpu_seconds,
+            result.ranks,
+            result.advice,
+            result.failure,
+        )
+    )
+    return result
+
+
+def _end(
+    trial_id: int,
+    number: int,
+    nodes: Sequence[str],
+    gpu_seconds: float,
+    ranks: Mapping[int, RankProfile],
+    lines: Sequence[str],
+    failure: Failure | None,
+) -> ProfileEnd:
+    return ProfileEnd(
+        trial_id=trial_id,
+        number=number,
+        nodes=nodes,
+        gpu_seconds=gpu_seconds,
+        ranks=ranks,
+        advice=lines,
+        failure=failure,
+    )
+
+
+def _nodes_for(detail: TrialDetail, shape: Shape, slots: Mapping[str, int]) -> tuple[str, ...]:
+    """Return nodes that are large enough, first those on which the trial was measured.
+
+    Raises ResourcesInsufficient.
+    """
+    measured_on = set(detail.trial.nodes)
+    large = [node for node, count in slots.items() if count >= shape.slots_per_node]
+    if len(large) < shape.num_nodes:
+        raise ResourcesInsufficient(
+            f"trial {detail.trial.id} needs {shape.num_nodes} nodes of {shape.slots_per_node}"
+            f" slots, and there are {len(large)}"
+        )
+    chosen = sorted(large, key=lambda node: (node not in measured_on, node))
+    return tuple(sorted(chosen[: shape.num_nodes]))
+
+
+def _request(
+    detail: TrialDetail,
+    spec: SweepSpec,
+    plan: ProfilePlan,
+    number: int,
+    device: Device,
+    nodes: tuple[str, ...],
+) -> TrialRequest:
+    layout, cell, workload = detail.trial.layout, detail.cell.cell, spec.workload
+    return TrialRequest(
+        sweep=spec.name,
+        trial_id=detail.trial.id,
+        attempt=number,
+        workload=workload.name,
+        options=options_of(workload, layout),
+        model=cell.model,
+        sequence_length=cell.sequence_length,
+        layout=layout,
+        device=device,
+        measurement=spec.measurement.plan,
+        limits=_limits(spec, layout.world_size),
+        seed=spec.search.seed,
+        one_rank_per_node=is_one_process_per_node(workload),
+        reports_on_last_node=reports_on_last_node(workload),
+        profile=plan,
+        nodes=nodes,
+    )
+
+
+def _limits(spec: SweepSpec, num_ranks: int) -> PhaseLimits:
+    measurement = spec.measurement
+    limits = resolve_limits(
+        measurement.limits.asked, plan=measurement.plan, num_ranks=num_ranks, predicted=None
+    )
+    longer = {
+        "first_step": max(limits.first_step, STEADY_SECONDS),
+        "steady": max(limits.steady, STEADY_SECONDS),
+        "total": max(limits.total, TOTAL_SECONDS),
+    }
+    return limits.model_copy(update={**longer, "auto": (), "in_file": False})
+
+
+def _until_finished(
+    scheduler: Scheduler, trial_id: int, keep_alive: Callable[[], bool]
+) -> Finished:
+    is_cancelled = False
+    while True:
+        for event in scheduler.poll(POLL_SECONDS):
+            if isinstance(event, Finished) and event.trial_id == trial_id:
+                return event
+        if not keep_alive() and not is_cancelled:
+            is_cancelled = True
+            scheduler.cancel(trial_id)
+
+
+def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> ProfileResult:
+    """Return what the ranks of a profile found."""
+    assert request.profile is not None
+    found = {
+        outcome.rank: outcome.result.profile
+        for report in end.reports
+        for outcome in report.ranks
+        if outcome.result is not None and outcome.result.profile is not None
+    }
+    failure = end.failure
+    if failure is None and not found:
+        failure = Failure(
+            kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a profile"
+        )
+    if failure is not None:
+        found = {}
+    if found and not any(one.is_slowest for one in found.values()):
+        # Programs of users do not compare themselves with each other.
+        busiest = max(found, key=lambda rank: found[rank].working_share)
+        found[busiest] = found[busiest].model_copy(update={"is_slowest": True})
+    slowest = next((one for one in found.values() if one.is_slowest), None)
+    kept = {
+        rank: one
+        for rank, one in sorted(found.items())
+        if rank == 0 or one.is_slowest or rank in request.profile.ranks
+    }
+    # The slowest rank waits for nobody: what it communicates is what communication costs.
+    lines = advice(slowest, request.layout) if slowest is not None else ()
+    return ProfileResult(
+        trial_id=request.trial_id,
+        number=request.attempt,
+        nodes=nodes,
+        gpu_seconds=end.gpu_seconds,
+        ranks=kept,
+        advice=lines,
+        failure=failure,
+    )

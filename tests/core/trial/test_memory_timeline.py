@@ -1,0 +1,119 @@
+"""The memory of steps by kind, from lives whose arithmetic is in the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as some
+
+from orchestrator.core.trial.memory_timeline import (
+    MOMENTS_PER_STEP,
+    Life,
+    Mark,
+    MemoryKind,
+    Moment,
+    Note,
+    lives_of_history,
+    timeline,
+)
+from orchestrator.core.trial.step_part import StepPart
+
+FORWARD, BACKWARD, OPTIMIZER = StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER
+STEP = [
+    Mark(at=0, step=1, part=FORWARD),
+    Mark(at=10, step=1, part=BACKWARD),
+    Mark(at=20, step=1, part=OPTIMIZER),
+]
+
+
+def last(moments: list[Moment], part: StepPart, kind: MemoryKind) -> int:
+    return [moment.num_bytes[kind] for moment in moments if moment.part is part][-1]
+
+
+def most(moments: list[Moment], part: StepPart, kind: MemoryKind) -> int:
+    return max(moment.num_bytes[kind] for moment in moments if moment.part is part)
+
+
+def test_what_a_forward_pass_leaves_to_its_backward_pass_is_an_activation() -> None:
+    kept = Life(num_bytes=100, born=3, died=15)
+    freed = Life(num_bytes=70, born=4, died=5)
+    made_later = Life(num_bytes=30, born=12, died=13)
+    moments = timeline([kept, freed, made_later], STEP, end=30)
+    assert most(moments, FORWARD, MemoryKind.ACTIVATIONS) == 100
+    assert most(moments, FORWARD, MemoryKind.TEMPORARIES) == 70
+    assert most(moments, BACKWARD, MemoryKind.TEMPORARIES) == 30
+    assert last(moments, OPTIMIZER, MemoryKind.ACTIVATIONS) == 0
+
+
+def test_known_kinds_stay_what_they_are() -> None:
+    weights = Life(num_bytes=8, born=-1, kind=MemoryKind.PARAMETERS)
+    gradient = Life(num_bytes=8, born=11, died=28, kind=MemoryKind.GRADIENTS)
+    state = Life(num_bytes=16, born=21, kind=MemoryKind.OPTIMIZER)
+    moments = timeline([weights, gradient, state], STEP, end=30)
+    assert {moment.num_bytes[MemoryKind.PARAMETERS] for moment in moments} == {8}
+    assert most(moments, FORWARD, MemoryKind.GRADIENTS) == 0
+    assert last(moments, BACKWARD, MemoryKind.GRADIENTS) == 8
+    assert last(moments, BACKWARD, MemoryKind.OPTIMIZER) == 0
+    assert last(moments, OPTIMIZER, MemoryKind.OPTIMIZER) == 16
+
+
+def test_a_step_of_many_micro_batches_has_no_more_moments_than_another() -> None:
+    marks = [
+        Mark(at=i, step=1, part=(FORWARD, BACKWARD)[i % 2]) for i in range(10 * MOMENTS_PER_STEP)
+    ]
+    lives = [Life(num_bytes=1, born=i + 0.5, died=i + 0.75) for i in range(len(marks))]
+    assert 0 < len(timeline(lives, marks, end=len(marks))) <= MOMENTS_PER_STEP
+
+
+_lives = some.lists(
+    some.builds(
+        lambda size, born, lasted, kind: Life(
+            num_bytes=size, born=born, died=None if lasted is None else born + lasted, kind=kind
+        ),
+        some.integers(1, 9),
+        some.integers(-5, 35),
+        some.none() | some.integers(1, 20),
+        some.none() | some.sampled_from(MemoryKind),
+    )
+)
+
+
+@given(_lives)
+@example([Life(num_bytes=1, born=-1, died=5), Life(num_bytes=1, born=5)])
+def test_the_peak_of_the_moments_is_the_peak_of_the_lives(lives: list[Life]) -> None:
+    moments = timeline(lives, STEP, end=30)
+    alive = [sum(life.num_bytes for life in lives if life.is_alive(at)) for at in range(30)]
+    assert max(sum(moment.num_bytes.values()) for moment in moments) == max(alive)
+    assert all(size >= 0 for moment in moments for size in moment.num_bytes.values())
+    assert len(moments) <= MOMENTS_PER_STEP
+
+
+def test_a_history_of_the_allocator_becomes_lives() -> None:
+    """Entries as torch.cuda.memory._snapshot()["device_traces"][0] has them."""
+
+    def entry(action: str, addr: int, size: int, time_us: int) -> dict[str, Any]:
+        return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": time_us}
+
+    entries = [
+        entry("segment_alloc", 4096, 1 << 21, 10),
+        entry("alloc", 4096, 512, 11),
+        entry("free_requested", 4096, 512, 15),
+        entry("free_completed", 4096, 512, 16),
+        # Another tensor at the same address.
+        entry("alloc", 4096, 256, 18),
+        entry("alloc", 8192, 1024, 19),
+        entry("free_completed", 77, 5, 20),
+        {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": 30},
+    ]
+    notes = [
+        Note(at=5, kind=MemoryKind.PARAMETERS, addresses=[100]),
+        Note(at=12, kind=MemoryKind.GRADIENTS, addresses=[4096]),
+        Note(at=40, kind=MemoryKind.OPTIMIZER, addresses=[8192]),
+    ]
+    assert lives_of_history(entries, before={100: 64}, notes=notes) == [
+        Life(num_bytes=64, born=float("-inf"), kind=MemoryKind.PARAMETERS),
+        Life(num_bytes=512, born=11, died=16, kind=MemoryKind.GRADIENTS),
+        Life(num_bytes=256, born=18),
+        Life(num_bytes=1024, born=19, kind=MemoryKind.OPTIMIZER),
+    ]

@@ -1,0 +1,219 @@
+"""Records the lives of tensors during steps: by tracking them on a CPU, by CUDA's allocator on a
+GPU.
+
+Backward passes and optimizers are told apart by torch's own calls, so this knows no model and no
+schedule.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from orchestrator.core.trial.memory_timeline import (
+    Life,
+    Mark,
+    MemoryKind,
+    Moment,
+    Note,
+    lives_of_history,
+    timeline,
+)
+from orchestrator.core.trial.step_part import StepPart
+from workloads.llama.live_tensors import LiveTensors
+
+# Entries that the allocator keeps: four steps of thousands of allocations each.
+_HISTORY_ENTRIES = 1_000_000
+
+
+class Recorder(Protocol):
+    """Something that knows the lives of tensors."""
+
+    def now(self) -> float: ...
+
+    def recording(self) -> AbstractContextManager[object]: ...
+
+    def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
+        """Say what these tensors are, which are alive now."""
+        ...
+
+    def lives(self) -> list[Life]: ...
+
+
+class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTensors
+    """The lives of tensors on a CPU. Times count allocations and frees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lives: list[Life] = []
+        self._alive: dict[int, int] = {}  # storage -> its life
+        # So that the end of a storage is noticed, and its key may be used again.
+        self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._changes = 0
+
+    def now(self) -> float:
+        return self._changes
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        with self, _resizes_told(self._resized):
+            yield
+
+    def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            # It may have been there before: only results of operations are seen.
+            self._follow(storage)
+            index = self._alive.get(storage._cdata)
+            if index is not None and self._lives[index].kind is None:
+                self._lives[index] = replace(self._lives[index], kind=kind)
+
+    def lives(self) -> list[Life]:
+        return list(self._lives)
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        super()._follow(storage)
+        key = storage._cdata
+        if key in self._ends:
+            return
+
+        def forget(_: object) -> None:
+            del self._ends[key]
+            self._end(key)
+
+        self._ends[key] = weakref.ref(storage, forget)
+        self._begin(key, storage.nbytes())
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """FSDP takes and frees the memory of gathered weights by resizing their storages."""
+        key = storage._cdata
+        if key not in self._ends:
+            return
+        self._end(key, kind=MemoryKind.PARAMETERS)
+        if storage.nbytes():
+            self._begin(key, storage.nbytes(), kind=MemoryKind.PARAMETERS)
+
+    def _begin(self, key: int, num_bytes: int, *, kind: MemoryKind | None = None) -> None:
+        self._changes += 1
+        self._alive[key] = len(self._lives)
+        self._lives.append(Life(num_bytes=num_bytes, born=self._changes, kind=kind))
+
+    def _end(self, key: int, *, kind: MemoryKind | None = None) -> None:
+        index = self._alive.pop(key, None)
+        if index is not None:
+            self._changes += 1
+            life = self._lives[index]
+            self._lives[index] = replace(life, died=self._changes, kind=life.kind or kind)
+
+
+@contextmanager
+def _resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    resize = torch.UntypedStorage.resize_
+
+    def told(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+        result = resize(storage, num_bytes)
+        tell(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = told  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+class AllocatorHistory:
+    """The lives of tensors on a CUDA device. Times are microseconds of the wall clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before: dict[int, int] = {}
+        self._notes: list[Note] = []
+        self._entries: list[dict[str, Any]] = []
+        self._records = False
+
+    def now(self) -> float:
+        return time.time() * 1e6
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        torch.cuda.memory._record_memory_history(
+            "all", context=None, stacks="python", max_entries=_HISTORY_ENTRIES
+        )
+        self._records = True
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize(self._device)
+            snapshot: Any = torch.cuda.memory._snapshot()
+            self._entries = snapshot["device_traces"][self._device.index or 0]
+            torch.cuda.memory._record_memory_history(None)
+            self._records = False
+
+    def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
+        storages = [tensor.untyped_storage() for tensor in tensors if tensor.is_cuda]
+        if not self._records:
+            self._before |= {each.data_ptr(): each.nbytes() for each in storages}
+        addresses = [each.data_ptr() for each in storages]
+        self._notes.append(Note(at=self.now(), kind=kind, addresses=addresses))
+
+    def lives(self) -> list[Life]:
+        return lives_of_history(self._entries, before=self._before, notes=self._notes)
+
+
+@dataclass(eq=False, kw_only=True)
+class StepMarks:
+    """Marks the parts of steps, as torch's backward pass and optimizers are called."""
+
+    recorder: Recorder
+    step: int = 0
+    marks: list[Mark] = field(default_factory=list)
+
+    def begin(self, step: int) -> None:
+        self.step = step
+        self._mark(StepPart.FORWARD)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        backward = torch.autograd.backward
+
+        def marked(*args: Any, **kwargs: Any) -> None:
+            self._mark(StepPart.BACKWARD)
+            try:
+                backward(*args, **kwargs)
+            finally:
+                self._mark(StepPart.FORWARD)
+
+        def before_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            weights = [w for group in optimizer.param_groups for w in group["params"]]
+            gradients = [w.grad for w in weights if w.grad is not None]
+            self.recorder.note(MemoryKind.GRADIENTS, map(local, gradients))
+            # What followed the last backward pass prepared this: norms, and copies of gradients.
+            self.marks[-1] = replace(self.marks[-1], part=StepPart.OPTIMIZER)
+
+        handle = register_optimizer_step_pre_hook(before_optimizer)
+        torch.autograd.backward = marked
+        try:
+            yield
+        finally:
+            torch.autograd.backward = backward
+            handle.remove()
+
+    def moments(self, end: float) -> list[Moment]:
+        return timeline(self.recorder.lives(), self.marks, end=end)
+
+    def _mark(self, part: StepPart) -> None:
+        self.marks.append(Mark(at=self.recorder.now(), step=self.step, part=part))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a distributed tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
