@@ -236,8 +236,11 @@ def _run(spec: SweepSpec, chosen: _Chosen, device: Device, devices: Sequence[str
     from orchestrator.sweep.verdict import judge_attempt
 
     every, num_steps = _steps_per_line(spec), WARMUP_STEPS + MAX_STEPS * _steps_per_line(spec)
-    plan = spec.measurement.plan.model_copy(
+    plan = spec.measurement.plan(device).model_copy(
         update={
+            # A few steps show what the doctor judges.
+            "warmup_seconds": 0.0,
+            "min_seconds": 0.0,
             "warmup_steps": WARMUP_STEPS,
             "min_steps": 2,
             "max_steps": num_steps - WARMUP_STEPS,

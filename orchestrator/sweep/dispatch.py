@@ -62,7 +62,7 @@ class Dispatch:
         self._outcomes, self._node_pool, self._placement = outcomes, node_pool, placement
         self._missing_nodes, self._budgets = missing_nodes, budgets
         self._cell_searches = cell_searches
-        self._settings, self._plan = call.spec.search, call.spec.measurement.plan
+        self._settings = call.spec.search
         self._limits = call.spec.measurement.limits.asked
 
     def start_what_fits(self) -> None:
@@ -374,9 +374,14 @@ class Dispatch:
 
     def _request(self, attempt: Attempt) -> TrialRequest:
         workload, layout = self._spec.workload, attempt.layout
+        begins, device = attempt.begins, self._scheduler.slots.device
+        plan = self._spec.measurement.plan(
+            device,
+            confirms=isinstance(begins, NewAttempt) and begins.purpose is Purpose.CONFIRMATION,
+        )
         limits = resolve_limits(
             self._limits,
-            plan=self._plan,
+            plan=plan,
             num_ranks=layout.world_size,
             predicted=attempt.predicted,
         )
@@ -389,8 +394,8 @@ class Dispatch:
             model=attempt.cell.model,
             sequence_length=attempt.cell.sequence_length,
             layout=layout,
-            device=self._scheduler.slots.device,
-            measurement=self._plan,
+            device=device,
+            measurement=plan,
             limits=limits,
             seed=self._settings.seed,
             one_rank_per_node=is_one_process_per_node(workload),

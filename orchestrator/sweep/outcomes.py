@@ -64,7 +64,7 @@ class Outcomes:
     def __init__(self, call: Call, peaks: MeasuredPeaks) -> None:
         self._call, self._store, self._epoch = call, call.store, call.epoch
         self._attempts, self._slots, self.peaks = call.attempts, call.scheduler.slots, peaks
-        self._plan = call.spec.measurement.plan
+        self._plan = call.spec.measurement.plan(call.scheduler.slots.device)
         # Trials of the sweep by their state in the store. `counts` adds those under way.
         self._stored: Counter[TrialState] = Counter()
         self.fingerprints: set[str] = set()

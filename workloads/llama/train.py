@@ -123,10 +123,8 @@ def _train_and_measure(
         step,
         plan=request.measurement,
         device=device,
-        before_step=lambda number: rank.heartbeat(
-            Phase.STEADY if number else Phase.FIRST_STEP,
-            number,
-            timed=number >= request.measurement.warmup_steps,
+        before_step=lambda number, timed: rank.heartbeat(
+            Phase.STEADY if number else Phase.FIRST_STEP, number, timed=timed
         ),
         after_first_step=memory.after_first_step,
     )

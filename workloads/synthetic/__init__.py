@@ -14,8 +14,8 @@ from orchestrator.core.pretend.synthetic import MemoryByPhase, memory, noisy_ste
 from orchestrator.core.problem.hardware import DEVICES, Hardware
 from orchestrator.core.sweepfile.synthetic_options import SyntheticFault, SyntheticOptions
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.measurement import enough
 from orchestrator.core.trial.protocol import Phase, RankResult
+from orchestrator.core.trial.stopping import begin, look
 from workloads import rank as ranks
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank
@@ -76,22 +76,21 @@ def _run_steps(
     capacity: int,
 ) -> tuple[list[float], list[float]]:
     """Warm-up and timed seconds."""
-    request = rank.request
-    warmup: list[float] = []
-    timed: list[float] = []
+    request, plan = rank.request, rank.request.measurement
+    samples: list[float] = []
+    timing = begin(plan)
     for step, seconds in enumerate(noisy_steps(request, options, hardware), 1):
         if step > 1:
-            rank.heartbeat(
-                Phase.STEADY, step, timed=len(warmup) >= request.measurement.warmup_steps
-            )
+            rank.heartbeat(Phase.STEADY, step, timed=timing.is_timed)
             _inject(faults, f"step_{step}", rank)
             _allocate(rank, needs.step_2, capacity)
         if options.sleep:
             time.sleep(seconds)
-        (warmup if len(warmup) < request.measurement.warmup_steps else timed).append(seconds)
-        if enough(timed, request.measurement):
+        samples.append(seconds)
+        timing = look(timing, samples, plan)
+        if timing.is_enough:
             break
-    return warmup, timed
+    return samples[: timing.num_warmup], samples[timing.num_warmup :]
 
 
 def _inject(faults: list[SyntheticFault], at: str, rank: Rank) -> None:

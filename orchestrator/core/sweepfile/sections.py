@@ -38,11 +38,14 @@ from orchestrator.core.sweepfile.spec_values import (
     whole,
 )
 from orchestrator.core.sweepfile.suggestion import did_you_mean
-from orchestrator.core.trial.protocol import LimitName, MeasurementPlan
+from orchestrator.core.trial.protocol import Device, LimitName, MeasurementPlan
 
 # A node reboots, or is replaced, within ten minutes. 64 nodes that wait so long cost 128 GPU-hours.
 WAIT_FOR_NODES_SECONDS = 900.0
 ANCHOR_EVERY = 8
+# What `auto` asks of a GPU, whose power and clock settle within seconds: of the warm-up, of the
+# timed steps, and of those that confirm the best.
+GPU_WARMUP_SECONDS, GPU_SECONDS, GPU_CONFIRMING_SECONDS = 2.0, 5.0, 10.0
 _COUNTS, _LIMIT, _FLAG = "`auto`, a number, a list", "`auto`, duration", "`true`, `false`"
 
 
@@ -251,7 +254,7 @@ class Exclusive(StrEnum):
 class Measuring(Section):
     """How steps are timed: warm-up first, then steps until their median is known well enough."""
 
-    OMITTED_DEFAULTS = frozenset({"exclusive", "preflight", "wait_for_nodes"})
+    OMITTED_DEFAULTS = frozenset({"exclusive", "min_seconds", "preflight", "wait_for_nodes"})
 
     # A layout fits if two steps do: the first one creates the optimizer states.
     warmup_steps: Annotated[
@@ -262,7 +265,24 @@ class Measuring(Section):
         whole(2, 1000),
         key("number, at least 2", "Fewest timed steps. A confidence interval needs 6"),
     ] = 5
-    max_steps: Annotated[int, whole(2, 10_000), key("number", "Most timed steps")] = 50
+    max_steps: Annotated[
+        int,
+        whole(2, 10_000),
+        key(
+            "number",
+            "Most timed steps; more if they took less than `min_seconds`. A program of workload"
+            " `command` runs no more than this",
+        ),
+    ] = 50
+    min_seconds: Annotated[
+        OrAuto[Annotated[float, Field(strict=True, ge=0, le=3600)]],
+        key(
+            "`auto`, a number",
+            "Seconds that the timed steps take together, at least. If more than 0, the steps must"
+            " also show no [trend](measuring.md#a-device-that-settles). `auto`: on GPUs 5, and 10"
+            " for repeats that confirm the best; on CPUs 0",
+        ),
+    ] = "auto"
     precision: Annotated[
         float,
         Field(strict=True, gt=0, lt=1),
@@ -302,14 +322,26 @@ class Measuring(Section):
             raise ValueError(f"min_steps {self.min_steps} is more than max_steps {self.max_steps}")
         return self
 
-    @property
-    def plan(self) -> MeasurementPlan:
+    def plan(self, device: Device, *, confirms: bool = False) -> MeasurementPlan:
+        """Return the plan of one attempt; `confirms`: it repeats one of the fastest layouts."""
         return MeasurementPlan(
             warmup_steps=self.warmup_steps,
             min_steps=self.min_steps,
             max_steps=self.max_steps,
             relative_confidence=self.precision,
+            warmup_seconds=GPU_WARMUP_SECONDS if self._asks_for_seconds(device) else 0.0,
+            min_seconds=self._seconds(device, confirms=confirms),
         )
+
+    def _asks_for_seconds(self, device: Device) -> bool:
+        return device is Device.CUDA and self.min_seconds != 0
+
+    def _seconds(self, device: Device, *, confirms: bool) -> float:
+        if self.min_seconds != "auto":
+            return self.min_seconds
+        if device is Device.CPU:
+            return 0.0
+        return GPU_CONFIRMING_SECONDS if confirms else GPU_SECONDS
 
 
 class Strategy(StrEnum):

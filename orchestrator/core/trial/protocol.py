@@ -89,6 +89,10 @@ class MeasurementPlan(_Message):
     max_steps: Annotated[int, Field(ge=2, le=MAX_SAMPLES)]
     # Half-width of the median's 95 % interval over the median.
     relative_confidence: Annotated[float, Field(gt=0)]
+    # Of work, at least: in the warm-up after the first step, and in timed steps. They may take more
+    # than `max_steps`.
+    warmup_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    min_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
 
 
 class DriverMemoryKind(StrEnum):
