@@ -11,9 +11,9 @@ from db.tables.nodes import link, node_bench, node_check
 from db.tables.sweeps import cell, fingerprint, model, session, sweep
 from db.tables.trials import attempt, event, measurement, trial
 
-SCHEMA_VERSION = "0011"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0012"  # the newest migration in migrations/versions
 # The oldest that can be upgraded; older ones were never released.
-FIRST_VERSION = "0011"
+FIRST_VERSION = "0012"
 
 # In the order of their creation.
 VIEWS = (
@@ -25,6 +25,7 @@ VIEWS = (
     "v_event",
     "v_gpu_seconds",
     "v_run",
+    "v_cell",
 )
 
 __all__ = [

@@ -124,6 +124,7 @@ def print_why_unsure(trials: Sequence[TrialRow]) -> None:
             num_steps=trial.num_steps,
             relative_confidence=trial.relative_confidence,
             implausible=trial.implausible,
+            unsteady=trial.unsteady,
         )
         if why is not None:
             unsure.setdefault(why, []).append(trial.id)

@@ -229,7 +229,12 @@ class Dispatch:
         is_untried = self._within_trials(search) and search.searcher.untried > 0
         if search.ahead is None and not is_untried:
             return None
-        return search.confirmation.next_check(settings.confirm, anchor_every=settings.anchor_every)
+        num_left = search.searcher.untried
+        if settings.max_trials is not None:
+            num_left = min(num_left, settings.max_trials - search.launched)
+        return search.confirmation.next_check(
+            settings.confirm, anchor_every=settings.anchor_every, num_left=num_left
+        )
 
     def _new(self, search: CellSearch, nodes: tuple[str, ...]) -> StopReason | None:
         """Decide on the layout that the search asks for, or return why not."""

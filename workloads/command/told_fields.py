@@ -24,6 +24,9 @@ _HIGHEST = frozenset(
         "peak_memory_allocated_bytes",
         "peak_memory_reserved_bytes",
         "peak_memory_resident_bytes",
+        "peak_memory_active_bytes",
+        "inactive_split_bytes",
+        "device_used_bytes",
         "allocator_retries",
     }
 )

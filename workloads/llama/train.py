@@ -28,7 +28,7 @@ from workloads.llama.data_parallel import Replica
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
 from workloads.llama.model import Llama
 from workloads.llama.optimizer import AdamW
-from workloads.llama.peak_flops import trial_peak
+from workloads.llama.peak_flops import PeakFlops, listed_peak, trial_peak
 from workloads.llama.stack import describe_stack
 from workloads.llama.timing import TimedSteps, time_steps
 from workloads.options import parse_options
@@ -48,13 +48,47 @@ def train(rank: Rank) -> RankResult:
     device = _open_device(rank, options)
     if rank.world_size > 1:
         join_gang(rank, device)
-    timed, report, rendezvous_seconds = _train_and_measure(
-        rank, options, device=device, begin=begin
-    )
-    # The model: a measured peak needs memory.
-    gc.collect()
     stack = describe_stack(device)
     tokens = request.layout.global_batch_size * request.sequence_length
+
+    def result_of(timed: TimedSteps, report: MemoryReport, *, peak: PeakFlops | None) -> RankResult:
+        phases = {
+            **({Phase.START: start_seconds} if start_seconds is not None else {}),
+            Phase.RENDEZVOUS: timed.began_at - begin,
+            Phase.FIRST_STEP: timed.first_step_seconds,
+            Phase.STEADY: timed.steady_seconds,
+        }
+        return RankResult(
+            step_seconds=timed.step_seconds,
+            warmup_seconds=timed.warmup_seconds,
+            tokens_per_step=tokens,
+            phase_seconds=rank.with_teardown(phases),
+            peak_memory_allocated_bytes=report.peak_allocated_bytes,
+            peak_memory_reserved_bytes=report.peak_reserved_bytes,
+            peak_memory_active_bytes=report.peak_active_bytes,
+            inactive_split_bytes=report.inactive_split_bytes,
+            device_used_bytes=report.device_used_bytes,
+            memory_bytes_by_part=report.bytes_by_part,
+            device_memory_bytes=report.device_bytes,
+            allocator_retries=report.allocator_retries,
+            allocator_ooms=report.allocator_ooms,
+            peak_flops=peak.flops if peak is not None else None,
+            peak_flops_source=peak.source if peak is not None else None,
+            loss_first=timed.loss_first,
+            loss_last=timed.loss_last,
+            stack=stack,
+        )
+
+    handed_over: list[RankResult] = []
+
+    def hand_over(timed: TimedSteps, peaks: MemoryReport) -> None:
+        peak = listed_peak(device, request.layout.precision)
+        handed_over.append(result_of(timed, peaks, peak=peak))
+        rank.finish(handed_over[0])
+
+    timed, report = _train_and_measure(rank, options, device=device, hand_over=hand_over)
+    # The model: a measured peak needs memory.
+    gc.collect()
     peak = trial_peak(
         request,
         node=socket.gethostname(),  # as the launcher names its node
@@ -64,28 +98,11 @@ def train(rank: Rank) -> RankResult:
             request, tokens_per_second=tokens / timed.slowest_median_seconds
         ),
     )
-    phases = {
-        **({Phase.START: start_seconds} if start_seconds is not None else {}),
-        Phase.RENDEZVOUS: rendezvous_seconds,
-        Phase.FIRST_STEP: timed.first_step_seconds,
-        Phase.STEADY: timed.steady_seconds,
-    }
-    result = RankResult(
-        step_seconds=timed.step_seconds,
-        warmup_seconds=timed.warmup_seconds,
-        tokens_per_step=tokens,
-        phase_seconds=rank.with_teardown(phases),
-        peak_memory_allocated_bytes=report.peak_allocated_bytes,
-        peak_memory_reserved_bytes=report.peak_reserved_bytes,
-        memory_bytes_by_part=report.bytes_by_part,
-        device_memory_bytes=report.device_bytes,
-        allocator_retries=report.allocator_retries,
-        peak_flops=peak.flops if peak is not None else None,
-        peak_flops_source=peak.source if peak is not None else None,
-        loss_first=timed.loss_first,
-        loss_last=timed.loss_last,
-        stack=stack,
-    )
+    result = result_of(timed, report, peak=peak)
+    if handed_over:
+        # Since then its launcher counts the teardown.
+        phases = handed_over[0].phase_seconds
+        result = result.model_copy(update={"phase_seconds": phases})
     # First: a hang in the end of the process group then changes nothing.
     rank.finish(result)
     if dist.is_initialized():
@@ -102,9 +119,16 @@ def _achieved_flops(request: TrialRequest, *, tokens_per_second: float) -> float
 
 
 def _train_and_measure(
-    rank: Rank, options: LlamaOptions, *, device: torch.device, begin: float
-) -> tuple[TimedSteps, MemoryReport, float]:
-    """Timed steps, memory, and the seconds until the model was built; frees the model."""
+    rank: Rank,
+    options: LlamaOptions,
+    *,
+    device: torch.device,
+    hand_over: Callable[[TimedSteps, MemoryReport], None],
+) -> tuple[TimedSteps, MemoryReport]:
+    """Timed steps and memory; frees the model.
+
+    `hand_over` gets what is known before the look at the memory by part, whatever happens there.
+    """
     request = rank.request
     trainer = TrainingLoop(request, options, device=device, data_parallel_rank=rank.rank)
     memory = (
@@ -112,7 +136,6 @@ def _train_and_measure(
         if device.type == "cuda"
         else LiveMemory(trainer.states(), limit_bytes=options.memory_limit_bytes)
     )
-    rendezvous_seconds = time.perf_counter() - begin
 
     def step(micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
         with memory.first_step() if rank.phase is Phase.FIRST_STEP else nullcontext():
@@ -132,7 +155,10 @@ def _train_and_measure(
     norm = trainer.gradient_norm()
     if not math.isfinite(norm):
         raise NotFinite.of("gradient norm", norm, step=rank.step + 1)
-    return timed, memory.report(trainer.untimed_step), rendezvous_seconds
+    peaks = memory.peaks()
+    if peaks is not None:
+        hand_over(timed, peaks)
+    return timed, memory.report(trainer.untimed_step)
 
 
 class TrainingLoop:

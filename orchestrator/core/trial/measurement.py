@@ -80,6 +80,11 @@ class Measurement:
     thrashing: bool
     loss_first: float | None
     loss_last: float | None
+    # Of the worst rank, as its GPU's allocator counts; all of a device, by whomever it is used.
+    peak_memory_active_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    device_used_bytes: int | None = None
+    allocator_ooms: int | None = None
     # As the driver or the kernel saw it, with its kind; kept apart from the allocator's bytes.
     peak_memory_driver_bytes: int | None = None
     peak_memory_driver_kind: DriverMemoryKind | None = None
@@ -197,6 +202,10 @@ def measure(
         peak_flops_source=source,
         peak_memory_allocated_bytes=_worst(r.peak_memory_allocated_bytes for r in results),
         peak_memory_reserved_bytes=_worst(r.peak_memory_reserved_bytes for r in results),
+        peak_memory_active_bytes=_worst(r.peak_memory_active_bytes for r in results),
+        inactive_split_bytes=_worst(r.inactive_split_bytes for r in results),
+        device_used_bytes=_worst(r.device_used_bytes for r in results),
+        allocator_ooms=_worst(r.allocator_ooms for r in results),
         device_memory_bytes=min(capacities, default=None),
         allocator_retries=retries,
         # The allocator retries only if the device is full, however much of it NCCL and others use.

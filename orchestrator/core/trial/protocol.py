@@ -267,12 +267,26 @@ class RankResult(_Message):
         description="highest memory of a process on a CPU; without it that of the program's "
         "largest process, by the kernel",
     )
+    peak_memory_active_bytes: Bytes | None = Field(
+        default=None, description="highest memory of blocks in use, by any stream"
+    )
+    inactive_split_bytes: Bytes | None = Field(
+        default=None, description="highest sum of free rests of split blocks: fragmentation"
+    )
+    device_used_bytes: Bytes | None = Field(
+        default=None,
+        description="memory in use on the device after the timed steps, by everything "
+        "(`torch.cuda.mem_get_info`: total less free)",
+    )
     device_memory_bytes: Bytes | None = Field(default=None, description="memory of the device")
     allocator_retries: int | None = Field(
         default=None,
         ge=0,
         le=1 << 40,
         description="how often the allocator freed its cache and tried again",
+    )
+    allocator_ooms: int | None = Field(
+        default=None, ge=0, le=1 << 40, description="out-of-memory errors that it raised"
     )
     peak_flops: PositiveFlops | None = Field(
         default=None,
@@ -407,10 +421,19 @@ def _decode(adapter: TypeAdapter[_M], text: bytes, what: str) -> _M:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUsage:
-    """NVML samples of one node during timed steps. Unknown is None."""
+    """What NVML reports of one node's GPUs during timed steps. Unknown is None."""
 
-    utilisation: float | None = None  # mean, 0..1
+    # Mean share of time in which at least one kernel ran, however small.
+    busy: float | None = None
     power_watts: float | None = None  # mean per GPU
+    energy_joules: float | None = None  # of all GPUs together
+    # SM clock: the median of the slowest device, and the lowest of all samples.
+    clock_mhz: float | None = None
+    lowest_clock_mhz: float | None = None
+    # Means by GPM, 0..1: of multiprocessors, of tensor cores, of the memory's bandwidth.
+    sm_activity: float | None = None
+    tensor_activity: float | None = None
+    dram_activity: float | None = None
     num_samples: int = 0
     # Of the fullest device, whether steps were timed or not, less what was used before.
     peak_memory_bytes: int | None = None
@@ -452,7 +475,10 @@ class NodeReport:
     set_by_launcher: tuple[str, ...] = ()  # names only the launcher set
     gpu: GpuUsage = field(default_factory=GpuUsage)
     load: MachineLoad = field(default_factory=MachineLoad)  # during timed steps
-    software: Software = field(default_factory=Software)  # of a user's program
+    # Of a user's program; of ours only the driver.
+    software: Software = field(default_factory=Software)
+    # The cores near each GPU, to which its rank was bound: `0-31,64-95`; empty: to none.
+    bound_cpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ from orchestrator.core.trial.protocol import (
 )
 from workloads.llama import main
 from workloads.llama.data import Tokens
+from workloads.llama.memory import LiveMemory, MemoryReport
 from workloads.llama.model import Llama
 from workloads.llama.peak_flops import measured_peak, trial_peak
 from workloads.llama.stack import describe_stack
@@ -496,6 +497,40 @@ def test_only_steps_after_the_warm_up_are_told_to_be_timed(
     ]
 
 
+def test_what_was_measured_stands_whatever_happens_while_memory_is_looked_at(
+    told: list[tuple[Phase, int, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> MemoryReport:
+        raise RuntimeError("CUDA error: misaligned address")
+
+    # As on a GPU, whose allocator knows the peaks without a step of its own.
+    peaks = MemoryReport(peak_allocated_bytes=7, bytes_by_part={}, device_used_bytes=9)
+    monkeypatch.setattr(LiveMemory, "peaks", lambda _: peaks)
+    monkeypatch.setattr(LiveMemory, "report", die)
+    with pytest.raises(RuntimeError, match="misaligned"):
+        train(context())
+    result = decode_result((tmp_path / result_file(0)).read_bytes())
+    assert len(result.step_seconds) >= PLAN.min_steps
+    assert (result.peak_memory_allocated_bytes, result.device_used_bytes) == (7, 9)
+    assert told[-1][0] is Phase.TEARDOWN, "its launcher takes the result, however the rank ends"
+
+
+def test_a_look_at_memory_amends_the_result_that_was_handed_over(
+    told: list[tuple[Phase, int, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        LiveMemory, "peaks", lambda _: MemoryReport(peak_allocated_bytes=7, bytes_by_part={})
+    )
+    result = train(context())
+    stored = decode_result((tmp_path / result_file(0)).read_bytes())
+    assert stored == result
+    assert stored.memory_bytes_by_part["parameters"] > 0
+    # The launcher counts the teardown from the first time on.
+    ended = [phase for phase, _, _ in told if phase is Phase.TEARDOWN]
+    assert len(ended) == 2
+    assert stored.phase_seconds[Phase.TEARDOWN] < 1.0
+
+
 def test_a_peak_is_measured_when_the_model_is_gone_and_unknown_without_room(
     told: list[tuple[Phase, int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,12 +542,12 @@ def test_a_peak_is_measured_when_the_model_is_gone_and_unknown_without_room(
         models.append(weakref.ref(model))
         initialise(model, seed)
 
-    def no_room(*_: object) -> float:
+    def no_room(*_: object, **__: object) -> float:
         alive_at_the_peak.append(models[0]() is not None)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(Llama, "initialise", remember)
-    monkeypatch.setattr("workloads.llama.peak_flops._best_matmul", no_room)
+    monkeypatch.setattr("workloads.llama.peak_flops.product_flops", no_room)
     result = train(context())
     assert (result.peak_flops, result.peak_flops_source) == (None, None)
     assert alive_at_the_peak == [False]
