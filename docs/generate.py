@@ -177,7 +177,8 @@ def _part(name: str) -> str:
             {
                 name: _means(field)
                 for name, field in RankResult.model_fields.items()
-                if name != "seen"  # its rank adds it
+                # A program's rank adds these.
+                if name not in ("seen", "step_seconds_bound")
             },
         ),
         "summary": lambda: _table("what | measured | file", summary_rows()),

@@ -128,6 +128,7 @@ class TrialRow:
     inactive_split_bytes: int | None = None
     device_used_bytes: int | None = None  # by everything, after the timed steps
     unsteady: str | None = None  # why its steps do not show the speed of a long run
+    step_seconds_bound: float | None = None  # None: it was timed to its end
     extra: Mapping[str, Any] | None = None  # the program's own fields
 
 

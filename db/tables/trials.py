@@ -265,6 +265,12 @@ measurement = Table(
         "why its steps do not show the speed of a long run: a trend, or too few seconds; NULL: "
         "nothing shows it",
     ),
+    optional(
+        "step_seconds_bound",
+        Double,
+        "a step takes at least so long: the trial was ended early, since it cannot be the best; "
+        "its numbers are of a few steps, and never win; NULL: it was timed to its end",
+    ),
     optional("mfu", Double, "model FLOPs utilisation, 0 to 1; NULL: no peak is known"),
     optional("hfu", Double, "hardware FLOPs utilisation, 0 to 1: recomputed FLOPs count"),
     required("mfu_formula", Text, "FLOPs per token that `mfu` rests on"),

@@ -37,6 +37,7 @@ SELECT
     measurement.confident,
     measurement.implausible,
     measurement.unsteady,
+    measurement.step_seconds_bound,
     measurement.mfu,
     measurement.hfu,
     measurement.mfu_formula,

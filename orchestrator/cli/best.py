@@ -116,6 +116,7 @@ def best(
 
         implausible = _implausible(db, row.id)
         other_clocks = _other_clocks(db, row.id)
+        beaten = _beaten(db, row.id)
     nothing = Ranking(leading=(), tied=(), text="", drift=None)
     by_cell = [(cell, rankings.get(cell.cell.id, nothing)) for cell in cells]
     found = [
@@ -140,6 +141,7 @@ def best(
                 "other_fingerprints": others,
                 "implausible": implausible,
                 "other_clocks": other_clocks,
+                "ended_early": beaten,
             }
             write_json("best", fields)
         case Format.CSV:
@@ -149,7 +151,8 @@ def best(
             trials = [(trial, cell.cell) for cell, s in by_cell for trial in s.leading[:top]]
             trial_text.write_markdown(trials)
         case Format.TABLE:
-            _print(row.name, by_cell, top, others, implausible, other_clocks)
+            remarks = _Remarks(implausible=implausible, other_clocks=other_clocks, beaten=beaten)
+            _print(row.name, by_cell, top, others, remarks)
 
 
 def ranking(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Ranking:
@@ -320,13 +323,27 @@ def _other_clocks(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
     return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
 
+def _beaten(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
+    """The trials that were ended early: they are not ranked."""
+    from db.sql import readonly  # needs SQLAlchemy
+
+    found = readonly.own_query(
+        db,
+        "SELECT trial.cell_id, trial.id AS trial_id, trial.layout_key AS layout,"
+        " step_seconds_bound FROM measurement"
+        " JOIN attempt ON attempt.id = measurement.attempt_id AND NOT attempt.superseded"
+        f" JOIN trial ON trial.id = attempt.trial_id AND trial.sweep_id = {sweep_id}"
+        " WHERE step_seconds_bound IS NOT NULL ORDER BY trial.id",
+    )
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+
 def _print(
     sweep: str,
     by_cell: Sequence[tuple[CellStatus, Ranking]],
     top: int,
     others: Sequence[Mapping[str, Any]],
-    implausible: Sequence[Mapping[str, Any]],
-    other_clocks: Sequence[Mapping[str, Any]],
+    remarks: _Remarks,
 ) -> None:
     if not by_cell:
         write_line(f"Sweep {sweep} has no cells yet.")
@@ -339,8 +356,7 @@ def _print(
             shown += _print_cell(of_cell, top)
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
-        _print_implausible([one for one in implausible if one["cell_id"] == cell.cell.id])
-        _print_other_clocks([one for one in other_clocks if one["cell_id"] == cell.cell.id])
+        remarks.print(cell.cell.id)
         _print_others([other for other in others if other["cell_id"] == cell.cell.id])
     trial_text.print_why_unsure(shown)
 
@@ -384,6 +400,20 @@ def _without_drift(compared: Compared | None) -> list[str]:
     return [rate, show.confidence(compared.relative_confidence)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Remarks:
+    """Trials that are named below a cell's table, each with its `cell_id`."""
+
+    implausible: Sequence[Mapping[str, Any]]
+    other_clocks: Sequence[Mapping[str, Any]]
+    beaten: Sequence[Mapping[str, Any]]
+
+    def print(self, cell_id: int) -> None:
+        _print_implausible([one for one in self.implausible if one["cell_id"] == cell_id])
+        _print_other_clocks([one for one in self.other_clocks if one["cell_id"] == cell_id])
+        _print_beaten([one for one in self.beaten if one["cell_id"] == cell_id])
+
+
 def _print_implausible(found: Sequence[Mapping[str, Any]]) -> None:
     if not found:
         return
@@ -401,6 +431,14 @@ def _print_other_clocks(found: Sequence[Mapping[str, Any]]) -> None:
     most = max((one["gpu_clock_off"] for one in found), key=abs)
     text = f"  Measured at another clock than usual in this cell: {which} ({most:+.1%} at most)"
     write_line(text, style="yellow")
+
+
+def _print_beaten(found: Sequence[Mapping[str, Any]]) -> None:
+    if not found:
+        return
+    which = show.numbered("trial", [one["trial_id"] for one in found])
+    text = f"  Ended early, since they could not be the fastest, and not ranked: {which}"
+    write_line(text, style="dim")
 
 
 def _print_others(others: Sequence[Mapping[str, Any]]) -> None:

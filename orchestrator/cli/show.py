@@ -222,6 +222,7 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
         relative_confidence=steps.relative_confidence,
         implausible=measurement.implausible,
         unsteady=measurement.unsteady,
+        step_seconds_bound=measurement.step_seconds_bound,
     )
     if why is not None:
         step += f"; less sure than asked for: {why}"

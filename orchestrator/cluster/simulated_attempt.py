@@ -150,6 +150,7 @@ def simulate_attempt(
     result = RankResult(
         step_seconds=timed,
         warmup_seconds=warmup,
+        step_seconds_bound=timing.bound,
         phase_seconds=phases,
         peak_memory_allocated_bytes=needs.step_2,
         peak_memory_reserved_bytes=min(capacity, int(1.05 * needs.step_2)),

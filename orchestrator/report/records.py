@@ -43,6 +43,7 @@ _TRIAL_FIELDS = (
     "confident",
     "implausible",
     "unsteady",
+    "step_seconds_bound",
     "mfu",
     "hfu",
     "peak_memory_allocated_bytes",

@@ -384,6 +384,9 @@ class Dispatch:
             device,
             confirms=isinstance(begins, NewAttempt) and begins.purpose is Purpose.CONFIRMATION,
         )
+        best = self._call.searches[attempt.cell_id].confirmation.best()
+        if best is not None and not attempt.is_repeat and self._settings.stops_early(device):
+            plan = plan.model_copy(update={"beat_seconds": best[1]})
         limits = resolve_limits(
             self._limits,
             plan=plan,

@@ -348,6 +348,12 @@ class Outcomes:
             search.note_implausible(trial_id, told, peak_memory_bytes=peak)
             self._free(search)
             return f"measured, but its numbers cannot be true: {measurement.implausible}"
+        if (bound := measurement.step_seconds_bound) is not None and not is_repeat:
+            self._stored[TrialState.MEASURED] += 1
+            told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
+            search.note_beaten(trial_id, told, peak_memory_bytes=peak)
+            self._free(search)
+            return f"ended early: a step takes {bound:.3g} s at least, too long to be the best"
         if is_repeat and not search.confirmation.has(trial_id):
             return "measured again, but the numbers of its trial cannot be true"
         run = Run(

@@ -119,6 +119,22 @@ def test_v_best_shows_results_of_another_fingerprint_apart(bench: Bench, store_u
     ]
 
 
+def test_v_best_ranks_no_trial_that_was_ended_early(bench: Bench, store_url: str) -> None:
+    for size, speed, bound in ((1, 1000.0, None), (2, 2000.0, 0.2)):
+        trial_id, number = bench.start(size)
+        record_measurement(
+            bench.store,
+            trial_id,
+            number,
+            epoch=bench.epoch,
+            measurement=measurement(speed, step_seconds_bound=bound),
+        )
+    rows = ask(store_url, "SELECT tokens_per_second_per_gpu FROM v_best")
+    assert [row["tokens_per_second_per_gpu"] for row in rows] == [1000.0]
+    (ranked,) = bench.store.best(bench.sweep_id, 10).values()
+    assert [trial.tokens_per_second_per_gpu for trial in ranked] == [1000.0]
+
+
 def test_v_oom_shows_what_ran_out_and_what_it_condemned(bench: Bench, store_url: str) -> None:
     proof, number = bench.start(4)
     record_failure(

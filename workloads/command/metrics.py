@@ -135,6 +135,11 @@ class Metrics:
         return max(self._least_warmup, min(num, self._num_asked // 2))
 
     @property
+    def step_seconds_bound(self) -> float | None:
+        """The fastest step, if it shows that the layout cannot be the best."""
+        return self._timing.bound
+
+    @property
     def times_steps(self) -> bool:
         """True once the warm-up is over."""
         return len(self.step_seconds) >= self.num_warmup

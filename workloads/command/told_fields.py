@@ -32,7 +32,16 @@ _HIGHEST = frozenset(
 )
 # Fields that only a document may have, or that others read from a line.
 _NOT_FIELDS = frozenset(
-    {"step_seconds", "step", "iteration", "warmup_seconds", "phase_seconds", "collectives", "seen"}
+    {
+        "step_seconds",
+        "step",
+        "iteration",
+        "warmup_seconds",
+        "phase_seconds",
+        "collectives",
+        "seen",
+        "step_seconds_bound",
+    }
 )
 _MAX_NAMES = 4 * MAX_FIELDS
 _MAX_BYTES = 64 * MAX_RESULT_BYTES

@@ -34,6 +34,7 @@ class TimedSteps:
     step_seconds: list[float]  # this rank's
     # The median of the slowest rank's time in each timed step: the same on every rank.
     slowest_median_seconds: float
+    step_seconds_bound: float | None  # of a layout that cannot be the best, and was ended early
     began_at: float  # by time.perf_counter
     first_step_seconds: float  # wall time until its end
     steady_seconds: float
@@ -190,6 +191,7 @@ def time_steps(
         warmup_seconds=own[:num_warmup],
         step_seconds=own[num_warmup:],
         slowest_median_seconds=statistics.median(slowest[num_warmup:]),
+        step_seconds_bound=timing.bound,
         began_at=begun,
         first_step_seconds=first_step_seconds,
         steady_seconds=time.perf_counter() - begun - first_step_seconds,

@@ -61,6 +61,7 @@ def train(rank: Rank) -> RankResult:
         return RankResult(
             step_seconds=timed.step_seconds,
             warmup_seconds=timed.warmup_seconds,
+            step_seconds_bound=timed.step_seconds_bound,
             tokens_per_step=tokens,
             phase_seconds=rank.with_teardown(phases),
             peak_memory_allocated_bytes=report.peak_allocated_bytes,

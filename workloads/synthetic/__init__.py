@@ -15,7 +15,7 @@ from orchestrator.core.problem.hardware import DEVICES, Hardware
 from orchestrator.core.sweepfile.synthetic_options import SyntheticFault, SyntheticOptions
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import Phase, RankResult
-from orchestrator.core.trial.stopping import begin, look
+from orchestrator.core.trial.stopping import Timing, begin, look
 from workloads import rank as ranks
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank
@@ -49,10 +49,11 @@ def pretend_to_train(rank: Rank) -> RankResult:
     _allocate(rank, needs.forward, capacity)
     _inject(faults, "step_1", rank)
 
-    warmup, timed = _run_steps(rank, options, hardware, faults, needs, capacity)
+    samples, timing = _run_steps(rank, options, hardware, faults, needs, capacity)
     result = RankResult(
-        step_seconds=timed,
-        warmup_seconds=warmup,
+        step_seconds=samples[timing.num_warmup :],
+        warmup_seconds=samples[: timing.num_warmup],
+        step_seconds_bound=timing.bound,
         phase_seconds=rank.phase_seconds(),
         peak_memory_allocated_bytes=needs.step_2,
         peak_memory_reserved_bytes=min(capacity, int(1.05 * needs.step_2)),
@@ -74,8 +75,8 @@ def _run_steps(
     faults: list[SyntheticFault],
     needs: MemoryByPhase,
     capacity: int,
-) -> tuple[list[float], list[float]]:
-    """Warm-up and timed seconds."""
+) -> tuple[list[float], Timing]:
+    """The seconds of all steps, and which of them are timed."""
     request, plan = rank.request, rank.request.measurement
     samples: list[float] = []
     timing = begin(plan)
@@ -90,7 +91,7 @@ def _run_steps(
         timing = look(timing, samples, plan)
         if timing.is_enough:
             break
-    return samples[: timing.num_warmup], samples[timing.num_warmup :]
+    return samples, timing
 
 
 def _inject(faults: list[SyntheticFault], at: str, rank: Rank) -> None:

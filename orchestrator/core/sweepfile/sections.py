@@ -391,7 +391,7 @@ class Confirm(Section):
 class Search(Section):
     """How the next layout is selected, and when to stop. Budgets include failed attempts."""
 
-    OMITTED_DEFAULTS = frozenset({"max_cost", "anchor_every", "dominance"})
+    OMITTED_DEFAULTS = frozenset({"max_cost", "anchor_every", "early_stop", "dominance"})
 
     strategy: Annotated[
         Strategy,
@@ -461,6 +461,16 @@ class Search(Section):
             " contradict their neighbours are still repeated",
         ),
     ] = ANCHOR_EVERY
+    early_stop: Annotated[
+        OrAuto[Flag],
+        key(
+            "`auto`, `true`, `false`",
+            "End a trial after a few steps if even the fastest of them is 25 % slower than those of"
+            " the best layout: its numbers are bounds, and"
+            " [never win](measuring.md#trials-that-cannot-win). `auto`: on GPUs, unless `strategy`"
+            " is `exhaustive`",
+        ),
+    ] = "auto"
     dominance: Annotated[
         OrAuto[Dominance],
         key(
@@ -469,6 +479,12 @@ class Search(Section):
             " [search.md](search.md#what-an-out-of-memory-rules-out)",
         ),
     ] = "auto"
+
+    def stops_early(self, device: Device) -> bool:
+        """Return whether trials that cannot win are ended early."""
+        if self.early_stop != "auto":
+            return self.early_stop
+        return device is Device.CUDA and self.strategy is not Strategy.EXHAUSTIVE
 
 
 class Objective(StrEnum):

@@ -54,6 +54,7 @@ class Unsure(StrEnum):
         f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} "
         "(measurement.max_steps, or a program that reports more)"
     )
+    BEATEN = "ended early: even its fastest step was far slower than the best layout's"
     VARIED = (
         "the steps varied too much for the precision asked for (measurement.precision, max_steps)"
     )
@@ -94,6 +95,9 @@ class Measurement:
     implausible: str | None = None
     # Why the steps do not show the speed of a long run; None: nothing shows it.
     unsteady: str | None = None
+    # A step takes at least so long: the trial was ended early, since it cannot be the best. Its
+    # other numbers are of a few steps, and are not ranked. None: it was timed to its end.
+    step_seconds_bound: float | None = None
 
 
 def why_unsure(
@@ -103,12 +107,15 @@ def why_unsure(
     relative_confidence: float | None,
     implausible: str | None = None,
     unsteady: str | None = None,
+    step_seconds_bound: float | None = None,
 ) -> str | None:
     """Return why a measurement is less sure than the plan asks; None: it is not."""
     if confident is not False:
         return None
     if implausible is not None:
         return f"its numbers cannot be true: {implausible}"
+    if step_seconds_bound is not None:
+        return Unsure.BEATEN
     if num_steps == 1:
         return Unsure.ONE_NUMBER
     if relative_confidence is None:
@@ -164,7 +171,10 @@ def measure(
     if len(counts) != 1:
         raise ImplausibleMeasurement(f"ranks timed different numbers of steps: {sorted(counts)}")
     slowest = tuple(max(step) for step in zip(*(r.step_seconds for r in timed), strict=True))
-    step_time, unsteady = summarise_steps(slowest), why_unsteady(slowest, plan)
+    bounds = [r.step_seconds_bound for r in results if r.step_seconds_bound is not None]
+    bound = max(bounds, default=None)
+    step_time = summarise_steps(slowest)
+    unsteady = why_unsteady(slowest, plan) if bound is None else None
     tokens = timed[0].tokens_per_step or layout.global_batch_size * sequence_length
     per_gpu = tokens / step_time.median / layout.world_size
     peak, source = min(
@@ -194,7 +204,8 @@ def measure(
         step_seconds=slowest,
         confident=step_time.relative_confidence is not None
         and step_time.relative_confidence <= plan.relative_confidence
-        and unsteady is None,
+        and unsteady is None
+        and bound is None,
         mfu=mfu,
         hfu=hfu,
         mfu_formula=MFU_FORMULA,
@@ -214,6 +225,7 @@ def measure(
         loss_last=timed[0].loss_last,
         extra=_merged_extra([*timed, *results]),
         unsteady=unsteady,
+        step_seconds_bound=bound,
     )
 
 

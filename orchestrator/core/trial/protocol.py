@@ -93,6 +93,8 @@ class MeasurementPlan(_Message):
     # than `max_steps`.
     warmup_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
     min_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    # The best layout's step time: a trial that cannot beat it is ended early. None: none is.
+    beat_seconds: PositiveSeconds | None = None
 
 
 class DriverMemoryKind(StrEnum):
@@ -324,8 +326,10 @@ class RankResult(_Message):
         description="`python`, `torch`, `cuda`, `nccl`, `driver`, `device_name`: part of the "
         "fingerprint",
     )
-    # Not a field of a program's document: its rank adds it.
+    # The next two are no fields of a program's document: its rank adds them.
     seen: ProgramSeen | None = None
+    # The fastest step of a trial that was ended early since it cannot be the best.
+    step_seconds_bound: PositiveSeconds | None = None
 
 
 # If one of these is not finite, the training diverged.

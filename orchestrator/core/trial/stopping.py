@@ -25,6 +25,11 @@ _TREND_Z = 2.58
 # ... of so many values: of more samples, medians of blocks. The test is quadratic in them.
 _TREND_VALUES = 48
 _FEWEST_FOR_TREND = 6
+# A trial is ended early if even its fastest step is so many times slower than the best layout's
+# usual one: clocks, drift of the machine and neighbours on it account for less.
+BEATEN = 1.25
+# Timed steps, after the warm-up, at which that is judged first.
+_FIRST_JUDGED = 2
 # A device that has not settled after so many times `min_seconds` will not settle.
 PATIENCE = 6.0
 
@@ -36,6 +41,8 @@ class Timing:
     num_warmup: int | None  # None: the warm-up goes on
     next_look: int  # the number of steps at which to look again
     is_enough: bool = False
+    # Seconds of the fastest step, if that shows that the layout cannot be the best.
+    bound: float | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -77,6 +84,9 @@ def _look_at_warmup(timing: Timing, samples: Sequence[float], plan: MeasurementP
 def _look_at_timed(
     timing: Timing, samples: Sequence[float], num_warmup: int, plan: MeasurementPlan
 ) -> Timing:
+    bound = bound_if_beaten(samples, plan)
+    if bound is not None:
+        return replace(timing, is_enough=True, bound=bound)
     timed = samples[num_warmup:]
     num, seconds = len(timed), sum(timed)
     goes_on = replace(timing, next_look=num_warmup + _next_count(num, plan))
@@ -105,9 +115,22 @@ def _next_count(num: int, plan: MeasurementPlan) -> int:
     There are few, and precision is judged at a higher confidence than is reported: a test after
     every step stops by luck.
     """
+    if plan.beat_seconds is not None and num < _FIRST_JUDGED:
+        return _FIRST_JUDGED
     counts = (count for count in _STOPPING_COUNTS if count > num and count >= plan.min_steps)
     count = next(counts, MAX_SAMPLES)
     return min(count, plan.max_steps if num < plan.max_steps else MAX_SAMPLES)
+
+
+def bound_if_beaten(samples: Sequence[float], plan: MeasurementPlan) -> float | None:
+    """Return the fastest step if even that shows that the layout cannot be the best; else None.
+
+    The first step does not count: it may compile.
+    """
+    if plan.beat_seconds is None:
+        return None
+    fastest = min(samples[1:])
+    return fastest if fastest > BEATEN * plan.beat_seconds else None
 
 
 # --- trend ----------------------------------------------------------------------------------------

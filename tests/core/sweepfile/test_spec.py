@@ -218,6 +218,14 @@ def test_a_gpu_is_timed_for_seconds_and_longer_to_confirm_the_best() -> None:
     assert (none.min_seconds, none.warmup_seconds) == (0.0, 0.0)
 
 
+def test_trials_that_cannot_win_are_ended_early_on_gpus_unless_all_are_to_be_measured() -> None:
+    search, exhaustive = sweep().search, sweep(search={"strategy": "exhaustive"}).search
+    assert [search.stops_early(device) for device in (Device.CPU, Device.CUDA)] == [False, True]
+    assert not exhaustive.stops_early(Device.CUDA)
+    asked = sweep(search={"strategy": "exhaustive", "early_stop": True}).search
+    assert asked.stops_early(Device.CPU)
+
+
 def test_defaults_are_what_the_measurement_and_the_limits_need() -> None:
     spec = sweep()
     plan = spec.measurement.plan(Device.CPU)

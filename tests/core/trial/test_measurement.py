@@ -233,3 +233,55 @@ def test_why_a_number_is_less_sure_than_asked_for(
 def test_the_fewest_steps_that_have_an_interval_are_those_that_are_named() -> None:
     assert relative_confidence([1.0] * (FEWEST_STEPS - 1)) is None
     assert relative_confidence([1.0] * FEWEST_STEPS) is not None
+
+
+# --- what a measurement does not show -------------------------------------------------------------
+
+
+GPU_PLAN = PLAN.model_copy(update={"min_seconds": 5.0, "warmup_seconds": 2.0})
+
+
+def on_gpu(*seconds: float, **known: Any) -> Measurement:
+    return measure(
+        [result(*seconds, **known)],
+        model=MODEL,
+        sequence_length=4096,
+        layout=LAYOUT,
+        plan=GPU_PLAN,
+    )
+
+
+def why(measurement: Measurement) -> str | None:
+    return why_unsure(
+        confident=measurement.confident,
+        num_steps=measurement.step_time.num_steps,
+        relative_confidence=measurement.step_time.relative_confidence,
+        implausible=measurement.implausible,
+        unsteady=measurement.unsteady,
+        step_seconds_bound=measurement.step_seconds_bound,
+    )
+
+
+def test_steps_that_become_slower_while_they_are_timed_are_no_confident_measurement() -> None:
+    found = on_gpu(*[1.0 + place / 500 for place in range(20)])
+    assert not found.confident
+    assert found.unsteady == why(found)
+    assert "its steps became 2.7% slower while they were timed" in str(found.unsteady)
+    assert measured(result(*[1.0 + place / 500 for place in range(20)])).unsteady is None
+
+
+def test_a_program_that_ran_too_few_seconds_on_a_gpu_is_told_what_to_change() -> None:
+    found = on_gpu(*[0.06] * 20)
+    assert not found.confident
+    assert found.unsteady is not None
+    assert "1.2 s of the 5 s" in found.unsteady
+    assert "max_steps" in found.unsteady
+    assert on_gpu(*[0.5] * 10).confident
+
+
+def test_numbers_of_a_trial_that_was_ended_early_are_bounds() -> None:
+    found = on_gpu(1.5, 1.6, step_seconds_bound=1.4)
+    assert found.step_seconds_bound == 1.4
+    assert not found.confident
+    assert found.unsteady is None
+    assert why(found) == Unsure.BEATEN

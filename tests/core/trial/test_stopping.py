@@ -198,6 +198,51 @@ def test_without_seconds_in_the_plan_nothing_but_the_steps_counts() -> None:
     assert (len(warmup), len(samples)) == (2, 8)
 
 
+# --- trials that cannot win -----------------------------------------------------------------------
+
+
+RACE = GPU.model_copy(update={"beat_seconds": 1.0})
+
+
+@pytest.mark.parametrize("plan", [PLAN, GPU])
+def test_a_layout_far_slower_than_the_best_is_ended_after_two_timed_steps(
+    plan: MeasurementPlan,
+) -> None:
+    plan = plan.model_copy(update={"beat_seconds": 1.0})
+    samples: list[float] = []
+    timing = begin(plan)
+    for seconds in (30.0, 1.5, 1.4, 1.6, 1.5, 1.5, 1.5):
+        samples.append(seconds)
+        timing = look(timing, samples, plan)
+        if timing.is_enough:
+            break
+    assert timing.bound == 1.4
+    assert len(samples) == plan.warmup_steps + 2, "30 s to compile are no step"
+
+
+@pytest.mark.parametrize("seconds", [1.0, 1.2, 0.5])
+def test_a_layout_that_may_win_or_is_near_the_best_is_timed_to_its_end(seconds: float) -> None:
+    warmup, samples = time_all(steady(seconds), RACE)
+    assert sum(samples) >= 5.0
+    timing = look(begin(RACE), [*warmup, *samples], RACE)
+    assert timing.is_enough
+    assert timing.bound is None
+
+
+def test_one_slow_start_ends_no_trial() -> None:
+    """Autotuning may take some of the first steps."""
+    assert look(begin(RACE), [60.0, 9.0, 9.0, 1.0, 9.0, 1.0], RACE).bound is None
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.1])
+def test_no_layout_as_fast_as_the_best_is_ended_early(noise: float) -> None:
+    random, ended = Random(13), 0
+    for _ in range(1000):
+        steps = [random.lognormvariate(0, noise) for _ in range(20)]
+        ended += look(begin(RACE), steps, RACE).bound is not None
+    assert ended == 0
+
+
 # --- trend ----------------------------------------------------------------------------------------
 
 
