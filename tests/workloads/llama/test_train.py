@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -551,6 +552,38 @@ def test_a_peak_is_measured_when_the_model_is_gone_and_unknown_without_room(
     result = train(context())
     assert (result.peak_flops, result.peak_flops_source) == (None, None)
     assert alive_at_the_peak == [False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_no_step_waits_for_the_device(
+    told: list[tuple[Phase, int, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = request(Layout(micro_batch_size=2), device=Device.CUDA)
+    (tmp_path / REQUEST_FILE).write_bytes(encode(trial))
+    step, prepare = TrainingLoop.step, TrainingLoop.micro_batches
+    num_steps: list[int] = []
+
+    def unsynchronised(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            # The first steps make what is made once.
+            torch.cuda.set_sync_debug_mode("error" if len(num_steps) > 2 else "default")
+            try:
+                return call(*given)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return called
+
+    def counted(*given: Any) -> Any:
+        num_steps.append(1)
+        return step(*given)
+
+    monkeypatch.setattr(TrainingLoop, "step", unsynchronised(counted))
+    monkeypatch.setattr(TrainingLoop, "micro_batches", unsynchronised(prepare))
+    result = train(context())
+    assert len(num_steps) == len(result.warmup_seconds) + len(result.step_seconds) > 5
+    assert result.device_used_bytes > result.peak_memory_allocated_bytes
 
 
 @pytest.mark.gpu
