@@ -20,14 +20,9 @@ from typing import Any
 from benchmarks.machine import describe_machine, parser_of, write_result
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.protocol import (
-    Device,
-    LaunchOrder,
-    MeasurementPlan,
-    NodeReport,
-    PhaseLimits,
-    TrialRequest,
-)
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 from orchestrator.node.launcher import NodeLauncher
 
 # It reports one step and ends: a shell, so that its own start takes little.

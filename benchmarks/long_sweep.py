@@ -25,14 +25,8 @@ from orchestrator.core.machines.packing import FreeOnNode, Shape
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.protocol import (
-    Device,
-    NodeReport,
-    Phase,
-    RankOutcome,
-    RankResult,
-    TrialRequest,
-)
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import Device, Phase, RankResult, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.sweep.progress import Snapshot
 from orchestrator.sweep.provenance import code_fingerprint

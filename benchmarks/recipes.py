@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def one_run(name: str, num_steps: int) -> dict[str, float]:
-    """Measure a recipe's layout under sweep with a stopwatch beside it, then without a sweep."""
+    """Measure a recipe's layout under sweep with a stopwatch next to it, then without a sweep."""
     recipe = BY_NAME[name]
     with tempfile.TemporaryDirectory() as folder:
         environment = {

@@ -44,7 +44,8 @@ STATES = ((2, 2, 4), (2, 2, 8), (2, 2, 12), (4, 4, 8), (2, 4, 12), (2, 6, 12))
 # Of what a layer keeps: fused kernels keep half of what plain torch keeps.
 ACTIVATION_FACTORS = (0.5, 1.15)
 PIPELINES_WASTE = (1.0, 1.25)
-LOGIT_BYTES = (1.0, 4.0, 6.0, 8.0, 12.0, 14.0)  # a loss in chunks, in bf16, in fp32
+# A loss in chunks, in bf16, in fp32.
+LOGIT_BYTES = (1.0, 4.0, 6.0, 8.0, 12.0, 14.0)
 RESERVE_GIB = (0.0, 4.0)
 # A constant of time is at most this many of its standard deviations from its median.
 MOST_SDS = 1.5

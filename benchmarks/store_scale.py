@@ -25,14 +25,14 @@ from db.read import records
 from db.sql import readonly
 from db.store import Store
 from db.types import now
-from db.write import changes
+from db.write.inserts import insert_absent
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.layout import Layout, to_columns
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.measurement import Measurement, StepTime
-from orchestrator.core.trial.protocol import GpuUsage
+from orchestrator.core.trial.node_report import GpuUsage
 
 NUM_CELLS = 12
 # Of the trials; the others are measured.
@@ -70,7 +70,7 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
     def begin(connection: sa.Connection, change: Change) -> int:
         for fingerprint in FINGERPRINTS:
             columns = {**records.fingerprint_columns(fingerprint), "first_seen_at": now()}
-            changes.insert_absent(connection, schema.fingerprint, columns)
+            insert_absent(connection, schema.fingerprint, columns)
         return 1 + (connection.execute(sa.select(sa.func.max(schema.trial.c.id))).scalar() or 0)
 
     def insert(connection: sa.Connection, change: Change) -> None:
@@ -111,7 +111,8 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
                     "state": state,
                     "num_attempts": int(state != "pruned"),
                     "why": "best predicted of those left",
-                    **records.layout_columns(layout),
+                    "layout_key": layout.key,
+                    **to_columns(layout),
                 }
             )
             if state == "pruned":

@@ -43,7 +43,8 @@ from orchestrator.core.pretend.run_table import RunStatus
 from orchestrator.core.sweepfile.sections import Strategy
 
 STEPS = 15
-TOLD = 5  # launches, after which the classification is scored again
+# Launches, after which the classification is scored again.
+TOLD = 5
 METHODS = ("auto", "tpe", "gp", "random")
 
 
@@ -52,7 +53,8 @@ class Task:
     number: int
     methods: tuple[str, ...]
     seeds: int
-    told: str  # what the search is told of the trainer
+    # What the search is told of the trainer.
+    told: str
 
 
 @dataclass(frozen=True, kw_only=True)

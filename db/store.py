@@ -88,7 +88,7 @@ class Store(StoreReads):
 
         `spec_json` and `conditions` are what this owner works on; None keeps the last owner's. A
         holder that `holder_is_dead` knows to be gone is replaced at once, so that the same command
-        continues after kill -9. Raises SweepHeld, which names the holder and the end of its lease,
+        continues after kill -9. Raises SweepInUse, which names the holder and the end of its lease,
         and SweepChanged as `ensure_sweep` does.
         """
 
@@ -197,7 +197,7 @@ class Store(StoreReads):
         return self._write(sweeps.request_stop, sweep_id, request)
 
     def reap(self, sweep_id: int, epoch: int) -> list[TrialRow]:
-        """Mark attempts in flight of an earlier owner as lost; return the trials that wait again.
+        """Mark attempts under way of an earlier owner as lost; return the trials that wait again.
 
         A trial that was lost more often than its kind of failure is retried has FAILED, and is not
         among them.
@@ -261,7 +261,7 @@ class Store(StoreReads):
         """Let ended trials that match a condition over v_trial, and those they condemned, wait.
 
         Their attempts are kept, superseded. Returns how many trials changed. Raises UsageInvalid
-        for a bad condition, SweepHeld while an orchestrator works on one of the sweeps.
+        for a bad condition, SweepInUse while an orchestrator works on one of the sweeps.
         """
         found = self._matching("SELECT sweep_id, trial_id FROM matching", where, sweep)
         by_sweep: dict[int, list[int]] = {}

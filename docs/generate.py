@@ -50,7 +50,12 @@ from orchestrator.core.sweepfile.sections import (
     Search,
 )
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.sweepfile.synthetic_options import DRIFTS, FAULTS
+from orchestrator.core.sweepfile.synthetic_options import (
+    DRIFTS,
+    FAULTS,
+    SyntheticDrift,
+    SyntheticFault,
+)
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
 from orchestrator.core.sweepfile.trainer_section import (
     BytesPerParameter,
@@ -111,6 +116,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "bytes-per-parameter": BytesPerParameter,
     "activations": TracedModeSection,
     "bytes": TracedTerm,
+    "fault": SyntheticFault,
+    "drift": SyntheticDrift,
     "model": ModelSizes,
 }
 PROGRAM_OPTIONS: Mapping[str, Any] = {

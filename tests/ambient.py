@@ -27,7 +27,7 @@ NAMES = frozenset(
 
 
 def is_ambient(name: str) -> bool:
-    """Whether an environment variable is such a setting."""
+    """Return whether an environment variable is such a setting."""
     return name in NAMES or name.startswith(PREFIXES)
 
 

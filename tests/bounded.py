@@ -16,7 +16,7 @@ from orchestrator.node.processes import adopt_orphans, kill_subtree
 # The exit code of timeout(1); otherwise the command's own.
 TOO_LONG = 124
 PATIENCE_SECONDS = 30.0  # for the kernel to free processes
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def main() -> int:
         while process.poll() is None:
             if time.monotonic() > until or os.getppid() != asked_by:
                 return TOO_LONG
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return process.returncode if process.returncode >= 0 else 128 - process.returncode
     finally:
         kill_subtree(patience_seconds=PATIENCE_SECONDS)

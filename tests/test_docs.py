@@ -21,13 +21,14 @@ from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.lifecycle import mermaid
 from orchestrator.core.trial.limits import resolve_limits
-from orchestrator.core.trial.protocol import Device, LaunchOrder, TrialRequest
+from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.node.launcher import NodeLauncher
 from tests.cli.cli_store import fill
 from tests.node.launching import order
-from workloads.command.program import Place, template_values
+from workloads.command.program import ProgramPlace, template_values
 
 PROJECT = DOCS.parent
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -155,7 +156,7 @@ def test_your_own_program_is_measured_as_the_document_shows(tmp_path: Path) -> N
 
 
 def test_a_program_can_use_every_documented_name(tmp_path: Path) -> None:
-    place = Place(
+    place = ProgramPlace(
         run_dir=tmp_path,
         rank=0,
         local_rank=0,
@@ -170,7 +171,8 @@ def test_a_program_can_use_every_documented_name(tmp_path: Path) -> None:
 
 def test_every_key_and_column_is_explained_somewhere() -> None:
     words = "".join(
-        (DOCS / name).read_text() for name in ("glossary.md", "sweep-file.md", "sql.md")
+        (DOCS / name).read_text()
+        for name in ("glossary.md", "sweep-file.md", "sql.md", "workloads.md")
     )
     known = set(re.findall(r"`([a-z_]+)`", words))
     assert {key for section in SECTIONS.values() for key in section.model_fields} <= known

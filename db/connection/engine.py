@@ -272,11 +272,12 @@ _SQLITE_ADVICE = (
     (
         "disk I/O error",
         "cannot be written: the disk is full, over quota, or broken. "
-        "Make room, then run the same command: nothing acknowledged is lost",
+        "Free some space, then run the same command: nothing acknowledged is lost",
     ),
     (
         "database or disk is full",
-        "the disk is full. Make room, then run the same command: nothing acknowledged is lost",
+        "the disk is full. Free some space, then run the same command: "
+        "nothing acknowledged is lost",
     ),
     (
         "readonly database",
@@ -291,7 +292,7 @@ _SQLITE_ADVICE = (
     (
         "not a database",
         "is not a SQLite database, or is damaged. "
-        "Move it away, or put a copy back (a .backup file lies beside it after upgrades)",
+        "Move it away, or put a copy back (upgrades leave a .backup file next to it)",
     ),
     (
         "malformed",

@@ -227,7 +227,7 @@ def redact(message: str, url: URL) -> str:
             values |= {f"{name}{number or ''}": text for number, text in enumerate(texts)}
     # Also the decoded values: a driver decodes a malformed password before it echoes it.
     values |= {f"{name}, decoded": unquote(value) for name, value in values.items()}
-    return Secrets(values).blot(message)
+    return Secrets(values).redact(message)
 
 
 def refuse_network_file_system(url: URL) -> None:

@@ -18,7 +18,8 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemorySh
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement, StepTime
-from orchestrator.core.trial.protocol import DriverMemoryKind, GpuUsage, Phase
+from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.protocol import DriverMemoryKind, Phase
 
 _T = TypeVar("_T")
 Columns = dict[str, Any]

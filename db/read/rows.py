@@ -18,7 +18,8 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.protocol import DriverMemoryKind, GpuUsage, Phase
+from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.protocol import DriverMemoryKind, Phase
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds, of_attempt, outcome_of
 from orchestrator.core.trial.run import Run
@@ -101,7 +102,8 @@ class TrialRow:
     num_steps: int | None  # timed, of the measurement
     relative_confidence: float | None
     confident: bool | None
-    implausible: str | None  # why the numbers cannot be true; None: nothing shows it
+    # Why the numbers cannot be true; None: nothing shows it.
+    implausible: str | None
     mfu: float | None
     hfu: float | None
     # From the measurement; from the failed rank if the last attempt ran out of memory.
@@ -280,7 +282,8 @@ class SessionRow:
     ended_at: dt.datetime | None
     num_gpus: int  # slots of the cluster
     price_per_gpu_hour: float | None
-    stop_reasons: tuple[str, ...]  # empty: the call goes on, or died
+    # Empty: the call goes on, or died.
+    stop_reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from db import schema
 from db.connection import postgresql_advice
 from db.connection import url as urls
 from db.connection.postgresql_advice import quoted
-from db.sql.sql_text import Named
+from db.sql.sql_text import NamesInStatement
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 NAME = "sweep_reader"
@@ -68,7 +68,7 @@ class Granted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asking:
+class ReaderRole:
     """The role of people's statements."""
 
     name: str
@@ -76,13 +76,13 @@ class Asking:
     is_own_login: bool
 
 
-def role_of_statements(url: sa.URL) -> Asking:
+def role_of_statements(url: sa.URL) -> ReaderRole:
     """The role of people's statements. Raises as `readonly.query` does if they are refused."""
     reader = urls.reader_of(url)
     with connected(url, reader) as connection:
         settle(connection, is_reader=reader is not None)
         (role,) = connection.execute("SELECT current_user").fetchone()
-    return Asking(name=role, is_own_login=reader is not None)
+    return ReaderRole(name=role, is_own_login=reader is not None)
 
 
 @contextmanager
@@ -174,7 +174,7 @@ FROM pg_roles WHERE rolname = current_user
 """
 
 
-def refuse_hidden_calls(connection: Any, named: Named) -> None:
+def refuse_hidden_calls(connection: Any, named: NamesInStatement) -> None:
     """Raise UsageInvalid for a name that calls a function of this database without parentheses.
 
     `row.name` calls a function that takes the row, a cast to a domain runs its checks, and some

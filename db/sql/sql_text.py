@@ -81,7 +81,7 @@ _TOKEN = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Named:
+class NamesInStatement:
     """The names in a statement, without the functions that may be called."""
 
     all: frozenset[str]
@@ -89,7 +89,7 @@ class Named:
     before_parenthesis: frozenset[str]
 
 
-def refuse_beyond_reading(sql: str) -> Named:
+def refuse_beyond_reading(sql: str) -> NamesInStatement:
     """Return the names in a PostgreSQL statement.
 
     Raises UsageInvalid if it does not begin like a query, calls an unknown function, names a part
@@ -134,7 +134,7 @@ def refuse_beyond_reading(sql: str) -> Named:
             if after == "(":
                 before_parenthesis.add(name)
         before = word
-    return Named(all=frozenset(names), before_parenthesis=frozenset(before_parenthesis))
+    return NamesInStatement(all=frozenset(names), before_parenthesis=frozenset(before_parenthesis))
 
 
 def refuse_loose_ends(condition: str) -> None:
@@ -195,7 +195,7 @@ def _unreadable(rest: str) -> str:
             return reason
     if not rest[0].isascii() or not rest[0].isprintable():
         return (
-            f"{rest[0]!a} stands outside of texts and quoted names; "
+            f"{rest[0]!a} is outside of texts and quoted names; "
             "write texts as '...' and names as \"...\""
         )
     return f'{_shown(rest)} cannot be read here; write names as letters, digits and _, or as "..."'

@@ -210,7 +210,7 @@ attempt = Table(
     optional(
         "failure_memory",
         Json,
-        "of an out-of-memory, as JSON: `asked_bytes` by the allocation that failed, `held_bytes`"
+        "of an out-of-memory, as JSON: `asked_bytes` by the allocation that failed, `live_bytes`"
         " by tensors then, `device_bytes`; `is_reported`: by an allocator, so it proves a misfit",
     ),
     # Last: SQLite reads the columns before a long one without it.

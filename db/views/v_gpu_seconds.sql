@@ -6,7 +6,7 @@
 -- out_of_memory_gpu_seconds: in attempts that ran out of memory
 -- lost_gpu_seconds: in attempts that were lost with their node or orchestrator, or preempted
 -- cancelled_gpu_seconds: in attempts that a person ended: a second Ctrl-C, SIGTERM, `sweep cancel`
--- in_flight_gpu_seconds: in attempts that had not ended when the orchestrator was last seen; NULL: not known by cell
+-- under_way_gpu_seconds: in attempts that had not ended when the orchestrator was last seen; NULL: not known by cell
 CREATE VIEW v_gpu_seconds AS
 SELECT
     sweep.id AS sweep_id,
@@ -20,7 +20,7 @@ SELECT
     coalesce(sum(CASE WHEN spent.outcome = 'out_of_memory' THEN spent.gpu_seconds END), 0) AS out_of_memory_gpu_seconds,
     coalesce(sum(CASE WHEN spent.outcome = 'lost' THEN spent.gpu_seconds END), 0) AS lost_gpu_seconds,
     coalesce(sum(CASE WHEN spent.outcome = 'cancelled' THEN spent.gpu_seconds END), 0) AS cancelled_gpu_seconds,
-    NULL AS in_flight_gpu_seconds,
+    NULL AS under_way_gpu_seconds,
     NULL AS idle_gpu_seconds,
     coalesce(sum(spent.gpu_seconds), 0) AS reserved_gpu_seconds,
     NULL AS capacity_gpu_seconds
@@ -58,9 +58,9 @@ SELECT
     0,
     0,
     0,
-    coalesce(sum(leased.in_flight), 0),
+    coalesce(sum(leased.under_way), 0),
     coalesce(sum(leased.idle_gpu_seconds), 0),
-    coalesce(sum(leased.in_flight + leased.idle_gpu_seconds), 0),
+    coalesce(sum(leased.under_way + leased.idle_gpu_seconds), 0),
     sum(leased.capacity_gpu_seconds)
 FROM sweep
 LEFT JOIN (
@@ -69,7 +69,7 @@ LEFT JOIN (
         unended.idle_gpu_seconds,
         unended.capacity_gpu_seconds,
         -- An attempt that ended after its orchestrator was last seen is counted with its cell.
-        CASE WHEN unended.rest > 0 AND unended.ended_at IS NULL THEN unended.rest ELSE 0 END AS in_flight
+        CASE WHEN unended.rest > 0 AND unended.ended_at IS NULL THEN unended.rest ELSE 0 END AS under_way
     FROM (
         SELECT
             session.*,

@@ -21,7 +21,7 @@ from db.types import now
 from db.write import event_log, lease
 from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.trial.lifecycle import (
-    IN_FLIGHT,
+    UNDER_WAY,
     IllegalTransition,
     TrialEvent,
     TrialState,
@@ -130,7 +130,7 @@ class Batch:
         )
         of_attempt = (
             is_now.num_attempts
-            if IN_FLIGHT & {is_now.state, was.state} or event in _OF_ATTEMPTS
+            if UNDER_WAY & {is_now.state, was.state} or event in _OF_ATTEMPTS
             else None
         )
         for each, (before, after) in zip((*unreported, event), pairwise(states), strict=True):

@@ -27,8 +27,8 @@ from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.problem.layout import to_columns
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, event_after
 from orchestrator.core.trial.lifecycle import (
-    IN_FLIGHT,
     INITIAL,
+    UNDER_WAY,
     IllegalTransition,
     TrialEvent,
     TrialState,
@@ -210,7 +210,7 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
     for row in rows:
         standing = batch[row.id]
         event = event_after(_LOST, failed_before[row.id])
-        is_repeat = standing.state not in IN_FLIGHT
+        is_repeat = standing.state not in UNDER_WAY
         message = (
             "the orchestrator of this repeat died; found at the next start"
             if is_repeat
@@ -286,7 +286,7 @@ class _Addition:
 
     @property
     def num_attempts(self) -> int:
-        return int(self.state in IN_FLIGHT)
+        return int(self.state in UNDER_WAY)
 
     def columns(self, sweep_id: int) -> records.Columns:
         one = self.new

@@ -25,7 +25,7 @@ from db.write.pooling import Pooled
 from db.write.writes import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.fingerprint import Fingerprint
-from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
 
 attempt, cell, measurement, trial = schema.attempt, schema.cell, schema.measurement, schema.trial
 
@@ -189,7 +189,7 @@ class _Endings:
         counts = is_running and (
             self._agrees(trial_now.id, trial_now.cell_id, digest)
             if is_repeat
-            else trial_now.state in IN_FLIGHT
+            else trial_now.state in UNDER_WAY
         )
         state = AttemptState.MEASURED if is_running else was.state
         if counts:
@@ -234,7 +234,7 @@ class _Endings:
     ) -> _StoredAttempt:
         trial_now = self._batch[end.trial_id]
         is_repeat = trial_now.state is TrialState.MEASURED
-        if not is_running or (trial_now.state not in IN_FLIGHT and not is_repeat):
+        if not is_running or (trial_now.state not in UNDER_WAY and not is_repeat):
             # The attempt has ended before: this end was reported twice, or too late.
             return was
         failure = outcome.failure

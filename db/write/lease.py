@@ -17,7 +17,7 @@ from db.read.holder import live_holder, process_namespace
 from db.read.rows import Holder
 from db.types import StopRequest, SweepState, now
 from db.write import sessions
-from orchestrator.core.errors import LeaseLost, SweepHeld, UsageInvalid
+from orchestrator.core.errors import LeaseLost, SweepInUse, UsageInvalid
 
 sweep, attempt = schema.sweep, schema.attempt
 
@@ -36,7 +36,7 @@ def acquire(
 ) -> int:
     """Take the sweep and return the new epoch.
 
-    Raises SweepHeld if another owner has it and is not known to be dead, unless `takeover`.
+    Raises SweepInUse if another owner has it and is not known to be dead, unless `takeover`.
     """
     row = connection.execute(
         sa.select(sweep, now().label("now")).where(sweep.c.id == sweep_id).with_for_update()
@@ -50,7 +50,7 @@ def acquire(
         and not takeover
         and not (holder_is_dead is not None and holder_is_dead(holder))
     ):
-        raise SweepHeld(_held(row.name, holder, row.now))
+        raise SweepInUse(_in_use(row.name, holder, row.now))
     taken = connection.execute(
         sa.update(sweep)
         .where(sweep.c.id == sweep_id, sweep.c.owner_epoch == row.owner_epoch)
@@ -165,7 +165,7 @@ def _is_owner(sweep_id: int, epoch: int) -> tuple[sa.ColumnElement[bool], ...]:
     return sweep.c.id == sweep_id, sweep.c.owner_epoch == epoch, sweep.c.owner_token.is_not(None)
 
 
-def _held(name: str, holder: Holder, now_at: dt.datetime) -> str:
+def _in_use(name: str, holder: Holder, now_at: dt.datetime) -> str:
     left = (holder.lease_until - now_at).total_seconds()
     return (
         f"sweep {name!r} is held by host {holder.host}, pid {holder.pid}, "

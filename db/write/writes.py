@@ -14,7 +14,8 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.protocol import GpuUsage, Phase
+from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.purpose import REPEATS, Purpose
 
 FAILED_EVENTS = frozenset({TrialEvent.OUT_OF_MEMORY, TrialEvent.FAILED, TrialEvent.REQUEUED})
@@ -66,7 +67,8 @@ class AttemptFacts(TypedDict, total=False):
     fingerprint: Fingerprint | None
     gpu_seconds: float | None  # reserved GPUs x seconds
     timed_seconds: float | None  # of these seconds, in timed steps
-    warmup_seconds: float | None  # of these seconds, in the steps before those
+    # Of these seconds, in the steps before those.
+    warmup_seconds: float | None
     processes_killed: int | None
     nodes: Sequence[str] | None  # None: as given when it began
     shared_nodes: bool | None

@@ -300,7 +300,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 
 def _kind_of(error: type[SweepError]) -> str:
-    """The name of an error class in JSON: usage_invalid, sweep_held, ..."""
+    """The name of an error class in JSON: usage_invalid, sweep_in_use, ..."""
     return re.sub(r"(?<=.)([A-Z])", r"_\1", error.__name__).lower()
 
 

@@ -75,10 +75,10 @@ def _record(name: str, knowledge: PriorKnowledge, *, worst: int) -> dict[str, An
     from orchestrator.sweep.prior_knowledge import sweeps_of
 
     prior, fitted, rows = knowledge.prior, knowledge.calibration(), knowledge.rows
-    observations = [taught.observation for taught in rows]
-    ids = [(taught.row.trial_id, taught.row.sweep.name) for taught in rows]
+    observations = [trial.observation for trial in rows]
+    ids = [(trial.row.trial_id, trial.row.sweep.name) for trial in rows]
     before, after = agreement(observations, prior), agreement(observations, fitted)
-    newest = next((taught.row for taught in reversed(rows) if not taught.row.out_of_memory), None)
+    newest = next((trial.row for trial in reversed(rows) if not trial.row.out_of_memory), None)
     stack = None
     if newest is not None:
         stack = {part: getattr(newest, part) for part in ("torch", "cuda", "driver")}
@@ -89,7 +89,7 @@ def _record(name: str, knowledge: PriorKnowledge, *, worst: int) -> dict[str, An
         "workload": knowledge.spec.workload.name,
         "stack": stack,
         "num_trials": len(rows),
-        "num_current": sum(taught.is_current for taught in rows),
+        "num_current": sum(trial.is_current for trial in rows),
         "num_times": fitted.num_times,
         "num_peaks": fitted.num_peaks,
         "num_out_of_memory": fitted.num_out_of_memory,

@@ -61,13 +61,13 @@ class Redactor:
     def of_this_process(cls, arguments: Sequence[str]) -> Redactor:
         return cls([*arguments, *os.environ.values()], values=secret_values(os.environ))
 
-    def learn(self, values: Mapping[str, str]) -> None:
+    def add_values(self, values: Mapping[str, str]) -> None:
         """Also replace these values from now on."""
         self._values |= values
         self._secrets = Secrets(self._values)
 
     def __call__(self, text: str) -> str:
-        text = self._secrets.blot(text)
+        text = self._secrets.redact(text)
         return _QUERY_PASSWORD.sub(r"\g<before>***", _URL_PASSWORD.sub(r"\g<before>:***@", text))
 
 

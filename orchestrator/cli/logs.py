@@ -19,7 +19,7 @@ from orchestrator.cli.home import attempt_folders
 from orchestrator.cli.options import Db, Json, TrialArgument
 from orchestrator.cli.output import note, plain, write, write_json
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.trial.lifecycle import IN_FLIGHT
+from orchestrator.core.trial.lifecycle import UNDER_WAY
 
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail
@@ -148,7 +148,7 @@ def _lines(path: Path, store: Store, trial_id: int, attempt: int) -> Iterator[st
     while True:
         # Asked before the file is read, so that its last lines are read too.
         trial = store.trial(trial_id).trial
-        is_over = trial.num_attempts != attempt or trial.state not in IN_FLIGHT
+        is_over = trial.num_attempts != attempt or trial.state not in UNDER_WAY
         content = _read_from(path, offset)
         offset += len(content)
         lines, newline, rest = (rest + content).rpartition(b"\n")

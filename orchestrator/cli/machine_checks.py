@@ -188,7 +188,7 @@ def cluster(address: str) -> Check:
 
 
 def ray_access(ray_address: str | None) -> list[Check]:
-    """Who can reach Ray, or read what it must keep secret."""
+    """Check who can reach Ray, or read what it must keep secret."""
     from orchestrator.core.machines.exposure import exposures
     from orchestrator.node.exposure import ray_facts
 

@@ -219,7 +219,7 @@ def plain(text: str, *, lines: bool = False) -> str:
 
 
 def shortened(text: str) -> str:
-    """A message of which each long line is cut in its middle."""
+    """A message with each long line cut in its middle."""
     return "\n".join(map(_shortened_line, text.split("\n")))
 
 

@@ -93,7 +93,7 @@ def plan(
         to_run = len(left.order)
         if spec.search.max_trials is not None:
             to_run = min(to_run, max(spec.search.max_trials - done.num_launched, 0))
-        has_own = any(taught.row.cell == cell for taught in known.knowledge.rows)
+        has_own = any(trial.row.cell == cell for trial in known.knowledge.rows)
         cost = trial_cost.cost_of(left, cell, num_trials=to_run, trial=trial, knows_cell=has_own)
         if to_run:
             costs.append(cost)
@@ -177,7 +177,7 @@ def _calibration(known: Planning) -> dict[str, Any]:
     return {
         "is_calibrated": bool(rows),
         "num_trials": len(rows),
-        "num_out_of_memory": sum(taught.row.out_of_memory for taught in rows),
+        "num_out_of_memory": sum(trial.row.out_of_memory for trial in rows),
         "sweeps": sweeps_of(rows),
         "says": known.based_on,
     }

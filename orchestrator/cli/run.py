@@ -111,7 +111,7 @@ def run(
     """
     spec = load(file, overrides)
     if isinstance(context.obj, Redactor):
-        context.obj.learn(run_checks.rank_secrets(spec))
+        context.obj.add_values(run_checks.rank_secrets(spec))
     simulator = None
     if simulate:
         from orchestrator.cluster.simulated import SimulatedScheduler, simulated
@@ -340,7 +340,7 @@ def _wait_seconds(text: str, spec: SweepSpec, ray_address: str | None) -> float:
 
 
 def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
-    """Which code is measured: the user's program, a table's runs, or this package's workloads."""
+    """The measured code: the user's program, a table's runs, or this package's workloads."""
     from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.sweep.provenance import code_fingerprint, program_fingerprint

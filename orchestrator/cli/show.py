@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail
     from orchestrator.core.trial.failure_kinds import Failure
     from orchestrator.core.trial.measurement import Measurement
-    from orchestrator.core.trial.protocol import GpuUsage
+    from orchestrator.core.trial.node_report import GpuUsage
 
 LOG_LINES_SHOWN = 50
 EVENT_DETAIL_CHARACTERS = 160  # --json has all of it
@@ -156,7 +156,7 @@ def _more_than_reserved(attempt: AttemptRow, num_gpus: int) -> str | None:
 
 
 def _load_text(load: MachineLoad) -> str | None:
-    """Who used the cores, and how fast the GPUs' clocks were; first what disturbed the result."""
+    """The use of cores by others, and the GPUs' clocks; first what disturbed the result."""
     if not load.is_known:
         return None
     texts = [disturbed] if (disturbed := said_of(load)) is not None else []

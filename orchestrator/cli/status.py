@@ -43,7 +43,7 @@ _COUNTED: Mapping[str, tuple[TrialState, ...]] = {
     "OOM": (TrialState.OUT_OF_MEMORY,),
     "failed": (TrialState.FAILED,),
     "pruned": (TrialState.PRUNED,),
-    "in flight": (TrialState.LAUNCHING, TrialState.RUNNING),
+    "under way": (TrialState.LAUNCHING, TrialState.RUNNING),
     "waiting": (TrialState.QUEUED,),
 }
 _ALWAYS_SHOWN = ("measured", "OOM", "failed")
@@ -185,7 +185,7 @@ def _stop_record(cell: CellStatus, *, has_ended: bool) -> Record:
 
 
 def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
-    """The trials in flight. Reading every trial of a large sweep instead would take seconds."""
+    """The trials under way. Reading every trial of a large sweep instead would take seconds."""
     # Needs SQLAlchemy, which takes 0.3 s to import.
     from db.sql import readonly
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from orchestrator.core.problem.layout import Layout
     from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.sweepfile.spec import SweepSpec
-    from orchestrator.core.trial.protocol import Device, LaunchOrder, MeasurementPlan
+    from orchestrator.core.trial.launch_order import LaunchOrder
+    from orchestrator.core.trial.protocol import Device, MeasurementPlan
 
 WARMUP_STEPS, MAX_STEPS = 2, 8
 LOG_LINES_SHOWN = 20
@@ -46,7 +47,7 @@ _STYLES = {Status.OK: "", Status.WARN: "yellow", Status.FAIL: "red"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Chosen:
+class _SmallestLayout:
     """The layout of the attempt, and what varies in the sweep."""
 
     cell: Cell
@@ -65,30 +66,30 @@ def check_workload(file: Path, overrides: list[str] | None, *, as_json: bool) ->
         _show([fail("program", str(exc))], None, [], as_json=as_json)
         raise typer.Exit(1) from None
     device, devices = _devices(spec)
-    chosen = _chosen(spec, num_slots=len(devices) if devices else os.cpu_count() or 1)
-    checks = [ok("program", _program(spec)), _layout_check(spec, chosen)]
+    smallest = _smallest_layout(spec, num_slots=len(devices) if devices else os.cpu_count() or 1)
+    checks = [ok("program", _program(spec)), _layout_check(spec, smallest)]
     if not as_json:
-        note(f"Running some steps of {chosen.cell.key}, {chosen.layout.short} ...")
-    run = _run(spec, chosen, device, devices[: chosen.cell.num_gpus])
+        note(f"Running some steps of {smallest.cell.key}, {smallest.layout.short} ...")
+    run = _run(spec, smallest, device, devices[: smallest.cell.num_gpus])
     from orchestrator.core.machines.program_contract import judge_run
 
     checks += judge_run(run)
     log = run.failure.log_tail.rstrip().splitlines() if run.failure is not None else []
-    _show(checks, chosen, log[-LOG_LINES_SHOWN:], as_json=as_json)
+    _show(checks, smallest, log[-LOG_LINES_SHOWN:], as_json=as_json)
     if any(check.status is Status.FAIL for check in checks):
         raise typer.Exit(1)
 
 
 def _show(
-    checks: Sequence[Check], chosen: _Chosen | None, log: Sequence[str], *, as_json: bool
+    checks: Sequence[Check], smallest: _SmallestLayout | None, log: Sequence[str], *, as_json: bool
 ) -> None:
     num_failed = sum(check.status is Status.FAIL for check in checks)
     num_warnings = sum(check.status is Status.WARN for check in checks)
     if as_json:
         fields = {
             "ok": not num_failed,
-            "cell": chosen.cell.key if chosen is not None else None,
-            "layout": chosen.layout.key if chosen is not None else None,
+            "cell": smallest.cell.key if smallest is not None else None,
+            "layout": smallest.layout.key if smallest is not None else None,
             "checks": [asdict(check) for check in checks],
             "log": list(log),
         }
@@ -128,7 +129,7 @@ def _devices(spec: SweepSpec) -> tuple[Device, list[str]]:
     )
 
 
-def _chosen(spec: SweepSpec, *, num_slots: int) -> _Chosen:
+def _smallest_layout(spec: SweepSpec, *, num_slots: int) -> _SmallestLayout:
     """The smallest legal layout of the first cell that this machine can hold.
 
     Raises UsageInvalid if there is none.
@@ -154,7 +155,7 @@ def _chosen(spec: SweepSpec, *, num_slots: int) -> _Chosen:
         rows = fitting if len(fitting) else candidates.order
         row = int(rows[int(np.argmin(memory[rows]))])
         some = [table.layout(int(row)) for row in candidates.order[:_LAYOUTS_COMPARED]]
-        return _Chosen(cell=cell, layout=table.layout(row), varying=_varying(some, COLUMNS))
+        return _SmallestLayout(cell=cell, layout=table.layout(row), varying=_varying(some, COLUMNS))
     raise UsageInvalid("no layout is legal in any cell that fits this machine; see `sweep plan`")
 
 
@@ -194,7 +195,7 @@ def _program(spec: SweepSpec) -> str:
     return f"{' '.join(shown)} in {where}: found"
 
 
-def _layout_check(spec: SweepSpec, chosen: _Chosen) -> Check:
+def _layout_check(spec: SweepSpec, smallest: _SmallestLayout) -> Check:
     from orchestrator.core.machines.program_contract import layout_check
     from orchestrator.core.problem.layout import NAMED_AXES
     from orchestrator.core.sweepfile.command_options import CommandOptions
@@ -210,7 +211,7 @@ def _layout_check(spec: SweepSpec, chosen: _Chosen) -> Check:
     read = {name for name in names if "SWEEP_" in script and name.upper() in words}
     if options.framework is not None:
         read |= set(NAMED_AXES)  # it writes all of them
-    return layout_check(chosen.varying, options.names_used() & names | read)
+    return layout_check(smallest.varying, options.names_used() & names | read)
 
 
 def _text_of_script(options: CommandOptions) -> str:
@@ -226,7 +227,9 @@ def _text_of_script(options: CommandOptions) -> str:
         return ""
 
 
-def _run(spec: SweepSpec, chosen: _Chosen, device: Device, devices: Sequence[str]) -> ContractRun:
+def _run(
+    spec: SweepSpec, smallest: _SmallestLayout, device: Device, devices: Sequence[str]
+) -> ContractRun:
     from orchestrator.cluster.contract import Finished
     from orchestrator.core.machines.program_contract import ContractRun, StepTimes
     from orchestrator.core.trial.fingerprint import Fingerprint
@@ -246,10 +249,10 @@ def _run(spec: SweepSpec, chosen: _Chosen, device: Device, devices: Sequence[str
             "max_steps": num_steps - WARMUP_STEPS,
         }
     )
-    order = _order(spec, chosen, device, devices, plan)
+    order = _order(spec, smallest, device, devices, plan)
     with tempfile.TemporaryDirectory(prefix="sweep-doctor-") as folder:
         seen = run_watched(order, root=Path(folder))
-    cell, report = chosen.cell, seen.report
+    cell, report = smallest.cell, seen.report
     end = Finished(
         trial_id=1,
         reports=[report],
@@ -260,7 +263,7 @@ def _run(spec: SweepSpec, chosen: _Chosen, device: Device, devices: Sequence[str
     verdict = judge_attempt(
         end,
         cell=cell,
-        layout=chosen.layout,
+        layout=smallest.layout,
         plan=plan,
         peaks=MeasuredPeaks((), device_name=name),
         code=Fingerprint(orchestrator_version=__version__),
@@ -268,7 +271,7 @@ def _run(spec: SweepSpec, chosen: _Chosen, device: Device, devices: Sequence[str
     )
     return ContractRun(
         world_size=cell.num_gpus,
-        layout=chosen.layout,
+        layout=smallest.layout,
         device=device,
         report=report,
         outcome=verdict.outcome,
@@ -294,18 +297,19 @@ def _steps_per_line(spec: SweepSpec) -> int:
 
 def _order(
     spec: SweepSpec,
-    chosen: _Chosen,
+    smallest: _SmallestLayout,
     device: Device,
     devices: Sequence[str],
     plan: MeasurementPlan,
 ) -> LaunchOrder:
     """The order that a sweep would give for this layout, on this machine alone."""
     from orchestrator.core.sweepfile.workload_section import is_one_process_per_node, options_of
+    from orchestrator.core.trial.launch_order import LaunchOrder
     from orchestrator.core.trial.limits import resolve_limits
-    from orchestrator.core.trial.protocol import Device, LaunchOrder, TrialRequest
+    from orchestrator.core.trial.protocol import Device, TrialRequest
     from orchestrator.node.processes import global_identity
 
-    cell, workload = chosen.cell, spec.workload
+    cell, workload = smallest.cell, spec.workload
     limits = resolve_limits(
         spec.measurement.limits.asked, plan=plan, num_ranks=cell.num_gpus, predicted=None
     )
@@ -314,10 +318,10 @@ def _order(
         trial_id=1,
         attempt=1,
         workload=workload.name,
-        options=options_of(workload, chosen.layout),
+        options=options_of(workload, smallest.layout),
         model=cell.model,
         sequence_length=cell.sequence_length,
-        layout=chosen.layout,
+        layout=smallest.layout,
         device=device,
         measurement=plan,
         limits=limits,

@@ -16,7 +16,8 @@ from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.failures import cause_order
-from orchestrator.core.trial.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, Heartbeat, Phase, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 
 

@@ -34,13 +34,13 @@ class LeaseMeter:
     def __init__(self, now: float) -> None:
         self._leased: dict[Hashable, int] = {}  # lease -> slots
         self._attempts: dict[Hashable, tuple[int, float]] = {}  # slots and begin
-        self._held, self._busy = _SlotSeconds(), _SlotSeconds()
+        self._reserved, self._busy = _SlotSeconds(), _SlotSeconds()
         self._capacity, self._counted_at = 0.0, now
 
     def reserved(self, lease: Hashable, *, num_slots: int, at: float) -> None:
         """The slots of a lease are reserved."""
         self._leased[lease] = num_slots
-        self._held.begin(num_slots, at)
+        self._reserved.begin(num_slots, at)
 
     def begins(self, attempt: Hashable, *, num_slots: int, at: float) -> None:
         """An attempt has so many slots of a reserved lease for itself."""
@@ -58,13 +58,13 @@ class LeaseMeter:
     def returned(self, lease: Hashable, at: float) -> None:
         """The slots of a lease are given back, if they were reserved."""
         if lease in self._leased:
-            self._held.end(self._leased.pop(lease), at)
+            self._reserved.end(self._leased.pop(lease), at)
 
     def leased(self, now: float, *, total_slots: int) -> Leased:
         """Return the sums until now; since the last call the cluster had so many slots."""
         self._capacity += (now - self._counted_at) * total_slots
         self._counted_at = now
-        reserved = self._held.until(now)
+        reserved = self._reserved.until(now)
         # Rounding may turn 0 into a negative number.
         return Leased(
             reserved=reserved,

@@ -28,11 +28,12 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.workload_options import ReplayOptions
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
-from orchestrator.core.trial.protocol import Device, NodeReport, RankOutcome, TrialRequest
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.node.text_file import TooLarge, read_text
 
-ONE_PROCESS = Shape(num_nodes=1, slots_per_node=1)  # stands for the whole gang
+ONE_PROCESS = Shape(num_nodes=1, slots_per_node=1)  # represents the whole gang
 
 
 def table_of(spec: SweepSpec) -> ReplayTable | None:
@@ -148,7 +149,7 @@ class ReplayScheduler:
             result, failure = replayed_result(run, self._table.device), None
         else:
             result, failure = None, replayed_failure(run, node=nodes[0])
-        # One rank stands for all, as one row of the table does.
+        # One rank represents all, as one row of the table does.
         rank = RankOutcome(rank=0, exit_code=0 if failure is None else 1, result=result)
         reports = [
             NodeReport(node=nodes[0], ranks=[rank], failure=failure),
@@ -239,7 +240,7 @@ class RayReplayScheduler:
 
 
 def for_one_process(request: TrialRequest) -> TrialRequest:
-    """Return the request to the process that stands for a gang, with the key of the layout.
+    """Return the request to the process that represents a gang, with the key of the layout.
 
     The path of the table is absolute, since the process runs in its run folder.
     """

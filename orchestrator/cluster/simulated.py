@@ -25,7 +25,8 @@ from orchestrator.core.sweepfile.spec_values import MAX_NAME
 from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
 from orchestrator.core.sweepfile.workload_section import SyntheticWorkload
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
-from orchestrator.core.trial.protocol import Device, NodeReport, RankOutcome, TrialRequest
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 
 NODE_SLOTS = 8  # unless the file sets it

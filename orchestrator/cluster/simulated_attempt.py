@@ -1,6 +1,6 @@
 """Simulates one attempt of workload synthetic phase by phase: how it ends, and when.
 
-One rank stands for the gang. Nothing is started, and no time passes.
+One rank represents the gang. Nothing is started, and no time passes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from orchestrator.core.trial.failure_kinds import (
 )
 from orchestrator.core.trial.failures import Evidence, classify
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
+from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, passed_message
+from orchestrator.core.trial.node_report import RankOutcome
 from orchestrator.core.trial.protocol import (
     LimitName,
     Phase,
     PhaseLimits,
     RankFailure,
-    RankOutcome,
     RankResult,
     TrialRequest,
 )
@@ -259,9 +259,9 @@ class _Position:
         of_phase = limit_seconds(request, name, self.seen) - in_phase
         of_total = limit_seconds(request, LimitName.TOTAL, self.seen) - self.passed
         if of_total < of_phase:
-            return of_total, told_passed(request, LimitName.TOTAL, self.seen)
+            return of_total, passed_message(request, LimitName.TOTAL, self.seen)
         step = self.step if is_steady else None
-        return of_phase, told_passed(request, name, self.seen, step=step)
+        return of_phase, passed_message(request, name, self.seen, step=step)
 
     def _hangs(self, rank: int, seconds: float, text: str) -> SimulatedEnd:
         self.passed += max(seconds, 0.0)

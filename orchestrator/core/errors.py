@@ -37,7 +37,7 @@ class ResourcesInsufficient(SweepError):
     exit_code = 2
 
 
-class SweepHeld(SweepError):
+class SweepInUse(SweepError):
     """Another orchestrator holds this sweep. Wait for it, or stop it."""
 
     exit_code = 5

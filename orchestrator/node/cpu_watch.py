@@ -1,4 +1,4 @@
-"""Who used a node's cores while an attempt ran: itself, the rest of its sweep, or somebody else.
+"""The use of a node's cores during an attempt: by it, by the rest of its sweep, and by others.
 
 Reads Linux's counters of CPU time two to four times per attempt, and not in its first 0.2 s: a
 short attempt costs nothing.

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from orchestrator.core.trial.protocol import LaunchOrder
+from orchestrator.core.trial.launch_order import LaunchOrder
 
 LLAMA = "workloads.llama"
 # Newer name first: torch reads both.

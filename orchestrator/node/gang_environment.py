@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE, LaunchOrder
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from orchestrator.node.device_environment import (
     allocator_settings,
     compile_caches,

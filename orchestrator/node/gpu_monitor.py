@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator.core.machines.node_health import GpuFacts, baseline_bytes
 from orchestrator.core.trial.machine_load import HARMFUL_REASONS, MachineLoad
-from orchestrator.core.trial.protocol import GpuUsage
+from orchestrator.core.trial.node_report import GpuUsage
 from orchestrator.node.gpu_counters import CounterWindow
 
 logger = logging.getLogger(__name__)

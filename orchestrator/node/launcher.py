@@ -24,18 +24,11 @@ from orchestrator.core.trial.communication import recorded
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.failures import ASKED_TO_END, is_aftermath
 from orchestrator.core.trial.fingerprint import Software
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
-from orchestrator.core.trial.protocol import (
-    REQUEST_FILE,
-    Device,
-    GpuUsage,
-    Heartbeat,
-    LaunchOrder,
-    NodeReport,
-    TrialRequest,
-    encode,
-)
-from orchestrator.core.trial.redaction import Secrets, blotted
+from orchestrator.core.trial.node_report import GpuUsage, NodeReport
+from orchestrator.core.trial.protocol import REQUEST_FILE, Device, Heartbeat, TrialRequest, encode
+from orchestrator.core.trial.redaction import Secrets, redacted
 from orchestrator.node.cgroups import num_oom_kills, orphaned_cgroups
 from orchestrator.node.cpu_watch import CpuWatch
 from orchestrator.node.gang_environment import (
@@ -198,7 +191,9 @@ class NodeLauncher:
             def on_tick(timed_steps_run: bool) -> None:
                 monitor.count(timed_steps_run)
                 watch.tick(timed_steps_run)
-                program.look([rank.pid for rank in gang.watches], timed_steps_run=timed_steps_run)
+                program.find_python(
+                    [rank.pid for rank in gang.watches], timed_steps_run=timed_steps_run
+                )
 
             gang = NodeGang(
                 order,
@@ -342,7 +337,7 @@ class NodeLauncher:
             software=software,
             bound_cpus=bound_cpus,
         )
-        report = blotted(report, Secrets(order.secrets), but=_OUR_OWN_TEXTS)
+        report = redacted(report, Secrets(order.secrets), but=_OUR_OWN_TEXTS)
         if report.failure is not None:
             logger.info(
                 "Attempt %s ended on %s: %s",

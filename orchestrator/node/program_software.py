@@ -22,7 +22,7 @@ from typing import Any
 
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.trial.fingerprint import Software, Stack
-from orchestrator.core.trial.protocol import LaunchOrder
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.python_command import is_python
 from orchestrator.node.gpu_monitor import device_name, driver_version
 from orchestrator.node.probe import cpu_name
@@ -46,8 +46,8 @@ _OTHER_ENVIRONMENTS = frozenset({
 # As installers write the path of an interpreter that is too long for a first line.
 _LONG_FIRST_LINE = re.compile(r"""^'''exec' "?([^"\s]+)"? """)
 _SHEBANG_BYTES = 1024
-# Between two looks at the processes of a program.
-_LOOK_SECONDS = 0.5
+# Between two searches of the processes of a program.
+_POLL_SECONDS = 0.5
 
 # For any Python 3.8 or newer. What is in the working folder is not installed.
 # It is killed when the thread that waits for the answer ends (prctl's PR_SET_PDEATHSIG, SIGKILL).
@@ -88,7 +88,8 @@ print(json.dumps({"python": platform.python_version(), "torch": torch, "packages
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     software: Software
-    folders: Sequence[tuple[str, int]]  # with the time of their last change
+    # With the time of their last change.
+    folders: Sequence[tuple[str, int]]
 
 
 class ProgramSoftware:
@@ -157,10 +158,10 @@ class AttemptSoftware:
         self._found = found
         self._processes = _Processes() if found is None else None
 
-    def look(self, ranks: Sequence[int | None], *, timed_steps_run: bool) -> None:
-        """Look for a Python below the ranks' processes, if the command does not tell which."""
+    def find_python(self, ranks: Sequence[int | None], *, timed_steps_run: bool) -> None:
+        """Search for a Python below the ranks' processes, if the command does not tell which."""
         if self._processes is not None:
-            self._processes.look(ranks, timed_steps_run=timed_steps_run)
+            self._processes.find_python(ranks, timed_steps_run=timed_steps_run)
 
     def software(self) -> Software:
         """Return what is known at the end of the attempt."""
@@ -202,12 +203,12 @@ class _Processes:
         self.environment: Mapping[str, str] = {}
         self._largest_bytes = 0
 
-    def look(self, ranks: Iterable[int | None], *, timed_steps_run: bool) -> None:
-        """Look below these processes, if it is time to: a look costs less than a millisecond."""
+    def find_python(self, ranks: Iterable[int | None], *, timed_steps_run: bool) -> None:
+        """Search below these processes, if it is time to: that costs less than a millisecond."""
         now = time.monotonic()
         if self._is_over or now < self._next_at:
             return
-        self._next_at = now + _LOOK_SECONDS
+        self._next_at = now + _POLL_SECONDS
         self._is_over = timed_steps_run
         for pid in {below for rank in ranks if rank is not None for below in descendants(rank)}:
             with suppress(OSError, ValueError, IndexError):
@@ -218,9 +219,10 @@ class _Processes:
         if not is_python(str((folder / "exe").readlink())):
             return
         if (folder / "ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink():
-            return  # in a container: its paths are not ours
-        held = int((folder / "statm").read_text().split()[1])
-        if held <= self._largest_bytes:
+            # In a container: its paths are not ours.
+            return
+        resident_pages = int((folder / "statm").read_text().split()[1])
+        if resident_pages <= self._largest_bytes:
             return
         entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
         environment = dict(entry.partition("=")[::2] for entry in entries if "=" in entry)
@@ -230,7 +232,7 @@ class _Processes:
             [word], search_path=environment.get("PATH"), cwd=str((folder / "cwd").readlink())
         )
         if found is not None:
-            self._largest_bytes = held
+            self._largest_bytes = resident_pages
             self.python, self.environment = found, environment
 
 

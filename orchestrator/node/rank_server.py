@@ -39,15 +39,15 @@ _WATCHED_SIGNALS = (signal.SIGCHLD, signal.SIGCONT)
 
 def main() -> int:
     """Arguments: descriptors of the control and life-line sockets, a cgroup or '', modules."""
-    control, life_line = (socket.socket(fileno=int(text)) for text in sys.argv[1:3])
+    control, parent_socket = (socket.socket(fileno=int(text)) for text in sys.argv[1:3])
     cgroup = Cgroup(Path(sys.argv[3])) if sys.argv[3] else None
-    parent, child = os.getppid(), _fork_inner(control, life_line, cgroup, sys.argv[4:])
+    parent, child = os.getppid(), _fork_inner(control, parent_socket, cgroup, sys.argv[4:])
     control.close()
-    return _keep_watch(life_line, child, parent, cgroup)
+    return _keep_watch(parent_socket, child, parent, cgroup)
 
 
 def _fork_inner(
-    control: socket.socket, life_line: socket.socket, cgroup: Cgroup | None, preload: list[str]
+    control: socket.socket, parent_socket: socket.socket, cgroup: Cgroup | None, preload: list[str]
 ) -> int:
     """Adopt orphans, and start the inner warden, which starts the server.
 
@@ -65,17 +65,19 @@ def _fork_inner(
         os.setsid()
         if cgroup is not None:
             cgroup.join()
-        _Server(control, life_line, inner).serve(preload)
+        _Server(control, parent_socket, inner).serve(preload)
         os._exit(0)
     control.close()
-    code = _keep_watch(life_line, server, outer, cgroup)
+    code = _keep_watch(parent_socket, server, outer, cgroup)
     if os.getppid() == outer:
         # It may be stopped (SIGSTOP): continue it, so that it can end.
         kill(outer, signal.SIGCONT)
     os._exit(code)
 
 
-def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgroup | None) -> int:
+def _keep_watch(
+    parent_socket: socket.socket, child: int, parent: int, cgroup: Cgroup | None
+) -> int:
     """Wait for the end of the launcher, of the parent or of the child; then kill what is left.
 
     Returns 128 + n if signal n ended the child, as a shell does; passes an inner warden's code on.
@@ -83,7 +85,7 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
     ended_by = 0
     with _SignalHandlers() as signals, selectors.DefaultSelector() as selector:
         is_orphan = not wake_with(parent)
-        selector.register(life_line, selectors.EVENT_READ)
+        selector.register(parent_socket, selectors.EVENT_READ)
         selector.register(signals, selectors.EVENT_READ)
         while not is_orphan:
             of_child = [status for pid, status in signals.reaped() if pid == child]
@@ -93,7 +95,7 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
                 break
             ready = {key.fileobj for key, _ in selector.select(_PARENT_CHECK_SECONDS)}
             # Check the parent too: another fork of the launcher may keep the life-line open.
-            if life_line in ready or os.getppid() != parent:
+            if parent_socket in ready or os.getppid() != parent:
                 break
     if cgroup is not None:
         cgroup.end()
@@ -141,10 +143,10 @@ class _SignalHandlers:
 class _Server:
     """Forks ranks, reports their ends, and clears its subtree on request."""
 
-    def __init__(self, control: socket.socket, life_line: socket.socket, parent: int) -> None:
+    def __init__(self, control: socket.socket, parent_socket: socket.socket, parent: int) -> None:
         self._control = control
         # It stays open until this process ends, which tells the launcher that the cleanup is over.
-        self._life_line = life_line
+        self._parent_socket = parent_socket
         self._parent = parent
         self._signals = _SignalHandlers()
         self._selector = selectors.DefaultSelector()
@@ -228,7 +230,7 @@ class _Server:
             self._signals.__exit__()
             self._selector.close()
             self._control.close()
-            self._life_line.close()
+            self._parent_socket.close()
             code = _be_rank(message, place)
         except BaseException:  # noqa: BLE001
             traceback.print_exc()

@@ -61,11 +61,11 @@ class RankServer:
         self._has_died = False
         self._identity = identity
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._life_line, life_line = socket.socketpair()
+        self._parent_socket, parent_socket = socket.socketpair()
         self._control.settimeout(_SEND_SECONDS)
         self._cgroup = make_cgroup(identity, next(_numbers))
-        with control, life_line, log_path.open("ab") as log:
-            descriptors = control.fileno(), life_line.fileno()
+        with control, parent_socket, log_path.open("ab") as log:
+            descriptors = control.fileno(), parent_socket.fileno()
             cgroup = str(self._cgroup.path) if self._cgroup else ""
             self._process = subprocess.Popen(
                 command(SERVER, *map(str, descriptors), cgroup, program),
@@ -175,20 +175,20 @@ class RankServer:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(WARDEN_SECONDS)
         with suppress(OSError):
-            self._life_line.shutdown(socket.SHUT_WR)
+            self._parent_socket.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(until - time.monotonic())
-            self._life_line.settimeout(
+            self._parent_socket.settimeout(
                 max(0.1, until - time.monotonic()) if self.pid is not None else WARDEN_SECONDS
             )
             # Returns when every process has closed its side, perhaps after the outer warden's end;
             # raises when the time is over.
             with suppress(OSError):
-                self._life_line.recv(1)
+                self._parent_socket.recv(1)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._life_line.close()
+        self._parent_socket.close()
 
 
 def _environment(identity: str) -> dict[str, str]:

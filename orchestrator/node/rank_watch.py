@@ -10,17 +10,17 @@ from pathlib import Path
 from layout_sweep.regular_file import read_regular
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.failures import Evidence, first_bad
-from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, passed_message
+from orchestrator.core.trial.node_report import RankOutcome
 from orchestrator.core.trial.protocol import (
     MAX_RESULT_BYTES,
     BadResult,
     Heartbeat,
-    LaunchOrder,
     LimitName,
     NotFiniteResult,
     Phase,
     RankFailure,
-    RankOutcome,
     RankResult,
     decode_failure,
     decode_heartbeat,
@@ -164,7 +164,7 @@ class RankWatch:
         since = self.progress_at if is_steady else self.phase_since
         if now - since <= limit_seconds(order.request, name, self.seen):
             return None
-        return told_passed(order.request, name, self.seen, step=self.step if is_steady else None)
+        return passed_message(order.request, name, self.seen, step=self.step if is_steady else None)
 
     def advance(self) -> tuple[int, int, bool, float]:
         """Its progress, to compare: ties go to a running process, then to the latest heartbeat."""

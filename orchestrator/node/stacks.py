@@ -38,24 +38,27 @@ class RankStacks:
     """What the processes of one rank did."""
 
     text: str
-    has_answered: bool  # the rank's own process showed its stack
+    # The rank's own process showed its stack.
+    has_answered: bool
     place: str | None  # where its program is, in words
-    stale_lock: Path | None  # the program waits for a build that this file blocks
+    # The program waits for a build that this file blocks.
+    stale_lock: Path | None
 
 
 @dataclass(eq=False, kw_only=True)
-class _Process:
+class _ProcessStack:
     pid: int
     depth: int  # 0: the rank itself
     command: str
-    doing: str  # its state, and where it waits in the kernel
+    # Its state, and where it waits in the kernel.
+    doing: str
     is_python: bool
     stack: str | None = None
 
 
 @dataclass(eq=False, kw_only=True)
 class _Tree:
-    processes: list[_Process] = field(default_factory=list)
+    processes: list[_ProcessStack] = field(default_factory=list)
     num_more: int = 0
 
 
@@ -85,7 +88,7 @@ def _tree(rank_pid: int) -> _Tree:
             tree.num_more += 1
             continue
         tree.processes.append(
-            _Process(
+            _ProcessStack(
                 pid=pid,
                 depth=depth,
                 command=_command(pid),
@@ -96,13 +99,13 @@ def _tree(rank_pid: int) -> _Tree:
     return tree
 
 
-def _read_stacks(processes: Iterable[_Process], deadline: float) -> None:
+def _read_stacks(processes: Iterable[_ProcessStack], deadline: float) -> None:
     search = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
     py_spy = shutil.which("py-spy", path=search)
     if py_spy is None:
         return
 
-    def read(process: _Process) -> None:
+    def read(process: _ProcessStack) -> None:
         left = deadline - time.monotonic()
         if left < _LEAST_SECONDS:
             return
@@ -146,7 +149,7 @@ def _told(tree: _Tree, began_unix_seconds: float) -> RankStacks:
     )
 
 
-def _place(process: _Process) -> str | None:
+def _place(process: _ProcessStack) -> str | None:
     """The innermost call of the main thread, and the innermost one outside installed packages."""
     stack = process.stack or ""
     # The main thread has the id of its process. It has a name only if the program knows threads.
@@ -171,7 +174,7 @@ def _named(function: str, file: str, line: str) -> str:
     return f"{function} ({Path(file).name}:{line})"
 
 
-def _stale_lock(processes: Sequence[_Process], began_unix_seconds: float) -> Path | None:
+def _stale_lock(processes: Sequence[_ProcessStack], began_unix_seconds: float) -> Path | None:
     """The lock that one of them waits for. If none shows its stack, any stale one may be it."""
     stacks = [process.stack for process in processes if process.stack is not None]
     if stacks and not any(_WAITS_FOR_LOCK in stack for stack in stacks):
@@ -190,9 +193,9 @@ def _stale_lock(processes: Sequence[_Process], began_unix_seconds: float) -> Pat
 def _build_folder(pid: int) -> Path:
     """The folder in which torch builds extensions, by the environment of a process."""
     environment = environment_of(pid)
-    chosen = environment.get("TORCH_EXTENSIONS_DIR")
-    if chosen:
-        return Path(chosen)
+    folder = environment.get("TORCH_EXTENSIONS_DIR")
+    if folder:
+        return Path(folder)
     cache = environment.get("XDG_CACHE_HOME")
     home = environment.get("HOME") or str(Path.home())
     return Path(cache or f"{home}/.cache") / "torch_extensions"

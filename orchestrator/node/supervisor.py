@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.trial.failures import classify, is_aftermath
-from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
-from orchestrator.core.trial.protocol import LaunchOrder, LimitName, Phase, log_file
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, passed_message
+from orchestrator.core.trial.protocol import LimitName, Phase, log_file
 from orchestrator.core.trial.redaction import Secrets
 from orchestrator.node.processes import kill
 from orchestrator.node.rank_log import RankLog
@@ -237,7 +238,7 @@ class NodeGang:
         self._on_tick(all(watch.timed for watch in alive))
         overdue = {watch.rank: text for watch in alive if (text := watch.overdue(self._order, now))}
         if self._checks_total_limit and now - self._forked_at > self.total_limit_seconds:
-            text = told_passed(self._order.request, LimitName.TOTAL, self._seen)
+            text = passed_message(self._order.request, LimitName.TOTAL, self._seen)
             overdue = {watch.rank: text for watch in alive}
         if not overdue:
             return False

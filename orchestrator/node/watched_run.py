@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 
 from layout_sweep.regular_file import read_regular
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.protocol import (
     ATTEMPT_VARIABLE,
     BadResult,
-    LaunchOrder,
-    NodeReport,
     decode_heartbeat,
     heartbeat_file,
 )
@@ -66,15 +66,15 @@ class _Watch:
     connected: set[int] = field(default_factory=set)
     _next_sockets: float = 0.0
 
-    def look(self) -> None:
+    def update(self) -> None:
         now = time.monotonic()
-        self._look_at_steps()
+        self._read_steps()
         if now >= self._next_sockets:
-            self._look_at_ranks()
+            self._find_ranks()
             # After all have met, only new ranks can change anything.
             self._next_sockets = time.monotonic() + _SOCKETS_SECONDS
 
-    def _look_at_steps(self) -> None:
+    def _read_steps(self) -> None:
         try:
             path = self.run_dir / heartbeat_file(self.order.first_rank)
             heartbeat = decode_heartbeat(read_regular(path, num_bytes=_HEARTBEAT_BYTES).content)
@@ -85,7 +85,7 @@ class _Watch:
             seen = SeenStep(num_steps=heartbeat.step, at_seconds=at - self.began)
             self.steps.append(seen)
 
-    def _look_at_ranks(self) -> None:
+    def _find_ranks(self) -> None:
         rank_at: dict[tuple[str, int], int] = {}
         links: list[tuple[int, tuple[str, int]]] = []
         for pid, rank in self._programs():
@@ -121,7 +121,7 @@ def run_watched(order: LaunchOrder, *, root: Path) -> WatchedRun:
             run: Future[NodeReport] = thread.submit(launcher.run, order)
             try:
                 while not run.done():
-                    watch.look()
+                    watch.update()
                     time.sleep(_POLL_SECONDS)
             finally:
                 # If this thread was interrupted, the attempt ends now.
@@ -129,7 +129,7 @@ def run_watched(order: LaunchOrder, *, root: Path) -> WatchedRun:
             report = run.result()
     finally:
         launcher.close()
-    watch.look()
+    watch.update()
     return WatchedRun(
         report=report,
         seconds=report.seconds,

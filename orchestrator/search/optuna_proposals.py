@@ -68,7 +68,7 @@ class OptunaProposals:
         self._distributions = {axis.name: _distribution(axis) for axis in axes}
         self._told = told
         self._worst: float | None = None  # measured
-        # Row in flight -> the number of its running trial in the study.
+        # Row under way -> the number of its running trial in the study.
         self._running: dict[int, int | None] = {}
         self._tpe_sampler = optuna.samplers.TPESampler(seed=seed)
         self._gp_sampler = optuna.samplers.GPSampler(seed=seed) if gp else None
@@ -105,7 +105,7 @@ class OptunaProposals:
         return int(np.argmin(distance)), f"{why}, the nearest untried to its proposal"
 
     def start(self, row: int) -> None:
-        """A row is in flight: others should keep some distance from it."""
+        """A row is under way: others should keep some distance from it."""
         self._running[row] = None
         if self._study is not None:
             self._add_running(row)
@@ -121,18 +121,18 @@ class OptunaProposals:
             self._add(self._finished(told))
 
     def drop(self, row: int) -> None:
-        """A row is no longer in flight."""
+        """A row is no longer under way."""
         number = self._running.pop(row, None)
         if self._study is not None and number is not None:
             # The row's result, if any, is a trial of its own.
             self._study.tell(number, state=TrialState.FAIL)
 
-    def rebuild(self, in_flight: Iterable[int]) -> None:
-        """Start again from what is told and in flight by now."""
+    def rebuild(self, under_way: Iterable[int]) -> None:
+        """Start again from what is told and under way by now."""
         self._worst = max(
             (one.score for one in self._told.values() if one.score is not None), default=None
         )
-        self._running = dict.fromkeys(in_flight)
+        self._running = dict.fromkeys(under_way)
         self._study = None
 
     @property
@@ -188,7 +188,7 @@ class OptunaProposals:
         )
 
     def _finished(self, told: Told) -> FrozenTrial:
-        # The worst measured score stands for a missing one: a far worse one would hide what a GP
+        # The worst measured score replaces a missing one: a far worse one would hide what a GP
         # sees elsewhere.
         score = told.score if told.score is not None else self._worst
         return create_trial(

@@ -176,7 +176,7 @@ class LayoutSampler(BaseSampler):
             if (
                 row is not None
                 and row != ran
-                and self._rows.status(row) is RowStatus.IN_FLIGHT
+                and self._rows.status(row) is RowStatus.UNDER_WAY
                 and row not in self._unfinished.values()
             ):
                 self._rows.forget(row)

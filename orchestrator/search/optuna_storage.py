@@ -17,11 +17,11 @@ from orchestrator.search.optuna_proposals import HEADROOM, UNKNOWN_EXCESS, shown
 from orchestrator.search.searcher import (
     Condemned,
     Failed,
-    InFlight,
     Known,
     Measured,
     OutOfMemory,
     SetAside,
+    UnderWay,
 )
 
 
@@ -34,7 +34,7 @@ def export_study(
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     rows = [
-        (layout, fact, _params(layout)) for layout, fact in known if not isinstance(fact, InFlight)
+        (layout, fact, _params(layout)) for layout, fact in known if not isinstance(fact, UnderWay)
     ]
     values: dict[str, set[int | str]] = {}
     for _, _, params in rows:
@@ -46,7 +46,7 @@ def export_study(
     }
     minimize = objective is Objective.STEP_SECONDS
     measured = [fact.value for _, fact, _ in rows if isinstance(fact, Measured)]
-    # The worst value stands for a missing one: 0 among thousands would hide all other differences.
+    # The worst value replaces a missing one: 0 among thousands would hide all other differences.
     worst = (max if minimize else min)(measured, default=0.0)
     trials = [
         create_trial(
@@ -76,7 +76,7 @@ def export_study(
 def _excess(fact: Known) -> float:
     """The constraint that the study shows: above zero is infeasible."""
     match fact:
-        case Measured() | InFlight():
+        case Measured() | UnderWay():
             return HEADROOM
         case OutOfMemory(excess=excess):
             return shown_excess(excess)

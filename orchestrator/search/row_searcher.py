@@ -28,7 +28,7 @@ LEAST = CONSIDERED // 16
 
 class RowStatus(IntEnum):
     UNTRIED = 0
-    IN_FLIGHT = 1
+    UNDER_WAY = 1
     TOLD = 2
     CONDEMNED = 3  # ruled out, until `rule_out` frees it
     # Nothing was learned; never asked for again.
@@ -99,7 +99,7 @@ class RowSearcher:
         return RowStatus(int(self._status[row]))
 
     def ask(self) -> Choice | None:
-        """Choose an untried row, which is in flight from now on; None when there is none."""
+        """Choose an untried row, which is under way from now on; None when there is none."""
         num_open = self.count(RowStatus.UNTRIED)
         if num_open == 0:
             return None
@@ -120,8 +120,8 @@ class RowSearcher:
         return choice
 
     def start(self, row: int) -> None:
-        """Put a row in flight, asked for or not."""
-        self._set(row, RowStatus.IN_FLIGHT)
+        """Put a row under way, asked for or not."""
+        self._set(row, RowStatus.UNDER_WAY)
         if self._proposer is not None and self._place[row] >= 0:
             self._proposer.add_pending(int(self._place[row]))
         if self._optuna is not None:
@@ -162,12 +162,12 @@ class RowSearcher:
             self._proposer.forget(int(self._place[row]))
         if self._optuna is not None:
             if was_told:
-                self._optuna.rebuild(self._in_flight())
+                self._optuna.rebuild(self._under_way())
             else:
                 self._optuna.drop(row)
 
     def rebuild(
-        self, told: Iterable[Told], *, in_flight: Sequence[int], set_aside: Sequence[int]
+        self, told: Iterable[Told], *, under_way: Sequence[int], set_aside: Sequence[int]
     ) -> None:
         """Start again from what is known."""
         found = {one.row: one for one in told}
@@ -175,14 +175,14 @@ class RowSearcher:
         self.told.update(found)
         self._status[:] = RowStatus.UNTRIED
         self._status[list(self.told)] = RowStatus.TOLD
-        self._status[list(in_flight)] = RowStatus.IN_FLIGHT
+        self._status[list(under_way)] = RowStatus.UNDER_WAY
         self._status[list(set_aside)] = RowStatus.SET_ASIDE
         self._counts = _count(self._status)
         if self._proposer is not None:
-            started = [int(self._place[row]) for row in self._in_flight() if self._place[row] >= 0]
+            started = [int(self._place[row]) for row in self._under_way() if self._place[row] >= 0]
             self._proposer.rebuild(self._of_considered(self.told.values()), started)
         if self._optuna is not None:
-            self._optuna.rebuild(self._in_flight())
+            self._optuna.rebuild(self._under_way())
 
     def doubtful(self, *, but: Iterable[int] = ()) -> tuple[int, float] | None:
         """A told row, `but` none of these, far worse than its neighbours suggest, and their score.
@@ -244,8 +244,8 @@ class RowSearcher:
             self._counts[status] += len(rows)
             self._status[rows] = status
 
-    def _in_flight(self) -> list[int]:
-        found: list[int] = np.flatnonzero(self._is(RowStatus.IN_FLIGHT)).tolist()
+    def _under_way(self) -> list[int]:
+        found: list[int] = np.flatnonzero(self._is(RowStatus.UNDER_WAY)).tolist()
         return found
 
     def _of_considered(self, told: Iterable[Told]) -> list[Told]:

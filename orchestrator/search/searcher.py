@@ -51,7 +51,7 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InFlight:
+class UnderWay:
     """Asked for, and neither told nor forgotten yet."""
 
 
@@ -66,7 +66,7 @@ class SetAside:
 
 
 Outcome = Measured | OutOfMemory | Failed
-Known = Outcome | InFlight | Condemned | SetAside
+Known = Outcome | UnderWay | Condemned | SetAside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class Searcher:
         return self._rows.count(RowStatus.CONDEMNED) + self._rows.count(RowStatus.SET_ASIDE)
 
     def ask(self) -> Proposal | None:
-        """Propose an untried layout, which is in flight from now on; None when there is none."""
+        """Propose an untried layout, which is under way from now on; None when there is none."""
         asked = self._rows.ask()
         return None if asked is None else self._proposal(asked)
 
@@ -209,7 +209,7 @@ class Searcher:
         out-of-memory condemns candidates all the same.
         """
         told: list[Told] = []
-        in_flight, set_aside, ran, proofs = [], [], [], []
+        under_way, set_aside, ran, proofs = [], [], [], []
         was_condemned: dict[int, Layout] = {}
         for layout, fact in known:
             if isinstance(fact, OutOfMemory) and fact.num_proofs:
@@ -220,8 +220,8 @@ class Searcher:
             if isinstance(fact, Measured):
                 ran.append(row)
             match fact:
-                case InFlight():
-                    in_flight.append(row)
+                case UnderWay():
+                    under_way.append(row)
                 case Condemned():
                     was_condemned[row] = layout
                 case SetAside():
@@ -230,7 +230,7 @@ class Searcher:
                     set_aside.append(row)
                 case Measured() | OutOfMemory() | Failed():
                     told.append(self._told(row, fact))
-        self._rows.rebuild(told, in_flight=in_flight, set_aside=set_aside)
+        self._rows.rebuild(told, under_way=under_way, set_aside=set_aside)
         self._proofs.replace(proofs, np.array(ran, dtype=np.int64))
         condemned = self._rule_out()
         ruled_out = self._proofs.ruled_out
@@ -305,7 +305,7 @@ class Searcher:
     def _layouts(self, rows: Ints) -> list[Layout]:
         return self._candidates.table.take(rows).layouts() if len(rows) else []
 
-    # -- scores: logarithms of the seconds of a step, or of what stands for them ------------------
+    # -- scores: logarithms of the seconds of a step, or of what replaces them ------------------
 
     def _told(self, row: int, outcome: Outcome) -> Told:
         match outcome:

@@ -24,7 +24,7 @@ class Budgets:
 
     @property
     def spent(self) -> StopReason | None:
-        """The budget of which nothing is left."""
+        """The budget that is spent."""
         return self._spending.spent()
 
     def passed_by(
@@ -50,7 +50,7 @@ class Budgets:
             if not self._call.attempts:
                 # Nothing is measured and nothing runs: this attempt will show what a trial costs.
                 return None
-            expected = search.guessed_gpu_seconds
+            expected = search.cost.guessed_gpu_seconds
         to_come = self._to_come() + reserved.gpu_seconds
         return self._spending.passed_by(expected, to_come=to_come)
 
@@ -66,7 +66,7 @@ class Budgets:
 
         They follow from its own trials, else from those of other cells.
         """
-        own = search.expected_gpu_seconds(proposal, cost)
+        own = search.cost.expected_gpu_seconds(proposal, cost)
         return (
             sharing.expected_by_others(search, list(self._call.searches.values()))
             if own is None
@@ -105,7 +105,9 @@ class Budgets:
         Each attempt has the expectation of when it began. An attempt without one has what its cell
         has shown since, or a guess.
         """
-        guesses = {search.id: search.guessed_gpu_seconds for search in self._call.searches.values()}
+        guesses = {
+            search.id: search.cost.guessed_gpu_seconds for search in self._call.searches.values()
+        }
         now, total = self._call.clock(), 0.0
         for one in self._call.attempts:
             foreseen = one.expected_gpu_seconds

@@ -10,17 +10,18 @@ from db.read.rows import Repeats, TrialRow
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.search.trial_cost import TrialCost
-from orchestrator.core.sweepfile.sections import Objective, Plateau, Search, Strategy
+from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
+from orchestrator.core.trial.cell_plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.failure_kinds import FailureKind, Fault
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
-from orchestrator.core.trial.plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Proposal, Searcher
+from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.attempts import CellAttempts
 from orchestrator.sweep.cell_life import CellEvent, CellLife, CellState
 from orchestrator.sweep.confirmation import Confirmation
+from orchestrator.sweep.ended_trials import EndedTrials
 from orchestrator.sweep.known_outcome import known_of, with_proofs
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.retries import Retries
@@ -55,8 +56,7 @@ class CellSearch:
     shape: Shape
     objective: Objective
     searcher: Searcher
-    # Of one trial, predicted before the first one has ended.
-    predicted_seconds: float
+    cost: AttemptCost
     attempts: CellAttempts = field(default_factory=CellAttempts)
     life: CellLife = field(default_factory=CellLife)
     retries: Retries = field(default_factory=Retries)
@@ -68,9 +68,6 @@ class CellSearch:
     # Of the measurements with the newest fingerprint.
     confirmation: Confirmation = field(init=False)
     nothing_fits: str | None = None  # the evidence that no layout fits
-    # Reserved by the last measured trial, else by the last trial. None: none has ended.
-    trial_gpu_seconds: float | None = None
-    has_measured: bool = False
     # Proposed while other trials ran, not launched yet.
     ahead: Proposal | None = None
     # A measured trial to repeat, and why: taken from the search, not launched yet.
@@ -81,14 +78,11 @@ class CellSearch:
     # Digest of the fingerprint of the newest measurement.
     _fingerprint: str | None = None
     _ask_seconds: float = 0.0  # of the last ask
-    # Of the last attempt, from launch to end.
-    _trial_seconds: float = 0.0
     # When the last attempt of this call ended. None: none has, or a pause since was noted.
     _ended_at: float | None = None
     # True once its trials were read from the store.
     _was_taken_up: bool = False
-    # Objective of each ended trial, larger is better; -inf without one.
-    _ended: list[float] = field(default_factory=list)
+    _ended: EndedTrials = field(init=False)
     # True if nothing has changed since `check` judged whether the search has had enough.
     _is_checked: bool = False
     _gain: float | None = None
@@ -96,10 +90,11 @@ class CellSearch:
 
     def __post_init__(self) -> None:
         self.confirmation = Confirmation(repeating=self.attempts.repeats)
+        self._ended = EndedTrials(self.objective)
 
     def begin_anew(self, planned: PlannedSearch) -> None:
         """Search with another searcher. `take_up` then tells it what the store knows."""
-        self.searcher, self.predicted_seconds = planned.searcher, planned.predicted_seconds
+        self.searcher, self.cost.predicted_seconds = planned.searcher, planned.predicted_seconds
 
     def take_up(
         self,
@@ -114,7 +109,8 @@ class CellSearch:
         knows, as after axes were widened.
         """
         rows = list(trials)
-        self.launched, self.retries.waiting, self._ended = 0, [], []
+        self.launched, self.retries.waiting = 0, []
+        self._ended = EndedTrials(self.objective)
         self.ahead = self.doubt = None
         self.life.take(CellEvent.READ_AGAIN)
         self._is_checked = False
@@ -130,7 +126,7 @@ class CellSearch:
         for trial in rows:
             self.launched += trial.num_attempts > 0
             if trial.gpu_seconds is not None:
-                self.note_reserved(
+                self.cost.note_reserved(
                     trial.gpu_seconds, is_measured=trial.state is TrialState.MEASURED
                 )
             # Keep waiting trials whose layout the file no longer names: their axis may
@@ -178,7 +174,7 @@ class CellSearch:
 
     def note_ended(self, *, seconds: float, now: float) -> None:
         """Note that an attempt is over, after so many seconds: there may be something to start."""
-        self._trial_seconds, self._ended_at = seconds, now
+        self.cost.last_seconds, self._ended_at = seconds, now
         self._note_change()
 
     def note_requeued(self, trial: TrialRow, kind: FailureKind, nodes: Iterable[str]) -> None:
@@ -190,7 +186,7 @@ class CellSearch:
         """Note if nothing of the cell ran for long: others were first, or its nodes were gone."""
         if self._ended_at is None or self.num_new or self.num_repeats:
             return
-        pause = max(PAUSE_SECONDS, PAUSE_TRIALS * self._trial_seconds)
+        pause = max(PAUSE_SECONDS, PAUSE_TRIALS * self.cost.last_seconds)
         if clock() - self._ended_at > pause:
             self.confirmation.pause()
             self._ended_at = None
@@ -314,7 +310,8 @@ class CellSearch:
 
         The layout rests on one result less, and no GPU waits for it.
         """
-        return self.ahead is None and 0 < self._trial_seconds < self._ask_seconds / SLOW_ASK_SHARE
+        trial_seconds = self.cost.last_seconds
+        return self.ahead is None and 0 < trial_seconds < self._ask_seconds / SLOW_ASK_SHARE
 
     def take_back(self) -> None:
         """Give back what was asked for ahead: what became known since may rule it out."""
@@ -350,40 +347,6 @@ class CellSearch:
         if at_least is None or (found is not None and found.seconds >= at_least):
             return found
         return PredictedStep(seconds=at_least, log_sd=found.log_sd if found is not None else 0.0)
-
-    # -- what an attempt takes -------------------------------------------------------------------
-
-    @property
-    def expected_seconds(self) -> float:
-        """How long the next attempt will hold its slots: like the last one, or as predicted."""
-        return self._trial_seconds or self.predicted_seconds
-
-    def note_reserved(self, gpu_seconds: float, *, is_measured: bool) -> None:
-        """Note what an attempt held.
-
-        An attempt without a number tells how long the next one takes only until one is measured.
-        """
-        if is_measured or not self.has_measured:
-            self.trial_gpu_seconds = gpu_seconds
-        self.has_measured |= is_measured
-
-    def expected_gpu_seconds(self, proposal: Proposal | None, cost: TrialCost) -> float | None:
-        """Return what its next attempt is expected to reserve; None: nothing tells.
-
-        It is predicted once launches were measured. Before, it is what the last attempt held.
-        """
-        rate = proposal.predicted_tokens_per_second_per_gpu if proposal is not None else None
-        if rate is None or not cost.is_launch_measured:
-            return self.trial_gpu_seconds
-        num_gpus = self.cell.num_gpus
-        return cost.seconds(self.cell.tokens_per_step / num_gpus / rate) * num_gpus
-
-    @property
-    def guessed_gpu_seconds(self) -> float:
-        """What the last attempt held, else what is predicted with a usual launch."""
-        if self.trial_gpu_seconds is not None:
-            return self.trial_gpu_seconds
-        return self.predicted_seconds * self.cell.num_gpus
 
     # -- what is known ---------------------------------------------------------------------------
 
@@ -430,7 +393,7 @@ class CellSearch:
         self.searcher.tell(layout, Measured(value=nan, peak_memory_bytes=peak_memory_bytes))
 
     def newly_implausible(self) -> dict[int, str]:
-        """Return the trials whose numbers cannot be true beside those of other layouts, and why."""
+        """Return the trials whose numbers contradict those of other layouts, and why."""
         reasons = judge_cell(self._told)
         return {key: why for key, why in reasons.items() if key not in self._implausible}
 
@@ -453,7 +416,7 @@ class CellSearch:
     def note_failed(self, layout: Layout, fault: Fault) -> None:
         """Note that a trial failed for good."""
         self._note(None)
-        # A machine's fault says nothing about the layout. The search keeps it in flight, so that it
+        # A machine's fault says nothing about the layout. The search keeps it under way, so that it
         # is not proposed again.
         if fault is not Fault.MACHINE:
             self.searcher.tell(layout, Failed())
@@ -475,9 +438,7 @@ class CellSearch:
         return None if before == digest else before
 
     def _note(self, step_seconds: float | None) -> None:
-        sign = -1.0 if self.objective is Objective.STEP_SECONDS else 1.0
-        value = float("-inf") if step_seconds is None else sign * self.value_of(step_seconds)
-        self._ended.append(value)
+        self._ended.note(None if step_seconds is None else self.value_of(step_seconds))
 
     def _correct_search(self) -> None:
         """Tell the search step times on the machine as it is now, if that was seen to change."""
@@ -507,7 +468,7 @@ class CellSearch:
             return StopReason.NOTHING_FITS
         plateau = settings.plateau
         if plateau is not None and settings.strategy is not Strategy.EXHAUSTIVE:
-            return StopReason.PLATEAU if self._plateaued(plateau) else None
+            return StopReason.PLATEAU if self._ended.have_plateaued(plateau) else None
         return None
 
     def reached(self, bound: float | None) -> bool:
@@ -525,10 +486,3 @@ class CellSearch:
     def _expects_less(self, bound: float) -> bool:
         gain = self.searcher.expected_gain()
         return gain is not None and gain < bound
-
-    def _plateaued(self, plateau: Plateau) -> bool:
-        """Return whether the last trials gained less, relative, over the best before them."""
-        if len(self._ended) <= plateau.trials:
-            return False
-        before, since = max(self._ended[: -plateau.trials]), max(self._ended[-plateau.trials :])
-        return before > float("-inf") and since - before < plateau.gain * abs(before)

@@ -26,7 +26,7 @@ class CellSearches:
         self._num_ended = 0
 
     def plan(self, cell: Cell, cell_id: int) -> PlannedSearch:
-        """Begin a search over a cell's layouts that starts from what its relatives taught."""
+        """Begin a search over a cell's layouts that starts from what its relatives showed."""
         knowledge, spec = self._knowledge, self._spec
         gpus_per_node = self._call.gpus_per_node
         candidates = rank_space(

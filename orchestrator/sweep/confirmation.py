@@ -58,7 +58,7 @@ class Repeat:
 class Confirmation:
     """The measured trials of one cell, filled from the store and by attempts, in order of time.
 
-    `repeating`: the trials of which a repeat is under way, from the ledger of attempts.
+    `repeating`: the trials with a repeat under way, from the ledger of attempts.
     """
 
     repeating: Mapping[int, Purpose] = field(default_factory=dict)
@@ -74,7 +74,8 @@ class Confirmation:
     _is_over: bool = False
     # Fitted since the last repeat; None: not fitted yet.
     _fitted: Drift | None = None
-    _judged: tuple[Confirm, Verdict] | None = None  # None: not judged since the last change
+    # None: not judged since the last change.
+    _judged: tuple[Confirm, Verdict] | None = None
     _since_anchor: int = 0  # trials measured since the last anchor
     _num_anchored: int = 0
     _num_repeated: int = 0

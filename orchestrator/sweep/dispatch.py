@@ -354,7 +354,7 @@ class Dispatch:
             nodes=nodes,
             begins=begins,
             predicted=predicted,
-            expected_gpu_seconds=search.expected_gpu_seconds(
+            expected_gpu_seconds=search.cost.expected_gpu_seconds(
                 proposal, self._cell_searches.trial_cost
             ),
             now=self._clock(),

@@ -17,7 +17,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.sweepfile.sections import Search
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
-from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, TrialState
+from orchestrator.core.trial.lifecycle import INITIAL, UNDER_WAY, TrialState
 from orchestrator.core.trial.winner import CONSIDERED
 from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.progress import StopReason, SweepResult, failed_trials
@@ -93,7 +93,7 @@ def _finished(spec: SweepSpec, store: Store) -> _FinishedSweep | None:
     cells = [status for status in store.status(row.id) if status.cell.cell in wanted]
     counts = Counter({state: sum(cell.num_trials[state] for cell in cells) for state in TrialState})
     measured = [cell.best for cell in cells if cell.best is not None]
-    is_some_left = any(counts[state] for state in {INITIAL, *IN_FLIGHT})
+    is_some_left = any(counts[state] for state in {INITIAL, *UNDER_WAY})
     if len(cells) < len(wanted) or is_some_left or not measured:
         return None
     fastest, session = store.best(row.id, CONSIDERED), store.newest_session(row.id)

@@ -13,11 +13,11 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.search.searcher import (
     Condemned,
     Failed,
-    InFlight,
     Known,
     Measured,
     OutOfMemory,
     SetAside,
+    UnderWay,
 )
 from orchestrator.sweep.verdict import relative_excess
 
@@ -34,7 +34,7 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
 
     A trial tells nothing if it was measured under other conditions or the machine was at fault.
     A measurement that cannot be true has no value: only that it fits is known.
-    One that waits is in flight: it will be launched without being asked for.
+    One that waits is under way: it will be launched without being asked for.
     """
     match trial.state:
         case TrialState.MEASURED if trial.is_current_fingerprint is False:
@@ -67,7 +67,7 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
         case TrialState.PRUNED:
             return Condemned()
         case TrialState.QUEUED | TrialState.LAUNCHING | TrialState.RUNNING:
-            return InFlight()
+            return UnderWay()
 
 
 def objective_of(trial: TrialRow, objective: Objective) -> float | None:

@@ -72,7 +72,7 @@ class SweepLease:
 
 
 def acquire(spec: SweepSpec, store: Store, *, takeover: bool) -> SweepLease:
-    """Make the sweep this call's. Raises SweepChanged, SweepHeld."""
+    """Make the sweep this call's. Raises SweepChanged, SweepInUse."""
     spec_json, conditions = spec.model_dump_json(), spec.conditions()
     sweep_id = store.ensure_sweep(spec.name, spec_json, conditions)
     before = store.sweep_named(spec.name)

@@ -130,9 +130,9 @@ class Loop:
                 self._spool.drop(Spooled(attempt=attempt.number, end=attempt.end))
         for attempt in ended:
             assert attempt.end is not None
-            in_flight = self._attempts.trials
+            under_way = self._attempts.trials
             cells = self._node_pool.ended(
-                attempt.trial_id, attempt.end, in_flight, began=attempt.since
+                attempt.trial_id, attempt.end, under_way, began=attempt.since
             )
             self._measure_again(cells)
 
@@ -171,7 +171,7 @@ class Loop:
             logger.warning(
                 "%s: stopped: %s. The same command tries it again",
                 search.cell.key,
-                stop_rules.told_stuck(cell_id),
+                stop_rules.stuck_message(cell_id),
                 extra={"action": "stuck", "cell_id": cell_id},
             )
             stop_rules.forget(cell_id)

@@ -13,13 +13,8 @@ from orchestrator.core.problem.hardware import data_sheet_peak
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.measurement import ImplausibleMeasurement, Measurement, measure
-from orchestrator.core.trial.protocol import (
-    MEASURED_PEAK,
-    KnownPeak,
-    MeasurementPlan,
-    NodeReport,
-    RankResult,
-)
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import MEASURED_PEAK, KnownPeak, MeasurementPlan, RankResult
 
 _Key = tuple[Precision, str, str | None]
 
@@ -32,7 +27,7 @@ class MeasuredPeaks:
         self._known: dict[_Key, KnownPeak] = {}
         self._device_name = device_name
         for row in stored:
-            self.learn(row)
+            self.add(row)
 
     def of(self, precision: Precision) -> tuple[KnownPeak, ...]:
         """Return what a trial of this precision is told."""
@@ -42,7 +37,7 @@ class MeasuredPeaks:
             if known_precision is precision
         )
 
-    def learn(self, row: PeakRow) -> None:
+    def add(self, row: PeakRow) -> None:
         """Take up what an attempt's MFU rested on.
 
         Over several nodes that was the slowest one's; it counts for each until more is known.
@@ -68,7 +63,7 @@ class MeasuredPeaks:
         if measurement.peak_flops is not None and measurement.peak_flops_source is not None:
             nodes = tuple(report.node for report in reports)
             flops, source = measurement.peak_flops, measurement.peak_flops_source
-            self.learn(
+            self.add(
                 PeakRow(
                     nodes=nodes,
                     precision=precision,

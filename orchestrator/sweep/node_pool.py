@@ -1,6 +1,6 @@
 """Decides which nodes a running sweep uses: fit ones that are not benched as slow or failing.
 
-It decides nothing about trials, but says of which cells some have to be measured again.
+It decides nothing about trials, but names the cells that have some to measure again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class NodePool:
         self._opened = clock()
         # The nodes of the last call of `usable`, with their slots.
         self._nodes: dict[str, int] = {}
-        self._usable: dict[str, int] = {}  # those of them that may be used
+        # Those of them that may be used.
+        self._usable: dict[str, int] = {}
         # The mapping that `usable` was given last: comparing thousands of nodes takes time.
         self._given: Mapping[str, int] | None = None
         # Shapes of the gangs that the nodes have to hold.
@@ -139,10 +140,10 @@ class NodePool:
             " command goes on"
         )
 
-    def refresh(self, in_flight: Collection[int] = (), *, now: bool = False) -> set[int]:
+    def refresh(self, under_way: Collection[int] = (), *, now: bool = False) -> set[int]:
         """Ask the store, from time to time or now, which nodes a person has benched.
 
-        Return the cells of which trials wait again because of it.
+        Return the cells whose trials wait again because of it.
         """
         if not now and time.monotonic() - self._asked_at < REFRESH_SECONDS:
             return set()
@@ -151,14 +152,14 @@ class NodePool:
         self._benched = {
             row.node: row for row in self._store.benches(self._sweep_id) if row.until is None
         }
-        return self._remeasure(in_flight) if set(self._bad) - before else set()
+        return self._remeasure(under_way) if set(self._bad) - before else set()
 
     def ended(
-        self, trial_id: int, event: Finished, in_flight: Collection[int], *, began: float
+        self, trial_id: int, event: Finished, under_way: Collection[int], *, began: float
     ) -> set[int]:
         """Note that an attempt is over. `began`: when it did.
 
-        Return the cells of which trials wait again, since a node that measured them is sick.
+        Return the cells whose trials wait again, since a node that measured them is sick.
         """
         is_due = trial_id in self._left
         self._left.discard(trial_id)
@@ -176,17 +177,17 @@ class NodePool:
             is_due |= self._bench_the_slow() or not {
                 report.node for report in event.reports
             }.isdisjoint(self._bad)
-        return self._remeasure(in_flight) if is_due else set()
+        return self._remeasure(under_way) if is_due else set()
 
     @property
     def _bad(self) -> list[str]:
         """Nodes whose measurements do not count."""
         return [node for node, row in self._benched.items() if row.is_remeasured]
 
-    def _remeasure(self, in_flight: Collection[int]) -> set[int]:
-        self._left |= set(in_flight)
+    def _remeasure(self, under_way: Collection[int]) -> set[int]:
+        self._left |= set(under_way)
         return self._store.remeasure(
-            self._sweep_id, self._epoch, self._bad, except_trials=in_flight
+            self._sweep_id, self._epoch, self._bad, except_trials=under_way
         )
 
     # -- nodes that are at fault -----------------------------------------------------------------

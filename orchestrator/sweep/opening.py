@@ -15,6 +15,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.sweepfile.budget import Price, budget_of, price_of
 from orchestrator.core.sweepfile.sections import Exclusive
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
+from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.budgets import Budgets
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import CellSearch
@@ -156,7 +157,7 @@ def _open_cell(
         shape=shape,
         objective=call.spec.objective,
         searcher=planned.searcher,
-        predicted_seconds=planned.predicted_seconds,
+        cost=AttemptCost(cell=cell, predicted_seconds=planned.predicted_seconds),
         attempts=call.attempts.of_cell(cell_id),
     )
     call.searches[cell_id] = search

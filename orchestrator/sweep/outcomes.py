@@ -16,6 +16,7 @@ from db.store import REFUSED
 from db.write.writes import Ended, Pruned, Recorded
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.proofs import MemoryProof
+from orchestrator.core.trial.cell_plausibility import ToldLayout
 from orchestrator.core.trial.failure_kinds import (
     POLICIES,
     Failure,
@@ -24,10 +25,9 @@ from orchestrator.core.trial.failure_kinds import (
 )
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint, changes
-from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import relative_sd, said_of
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.plausibility import ToldLayout
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import OutOfMemory
@@ -76,13 +76,13 @@ class Outcomes:
     @property
     def counts(self) -> dict[TrialState, int]:
         """The trials of the sweep by state."""
-        now = {state: self._attempts.num_in(state) for state in IN_FLIGHT}
+        now = {state: self._attempts.num_in(state) for state in UNDER_WAY}
         return {**self._stored, **now}
 
     def take_up(self, search: CellSearch) -> None:
         """Have a cell go on from what earlier calls left of it, and count that."""
         trials = self._take_up(search)
-        self._stored.update(trial.state for trial in trials if trial.state not in IN_FLIGHT)
+        self._stored.update(trial.state for trial in trials if trial.state not in UNDER_WAY)
         digests = (trial.fingerprint_digest for trial in trials)
         self.fingerprints.update(digest for digest in digests if digest is not None)
         self._write_condemned()
@@ -94,7 +94,7 @@ class Outcomes:
 
     def recount(self, trials: Sequence[TrialRow]) -> None:
         """Count all trials of the sweep anew, since some wait again."""
-        self._stored = Counter(trial.state for trial in trials if trial.state not in IN_FLIGHT)
+        self._stored = Counter(trial.state for trial in trials if trial.state not in UNDER_WAY)
 
     def note_relaunched(self) -> None:
         """Note that a trial that waited, or was never launched, has an attempt now."""
@@ -128,7 +128,8 @@ class Outcomes:
             outcome, search = verdict.outcome, self._call.searches[attempt.cell_id]
             self._attempts.close(attempt, now=now)
             is_measured = isinstance(outcome, Measurement)
-            search.note_reserved(verdict.facts.get("gpu_seconds") or 0.0, is_measured=is_measured)
+            gpu_seconds = verdict.facts.get("gpu_seconds") or 0.0
+            search.cost.note_reserved(gpu_seconds, is_measured=is_measured)
             if isinstance(outcome, Measurement):
                 if outcome.implausible is None:
                     self.stop_rules.note_measured(search.id, now=now)

@@ -66,7 +66,7 @@ class Placement:
         waiting = [
             WaitingGang(
                 shape=search.shape,
-                seconds=search.expected_seconds,
+                seconds=search.cost.expected_seconds,
                 is_first=search.launched < sharing.FIRST_TRIALS,
                 passed_over=self._num_starts - self._since.setdefault(search.id, self._num_starts),
                 exclusive=self._is_exclusive(search) or search.has_only_suspects,
@@ -90,7 +90,9 @@ class Placement:
     ) -> tuple[str, ...] | None:
         """Return free nodes for a gang of the cell, none of these among them. None: too few now."""
         exclusive = self._is_exclusive(search)
-        gang = WaitingGang(shape=search.shape, seconds=search.expected_seconds, exclusive=exclusive)
+        gang = WaitingGang(
+            shape=search.shape, seconds=search.cost.expected_seconds, exclusive=exclusive
+        )
         return self._free_slots.place_elsewhere(gang, without, free_on_nodes=free_on_nodes)
 
     def are_unused(self, nodes: Sequence[str]) -> bool:
@@ -105,7 +107,7 @@ class Placement:
             attempt.id,
             search.shape,
             attempt.nodes,
-            ends_at=attempt.since + search.expected_seconds,
+            ends_at=attempt.since + search.cost.expected_seconds,
             exclusive=alone or self._is_exclusive(search),
         )
 

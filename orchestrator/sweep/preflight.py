@@ -49,7 +49,8 @@ class Preflight:
         self._unanswered: dict[str, str] = {}
         # Node -> the life (start) of it that was checked last.
         self._lives: dict[str, str] = {}
-        self._began: dict[str, float] = {}  # node -> when its last check began
+        # Node -> when its last check began.
+        self._began: dict[str, float] = {}
         self._awaited: set[str] = set()
         self._unjudged: dict[str, NodeFacts | str] = {}  # answers that are not judged yet
         self._judged_at = clock()

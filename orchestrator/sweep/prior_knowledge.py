@@ -53,7 +53,7 @@ ENOUGH_ROWS, FAR_OFF = 3, 2.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Taught:
+class RelativeTrial:
     """One trial of a relative, as calibration takes it, and where it is from."""
 
     row: ObservationRow
@@ -69,7 +69,7 @@ class PriorKnowledge:
     spec: SweepSpec
     # None: no data sheet has the device, and nothing was measured on it.
     hardware: Hardware | None
-    rows: Sequence[Taught]  # oldest first
+    rows: Sequence[RelativeTrial]  # oldest first
     # Links measured by the newest `sweep netbench` on such devices.
     links: Sequence[LinkRow] = ()
     # Relatives' trials that were left out, since the speed of their device is not known.
@@ -107,18 +107,18 @@ class PriorKnowledge:
     def launch_seconds(self) -> float | None:
         """Mean seconds that a trial holds its GPUs beyond its steps after the first."""
         found = [
-            taught.row.reserved_seconds - taught.row.steady_seconds
-            for taught in self.rows
-            if taught.row.reserved_seconds is not None
-            and taught.row.steady_seconds is not None
-            and _waited_for_its_steps(taught.row)
+            trial.row.reserved_seconds - trial.row.steady_seconds
+            for trial in self.rows
+            if trial.row.reserved_seconds is not None
+            and trial.row.steady_seconds is not None
+            and _waited_for_its_steps(trial.row)
         ]
         return max(fmean(found), 0.0) if found else None
 
     @cached_property
     def timed_steps(self) -> float | None:
         """Timed steps of a trial: the median; None: nobody measured any."""
-        found = [taught.row.num_steps for taught in self.rows if taught.row.num_steps is not None]
+        found = [trial.row.num_steps for trial in self.rows if trial.row.num_steps is not None]
         return float(median(found)) if found else None
 
     def trial_cost(self) -> TrialCost:
@@ -139,7 +139,7 @@ class PriorKnowledge:
         """
         own = self._own.get(cell, []) if cell is not None else []
         mine = set(map(id, own))
-        others = [taught for taught in self.rows if id(taught) not in mine] if own else self.rows
+        others = [trial for trial in self.rows if id(trial) not in mine] if own else self.rows
         if own and others:
             # Where the fits without each of the cells begin.
             self._of(self.rows, without=None)
@@ -151,32 +151,32 @@ class PriorKnowledge:
         if not own or not with_own:
             return prior
         fitted = self._fitted(("own", cell), own, prior)
-        observed = [taught.observation for taught in own]
+        observed = [trial.observation for trial in own]
         return with_memory_of(cell.model, fitted, observed, prior)
 
     @cached_property
-    def _own(self) -> dict[Cell, list[Taught]]:
+    def _own(self) -> dict[Cell, list[RelativeTrial]]:
         """The trials of the sweep itself, by cell."""
-        found: dict[Cell, list[Taught]] = {}
-        for taught in self.rows:
-            if taught.row.sweep.name == self.spec.name:
-                found.setdefault(taught.row.cell, []).append(taught)
+        found: dict[Cell, list[RelativeTrial]] = {}
+        for trial in self.rows:
+            if trial.row.sweep.name == self.spec.name:
+                found.setdefault(trial.row.cell, []).append(trial)
         return found
 
-    def _of(self, rows: Sequence[Taught], *, without: Cell | None) -> Calibration:
+    def _of(self, rows: Sequence[RelativeTrial], *, without: Cell | None) -> Calibration:
         prior = self.prior
-        older = [taught for taught in rows if not taught.is_current]
+        older = [trial for trial in rows if not trial.is_current]
         if older:
             prior = self._fitted(("older", without), older, prior).widened()
         return self._fitted(
-            ("current", without), [taught for taught in rows if taught.is_current], prior
+            ("current", without), [trial for trial in rows if trial.is_current], prior
         )
 
     def _for_model(
         self,
         model: ModelShape,
         found: Calibration,
-        rows: Sequence[Taught],
+        rows: Sequence[RelativeTrial],
         *,
         without: Cell | None,
     ) -> Calibration:
@@ -186,7 +186,7 @@ class PriorKnowledge:
         """
         prior = self.prior
         for which, is_current in (("older", False), ("current", True)):
-            some = [taught.observation for taught in rows if taught.is_current is is_current]
+            some = [trial.observation for trial in rows if trial.is_current is is_current]
             if some:
                 fit = self._fits[which, without]
                 prior = with_memory_of(model, fit, some, prior)
@@ -199,12 +199,12 @@ class PriorKnowledge:
         )
 
     def _fitted(
-        self, key: tuple[str, Cell | None], rows: Sequence[Taught], prior: Calibration
+        self, key: tuple[str, Cell | None], rows: Sequence[RelativeTrial], prior: Calibration
     ) -> Calibration:
         if key not in self._fits:
             which, _ = key
             begin = self._fits.get((which, None)) or self.begin.get(which)
-            self._fits[key] = _fitted([taught.observation for taught in rows], prior, begin)
+            self._fits[key] = _fitted([trial.observation for trial in rows], prior, begin)
         return self._fits[key]
 
 
@@ -268,8 +268,8 @@ def read_prior_knowledge(
         } | dict(row.layout.options)
         return trainer_of(spec, tuple(sorted(values.items())))
 
-    taught = [
-        Taught(
+    trials = [
+        RelativeTrial(
             row=row,
             observation=_observation(
                 row,
@@ -285,7 +285,7 @@ def read_prior_knowledge(
     return PriorKnowledge(
         spec=spec,
         hardware=device,
-        rows=taught,
+        rows=trials,
         links=_links(store, spec, device, nodes),
         begin=begin or {},
     )
@@ -402,9 +402,9 @@ def _waited_for_its_steps(row: ObservationRow) -> bool:
     return row.steady_seconds >= WAITED_SHARE * row.num_steps * row.step_seconds
 
 
-def sweeps_of(rows: Iterable[Taught]) -> dict[str, int]:
+def sweeps_of(rows: Iterable[RelativeTrial]) -> dict[str, int]:
     """Return how many trials each sweep has, the most first."""
     counts: dict[str, int] = {}
-    for taught in rows:
-        counts[taught.row.sweep.name] = counts.get(taught.row.sweep.name, 0) + 1
+    for trial in rows:
+        counts[trial.row.sweep.name] = counts.get(trial.row.sweep.name, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))

@@ -18,7 +18,7 @@ from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 logger = logging.getLogger(__name__)
 
 GIT_SECONDS = 20.0
-# Stands for a digest that git could not give. (None says that all is committed.)
+# Replaces a digest that git could not give. (None says that all is committed.)
 UNKNOWN = "unknown"
 PACKAGE = Path(__file__).resolve().parent.parent
 # New files that may be part of a program. Data, logs and sweep files come and go while a sweep

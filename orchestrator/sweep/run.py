@@ -36,9 +36,9 @@ def run_sweep(
 ) -> SweepResult:
     """Work on a sweep until every cell is done, a budget is spent, or somebody asks to stop.
 
-    `spaces`: of all cells, as far as they were enumerated. `run_root` gives the folder of a sweep's
+    `spaces`: of the cells that were enumerated already. `run_root` gives the folder of a sweep's
     run folder on this machine: ends of attempts wait there while the database does not answer
-    (None: only in memory). Raises SweepChanged, SweepHeld, ResourcesInsufficient, StoreUnavailable
+    (None: only in memory). Raises SweepChanged, SweepInUse, ResourcesInsufficient, StoreUnavailable
     and ClusterUnavailable. What was acknowledged by then is in the store, and what was measured is
     there or in that folder, for the next call.
     """

@@ -41,7 +41,7 @@ NOTHING = ReservedBudget()
 def precedence(search: CellSearch) -> tuple[float, float, float]:
     """Return the place of a cell among those that share a budget, smallest first.
 
-    1. Cells of which nothing is measured, the cheapest first.
+    1. Cells without a measurement, the cheapest first.
     2. The first repeat of a best of several, once the search has ended.
     3. Rounds of one launch each, in each round the best expected gain per GPU-second first.
     4. Cells that have little to gain.
@@ -50,11 +50,11 @@ def precedence(search: CellSearch) -> tuple[float, float, float]:
     if search.life.stopped is not None and not search.retries.waiting:
         return (1, -1, 0) if _wants_a_repeat(search) else (3, 0, 0)
     if search.has_nothing and not search.num_new and search.launched < FIRST_TRIALS:
-        return 0, search.launched, search.guessed_gpu_seconds
+        return 0, search.launched, search.cost.guessed_gpu_seconds
     gain = search.expected_gain()
     if gain is None:
         return 1, search.launched, 0
-    rate = gain / max(search.guessed_gpu_seconds, 1e-9)
+    rate = gain / max(search.cost.guessed_gpu_seconds, 1e-9)
     return (1 if gain >= LITTLE else 2), search.launched, -rate
 
 
@@ -64,7 +64,7 @@ def expected_by_others(search: CellSearch, searches: Sequence[CellSearch]) -> fl
     None: nothing was measured.
     """
     scale = _scale(searches)
-    return None if scale is None else search.guessed_gpu_seconds * scale
+    return None if scale is None else search.cost.guessed_gpu_seconds * scale
 
 
 def reserved_from(
@@ -85,13 +85,15 @@ def reserved_from(
         return NOTHING
     others = [other for other in searches if other is not search]
     scale = _scale(searches) or 1.0
-    reserved = [(one, one.guessed_gpu_seconds * scale) for one in others if _wants_a_first(one)]
+    reserved = [
+        (one, one.cost.guessed_gpu_seconds * scale) for one in others if _wants_a_first(one)
+    ]
     if confirm.repeats:
         if not (is_repeat and _wants_a_repeat(search)):
             repeats = [one for one in others if _wants_a_repeat(one)]
-            reserved += [(one, one.guessed_gpu_seconds) for one in repeats]
+            reserved += [(one, one.cost.guessed_gpu_seconds) for one in repeats]
         if not is_repeat and _will_want_a_repeat(search, is_alone=not others):
-            reserved.append((search, search.guessed_gpu_seconds))
+            reserved.append((search, search.cost.guessed_gpu_seconds))
     return _sum(reserved, slots=slots, at_once=at_once)
 
 
@@ -136,9 +138,5 @@ def _scale(searches: Iterable[CellSearch]) -> float | None:
 
     It is the median over cells that have measured. None: no cell has.
     """
-    known = [
-        search.trial_gpu_seconds / (search.predicted_seconds * search.cell.num_gpus)
-        for search in searches
-        if search.has_measured and search.trial_gpu_seconds and search.predicted_seconds
-    ]
+    known = [one for search in searches if (one := search.cost.over_prediction) is not None]
     return median(known) if known else None

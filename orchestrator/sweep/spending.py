@@ -1,6 +1,6 @@
 """What a sweep has spent of its budgets, and whether another attempt should stay within them.
 
-It starts and stops nothing: it says which budget stands in the way.
+It starts and stops nothing: it names the budget that would be exceeded.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Spending:
         )
 
     def spent(self) -> StopReason | None:
-        """Return the budget of which nothing is left."""
+        """Return the budget that is spent."""
         if self._budget is not None and self.reserved_gpu_seconds >= self._budget.gpu_seconds:
             return REASONS[self._budget.limit]
         if (

@@ -121,7 +121,7 @@ class StopRules:
         """True if so many failures are alike that `stuck_cells` may return some."""
         faults = [self._streak, *self._streak_of.values()]
         return (
-            self._is_told_wrongly
+            self._is_all_implausible
             or self._same_failures >= SAME_FAILURES
             or any(streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults)
         )
@@ -132,7 +132,7 @@ class StopRules:
         `open_cells`: those that may go on. Raises UsageInvalid for the program's mistake,
         ClusterUnavailable for the machine's.
         """
-        if self._is_told_wrongly and self._same_cells.issuperset(open_cells):
+        if self._is_all_implausible and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
                 f"the first {self._num_implausible} trials that were measured have numbers that"
                 f" cannot be true, the first: {self._first_implausible}. Correct the program, then"
@@ -162,11 +162,11 @@ class StopRules:
         return stuck
 
     @property
-    def _is_told_wrongly(self) -> bool:
+    def _is_all_implausible(self) -> bool:
         """True if nothing but numbers that cannot be true was measured."""
         return self._nothing_measured and self._num_implausible >= SAME_FAILURES
 
-    def told_stuck(self, cell_id: int) -> str:
+    def stuck_message(self, cell_id: int) -> str:
         """Return why a cell is stopped."""
         streak = self._streak_of[cell_id]
         told = f"{streak.num} attempts in a row failed{self._on_one_node(streak)}"

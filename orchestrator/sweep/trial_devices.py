@@ -25,7 +25,8 @@ TABLE_PEAK = "table: "
 # first guess that trials correct. A core has its share of a server's memory (10 GB/s for
 # 100 GFLOP/s) and of its loopback; a GPU is like those of the table (2 TB/s and 300 GB/s for
 # 300 TFLOP/s).
-CPU_FLOPS = 1e13  # a device with fewer is no GPU
+# A device with fewer is no GPU.
+CPU_FLOPS = 1e13
 CPU_BYTES_PER_FLOP, GPU_BYTES_PER_FLOP = (0.1, 0.02, 0.01), (0.007, 0.001, 0.0001)
 
 
@@ -132,7 +133,7 @@ def _sheet(source: str | None) -> str:
 def measured_hardware(
     name: str, peak_flops: Mapping[Precision, float], *, memory_bytes: int | None
 ) -> Hardware:
-    """Return a device of which only peaks are known, and perhaps its memory.
+    """Return a device with known peaks only, and perhaps its memory.
 
     The rest is guessed, for trials to correct: bandwidths in proportion to the largest peak; a
     precision that was not measured is taken to be as fast as the fastest that was.

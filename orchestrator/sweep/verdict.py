@@ -24,14 +24,9 @@ from orchestrator.core.trial.measurement import (
     Measurement,
     with_driver_memory,
 )
+from orchestrator.core.trial.node_report import GpuUsage, NodeReport
 from orchestrator.core.trial.plausibility import judge_run
-from orchestrator.core.trial.protocol import (
-    GpuUsage,
-    MeasurementPlan,
-    NodeReport,
-    Phase,
-    RankResult,
-)
+from orchestrator.core.trial.protocol import MeasurementPlan, Phase, RankResult
 from orchestrator.core.trial.reserved_time import step_seconds_within
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.provenance import measured_with
@@ -124,7 +119,7 @@ def judge_attempt(
 def judge_refused(
     end: Finished, exc: Exception, *, num_gpus: int, at: dt.datetime
 ) -> AttemptVerdict:
-    """Judge an attempt without what its ranks wrote, of which the store refuses something."""
+    """Judge an attempt without what its ranks wrote, since the store refuses a part of it."""
     said = f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"
     failure = Failure(
         kind=FailureKind.BAD_RESULT, message=f"the database refuses how it ended: {said}"
@@ -314,7 +309,7 @@ def relative_excess(
     """
     needed = peak_bytes or 0
     if memory is not None and memory.asked_bytes is not None:
-        held = peak_bytes if memory.held_bytes is None else memory.held_bytes
+        held = peak_bytes if memory.live_bytes is None else memory.live_bytes
         needed = max(needed, held + memory.asked_bytes if held is not None else 0)
         device_bytes = device_bytes or memory.device_bytes
     return needed / device_bytes - 1 if device_bytes and needed > device_bytes else None

@@ -27,7 +27,8 @@ def report(seconds, loss):
 def main():
     accelerator = Accelerator(
         gradient_accumulation_steps=number("GRAD_ACCUM_STEPS"),
-        cpu=not torch.cuda.is_available(),  # without it ranks on CPUs do not meet
+        # Without it ranks on CPUs do not meet.
+        cpu=not torch.cuda.is_available(),
     )
     if accelerator.num_processes != number("WORLD_SIZE"):
         raise SystemExit(f"{accelerator.num_processes} ranks met, not {number('WORLD_SIZE')}")

@@ -59,7 +59,8 @@ def main():
             tokens = torch.randint(config.vocab_size, size, device=engine.device)
             loss = engine(input_ids=tokens, labels=tokens).loss
             engine.backward(loss)
-            engine.step()  # of the optimizer, after the last micro-batch
+            # Of the optimizer, after the last micro-batch.
+            engine.step()
         shown = loss.item()  # waits for the device
         now = time.perf_counter()
         if engine.global_rank == 0:

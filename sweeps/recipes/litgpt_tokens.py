@@ -33,7 +33,8 @@ class Samples(IterableDataset):
         while True:
             for _ in range(self.samples_per_step):
                 yield torch.randint(self.vocab_size, (self.length + 1,))
-            now = time.perf_counter()  # litgpt has read the loss, and so waited for the device
+            # Litgpt has read the loss, and so waited for the device.
+            now = time.perf_counter()
             if self.reports and is_first_rank():
                 with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:
                     print(json.dumps({"step_seconds": now - last}), file=file)

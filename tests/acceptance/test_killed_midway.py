@@ -62,7 +62,7 @@ def _nothing_is_lost_or_repeated(
     assert {t.id: t.num_attempts for t in trials if t.id in acknowledged} == acknowledged, (
         "a finished trial was run again"
     )
-    assert sum(t.num_attempts - 1 for t in trials) <= 2, "more was repeated than was in flight"
+    assert sum(t.num_attempts - 1 for t in trials) <= 2, "more was repeated than was under way"
     assert (
         command.sql("select count(*) from v_event where event = 'measured' group by trial_id")
         == [[1]] * 16
@@ -89,7 +89,7 @@ def _every_second_is_accounted_for(
         <= parts.reserved
         <= most + ended.most_reserved(ended.ended_at)
     )
-    assert parts.in_flight == 0.0
+    assert parts.under_way == 0.0
     assert parts.useful > useful_before > 0
     assert parts.reserved == pytest.approx(
         sum(session.reserved for session in (*killed, ended)) + parts.idle

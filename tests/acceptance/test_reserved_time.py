@@ -38,7 +38,7 @@ def test_what_a_sweep_reserved_adds_up_to_the_time_of_its_gang(
         <= parts.reserved
         <= session.most_reserved(session.ended_at)
     )
-    assert parts.failed == parts.out_of_memory == parts.lost == parts.in_flight == 0.0
+    assert parts.failed == parts.out_of_memory == parts.lost == parts.under_way == 0.0
     assert min(parts.useful, parts.warmup, parts.startup, parts.idle) > 0.0
     # Timed steps really slept: what they are counted for is what the samples say.
     slept = sum(sum(samples) for (samples,) in _samples(command))

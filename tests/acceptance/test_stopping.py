@@ -10,7 +10,7 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.machines.exposure import is_loopback
-from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialState
+from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialState
 from tests.acceptance.command import Command, Running, measured, write_sweep
 from tests.listening import listeners
 
@@ -72,7 +72,7 @@ def test_a_second_ctrl_c_or_a_sigterm_cancels_and_the_trial_waits(
         assert ended == code
         assert "Traceback" not in err
         states = [t.state for t in store.trials(store.sweep_named("t").id)]
-        assert not set(states) & IN_FLIGHT
+        assert not set(states) & UNDER_WAY
         assert running.survivors(seconds=10) == []
 
 

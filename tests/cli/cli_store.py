@@ -12,7 +12,8 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
-from orchestrator.core.trial.protocol import GpuUsage, Phase
+from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.protocol import Phase
 from tests.db.builders import (
     Bench,
     add_trial,

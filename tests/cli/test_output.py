@@ -32,7 +32,7 @@ from orchestrator.cli.output import (
     write_rows,
     write_table,
 )
-from orchestrator.core.errors import SweepHeld, UsageInvalid
+from orchestrator.core.errors import SweepInUse, UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from tests.cli.cli_store import HOSTILE
 from tests.kept_loggers import kept_loggers
@@ -76,7 +76,7 @@ def test_an_argument_of_100_kb_is_searched_for_passwords_at_once() -> None:
 def test_secrets_of_the_environment_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", CANARY)
     redact = Redactor.of_this_process([])
-    redact.learn({"MINE": "another-one"})
+    redact.add_values({"MINE": "another-one"})
     assert redact(f"a {CANARY} b another-one c") == "a *** b *** c"
     assert (
         Redactor(["password='hunter2x' host=h"])("hunter2x, host=h password=hunter3 ")
@@ -267,7 +267,7 @@ def test_a_foreseen_error_is_one_line_and_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def held(*_: object) -> object:
-        raise SweepHeld("sweep 'tiny' is held by \x1b[31mhost a")
+        raise SweepInUse("sweep 'tiny' is held by \x1b[31mhost a")
 
     monkeypatch.setattr(best, "existing_store", held)
     assert cli.main(["best"]) == 5
@@ -384,7 +384,7 @@ def test_a_mistake_in_a_sweep_file_a_bug_and_ctrl_c_are_told_in_json_too(
 
     assert cli.main(["validate", str(tmp_path / "s.yaml"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "spec_invalid"
-    assert ends_with(SweepHeld("held by a"))["kind"] == "sweep_held"
+    assert ends_with(SweepInUse("held by a"))["kind"] == "sweep_in_use"
     assert ends_with(KeyboardInterrupt())["kind"] == "interrupted"
     assert ends_with(RuntimeError("\x1b[31mno"))["kind"] == "bug"
 

@@ -11,7 +11,8 @@ from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
-from orchestrator.core.trial.protocol import Device, Heartbeat, NodeReport, Phase
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, Heartbeat, Phase
 
 K = FailureKind
 
@@ -36,7 +37,7 @@ def report(node: str, kind: FailureKind | None, at: float) -> NodeReport:
 
 
 @pytest.mark.parametrize(
-    ("reports", "blamed"),
+    ("reports", "expected"),
     [
         ([report("a", None, 0), report("b", None, 0)], None),
         ([report("a", K.USER_ERROR, 2.0), report("b", K.SEGFAULT, 1.0)], K.SEGFAULT),  # the earlier
@@ -55,10 +56,10 @@ def report(node: str, kind: FailureKind | None, at: float) -> NodeReport:
     ],
 )
 def test_a_gang_died_of_what_one_node_did_and_not_of_what_others_then_suffered(
-    reports: list[NodeReport], blamed: FailureKind | None
+    reports: list[NodeReport], expected: FailureKind | None
 ) -> None:
     failure = first_failure(reports)
-    assert (failure.kind if failure is not None else None) is blamed
+    assert (failure.kind if failure is not None else None) is expected
 
 
 def test_how_other_nodes_end_does_not_matter_once_the_numbers_are_in() -> None:

@@ -22,8 +22,9 @@ from orchestrator.core.sweepfile.synthetic_options import FaultKind
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, may_retry
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.protocol import Device, LaunchOrder, Phase, TrialRequest
+from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
 from orchestrator.node.launcher import NodeLauncher
 from orchestrator.sweep.run import run_sweep
 from tests.node.launching import faulty, order
@@ -144,7 +145,7 @@ def came_to(failure: Failure | None) -> tuple[FailureKind, str | None] | None:
 
 
 def decisions(failure: Failure | None) -> tuple[list[bool], bool] | None:
-    """Whether a trial is retried after its first, second and third failure, and proves others."""
+    """Return whether a trial is retried after its first three failures, and proves others."""
     if failure is None:
         return None
     again = [may_retry(failure.kind, Counter({failure.kind: times})) for times in (0, 1, 2)]

@@ -301,7 +301,7 @@ def test_what_a_simulated_sweep_held_adds_up_on_the_simulated_clock(store: Store
         )
         > 0
     )
-    assert (found.total.idle, found.total.in_flight) == (
+    assert (found.total.idle, found.total.under_way) == (
         pytest.approx(0.0, abs=1e-6),
         0.0,
     )  # its lease ends with its attempt

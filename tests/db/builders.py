@@ -32,7 +32,8 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemorySh
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.measurement import Measurement, StepTime
-from orchestrator.core.trial.protocol import DriverMemoryKind, GpuUsage
+from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.protocol import DriverMemoryKind
 from orchestrator.core.trial.purpose import Purpose
 
 CONDITIONS = {"measurement": {"warmup_steps": 3}, "precision": "bf16"}
@@ -259,7 +260,7 @@ class Bench:
         )
 
     def start(self, micro_batch_size: int = 1) -> tuple[int, int]:
-        """A trial in flight: its id and the attempt's number."""
+        """A trial under way: its id and the attempt's number."""
         return begin_trial(
             self.store,
             self.cell_id,

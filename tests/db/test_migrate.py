@@ -83,11 +83,12 @@ def test_a_store_of_an_earlier_version_is_upgraded_with_all_that_was_in_it(
 
 def test_a_store_from_before_the_first_release_is_refused_by_all(store_url: str) -> None:
     Store.open(store_url).close()
-    run(store_url, "UPDATE alembic_version SET version_num = '0011'")
+    older = f"{int(schema.FIRST_VERSION) - 1:04d}"
+    run(store_url, f"UPDATE alembic_version SET version_num = '{older}'")
     for ask in (Store.open, migrate.upgrade, lambda place: Store.open(place, to_read=True)):
         with pytest.raises(
             StoreUnavailable,
-            match="has schema 0011, and not this program's 0012: it is older than the first",
+            match=f"has schema {older}, and not this program's {schema.SCHEMA_VERSION}: it is",
         ) as caught:
             ask(store_url)
         assert "Keep it for the program that made it, and begin another (SWEEP_DB)" in str(

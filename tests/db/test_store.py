@@ -17,13 +17,14 @@ from db.store import Store
 from db.types import AttemptState, SweepState, now
 from db.write.batch import Batch
 from db.write.writes import Pruned
-from orchestrator.core.errors import LeaseLost, SweepChanged, SweepHeld, UsageInvalid
+from orchestrator.core.errors import LeaseLost, SweepChanged, SweepInUse, UsageInvalid
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import POLICIES, FailureKind
 from orchestrator.core.trial.lifecycle import IllegalTransition, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
-from orchestrator.core.trial.protocol import GpuUsage, Phase
+from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.protocol import Phase
 from tests.db.builders import (
     CONDITIONS,
     Bench,
@@ -56,7 +57,7 @@ def test_the_same_sweep_is_found_again_and_only_who_takes_it_changes_its_spec(st
     )
     store.acquire(sweep_id, host="node-7", pid=1, spec_json=wide)
     assert store.sweep_named("a").spec_json == wide
-    with pytest.raises(SweepHeld):
+    with pytest.raises(SweepInUse):
         _another(store).acquire(sweep_id, host="node-8", pid=1, spec_json=narrow)
     assert store.sweep_named("a").spec_json == wide
     store.acquire(sweep_id, host="node-7", pid=1)
@@ -688,7 +689,7 @@ def test_invalidated_trials_wait_again_and_their_attempts_are_kept(bench: Bench)
     record_failure(
         store, failed, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY
     )
-    with pytest.raises(SweepHeld):
+    with pytest.raises(SweepInUse):
         Store.invalidate(_another(store), "tokens_per_second_per_gpu < 50")
     store.release(bench.sweep_id, bench.epoch)
     assert store.invalidate("tokens_per_second_per_gpu < 50 OR state = 'out_of_memory'") == 2

@@ -12,7 +12,7 @@ from db.store import Store
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
-from orchestrator.core.trial.protocol import GpuUsage
+from orchestrator.core.trial.node_report import GpuUsage
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import outcome_of
 from tests.db.builders import (

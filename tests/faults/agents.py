@@ -18,7 +18,9 @@ from queue import SimpleQueue
 from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
 from orchestrator.core.machines.packing import FreeOnNode, Shape
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
-from orchestrator.core.trial.protocol import Device, LaunchOrder, NodeReport, TrialRequest
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.node.launcher import NodeLauncher
 from orchestrator.node.processes import kill

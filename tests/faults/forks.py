@@ -32,7 +32,7 @@ def wait(pid: int) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether it has; it is still there to be waited for."""
+    """Return whether it has; it can still be waited for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

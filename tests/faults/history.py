@@ -24,8 +24,8 @@ from db.store import Store
 from db.types import AttemptState
 from db.write import event_log
 from orchestrator.core.trial.lifecycle import (
-    IN_FLIGHT,
     INITIAL,
+    UNDER_WAY,
     IllegalTransition,
     TrialEvent,
     TrialState,
@@ -197,7 +197,7 @@ def _lost(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
                     f"{name} was measured at {entry.value}, and says "
                     f"{attempt.tokens_per_second_per_gpu}"
                 )
-        elif trial.state in {INITIAL, *IN_FLIGHT}:
+        elif trial.state in {INITIAL, *UNDER_WAY}:
             found.append(f"{name} was at its end, and its trial is {trial.state}")
     return found
 
@@ -260,7 +260,7 @@ def _duplicated(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
 
 def _stuck(rows: _Rows, num_trials: int | None) -> list[str]:
     over = num_trials is not None
-    never = {INITIAL, *IN_FLIGHT} if over else IN_FLIGHT
+    never = {INITIAL, *UNDER_WAY} if over else UNDER_WAY
     found = [
         f"trial {trial.id} is {trial.state}"
         for trial in rows.trials.values()

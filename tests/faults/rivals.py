@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from orchestrator.core.errors import SweepHeld
+from orchestrator.core.errors import SweepInUse
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.sweep import lease
@@ -28,7 +28,7 @@ from tests.faults.history import Log, judge
 from tests.faults.witness import WitnessedStore
 from tests.sweep.fake_scheduler import FakeScheduler
 
-HELD = SweepHeld.exit_code
+HELD = SweepInUse.exit_code
 LEASE_SECONDS = 0.15  # instead of 30 s
 TRIAL_SECONDS = 0.005
 START_SECONDS = 180.0  # for a first launch, when busy

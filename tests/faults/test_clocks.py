@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
-from orchestrator.core.errors import SweepHeld
+from orchestrator.core.errors import SweepInUse
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import TrialRequest
 from tests.faults import small_sweep
@@ -28,7 +28,7 @@ def test_a_clock_that_jumps_changes_no_lease_and_no_duration(
     refused: list[str] = []
 
     def ending(request: TrialRequest) -> float | FailureKind:
-        with Store.open(store_url) as other, pytest.raises(SweepHeld) as caught:
+        with Store.open(store_url) as other, pytest.raises(SweepInUse) as caught:
             other.acquire(other.sweep_named(small_sweep.NAME).id, host="another", pid=1)
         refused.append(str(caught.value))
         return small_sweep.ending(request)

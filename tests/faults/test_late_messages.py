@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from db.types import AttemptState
 from orchestrator.core.errors import LeaseLost
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import UNDER_WAY, IllegalTransition, TrialEvent, TrialState
 from tests import new_store
 from tests.db.builders import (
     Bench,
@@ -134,7 +134,7 @@ class LateMessages(RuleBasedStateMachine):
         )
         if self._is_running(attempt):
             del self.running[trial_id]
-            if self.state[trial_id] in IN_FLIGHT:
+            if self.state[trial_id] in UNDER_WAY:
                 self.state[trial_id] = ENDS[event]
         assert state is self.state[trial_id]
 
@@ -146,7 +146,7 @@ class LateMessages(RuleBasedStateMachine):
         self.store.reap(self.bench.sweep_id, self.bench.epoch)
         for trial_id in self.running:
             lost = sum(a.state is AttemptState.LOST for a in self.store.trial(trial_id).attempts)
-            if self.state[trial_id] in IN_FLIGHT:
+            if self.state[trial_id] in UNDER_WAY:
                 self.state[trial_id] = (
                     TrialState.QUEUED if lost <= 5 else TrialState.FAILED
                 )  # of POLICIES: five retries

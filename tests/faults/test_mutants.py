@@ -18,7 +18,7 @@ from db.store import Store
 from db.types import AttemptState, SweepState, now
 from db.write import batch, changes, event_log, lease
 from db.write.writes import Ended, MeasuredEnd, Recorded
-from orchestrator.core.errors import SweepHeld
+from orchestrator.core.errors import SweepInUse
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from tests.faults import small_sweep
 from tests.faults.crash_points import die_everywhere, small_play
@@ -44,7 +44,7 @@ def claims_by_select_and_then_update(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         holder = live_holder(row)
         if holder is not None and not holder_is_gone(holder):
-            raise SweepHeld("held")
+            raise SweepInUse("held")
         values = {
             "state": SweepState.RUNNING,
             "owner_host": host,

@@ -10,13 +10,8 @@ from typing import Any
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.protocol import (
-    Device,
-    LaunchOrder,
-    MeasurementPlan,
-    PhaseLimits,
-    TrialRequest,
-)
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 from orchestrator.node.processes import LAUNCHER_VARIABLE, descendants, start_time
 
 LIMITS = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.trial.communication import counted, recorded
-from orchestrator.core.trial.protocol import LaunchOrder
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.node.device_environment import LLAMA, compile_caches
 from orchestrator.node.gang_environment import gang_environment, gang_interfaces, gang_settings
 from tests.node.launching import order
@@ -21,7 +21,9 @@ def on_gpus(program: str = LLAMA, **known: Any) -> LaunchOrder:
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NAMES, "TORCH_NCCL_TRACE_BUFFER_SIZE", "TRITON_CACHE_DIR"):
+    # torch itself sets the folder of its compiler, in a process that has imported it.
+    caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    for name in (*NAMES, *caches, "TORCH_NCCL_TRACE_BUFFER_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 

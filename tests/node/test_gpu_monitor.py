@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
-from orchestrator.core.trial.protocol import GpuUsage
+from orchestrator.core.trial.node_report import GpuUsage
 from orchestrator.node.gpu_monitor import (
     GpuMemory,
     GpuMonitor,

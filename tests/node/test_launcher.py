@@ -20,7 +20,9 @@ import pytest
 
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Software, Stack
-from orchestrator.core.trial.protocol import Device, LaunchOrder, NodeReport, Phase
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, Phase
 from orchestrator.node.gang_environment import gang_environment
 from orchestrator.node.launcher import (
     DEVICES_CLEAN_SECONDS,

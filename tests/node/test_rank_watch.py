@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.failures import Evidence
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.limits import SeenSteps, resolve_limits
 from orchestrator.core.trial.protocol import (
     Heartbeat,
-    LaunchOrder,
     LimitName,
     Phase,
     encode,

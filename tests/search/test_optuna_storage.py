@@ -11,7 +11,7 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Strategy
 from orchestrator.search.optuna_storage import export_study
-from orchestrator.search.searcher import Condemned, InFlight, Known, Measured
+from orchestrator.search.searcher import Condemned, Known, Measured, UnderWay
 from tests.search.planted_cell import TOKENS, drive, planted, searcher
 
 
@@ -20,7 +20,7 @@ def test_an_exported_study_holds_every_outcome_readably(tmp_path: Path) -> None:
     asked, _ = drive(searcher(cell, Strategy.RANDOM), cell, 12)
     others = [layout for layout in cell.value if layout not in asked]
     known: list[tuple[Layout, Known]] = [(layout, cell.outcome(layout)) for layout in asked]
-    known += [(layout, Condemned()) for layout in others[:3]] + [(others[3], InFlight())]
+    known += [(layout, Condemned()) for layout in others[:3]] + [(others[3], UnderWay())]
     url = f"sqlite:///{tmp_path}/optuna.db"
     assert export_study(url, "cell", known, objective=TOKENS) == 15
 

@@ -96,5 +96,5 @@ def test_rows_of_each_status_are_counted_as_they_move() -> None:
     assert (len(condemned), len(freed)) == (0, 6)
     assert search.status(second) is RowStatus.CONDEMNED
     assert search.status(third) is RowStatus.SET_ASIDE
-    search.rebuild([Told(row=1, score=1.0)], in_flight=[2], set_aside=[3, 4])
+    search.rebuild([Told(row=1, score=1.0)], under_way=[2], set_aside=[3, 4])
     assert counted() == [6, 1, 1, 0, 2]

@@ -23,12 +23,12 @@ from orchestrator.search import optuna_proposals
 from orchestrator.search.searcher import (
     Condemned,
     Failed,
-    InFlight,
     Known,
     Measured,
     Outcome,
     OutOfMemory,
     Searcher,
+    UnderWay,
 )
 from tests.search.planted_cell import (
     LIMIT_BYTES,
@@ -210,7 +210,7 @@ def test_a_restored_search_gives_the_state_that_telling_gave(strategy: Strategy)
     waiting = [proposal.layout for _ in range(3) if (proposal := live.ask()) is not None]
     known: list[tuple[Layout, Known]] = [(layout, cell.outcome(layout)) for layout in asked]
     known += [(layout, Condemned()) for layout in condemned] + [
-        (layout, InFlight()) for layout in waiting
+        (layout, UnderWay()) for layout in waiting
     ]
 
     again = searcher(cell, strategy, max_trials=100)
@@ -257,10 +257,10 @@ def test_a_layout_of_axes_narrowed_since_is_not_counted_but_its_oom_still_condem
 def test_an_oom_condemns_only_what_is_untried() -> None:
     cell = planted(zero_stages=(0,))
     search = searcher(cell, Strategy.EXHAUSTIVE)
-    in_flight = [proposal.layout for _ in range(20) if (proposal := search.ask()) is not None]
-    proof = min(in_flight, key=lambda one: (one.tensor_parallel_size, one.micro_batch_size))
+    under_way = [proposal.layout for _ in range(20) if (proposal := search.ask()) is not None]
+    proof = min(under_way, key=lambda one: (one.tensor_parallel_size, one.micro_batch_size))
     condemned = search.tell(proof, OutOfMemory(excess=None))
-    assert not set(condemned) & set(in_flight)
+    assert not set(condemned) & set(under_way)
     assert num_in_flight(search, cell) == 19
     assert search.condemned == len(condemned)
 

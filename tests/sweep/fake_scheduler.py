@@ -12,14 +12,8 @@ from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.protocol import (
-    Device,
-    NodeReport,
-    Phase,
-    RankOutcome,
-    RankResult,
-    TrialRequest,
-)
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import Device, Phase, RankResult, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 
 # Seconds of a step, the result of every rank, or how it fails.

@@ -212,7 +212,7 @@ def test_every_session_says_what_its_gangs_held_and_why_it_ended(store: Store) -
     )
     assert session.ended_at is not None
     found = total(store)
-    assert (found.useful + found.warmup + found.startup, found.idle, found.in_flight) == (
+    assert (found.useful + found.warmup + found.startup, found.idle, found.under_way) == (
         3.0,
         2.0,
         0.0,

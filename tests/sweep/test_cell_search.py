@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from db.store import Store
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.search.trial_cost import TrialCost
-from orchestrator.core.sweepfile.sections import Measuring, Objective, Strategy
+from orchestrator.core.sweepfile.sections import Objective, Strategy
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
@@ -20,12 +17,13 @@ from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import (
     Condemned,
     Failed,
-    InFlight,
     Known,
     Measured,
     OutOfMemory,
     Searcher,
+    UnderWay,
 )
+from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.known_outcome import known_of
 from tests.cli.cli_store import fill
@@ -48,9 +46,9 @@ def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:
         ids.measured: Measured(value=1234.5, peak_memory_bytes=75 << 30),
         ids.pruned: Condemned(),
         ids.failed: Failed(),
-        ids.queued: InFlight(),
-        ids.launching: InFlight(),
-        ids.running: InFlight(),
+        ids.queued: UnderWay(),
+        ids.launching: UnderWay(),
+        ids.running: UnderWay(),
     }
     assert {trial: said[trial] for trial in expected} == expected
 
@@ -97,15 +95,16 @@ def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> No
 
 
 def on_16_gpus(search: Searcher) -> CellSearch:
+    cell = Cell(
+        model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=256
+    )
     return CellSearch(
         id=1,
-        cell=Cell(
-            model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=256
-        ),
+        cell=cell,
         shape=Shape(num_nodes=2, slots_per_node=8),
         objective=TOKENS,
         searcher=search,
-        predicted_seconds=60.0,
+        cost=AttemptCost(cell=cell, predicted_seconds=60.0),
     )
 
 
@@ -131,36 +130,3 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
     assert found is not None
     assert found[:2] == (2, lone)
     assert run.take_doubt() is None
-
-
-def test_what_the_next_trial_should_hold_is_predicted_where_launches_were_measured() -> None:
-    run = on_16_gpus(searcher(planted(), Strategy.AUTO))
-    proposal = run.searcher.ask()
-    assert proposal is not None
-    # Of steps of 2 s: 256 sequences of 4096 tokens are 2^20.
-    rate = 2**20 / 16 / 2.0
-    proposal = replace(proposal, predicted_tokens_per_second_per_gpu=rate)
-    guessed = TrialCost.of(Measuring(), launch_seconds=None, timed_steps=None)
-    known = TrialCost.of(Measuring(), launch_seconds=5.0, timed_steps=7.0)
-    # A minute around every trial would end short sweeps before they begin.
-    assert run.expected_gpu_seconds(proposal, guessed) is None
-    assert run.expected_gpu_seconds(proposal, known) == pytest.approx(
-        16 * (5.0 + (3 + 7) * 2.0)
-    )  # 3 steps are warm-up
-
-
-def test_else_the_next_trial_should_hold_what_the_last_measured_one_did() -> None:
-    run = on_16_gpus(searcher(planted(), Strategy.AUTO))
-    cost = TrialCost.of(Measuring(), launch_seconds=None, timed_steps=None)
-    assert run.expected_gpu_seconds(None, cost) is None
-    held = []
-    for gpu_seconds, is_measured in ((3.0, False), (8.0, True), (1.0, False), (9.0, True)):
-        run.note_reserved(gpu_seconds, is_measured=is_measured)
-        held.append(run.expected_gpu_seconds(None, cost))
-    # An out-of-memory does not tell how long it takes to measure.
-    assert held == [
-        3.0,
-        8.0,
-        8.0,
-        9.0,
-    ]

@@ -21,7 +21,7 @@ from orchestrator.core.errors import (
     ResourcesInsufficient,
     StoreUnavailable,
     SweepChanged,
-    SweepHeld,
+    SweepInUse,
     UsageInvalid,
 )
 from orchestrator.core.machines.packing import Shape
@@ -328,7 +328,7 @@ def test_a_second_orchestrator_starts_nothing_and_names_the_first(
     store: Store, sqlite_url: str
 ) -> None:
     def nested(_: TrialRequest) -> float:
-        with Store.open(sqlite_url) as other, pytest.raises(SweepHeld, match="pid"):
+        with Store.open(sqlite_url) as other, pytest.raises(SweepInUse, match="pid"):
             run_sweep(
                 spec(),
                 store=other,

@@ -14,7 +14,8 @@ from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.fingerprint import Software, Stack
 from orchestrator.core.trial.measurement import ImplausibleMeasurement, Measurement
-from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport, RankOutcome, RankResult
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 
 MODEL = PRESETS["llama-tiny"]
@@ -84,9 +85,9 @@ def test_a_trial_is_told_the_peaks_of_its_precision_one_per_node_and_device() ->
 
 def test_the_larger_of_two_measured_peaks_stands_and_a_data_sheet_s_is_none_to_tell() -> None:
     peaks = MeasuredPeaks([row(1e9)], device_name=None)
-    peaks.learn(row(2e9, source="measured: matmul, in trial 7"))
-    peaks.learn(row(1.5e9, source="measured: matmul, in trial 8"))
-    peaks.learn(row(9e12, source="table: h200 bf16 dense"))
+    peaks.add(row(2e9, source="measured: matmul, in trial 7"))
+    peaks.add(row(1.5e9, source="measured: matmul, in trial 8"))
+    peaks.add(row(9e12, source="table: h200 bf16 dense"))
     assert [(peak.flops, peak.source) for peak in peaks.of(Precision.FP32)] == [
         (2e9, "measured: matmul, in trial 7")
     ]

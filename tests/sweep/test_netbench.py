@@ -14,14 +14,8 @@ from orchestrator.core.machines.packing import Shape
 from orchestrator.core.physics.link_sample import Collective
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.protocol import (
-    CollectiveTime,
-    Device,
-    NodeReport,
-    RankOutcome,
-    RankResult,
-    TrialRequest,
-)
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import CollectiveTime, Device, RankResult, TrialRequest
 from orchestrator.sweep.netbench import measure_links, shapes, sizes
 from tests.cli.conftest import Sweep, sweep
 from tests.sweep.fake_scheduler import FakeScheduler

@@ -27,7 +27,8 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.protocol import Device, NodeReport, TrialRequest
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.sweep import node_pool
 from orchestrator.sweep.node_pool import NodePool
 from orchestrator.sweep.progress import Snapshot, Stop, SweepResult

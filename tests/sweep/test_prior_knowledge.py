@@ -313,7 +313,7 @@ def test_a_peak_that_reads_zero_teaches_nothing_of_memory_and_spoils_nothing(sto
     past = Past(store, spec(name="relative"))
     past.measure(small, layouts_of(small)[:3], times(small, 1.3), reserved=0.0)
     found = ask(store, spec())
-    assert [taught.row.is_peak_reserved for taught in found.rows] == [False] * 3
+    assert [trial.row.is_peak_reserved for trial in found.rows] == [False] * 3
     table = LayoutTable.of(layouts_of(large))
     assert np.all(
         np.isfinite(
@@ -388,7 +388,7 @@ def test_the_newest_software_is_believed_before_the_older(store: Store) -> None:
         small, layouts_of(small), times(small, 1.0)
     )
     found = ask(store, spec())
-    assert [taught.is_current for taught in found.rows] == [False] * 6 + [True] * 6
+    assert [trial.is_current for trial in found.rows] == [False] * 6 + [True] * 6
     assert ratio(found, large) < only_old
     assert abs(ratio(found, large) - 1.0) < abs(ratio(found, large) - 1.5)
 

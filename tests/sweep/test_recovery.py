@@ -14,7 +14,8 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.failure_kinds import POLICIES, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
-from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport, RankOutcome, RankResult
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
 from orchestrator.sweep.recovery import Recovery
 from orchestrator.sweep.spool import Spool, Spooled
 from tests.db.builders import (

@@ -18,6 +18,7 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
+from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.cell_life import CellLife
 from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.finished import finished_before
@@ -209,12 +210,13 @@ def test_nothing_is_kept_for_the_best_of_a_cell_that_was_stopped_for_its_faults(
         """As much of a cell as sharing reads: two layouts are measured and none is repeated."""
 
         def __init__(self, stopped: StopReason | None) -> None:
-            self.life, self.has_nothing, self.has_measured = CellLife(), False, True
+            self.life, self.has_nothing = CellLife(), False
             if stopped is not None:
                 self.life.stop(stopped)
             self.stopped = stopped
-            self.trial_gpu_seconds = self.guessed_gpu_seconds = self.predicted_seconds = 10.0
             self.cell, self.repeats = spec(gpus=1).cells()[0], dict[int, Purpose]()
+            self.cost = AttemptCost(cell=self.cell, predicted_seconds=10.0)
+            self.cost.note_reserved(10.0, is_measured=True)
             self.confirmation = Confirmation(repeating=self.repeats)
             for trial_id in (1, 2):
                 self.confirmation.note(

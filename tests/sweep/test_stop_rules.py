@@ -229,7 +229,7 @@ def test_a_cell_that_fails_again_and_again_while_others_run_is_stopped_by_itself
         stop_rules.note_measured(2, now=now)
         now += 1
     assert stop_rules.stuck_cells({1, 2}) == {1}
-    assert stop_rules.told_stuck(1).endswith(
+    assert stop_rules.stuck_message(1).endswith(
         "attempts in a row failed, the last one: it stood still, 4"
     )
     stop_rules.forget(1)

@@ -11,7 +11,7 @@ from orchestrator.sweep.verdict import relative_excess
 
 GIB = 1 << 30
 REFUSED = MemoryShortage(is_reported=True, asked_bytes=6 * GIB, device_bytes=80 * GIB)
-HELD = replace(REFUSED, held_bytes=78 * GIB)
+HELD = replace(REFUSED, live_bytes=78 * GIB)
 UNKNOWN = MemoryShortage(is_reported=True)
 
 

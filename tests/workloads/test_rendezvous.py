@@ -12,7 +12,9 @@ import pytest
 
 from orchestrator.core.machines.exposure import is_loopback
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import LaunchOrder, NodeReport, Phase
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Phase
 from orchestrator.node.launcher import NodeLauncher
 from tests.listening import Place, listeners
 from tests.node.launching import order, tree_of

@@ -25,7 +25,7 @@ from workloads.command.handover import Handover, hand_over_memory
 from workloads.command.metrics import Metrics
 from workloads.command.nesting import NestingWatch
 from workloads.command.printed import PrintedMetrics
-from workloads.command.program import CannotStart, Place, Program, reporting_rank, start
+from workloads.command.program import CannotStart, Program, ProgramPlace, reporting_rank, start
 from workloads.command.stop import FinalDocument, ask_to_end, wait_for_end
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank, context
@@ -88,7 +88,7 @@ def _printed(options: CommandOptions, rank: Rank, secrets: Secrets) -> PrintedMe
         patterns,
         rank=rank.rank,
         others=[other for other in on_node if other != rank.rank],
-        metrics_file=Place.of(rank).of_first_rank.metrics_file,
+        metrics_file=ProgramPlace.of(rank).of_first_rank.metrics_file,
         secrets=secrets,
     )
 
@@ -170,7 +170,7 @@ def _end(program: Program, metrics: Metrics, handover: Handover, nesting: Nestin
     # From here on other ranks may fail because this one ends.
     ask_to_end(program.place.stop_file)
     # Lines that still come count no more, and show the pace of a program with short steps.
-    if wait_for_end(program.process, metrics.step_seconds, look=metrics.read_later):
+    if wait_for_end(program.process, metrics.step_seconds, meanwhile=metrics.read_later):
         metrics.read_to_the_end()
         nesting.check_number(metrics.num_steps_told, metrics.num_steps_asked)
     return 0 if handover.complete() else 1
@@ -196,7 +196,7 @@ def _follow(program: Program, rank: Rank, metrics: Metrics) -> int:
             rank.heartbeat(Phase.TEARDOWN, rank.step)
             if metrics.printed is not None:
                 metrics.printed.search_no_more()
-            wait_for_end(program.process, metrics.step_seconds, look=metrics.read)
+            wait_for_end(program.process, metrics.step_seconds, meanwhile=metrics.read)
             return 0
     if metrics.printed is not None:
         metrics.printed.finish()

@@ -10,7 +10,8 @@ from typing import Any
 from orchestrator.core.problem.layout import OptionValue
 from orchestrator.core.sweepfile.config_files import rendered
 
-_SCRIPT_MODE = 0o755  # of a text that begins with #!
+# Of a text that begins with #!.
+_SCRIPT_MODE = 0o755
 
 
 def write_files(files: Mapping[str, Any], run_dir: Path, values: Mapping[str, OptionValue]) -> None:

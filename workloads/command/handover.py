@@ -23,8 +23,9 @@ from orchestrator.core.trial.protocol import (
     RankResult,
     decode_result,
 )
-from orchestrator.core.trial.redaction import Secrets, blotted
-from workloads.command.metrics import APPEND, Metrics
+from orchestrator.core.trial.redaction import Secrets, redacted
+from workloads.command.appended_lines import APPEND
+from workloads.command.metrics import Metrics
 from workloads.command.resident import peak_resident_bytes
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank
@@ -156,8 +157,8 @@ class Handover:
     def _of_lines(self) -> RankResult:
         """Raises BadResult if they are too few."""
         metrics = self.metrics
-        if metrics.lost is not None:
-            raise BadResult(metrics.lost)
+        if metrics.file.lost is not None:
+            raise BadResult(metrics.file.lost)
         warmup, timed = self._steps_of_lines()
         if not timed:
             raise BadResult(self._why_too_few(len(warmup)))
@@ -181,15 +182,17 @@ class Handover:
             reasons.append(
                 f"{metrics.num_unread} lines were no steps, the first: {metrics.first_unread}"
             )
-        if metrics.may_have_lost_lines:
-            reasons.append(f"was {metrics.path.name} written anew for each step? If so, {APPEND}")
+        if metrics.file.may_have_lost_lines:
+            reasons.append(
+                f"was {metrics.file.path.name} written anew for each step? If so, {APPEND}"
+            )
         asked = plan.warmup_steps + plan.max_steps
         cure = f"let it run {asked} steps ({{num_steps}}), and report each"
         return "; ".join([text, *(reasons or [cure])])
 
     def _completed(self, result: RankResult) -> RankResult:
         fields = self.metrics.fields
-        fields.take_memory_beside(self.metrics.path)
+        fields.take_memory_beside(self.metrics.file.path)
         return fields.completed(result)
 
     def _steps_of_lines(self) -> tuple[list[float], list[float]]:
@@ -208,7 +211,7 @@ class Handover:
             self._resident_bytes = result.peak_memory_resident_bytes or 0
         bound = self.metrics.step_seconds_bound
         result = result.model_copy(update={"seen": seen, "step_seconds_bound": bound})
-        self.rank.finish(blotted(result, self.secrets), enough=enough)
+        self.rank.finish(redacted(result, self.secrets), enough=enough)
         self._phases = self._phases or result.phase_seconds
 
     def _told_diverged(self, exc: NotFiniteResult) -> NotFinite:
@@ -218,7 +221,7 @@ class Handover:
 
     def refuse(self, reason: str) -> None:
         """Report why the program left no result, in the log and to the launcher."""
-        reason = self.secrets.blot(reason)
+        reason = self.secrets.redact(reason)
         sys.stderr.write(f"{reason}\n")
         self.rank.refuse(BadResult(reason))
 
@@ -241,7 +244,7 @@ def hand_over_memory(
     kept = {name: value for name, value in values.items() if name not in _OF_TRAINING}
     result = with_resident_memory(RankResult(step_seconds=[], **kept), rank, program)
     if result.model_fields_set > {"step_seconds"}:
-        rank.finish(blotted(result, secrets))
+        rank.finish(redacted(result, secrets))
 
 
 def with_resident_memory(

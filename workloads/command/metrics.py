@@ -10,23 +10,19 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from layout_sweep.regular_file import read_regular
 from orchestrator.core.trial.protocol import (
-    MAX_RESULT_BYTES,
     MAX_SECONDS,
     LinesRead,
     Phase,
     ProgramSeen,
 )
 from orchestrator.core.trial.stopping import begin, look
+from workloads.command.appended_lines import AppendedLines
+from workloads.command.divergence import Divergence
 from workloads.command.printed import PrintedMetrics
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank
 
-APPEND = 'append to it (mode "a"), one line for each step'
-# So much of what was read before is compared at each read. Lines are about as long.
-_COMPARED_BYTES = 256
-_MAX_METRICS_BYTES = 64 * MAX_RESULT_BYTES
 # Of lines that come once the steps are enough: for the pace of a program, no more are needed.
 _MOST_LATER = 1000
 # Of a longer run every second read is forgotten, again and again.
@@ -61,12 +57,10 @@ class Metrics:
         knows_num_steps: bool = True,
     ) -> None:
         """`printed` adds lines to the file. Each line tells the mean of `steps_per_line` steps."""
-        self._path = path
+        self.file = AppendedLines(path)
         self.printed = printed
         self.fields = ToldFields()
         self._rank = rank
-        self._offset = 0
-        self._rest = b""
         self._plan = rank.request.measurement
         self._steps_per_line = steps_per_line
         self._knows_num_steps = knows_num_steps
@@ -95,31 +89,18 @@ class Metrics:
         self._names_without_step: dict[str, None] = {}
         # The first line whose step time cannot be one, and why.
         self.bad_step: str | None = None
-        # Why not every line could be read.
-        self.lost: str | None = None
-        # The end of what was read: bytes that a file to which lines are appended keeps.
-        self._last_bytes = b""
-        # When the file was last written, if all of it has been read; else 0.
-        self._read_at_ns = 0
-        # True if the file was written without becoming longer. That proves nothing: a network file
-        # system changes the time of a file after its content.
-        self.may_have_lost_lines = False
         self._num_lines = 0
-        # True while the end of a line that is too long has not come.
-        self._is_in_long_line = False
-        # Monotonic; all that was written before `_looked_at` has been read.
-        self._began = self._looked_at = time.monotonic()
+        # Monotonic; all that was written before `_read_until` has been read.
+        self._began = self._read_until = time.monotonic()
         self._reads: list[LinesRead] = []
         # The number of steps so far at the first and the last line that has a step number, and it.
         self._numbered: list[tuple[int, float]] = []
-        self.diverged: NotFinite | None = None
-        # The last gradient norm: its name, its value and its step.
-        self._norm: tuple[str, Any, int] | None = None
+        self._divergence = Divergence()
 
     @property
-    def path(self) -> Path:
-        """The file that the lines are in."""
-        return self._path
+    def diverged(self) -> NotFinite | None:
+        """What is not finite, once that is sure."""
+        return self._divergence.found
 
     @property
     def num_steps_asked(self) -> int:
@@ -147,73 +128,36 @@ class Metrics:
     @property
     def has_enough(self) -> bool:
         """True if the program may end: its steps are enough, and the last norm is finite."""
-        is_whole = self.lost is None and self.bad_step is None
-        is_finite = self.diverged is None and not self._norm_is_not_finite
-        return self._has_enough and is_whole and is_finite
+        is_whole = self.file.lost is None and self.bad_step is None
+        return self._has_enough and is_whole and not self._divergence.is_possible
 
     def read(self) -> None:
         """Read the new lines, and skip those that are no metric.
 
         Raises ConfigRejected for a pattern that is too slow.
         """
-        looking_at = time.monotonic()
+        read_at = time.monotonic()
         if self.printed is not None:
             self.printed.read()
-        self._read_file(looking_at)
+        self._read_file(read_at)
 
     def read_later(self) -> None:
         """Read the lines that come once the steps are enough: they show the pace of the program."""
         self._read_file(time.monotonic())
 
-    def _read_file(self, looking_at: float) -> None:
-        new = self._read_new()
-        self._offset += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        if self._is_in_long_line:
-            # Its beginning was taken; the rest of it is left out.
-            self._is_in_long_line = not lines
-            lines, self._rest = lines[1:], self._rest if lines else b""
-        if len(self._rest) > MAX_RESULT_BYTES:
-            lines, self._rest = [*lines, self._rest[:MAX_RESULT_BYTES]], b""
-            self._is_in_long_line = True
+    def _read_file(self, read_at: float) -> None:
+        lines, are_all = self.file.read()
         self._take(lines)
-        if len(new) < MAX_RESULT_BYTES:
-            self._looked_at = looking_at
-
-    def _read_new(self) -> bytes:
-        """Return what was appended since the last read."""
-        known = self._last_bytes
-        try:
-            found = read_regular(
-                self._path,
-                offset=self._offset - len(known),
-                num_bytes=len(known) + MAX_RESULT_BYTES,
-            )
-        except FileNotFoundError:
-            return b""
-        except OSError as exc:
-            self.lost = f"{self._path.name}: {exc.strerror}"
-            return b""
-        if not found.content.startswith(known):
-            self.lost = f"{self._path.name} was written anew, and lines were lost: {APPEND}"
-        new = found.content[len(known) :]
-        self._last_bytes = (known + new)[-_COMPARED_BYTES:]
-        is_changed = found.changed_at_ns != self._read_at_ns
-        self.may_have_lost_lines |= bool(self._read_at_ns) and is_changed and not new
-        is_read = self._offset + len(new) == found.size
-        self._read_at_ns = found.changed_at_ns if is_read else 0
-        return new
+        if are_all:
+            self._read_until = read_at
 
     def read_to_the_end(self) -> None:
         """Read what is left of a program that has ended. Raises ConfigRejected as `read` does."""
         if self.printed is not None:
             self.printed.finish()
-        before = -1
-        while before != self._offset and self._offset < _MAX_METRICS_BYTES:
-            before = self._offset
-            self._read_file(time.monotonic())
-        self._take([self._rest])  # a last line without its end
-        self._rest = b""
+        read_at = time.monotonic()
+        self._take(self.file.read_to_the_end())
+        self._read_until = read_at
 
     def phase_seconds(self) -> dict[Phase, float]:
         """Seconds in each phase of a program that has ended.
@@ -272,7 +216,7 @@ class Metrics:
             if metric.step_seconds is not None:
                 self.num_steps_told += 1
                 if not self._counts_next:
-                    self._note_norm(metric)
+                    self._check_finite(metric, loss=None)
                     if len(self._later_seconds) < _MOST_LATER:
                         self._later_seconds.append(metric.step_seconds)
                     continue
@@ -285,8 +229,7 @@ class Metrics:
             if is_metric and metric.step_seconds is None and line.strip():
                 self._note_without_step(told)
             self.fields.take(told)
-            self._check_loss(metric)
-            self._note_norm(metric)
+            self._check_finite(metric, loss=metric.loss)
         if len(self.step_seconds) > before or len(self._later_seconds) > num_later:
             self._note_read(at)
         if len(self.step_seconds) > before:
@@ -300,7 +243,7 @@ class Metrics:
             del self._reads[1::2]
         self._reads.append(
             LinesRead(
-                after=self._looked_at - self._began,
+                after=self._read_until - self._began,
                 at=at - self._began,
                 num_steps=len(self.step_seconds) + len(self._later_seconds),
             )
@@ -336,34 +279,18 @@ class Metrics:
         """False if the steps are enough: those that come until the program ends are left out."""
         return not self._has_enough and len(self.step_seconds) < self.num_steps_asked
 
-    @property
-    def _norm_is_not_finite(self) -> bool:
-        return self._norm is not None and _is_not_finite(self._norm[1])
-
-    def _check_loss(self, metric: _Metric) -> None:
-        """Note the first loss that is not finite."""
-        if self.diverged is None and _is_not_finite(metric.loss):
-            step = max(1, self.num_steps_told)
-            self.diverged = NotFinite.of("loss", metric.loss, step=step)
-
-    def _note_norm(self, metric: _Metric) -> None:
-        """Note the last gradient norm: a scaler of fp16 losses skips single steps that overflow."""
+    def _check_finite(self, metric: _Metric, *, loss: Any) -> None:
+        """Note the loss and the gradient norm of a line. The norm of the last step counts."""
         norm = metric.gradient_norm if metric.gradient_norm is not None else metric.grad_norm
-        if norm is not None:
-            self._norm = ("gradient norm", norm, max(1, self.num_steps_told))
-            if self.num_steps_told >= self.num_steps_asked:
-                self._judge_norm()
-
-    def _judge_norm(self) -> None:
-        if self.diverged is None and self._norm is not None and self._norm_is_not_finite:
-            name, value, step = self._norm
-            self.diverged = NotFinite.of(name, value, step=step)
+        self._divergence.note(loss=loss, norm=norm, step=max(1, self.num_steps_told))
+        if norm is not None and self.num_steps_told >= self.num_steps_asked:
+            self._divergence.judge_norm()
 
     def ends_diverged(self, *, well: bool) -> bool:
         """True if the program diverged; its gradient norm counts only if it ended `well`."""
         self.read_to_the_end()
         if well:
-            self._judge_norm()
+            self._divergence.judge_norm()
         return self.diverged is not None
 
 
@@ -379,13 +306,3 @@ def _why_bad(value: Any) -> str:
         "a step takes more than 0 s; measure it by a clock that is never set (time.perf_counter(), "
         "not time.time())"
     )
-
-
-def _is_not_finite(value: Any) -> bool:
-    """True for NaN and infinity, also as texts; False for null and for what is no number."""
-    try:
-        return value is not None and not isinstance(value, bool) and not math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
-    except OverflowError:  # an integer beyond any float
-        return True

@@ -20,7 +20,7 @@ _SHARE = 0.1
 
 
 class NestingWatch:
-    """Rank 0's looks at the processes below it."""
+    """Rank 0's checks of the processes below it."""
 
     def __init__(self, program: Program, rank: Rank, *, processes: Processes) -> None:
         self._program, self._rank, self._processes = program, rank, processes
@@ -40,7 +40,7 @@ class NestingWatch:
             return
         self._next_at = now + max(_FIRST_SECONDS, _SHARE * (now - self._began))
         if not self._has_seen_all:
-            self._look_at_processes()
+            self._check_processes()
             # Later looks would take time from steps that are timed.
             self._has_seen_all = num_steps > self._rank.request.measurement.warmup_steps
         if (num := self._writers.count) > 1:
@@ -62,7 +62,7 @@ class NestingWatch:
         if self._repeated.are_written_by(num_ranks, step_seconds=step_seconds):
             raise ConfigRejected(f"each step is written {num_ranks} times: {self._one_writer}")
 
-    def _look_at_processes(self) -> None:
+    def _check_processes(self) -> None:
         tree = tree_of(self._program.process.pid)
         if self._processes is Processes.PER_RANK:
             if (seen := nested_launch(tree, self._program.environment)) is not None:
@@ -73,7 +73,7 @@ class NestingWatch:
                 f" ({seen}): give it {{num_nodes}} and {{gpus_per_node}}"
             )
         if self._has_steps:
-            self._writers.look_for([process.pid for process in tree])
+            self._writers.find_among([process.pid for process in tree])
 
     @property
     def _one_writer(self) -> str:

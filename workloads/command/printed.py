@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.sweepfile.metrics_section import LinePatterns
-from orchestrator.core.trial.redaction import Secrets, blotted
+from orchestrator.core.trial.redaction import Secrets, redacted
 from orchestrator.core.trial.terminal_text import plain_text
 from workloads.rank import ConfigRejected
 
-MAX_LINE_BYTES = 4096  # of a longer line the rest is not searched
+# Of a longer line the rest is not searched.
+MAX_LINE_BYTES = 4096
 # CPU time for the patterns on so many lines, which take some milliseconds.
 PATTERN_SECONDS = 1.0
 _LINES_AT_ONCE = 100
 _READ_BYTES = 1 << 16
 # How often the thread looks whether the program has ended while its children keep the pipe open.
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 # Chunks that wait for the patterns. A program that prints more than that at once has to wait.
 _MAX_CHUNKS = 256
 # For the other ranks of a node, when the program of rank 0 has ended.
@@ -100,7 +101,8 @@ class PrintedMetrics:
         if self._rest:
             self._search([self._rest])
             self._rest = b""
-        with suppress(OSError):  # the program may have removed the folder
+        # The program may have removed the folder.
+        with suppress(OSError):
             self._end_of(self._rank).touch()
 
     def await_others(self) -> None:
@@ -109,7 +111,7 @@ class PrintedMetrics:
         while time.monotonic() < until and not all(
             self._end_of(rank).exists() for rank in self._awaited()
         ):
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def search_no_more(self) -> None:
         """Only copy from now on: the numbers are in."""
@@ -141,7 +143,7 @@ class PrintedMetrics:
         until = float("inf")
         while time.monotonic() < until:
             has_ended = self._has_ended.is_set()
-            ready, _, _ = select.select([self._reader], [], [], 0.0 if has_ended else _LOOK_SECONDS)
+            ready, _, _ = select.select([self._reader], [], [], 0.0 if has_ended else _POLL_SECONDS)
             if has_ended and until == float("inf"):
                 until = time.monotonic() + _LAST_SECONDS
             if not ready and has_ended:
@@ -198,7 +200,7 @@ class PrintedMetrics:
                 if not self._is_reporter() or self._is_known(values.get("step")):
                     del values["step_seconds"]
             if values:
-                lines.append(json.dumps(blotted(values, self._secrets)) + "\n")
+                lines.append(json.dumps(redacted(values, self._secrets)) + "\n")
         if lines:
             with self._metrics_file.open("a") as file:
                 file.write("".join(lines))

@@ -30,14 +30,14 @@ def children(pid: int) -> list[int]:
 
 
 class Writers:
-    """The processes that append to one file, as far as they keep it open."""
+    """The processes that append to one file, while they keep it open."""
 
     def __init__(self, path: Path) -> None:
         self._name = str(path)
         # /proc/PID/fdinfo/N of each descriptor that may write, and where its next line went first.
         self._first: dict[Path, int] = {}
 
-    def look_for(self, pids: Sequence[int]) -> None:
+    def find_among(self, pids: Sequence[int]) -> None:
         """Note which of these processes have the file open for writing."""
         for pid in pids:
             for descriptor in _descriptors(pid):

@@ -35,7 +35,7 @@ class CannotStart(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ProgramPlace:
     """Where a program runs: its node's part of the gang, and the files that it may write.
 
     Each rank has files of its own, so that only those of rank 0 are read as the gang's numbers.
@@ -50,7 +50,7 @@ class Place:
     master_port: int
 
     @classmethod
-    def of(cls, rank: Rank) -> Place:
+    def of(cls, rank: Rank) -> ProgramPlace:
         return cls(
             run_dir=rank.run_dir,
             rank=rank.rank,
@@ -75,7 +75,7 @@ class Place:
         return self.run_dir / "stop"
 
     @property
-    def of_first_rank(self) -> Place:
+    def of_first_rank(self) -> ProgramPlace:
         """The place of the node's first rank, whose files its other ranks read."""
         return replace(self, rank=self.rank - self.local_rank, local_rank=0)
 
@@ -95,7 +95,7 @@ class Program:
 
     process: subprocess.Popen[bytes]
     environment: Mapping[str, str]
-    place: Place
+    place: ProgramPlace
     # False: neither its command nor its script names the number of steps that are asked for.
     knows_num_steps: bool
 
@@ -108,7 +108,7 @@ def start(options: CommandOptions, rank: Rank, *, output: int | None = None) -> 
     Raises ConfigRejected if a secret did not reach this rank or the framework cannot express the
     layout, ValueError for a template that names nothing, CannotStart.
     """
-    place = Place.of(rank)
+    place = ProgramPlace.of(rank)
     options = with_framework(options, rank.request, gpus_per_node=place.gpus_per_node)
     values = template_values(rank.request, place)
     names = {name: text_of(value) for name, value in values.items()}
@@ -177,7 +177,7 @@ def _may_read_num_steps(argv: Sequence[str], cwd: str) -> bool:
     return b"SWEEP_NUM_STEPS" in script.content
 
 
-def template_values(request: TrialRequest, place: Place) -> dict[str, OptionValue]:
+def template_values(request: TrialRequest, place: ProgramPlace) -> dict[str, OptionValue]:
     """The names for braces; also in the environment, as SWEEP_MICRO_BATCH_SIZE etc."""
     layout, plan = request.layout, request.measurement
     return {

@@ -18,7 +18,7 @@ from workloads.command.handover import Handover
 # A program looks for the file once per step, and writes its result after the last one.
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 10.0
 _STEPS = 2.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 # After SIGTERM, for a program that has to end others.
 _TERM_SECONDS = 2.0
 # A document that does not change for so long, and for so many of its steps, is the last one.
@@ -37,7 +37,7 @@ class FinalDocument:
 
     def is_written(self) -> bool:
         """Return whether a valid document, and no step after it, has been there for some time."""
-        seen, now = self._look(), time.monotonic()
+        seen, now = self._state(), time.monotonic()
         if seen is None or seen != self._seen:
             self._seen, self._since, self._patience_seconds = seen, now, _SETTLED_SECONDS
         if seen is None or now - self._since < self._patience_seconds:
@@ -49,7 +49,7 @@ class FinalDocument:
         self._patience_seconds = max(_SETTLED_SECONDS, _SETTLED_STEPS * slowest)
         return now - self._since >= self._patience_seconds
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _state(self) -> tuple[int, int, int] | None:
         with suppress(OSError):
             stat = self._handover.document.stat()
             return stat.st_mtime_ns, stat.st_size, self._handover.metrics.num_steps_told
@@ -58,25 +58,29 @@ class FinalDocument:
 
 def ask_to_end(stop_file: Path) -> None:
     """Show the program, and the other ranks of this node, that the numbers are enough."""
-    with suppress(OSError):  # the program may have removed the folder
+    # The program may have removed the folder.
+    with suppress(OSError):
         stop_file.touch()
 
 
 def wait_for_end(
-    process: subprocess.Popen[bytes], step_seconds: Sequence[float], *, look: Callable[[], None]
+    process: subprocess.Popen[bytes],
+    step_seconds: Sequence[float],
+    *,
+    meanwhile: Callable[[], None],
 ) -> bool:
     """Wait until a program that was asked has ended, or need not be waited for any longer.
 
-    Calls `look` meanwhile, until the program gets a signal. Returns False if it did not end by
+    Calls `meanwhile` until the program gets a signal. Returns False if it did not end by
     itself.
     """
     step = statistics.median(step_seconds) if step_seconds else 0.0
     until = time.monotonic() + min(max(_LEAST_SECONDS, _STEPS * step), _MOST_SECONDS)
     while (left := until - time.monotonic()) > 0:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(min(left, _LOOK_SECONDS))
+            process.wait(min(left, _POLL_SECONDS))
             return True
-        look()
+        meanwhile()
     process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_TERM_SECONDS)

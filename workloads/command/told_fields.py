@@ -1,4 +1,4 @@
-"""What a program's lines tell besides the time of steps: memory, loss, and fields of its own.
+"""What a program's lines tell in addition to step times: memory, loss, and fields of its own.
 
 The last value of a field counts; of memory the highest.
 """

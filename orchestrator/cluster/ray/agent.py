@@ -16,7 +16,9 @@ import ray
 from layout_sweep.start import claim_imports
 from orchestrator.cluster.ray.bounded_calls import within
 from orchestrator.cluster.ray.head_watch import HeadWatch
-from orchestrator.core.trial.protocol import Device, Heartbeat, LaunchOrder, NodeReport
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, Heartbeat
 from orchestrator.node.launcher import NodeLauncher
 
 CLOSE_SECONDS = 10.0  # for an agent to end ranks

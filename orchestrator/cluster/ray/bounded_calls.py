@@ -6,22 +6,25 @@ import threading
 import time
 from collections.abc import Callable
 
-CHECK_SECONDS = 0.5  # between two checks of `is_vain`
+CHECK_SECONDS = 0.5  # between two checks of `should_give_up`
 
 
 def within(
-    seconds: float, call: Callable[[], object], *, is_vain: Callable[[], bool] = lambda: False
+    seconds: float,
+    call: Callable[[], object],
+    *,
+    should_give_up: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Return whether the call ends in time; if not, it goes on in a thread.
 
-    `is_vain` returns whether there is no point in waiting any longer.
+    `should_give_up` returns whether there is no point in waiting any longer.
     """
     thread = threading.Thread(target=call, name="bounded-ray-call", daemon=True)
     thread.start()
     until = time.monotonic() + seconds
     while thread.is_alive() and (left := until - time.monotonic()) > 0:
         thread.join(min(left, CHECK_SECONDS))
-        if thread.is_alive() and is_vain():
+        if thread.is_alive() and should_give_up():
             break
     return not thread.is_alive()
 

@@ -256,7 +256,7 @@ class Head:
     def ask(self, call: Callable[[], _T]) -> _T:
         """Return the answer. Raises ClusterUnavailable if the head is gone."""
         try:
-            return answered(call, is_vain=self._has_ended)
+            return answered(call, should_give_up=self._has_ended)
         except ClusterUnavailable:
             self._is_lost = True
             raise
@@ -266,11 +266,11 @@ class Head:
         self._is_lost = True
 
 
-def answered(call: Callable[[], _T], *, is_vain: Callable[[], bool] = lambda: False) -> _T:
+def answered(call: Callable[[], _T], *, should_give_up: Callable[[], bool] = lambda: False) -> _T:
     """Return the head's answer. Raises ClusterUnavailable if the head is gone.
 
-    Ray itself would wait for a minute, and then end this process. `is_vain` returns whether there
-    is no point in waiting any longer.
+    Ray itself would wait for a minute, and then end this process. `should_give_up` returns whether
+    there is no point in waiting any longer.
     """
     answer: Future[_T] = Future()
 
@@ -280,9 +280,9 @@ def answered(call: Callable[[], _T], *, is_vain: Callable[[], bool] = lambda: Fa
         except Exception as exc:  # noqa: BLE001  raised again in the caller's thread
             answer.set_exception(exc)
 
-    if within(HEAD_SECONDS, ask, is_vain=is_vain):
+    if within(HEAD_SECONDS, ask, should_give_up=should_give_up):
         return answer.result(timeout=0)
-    if is_vain():
+    if should_give_up():
         raise ClusterUnavailable(
             "the local Ray was ended from outside. Nothing acknowledged is lost;"
             " the same command goes on"

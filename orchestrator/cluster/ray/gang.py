@@ -1,6 +1,6 @@
 """The gang of one attempt on Ray: its parts of leases, the calls under way, and what agents said.
 
-Also decides which failure the loss of an agent stands for.
+Also decides which failure the loss of an agent means.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from orchestrator.cluster.ray.bounded_calls import first_line
 from orchestrator.cluster.ray.leases import Part
 from orchestrator.cluster.ray.unanswered_calls import UnansweredCalls
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
-from orchestrator.core.trial.protocol import Heartbeat, NodeReport, TrialRequest
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Heartbeat, TrialRequest
 
 SIGTERM_TEXT = "The process receives a SIGTERM"  # in Ray's message about a worker
 
@@ -84,7 +85,7 @@ def program_of(request: TrialRequest) -> str:
 
 
 def why_lost(part: Part, exc: RayError) -> Failure:
-    """Return the failure that an agent's error stands for."""
+    """Return the failure that an agent's error means."""
     node = part.node
     if isinstance(exc, RayTaskError):
         text = f"the launcher raised {first_line(exc.cause or exc)}"

@@ -51,7 +51,7 @@ class RayGuard:
         self.folder = _new_folder()
         self._vital: dict[int, int] = {}  # process id -> start time
         self._is_gone, self._checked_at = False, -inf  # monotonic
-        self._life_lines: list[int] = []
+        self._pipes: list[int] = []
         self._begin()
 
     @contextmanager
@@ -85,7 +85,7 @@ class RayGuard:
         """
         if time.monotonic() - self._checked_at > CHECK_SECONDS:
             self._checked_at = time.monotonic()
-            if self._life_lines and self._process.poll() is not None:
+            if self._pipes and self._process.poll() is not None:
                 # The second process still waits at the first pipe.
                 self._begin()
             self._is_gone = any(start_time(pid) != started for pid, started in self._vital.items())
@@ -97,8 +97,8 @@ class RayGuard:
 
     def dismiss(self) -> None:
         """End what is left of Ray, with its folder, and the guard."""
-        while self._life_lines:
-            os.close(self._life_lines.pop())
+        while self._pipes:
+            os.close(self._pipes.pop())
         # If processes hang in the kernel, the guard goes on waiting for them.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(DISMISS_SECONDS)
@@ -108,8 +108,8 @@ class RayGuard:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _begin(self) -> None:
-        reader, life_line = os.pipe2(os.O_CLOEXEC)
-        self._life_lines.append(life_line)
+        reader, parent_pipe = os.pipe2(os.O_CLOEXEC)
+        self._pipes.append(parent_pipe)
         arguments = str(reader), str(os.getpid()), str(self.folder)
         self._process = subprocess.Popen(
             command("orchestrator.cluster.ray.guard", *arguments),
@@ -204,19 +204,19 @@ def end_orphaned(beside: Path) -> None:
 
 
 def main() -> int:
-    life_line, orchestrator, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    parent_pipe, orchestrator, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     if os.fork() == 0:
         os.setsid()
-        return _wait_and_end(life_line, orchestrator, folder)
+        return _wait_and_end(parent_pipe, orchestrator, folder)
     with suppress(OSError):  # Ray reports errors of the folder
         folder.mkdir(mode=0o700, exist_ok=True)
         (folder / _OWNER_FILE).write_text(process_identity(orchestrator))
         end_orphaned(folder)
-    return _wait_and_end(life_line, orchestrator, folder)
+    return _wait_and_end(parent_pipe, orchestrator, folder)
 
 
-def _wait_and_end(life_line: int, orchestrator: int, folder: Path) -> int:
-    while os.read(life_line, 1):
+def _wait_and_end(parent_pipe: int, orchestrator: int, folder: Path) -> int:
+    while os.read(parent_pipe, 1):
         pass
     end_ray(folder, but=(orchestrator, os.getpid()))
     return 0

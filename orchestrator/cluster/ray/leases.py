@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 REMOVE_SECONDS = 10.0  # to remove groups, usually milliseconds
 NODE_ID = "ray.io/node-id"  # Ray's label of every node
-OTHER_CALLS = 3  # kill and progress, in addition to runs
+# Kill and progress, in addition to runs.
+OTHER_CALLS = 3
 SETTLE_SECONDS = 5.0  # until the head sees returned slots
 
 
@@ -293,7 +294,7 @@ class Leases:
             for lease in leases:
                 remove_placement_group(lease.group)
 
-        if leases and not within(REMOVE_SECONDS, remove, is_vain=lambda: self._head.is_gone):
+        if leases and not within(REMOVE_SECONDS, remove, should_give_up=lambda: self._head.is_gone):
             self._head.lost()
             raise ClusterUnavailable(
                 "Ray does not give slots back: it is gone, or going."

@@ -26,11 +26,13 @@ from orchestrator.core.trial.protocol import Device
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.node.processes import age_seconds
 
-PROBE_SECONDS = 150.0  # to import torch and multiply for 2 s
+# To import torch and multiply for 2 s.
+PROBE_SECONDS = 150.0
 # An actor takes 0.1 GB and a second to start; simulated nodes share a machine.
 PROBES_AT_ONCE = 64
 RETRIES = 3  # if the connection breaks
-CLOCK_SECONDS = 2.0  # for a round trip, which takes milliseconds
+# For a round trip, which takes milliseconds.
+CLOCK_SECONDS = 2.0
 
 
 class RayProbe(NodeProbe):

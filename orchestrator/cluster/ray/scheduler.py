@@ -41,7 +41,8 @@ from orchestrator.core.machines.node_health import ENOUGH_OF_A_KIND, NodeFacts
 from orchestrator.core.machines.packing import FreeOnNode, Shape
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.failures import is_aftermath
-from orchestrator.core.trial.protocol import Device, Heartbeat, LaunchOrder, Phase, TrialRequest
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.protocol import Device, Heartbeat, Phase, TrialRequest
 from orchestrator.core.trial.rank_environment import python_settings
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock

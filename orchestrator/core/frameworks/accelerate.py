@@ -11,7 +11,9 @@ from orchestrator.core.frameworks.expression import (
     derived,
     impossible,
     named,
+    only_one,
     program,
+    sequence_length_of_dataset,
     settings,
 )
 from orchestrator.core.frameworks.job import Job
@@ -40,12 +42,6 @@ def _tensor_parallel(job: Job) -> Expression:
 
 def _context_parallel(job: Job) -> Expression:
     return _mesh(job, job.layout.context_parallel_size, "cp")
-
-
-def _pipeline_parallel(job: Job) -> Expression:
-    if job.layout.pipeline_parallel_size == 1:
-        return DERIVED
-    return impossible("accelerate has pipelines only through Megatron-LM")
 
 
 def _micro_batch(job: Job) -> Expression:
@@ -101,10 +97,6 @@ def _precision(job: Job) -> Expression:
             return settings(mixed_precision=precision.value)
 
 
-def _sequence_length(job: Job) -> Expression:
-    return program(f"have your dataset return sequences of {job.cell.sequence_length} tokens")
-
-
 def _processes(job: Job) -> Expression:
     return Expression(
         settings={
@@ -121,14 +113,16 @@ def _processes(job: Job) -> Expression:
 RULES = {
     "data_parallel_size": derived,
     "tensor_parallel_size": _tensor_parallel,
-    "pipeline_parallel_size": _pipeline_parallel,
+    "pipeline_parallel_size": only_one(
+        "pipeline_parallel_size", "accelerate has pipelines only through Megatron-LM"
+    ),
     "context_parallel_size": _context_parallel,
     "micro_batch_size": _micro_batch,
     "grad_accum_steps": _accumulation,
     "recompute": _recompute,
     "zero_stage": _zero,
     "precision": _precision,
-    "sequence_length": _sequence_length,
+    "sequence_length": sequence_length_of_dataset,
     "global_batch_size": derived,
     "processes": _processes,
 }

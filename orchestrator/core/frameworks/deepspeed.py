@@ -11,8 +11,10 @@ from orchestrator.core.frameworks.expression import (
     derived,
     impossible,
     named,
+    only_one,
     program,
-    settings,
+    sequence_length_of_dataset,
+    written,
 )
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import Precision, RecomputeMode
@@ -36,20 +38,6 @@ def _pipeline_parallel(job: Job) -> Expression:
     return program(f"build deepspeed.pipe.PipelineModule(num_stages={size})")
 
 
-def _context_parallel(job: Job) -> Expression:
-    if job.layout.context_parallel_size == 1:
-        return DERIVED
-    return impossible("DeepSpeed splits sequences in the program (Ulysses), not in its file")
-
-
-def _micro_batch(job: Job) -> Expression:
-    return settings(train_micro_batch_size_per_gpu=job.layout.micro_batch_size)
-
-
-def _accumulation(job: Job) -> Expression:
-    return settings(gradient_accumulation_steps=job.layout.grad_accum_steps)
-
-
 def _recompute(job: Job) -> Expression:
     recompute = job.layout.recompute
     if recompute.mode is RecomputeMode.NONE:
@@ -59,10 +47,6 @@ def _recompute(job: Job) -> Expression:
     if recompute.policy is not None:
         what = f"the {recompute.policy} of layers"
     return program(f"recompute {what} with torch.utils.checkpoint, for {layers} layers")
-
-
-def _zero(job: Job) -> Expression:
-    return named({"zero_optimization.stage": job.layout.zero_stage})
 
 
 def _precision(job: Job) -> Expression:
@@ -76,25 +60,20 @@ def _precision(job: Job) -> Expression:
     )
 
 
-def _sequence_length(job: Job) -> Expression:
-    return program(f"have your dataset return sequences of {job.cell.sequence_length} tokens")
-
-
-def _global_batch(job: Job) -> Expression:
-    return settings(train_batch_size=job.cell.global_batch_size)
-
-
 RULES = {
     "data_parallel_size": derived,
     "tensor_parallel_size": _tensor_parallel,
     "pipeline_parallel_size": _pipeline_parallel,
-    "context_parallel_size": _context_parallel,
-    "micro_batch_size": _micro_batch,
-    "grad_accum_steps": _accumulation,
+    "context_parallel_size": only_one(
+        "context_parallel_size",
+        "DeepSpeed splits sequences in the program (Ulysses), not in its file",
+    ),
+    "micro_batch_size": written("micro_batch_size", "train_micro_batch_size_per_gpu"),
+    "grad_accum_steps": written("grad_accum_steps", "gradient_accumulation_steps"),
     "recompute": _recompute,
-    "zero_stage": _zero,
+    "zero_stage": written("zero_stage", "zero_optimization.stage"),
     "precision": _precision,
-    "sequence_length": _sequence_length,
-    "global_batch_size": _global_batch,
+    "sequence_length": sequence_length_of_dataset,
+    "global_batch_size": written("global_batch_size", "train_batch_size"),
     "processes": derived,
 }

@@ -56,3 +56,27 @@ def derived(job: Job) -> Expression:
     """The rule for a number that the framework derives from the others."""
     del job
     return DERIVED
+
+
+def written(number: str, setting: str) -> Rule:
+    """The rule for a number that is one setting."""
+
+    def rule(job: Job) -> Expression:
+        return named({setting: job.number(number)})
+
+    return rule
+
+
+def only_one(axis: str, reason: str) -> Rule:
+    """The rule for an axis that is always 1."""
+
+    def rule(job: Job) -> Expression:
+        return DERIVED if job.number(axis) == 1 else impossible(reason)
+
+    return rule
+
+
+def sequence_length_of_dataset(job: Job) -> Expression:
+    """The rule for a sequence length that only the dataset knows."""
+    length = job.cell.sequence_length
+    return program(f"have your dataset return sequences of {length} tokens")

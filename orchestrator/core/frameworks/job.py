@@ -6,9 +6,10 @@ Knows no framework.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import Layout, Precision, RecomputeMode
+from orchestrator.core.problem.layout import NAMED_AXES, Layout, Precision, RecomputeMode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,10 @@ class Job:
             raise ValueError(f"the layout has a global batch of {found}, and the cell of {batch}")
         if gpus % self.gpus_per_node:
             raise ValueError(f"{gpus} GPUs are not whole nodes of {self.gpus_per_node}")
+
+    def number(self, name: str) -> Any:
+        """An axis of the layout, or a size of the cell, by its name."""
+        return getattr(self.layout if name in NAMED_AXES else self.cell, name)
 
     @property
     def num_nodes(self) -> int:

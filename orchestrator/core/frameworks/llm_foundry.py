@@ -6,12 +6,13 @@ Checked with llm-foundry 0.22. Recomputation is a part of FSDP there.
 from __future__ import annotations
 
 from orchestrator.core.frameworks.expression import (
-    DERIVED,
     Expression,
     derived,
     impossible,
     named,
+    only_one,
     settings,
+    written,
 )
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import Precision, RecomputeMode
@@ -23,28 +24,6 @@ _PRECISIONS = {
     Precision.FP16: "amp_fp16",
     Precision.FP8: "amp_fp8",
 }
-
-
-def _tensor_parallel(job: Job) -> Expression:
-    if job.layout.tensor_parallel_size == 1:
-        return DERIVED
-    return impossible("llm-foundry's tensor parallelism splits feed-forward layers alone")
-
-
-def _pipeline_parallel(job: Job) -> Expression:
-    if job.layout.pipeline_parallel_size == 1:
-        return DERIVED
-    return impossible("llm-foundry has no pipeline parallelism")
-
-
-def _context_parallel(job: Job) -> Expression:
-    if job.layout.context_parallel_size == 1:
-        return DERIVED
-    return impossible("llm-foundry has no context parallelism")
-
-
-def _micro_batch(job: Job) -> Expression:
-    return settings(device_train_microbatch_size=job.layout.micro_batch_size)
 
 
 def _recompute(job: Job) -> Expression:
@@ -71,25 +50,23 @@ def _precision(job: Job) -> Expression:
     return settings(precision=_PRECISIONS[job.layout.precision])
 
 
-def _sequence_length(job: Job) -> Expression:
-    return settings(max_seq_len=job.cell.sequence_length)
-
-
-def _global_batch(job: Job) -> Expression:
-    return settings(global_train_batch_size=job.cell.global_batch_size)
-
-
 RULES = {
     "data_parallel_size": derived,
-    "tensor_parallel_size": _tensor_parallel,
-    "pipeline_parallel_size": _pipeline_parallel,
-    "context_parallel_size": _context_parallel,
-    "micro_batch_size": _micro_batch,
+    "tensor_parallel_size": only_one(
+        "tensor_parallel_size", "llm-foundry's tensor parallelism splits feed-forward layers alone"
+    ),
+    "pipeline_parallel_size": only_one(
+        "pipeline_parallel_size", "llm-foundry has no pipeline parallelism"
+    ),
+    "context_parallel_size": only_one(
+        "context_parallel_size", "llm-foundry has no context parallelism"
+    ),
+    "micro_batch_size": written("micro_batch_size", "device_train_microbatch_size"),
     "grad_accum_steps": derived,
     "recompute": _recompute,
     "zero_stage": _zero,
     "precision": _precision,
-    "sequence_length": _sequence_length,
-    "global_batch_size": _global_batch,
+    "sequence_length": written("sequence_length", "max_seq_len"),
+    "global_batch_size": written("global_batch_size", "global_train_batch_size"),
     "processes": derived,
 }

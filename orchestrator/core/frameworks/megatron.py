@@ -11,6 +11,7 @@ from orchestrator.core.frameworks.expression import (
     derived,
     impossible,
     named,
+    written,
 )
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import Precision, RecomputeMode, SelectivePolicy
@@ -19,10 +20,6 @@ from orchestrator.core.problem.layout import Precision, RecomputeMode, Selective
 def _tensor_parallel(job: Job) -> Expression:
     size = job.layout.tensor_parallel_size
     return _with_one_connection(job, "tensor-model-parallel-size", size)
-
-
-def _pipeline_parallel(job: Job) -> Expression:
-    return named({"pipeline-model-parallel-size": job.layout.pipeline_parallel_size})
 
 
 def _context_parallel(job: Job) -> Expression:
@@ -37,10 +34,6 @@ def _with_one_connection(job: Job, name: str, size: int) -> Expression:
         settings={name: size},
         program="set CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell",
     )
-
-
-def _micro_batch(job: Job) -> Expression:
-    return named({"micro-batch-size": job.layout.micro_batch_size})
 
 
 def _recompute(job: Job) -> Expression:
@@ -111,21 +104,17 @@ def _sequence_length(job: Job) -> Expression:
     return named({"seq-length": length, "max-position-embeddings": length})
 
 
-def _global_batch(job: Job) -> Expression:
-    return named({"global-batch-size": job.cell.global_batch_size})
-
-
 RULES = {
     "data_parallel_size": derived,
     "tensor_parallel_size": _tensor_parallel,
-    "pipeline_parallel_size": _pipeline_parallel,
+    "pipeline_parallel_size": written("pipeline_parallel_size", "pipeline-model-parallel-size"),
     "context_parallel_size": _context_parallel,
-    "micro_batch_size": _micro_batch,
+    "micro_batch_size": written("micro_batch_size", "micro-batch-size"),
     "grad_accum_steps": derived,
     "recompute": _recompute,
     "zero_stage": _zero,
     "precision": _precision,
     "sequence_length": _sequence_length,
-    "global_batch_size": _global_batch,
+    "global_batch_size": written("global_batch_size", "global-batch-size"),
     "processes": derived,
 }

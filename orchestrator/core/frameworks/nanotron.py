@@ -5,40 +5,11 @@ Checked with the dataclasses of April 2026. Release 0.4 lacks recomputation and 
 
 from __future__ import annotations
 
-from orchestrator.core.frameworks.expression import (
-    Expression,
-    derived,
-    impossible,
-    named,
-)
+from orchestrator.core.frameworks.expression import Expression, derived, impossible, named, written
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import Precision, RecomputeMode
 
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-
-
-def _data_parallel(job: Job) -> Expression:
-    return named({"parallelism.dp": job.layout.data_parallel_size})
-
-
-def _tensor_parallel(job: Job) -> Expression:
-    return named({"parallelism.tp": job.layout.tensor_parallel_size})
-
-
-def _pipeline_parallel(job: Job) -> Expression:
-    return named({"parallelism.pp": job.layout.pipeline_parallel_size})
-
-
-def _context_parallel(job: Job) -> Expression:
-    return named({"parallelism.context_parallel_size": job.layout.context_parallel_size})
-
-
-def _micro_batch(job: Job) -> Expression:
-    return named({"tokens.micro_batch_size": job.layout.micro_batch_size})
-
-
-def _accumulation(job: Job) -> Expression:
-    return named({"tokens.batch_accumulation_per_replica": job.layout.grad_accum_steps})
 
 
 def _recompute(job: Job) -> Expression:
@@ -62,21 +33,17 @@ def _precision(job: Job) -> Expression:
     return named({"model.dtype": dtype})
 
 
-def _sequence_length(job: Job) -> Expression:
-    return named({"tokens.sequence_length": job.cell.sequence_length})
-
-
 RULES = {
-    "data_parallel_size": _data_parallel,
-    "tensor_parallel_size": _tensor_parallel,
-    "pipeline_parallel_size": _pipeline_parallel,
-    "context_parallel_size": _context_parallel,
-    "micro_batch_size": _micro_batch,
-    "grad_accum_steps": _accumulation,
+    "data_parallel_size": written("data_parallel_size", "parallelism.dp"),
+    "tensor_parallel_size": written("tensor_parallel_size", "parallelism.tp"),
+    "pipeline_parallel_size": written("pipeline_parallel_size", "parallelism.pp"),
+    "context_parallel_size": written("context_parallel_size", "parallelism.context_parallel_size"),
+    "micro_batch_size": written("micro_batch_size", "tokens.micro_batch_size"),
+    "grad_accum_steps": written("grad_accum_steps", "tokens.batch_accumulation_per_replica"),
     "recompute": _recompute,
     "zero_stage": _zero,
     "precision": _precision,
-    "sequence_length": _sequence_length,
+    "sequence_length": written("sequence_length", "tokens.sequence_length"),
     "global_batch_size": derived,
     "processes": derived,
 }

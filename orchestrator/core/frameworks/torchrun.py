@@ -5,24 +5,15 @@ torchrun itself knows processes only, so the program does the rest.
 
 from __future__ import annotations
 
-from orchestrator.core.frameworks.expression import Expression, Rule, named
+from orchestrator.core.frameworks.expression import JOB_NUMBERS, Expression, Rule, named
 from orchestrator.core.frameworks.job import Job
-from orchestrator.core.problem.layout import NAMED_AXES
 
 
-def _axis(name: str) -> Rule:
+def _variable(number: str) -> Rule:
     def rule(job: Job) -> Expression:
-        return named({f"SWEEP_{name.upper()}": str(getattr(job.layout, name))})
+        return named({f"SWEEP_{number.upper()}": str(job.number(number))})
 
     return rule
-
-
-def _sequence_length(job: Job) -> Expression:
-    return named({"SWEEP_SEQUENCE_LENGTH": str(job.cell.sequence_length)})
-
-
-def _global_batch(job: Job) -> Expression:
-    return named({"SWEEP_GLOBAL_BATCH_SIZE": str(job.cell.global_batch_size)})
 
 
 def _processes(job: Job) -> Expression:
@@ -34,8 +25,4 @@ def _processes(job: Job) -> Expression:
     )
 
 
-RULES = {name: _axis(name) for name in NAMED_AXES} | {
-    "sequence_length": _sequence_length,
-    "global_batch_size": _global_batch,
-    "processes": _processes,
-}
+RULES = {name: _variable(name) for name in JOB_NUMBERS} | {"processes": _processes}

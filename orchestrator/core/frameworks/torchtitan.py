@@ -6,12 +6,7 @@ activation_checkpoint, whose mode was a key there.
 
 from __future__ import annotations
 
-from orchestrator.core.frameworks.expression import (
-    Expression,
-    derived,
-    impossible,
-    named,
-)
+from orchestrator.core.frameworks.expression import Expression, derived, impossible, named, written
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import Precision, RecomputeMode, SelectivePolicy
 
@@ -24,18 +19,6 @@ def _data_parallel(job: Job) -> Expression:
             "parallelism.data_parallel_shard_degree": size if is_sharded else 1,
         }
     )
-
-
-def _tensor_parallel(job: Job) -> Expression:
-    return named({"parallelism.tensor_parallel_degree": job.layout.tensor_parallel_size})
-
-
-def _pipeline_parallel(job: Job) -> Expression:
-    return named({"parallelism.pipeline_parallel_degree": job.layout.pipeline_parallel_size})
-
-
-def _context_parallel(job: Job) -> Expression:
-    return named({"parallelism.context_parallel_degree": job.layout.context_parallel_size})
 
 
 def _micro_batch(job: Job) -> Expression:
@@ -86,25 +69,21 @@ def _precision(job: Job) -> Expression:
     return named({"training.mixed_precision_param": dtype})
 
 
-def _sequence_length(job: Job) -> Expression:
-    return named({"training.seq_len": job.cell.sequence_length})
-
-
-def _global_batch(job: Job) -> Expression:
-    return named({"training.global_batch_size": job.cell.global_batch_size})
-
-
 RULES = {
     "data_parallel_size": _data_parallel,
-    "tensor_parallel_size": _tensor_parallel,
-    "pipeline_parallel_size": _pipeline_parallel,
-    "context_parallel_size": _context_parallel,
+    "tensor_parallel_size": written("tensor_parallel_size", "parallelism.tensor_parallel_degree"),
+    "pipeline_parallel_size": written(
+        "pipeline_parallel_size", "parallelism.pipeline_parallel_degree"
+    ),
+    "context_parallel_size": written(
+        "context_parallel_size", "parallelism.context_parallel_degree"
+    ),
     "micro_batch_size": _micro_batch,
     "grad_accum_steps": derived,
     "recompute": _recompute,
     "zero_stage": _zero,
     "precision": _precision,
-    "sequence_length": _sequence_length,
-    "global_batch_size": _global_batch,
+    "sequence_length": written("sequence_length", "training.seq_len"),
+    "global_batch_size": written("global_batch_size", "training.global_batch_size"),
     "processes": derived,
 }

@@ -11,35 +11,15 @@ from orchestrator.core.frameworks.expression import (
     derived,
     impossible,
     named,
-    program,
+    only_one,
+    sequence_length_of_dataset,
     settings,
+    written,
 )
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.problem.layout import Precision, RecomputeMode
 
 _ACCELERATE = "TrainingArguments takes it as an object, from no file: accelerate's file has it"
-
-
-def _tensor_parallel(job: Job) -> Expression:
-    return DERIVED if job.layout.tensor_parallel_size == 1 else impossible(_ACCELERATE)
-
-
-def _context_parallel(job: Job) -> Expression:
-    return DERIVED if job.layout.context_parallel_size == 1 else impossible(_ACCELERATE)
-
-
-def _pipeline_parallel(job: Job) -> Expression:
-    if job.layout.pipeline_parallel_size == 1:
-        return DERIVED
-    return impossible("the Trainer has no pipeline parallelism")
-
-
-def _micro_batch(job: Job) -> Expression:
-    return settings(per_device_train_batch_size=job.layout.micro_batch_size)
-
-
-def _accumulation(job: Job) -> Expression:
-    return settings(gradient_accumulation_steps=job.layout.grad_accum_steps)
 
 
 def _recompute(job: Job) -> Expression:
@@ -84,22 +64,19 @@ def _precision(job: Job) -> Expression:
     return settings(bf16=job.has(Precision.BF16), fp16=job.has(Precision.FP16))
 
 
-def _sequence_length(job: Job) -> Expression:
-    length = job.cell.sequence_length
-    return program(f"have your dataset return sequences of {length} tokens")
-
-
 RULES = {
     "data_parallel_size": derived,
-    "tensor_parallel_size": _tensor_parallel,
-    "pipeline_parallel_size": _pipeline_parallel,
-    "context_parallel_size": _context_parallel,
-    "micro_batch_size": _micro_batch,
-    "grad_accum_steps": _accumulation,
+    "tensor_parallel_size": only_one("tensor_parallel_size", _ACCELERATE),
+    "pipeline_parallel_size": only_one(
+        "pipeline_parallel_size", "the Trainer has no pipeline parallelism"
+    ),
+    "context_parallel_size": only_one("context_parallel_size", _ACCELERATE),
+    "micro_batch_size": written("micro_batch_size", "per_device_train_batch_size"),
+    "grad_accum_steps": written("grad_accum_steps", "gradient_accumulation_steps"),
     "recompute": _recompute,
     "zero_stage": _zero,
     "precision": _precision,
-    "sequence_length": _sequence_length,
+    "sequence_length": sequence_length_of_dataset,
     "global_batch_size": derived,
     "processes": derived,
 }

@@ -17,8 +17,9 @@ from orchestrator.core.trial.failure_kinds import (
     FailureKind,
 )
 from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.plausibility import judge_pace
-from orchestrator.core.trial.protocol import Device, DriverMemoryKind, NodeReport, RankResult
+from orchestrator.core.trial.protocol import Device, DriverMemoryKind, RankResult
 
 # An axis need not be passed if these are, from which it follows.
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
@@ -49,7 +50,8 @@ class ContractRun:
     device: Device
     report: NodeReport
     outcome: Measurement | Failure
-    seconds: float  # from the start to the end of the last process
+    # From the start to the end of the last process.
+    seconds: float
     steps: StepTimes
     num_steps_asked: int
     steps_per_line: int = 1

@@ -64,7 +64,8 @@ _NUM_FACTORS = 5
 MEMORY_FACTORS: tuple[str, ...] = MEMORY_CONSTANTS[:_NUM_FACTORS]
 # Each layout depends on one of them: it has one stage or several.
 _ACTIVATION_FACTORS = ("activation_factor", "pipeline_activation_factor")
-_LEAST_FACTOR = 1e-3  # a trainer may have no optimizer states
+# A trainer may have no optimizer states.
+_LEAST_FACTOR = 1e-3
 # Of the amounts: shares, and a reserve in GiB.
 _UNITS = np.array([1.0, 1.0, 2.0**30])
 _MEMORY_SDS, _UNKNOWN_MEMORY_SDS = np.array([*_SDS.values()]).T
@@ -81,7 +82,7 @@ class Predicted:
     step_jacobian: Floats
     # K x k, of the log constants; layouts share the kernel J C J^T.
     step_covariance: Floats
-    step_residual_sd: float  # what the formula misses besides
+    step_residual_sd: float  # what the formula does not explain
     memory_bytes: Floats
     # Above the prediction, of constants and formula together.
     memory_relative_sd: Floats

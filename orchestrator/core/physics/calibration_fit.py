@@ -246,7 +246,7 @@ def _memory_residuals(
 
 
 def _weights(sizes: Sequence[int]) -> Floats:
-    """How many independent residuals each one stands for: the first few of a cell show most."""
+    """How many independent residuals each one counts as: the first few of a cell show most."""
     return np.concatenate([_weights_of(n, CELL_CORRELATION) for n in sizes])
 
 

@@ -2,8 +2,8 @@
 
 Closed forms of `workloads/llama` (docs/measuring.md). Without parallel sizes they are within 1 % of
 its live tensors (`memory_allocated`), less the 16 bytes of every token's ids; tensor, pipeline and
-ZeRO sharding divide them as the literature does. What other trainers, and an allocator, hold
-besides are the constants of `Trainer`. Symbols: h hidden, k kv width, f ffn, a heads, s sequence
+ZeRO sharding divide them as the literature does. The constants of `Trainer` say what other trainers
+and an allocator hold in addition. Symbols: h hidden, k kv width, f ffn, a heads, s sequence
 length, V vocabulary, e bytes of an element, T tokens of a micro-batch.
 """
 
@@ -364,9 +364,9 @@ class _LayerBytes:
     split: float
     # 1 if the layer's backward begins by computing again what was not kept.
     redone: float
-    # Of the backward, besides what is recomputed and the widest products' gradients.
+    # Of the backward, without what is recomputed and the widest products' gradients.
     more: float
-    # Of eager attention's backward, besides what the layers keep.
+    # Of eager attention's backward, in addition to what the layers keep.
     core: float
 
     @classmethod

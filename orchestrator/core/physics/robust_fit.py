@@ -44,7 +44,7 @@ def fit(
     Gauss-Newton steps.
 
     `residuals_of` gives residuals in units of their standard deviation; `weights` is how many
-    independent ones each stands for. `slopes_of` gives their derivatives from parameters and
+    independent ones each counts as. `slopes_of` gives their derivatives from parameters and
     residuals; None: by differences. `begin`: where to begin, if it is more probable than the mean;
     next to the optimum a few steps do.
     """

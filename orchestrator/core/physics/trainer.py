@@ -28,8 +28,8 @@ class Trainer:
     """Per weight in mixed precision: 2 kept in bf16; 4 in fp32 only; 6 if bf16 gradients are added
     to an fp32 copy."""
     bucket_bytes: float = 0.0
-    """Per weight, what all-reduce buckets hold besides the gradients if every rank keeps them all
-    (ZeRO 0, more than one rank)."""
+    """Per weight, what all-reduce buckets hold in addition to gradients if every rank keeps all of
+    these (ZeRO 0, more than one rank)."""
     optimizer_bytes: float = 12.0
     """Per weight in mixed precision: fp32 master and the two moments of Adam."""
     stepping_bytes: float = 0.0

@@ -35,7 +35,7 @@ class TimedLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class Contradiction:
-    """Two measurements of which one is wrong."""
+    """Two measurements, one of them wrong."""
 
     less: int  # does less work, and was slower
     more: int

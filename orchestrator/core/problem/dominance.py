@@ -1,4 +1,4 @@
-"""Which layouts provably need at least as much memory as another: what one out-of-memory rules out.
+"""The layouts that provably need as much memory as another: what an out-of-memory rules out.
 
 A partial order, not an estimate: layouts whose difference in memory depends on sizes are not
 comparable.

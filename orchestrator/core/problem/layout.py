@@ -42,7 +42,7 @@ _RECOMPUTE_TEXT = re.compile(r"(none|full|selective(?:_(attention|ops))?)(?::([1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recompute:
-    """Which activations are recomputed in the backward pass."""
+    """The activations that are recomputed in the backward pass."""
 
     mode: RecomputeMode = RecomputeMode.NONE
     policy: SelectivePolicy | None = None  # of mode selective only

@@ -1,4 +1,4 @@
-"""Which layouts of a cell the out-of-memories seen so far rule out, and which of them do.
+"""The layouts of a cell that out-of-memories rule out so far, and the proof of each.
 
 An out-of-memory of one layout proves that every layout that needs at least as much memory cannot
 run (dominance.py). How much proof is needed depends on whose memory is known: `Dominance`. A layout

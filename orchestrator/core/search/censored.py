@@ -16,7 +16,8 @@ from orchestrator.core.search.lattice import Floats
 
 # Precisions below this are none: a value of noise 100.
 FAINT = 1e-4
-DAMPING = 0.7  # of each update, so that bounds which share a cause do not overshoot
+# Of each update, so that bounds which share a cause do not overshoot.
+DAMPING = 0.7
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

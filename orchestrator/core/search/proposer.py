@@ -105,7 +105,7 @@ class Proposer:
             lattice,
             _failing(lattice),
             guess=_smoothness_of_failing(lattice),
-            learns=False,
+            fits_smoothness=False,
             robust=False,
         )
         self._options = OptionEffects(lattice)
@@ -139,7 +139,7 @@ class Proposer:
             return
         if was_pending and told.score is None:
             self._scores.drop(told.row)
-        self._learn(told)
+        self._note_values(told)
 
     def rebuild(self, told: Iterable[Told], pending: Iterable[int]) -> None:
         """Forget everything except these outcomes and pending rows."""
@@ -149,7 +149,7 @@ class Proposer:
         for surrogate in (self._scores, self._memory, self._failing):
             surrogate.replace([])
         for one in self._told.values():
-            self._learn(one)
+            self._note_values(one)
         for row in self._pending:
             self._scores.add(Value(row=row, value=None))
 
@@ -276,7 +276,7 @@ class Proposer:
 
     # -- outcomes as values of the surrogates --
 
-    def _learn(self, told: Told) -> None:
+    def _note_values(self, told: Told) -> None:
         limit = 0.0 if self._limit is None else float(np.log(self._limit * USABLE_SHARE))
         if told.score is not None:
             if not self._num_scored:

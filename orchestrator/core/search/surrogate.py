@@ -30,7 +30,7 @@ from orchestrator.core.search.smoothness import (
 KEPT, MOST = 128, 176
 FEW = 48  # values, noise computed from scratch
 # Lengths and amplitudes are learned from 4 to 96 values, again when there are 1.5 times as many.
-LEARN_AT_LEAST, LEARN_FROM, REFIT_GROWTH = 4, 96, 1.5
+FIT_AT_LEAST, FIT_FROM, REFIT_GROWTH = 4, 96, 1.5
 # How exactly a bound is known, in the logarithm. A layout that nearly fills the memory sometimes
 # fits and sometimes does not.
 BOUND_SD = 0.04
@@ -68,11 +68,11 @@ class Surrogate:
         belief: Belief,
         *,
         guess: Smoothness,
-        learns: bool = True,
+        fits_smoothness: bool = True,
         robust: bool = True,
         may_be_slowed: bool = False,
     ) -> None:
-        """`learns` the smoothness from the values; if `robust`, values far off count for less.
+        """`fits_smoothness`: to the values. If `robust`, values far off count for less.
 
         `may_be_slowed`: values are times, of which some are too large (outliers.py).
         """
@@ -80,9 +80,9 @@ class Surrogate:
         self._belief = belief
         self._loadings = belief.loadings
         self._guess = guess
-        self._learns, self._robust = learns, robust
+        self._fits_smoothness, self._robust = fits_smoothness, robust
         self._may_be_slowed = may_be_slowed
-        self._learned_at = 0
+        self._fitted_at = 0
         self._values: list[Value] = []
         self._pending: dict[int, int] = {}  # row -> place in _values
         self._take_up(guess)
@@ -215,12 +215,12 @@ class Surrogate:
 
     def _update(self) -> None:
         told = [v for v in self._values if v.is_exact]
-        has_grown = len(told) < 8 or len(told) >= REFIT_GROWTH * self._learned_at
-        if self._learns and len(told) >= LEARN_AT_LEAST and has_grown:
-            if len(told) != self._learned_at and self._learned_at < LEARN_FROM:
-                self._learn(told)
+        has_grown = len(told) < 8 or len(told) >= REFIT_GROWTH * self._fitted_at
+        if self._fits_smoothness and len(told) >= FIT_AT_LEAST and has_grown:
+            if len(told) != self._fitted_at and self._fitted_at < FIT_FROM:
+                self._fit_smoothness(told)
                 self._num_fitted = 0
-            self._learned_at = len(told)
+            self._fitted_at = len(told)
         if not self._num_fitted or len(self._values) > MOST:
             kept = _kept(self._values)
             if len(kept) < len(self._values):
@@ -383,10 +383,10 @@ class Surrogate:
         )
         return covariance
 
-    def _learn(self, told: Sequence[Value]) -> None:
+    def _fit_smoothness(self, told: Sequence[Value]) -> None:
         """Set the likeliest lengths and amplitudes near the guess (coordinate search)."""
-        if len(told) > LEARN_FROM:
-            told = [told[i] for i in np.linspace(0, len(told) - 1, LEARN_FROM).astype(int)]
+        if len(told) > FIT_FROM:
+            told = [told[i] for i in np.linspace(0, len(told) - 1, FIT_FROM).astype(int)]
         rows = self._rows(told)
         y = np.array([v.value for v in told]) - self._belief.mean[rows]
         shared = self._loadings[rows] @ self._loadings[rows].T

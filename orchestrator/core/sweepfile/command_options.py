@@ -32,8 +32,10 @@ _PATTERN = re.compile(r"(?:[A-Za-z_]|\*)[A-Za-z0-9_*]{0,254}")
 
 
 class Processes(StrEnum):
-    PER_RANK = "per_rank"  # we start every rank, as torchrun does
-    PER_NODE = "per_node"  # the program starts the ranks of its node itself
+    # We start every rank, as torchrun does.
+    PER_RANK = "per_rank"
+    # The program starts the ranks of its node itself.
+    PER_NODE = "per_node"
 
 
 def _variable(name: str, *, may_set: frozenset[str] = frozenset()) -> str:
@@ -231,7 +233,9 @@ class CommandOptions(WorkloadOptions):
         if file is not None and not isinstance(self.files.get(file, {}), Mapping):
             raise ValueError(f"files.{file} gets the layout's keys: write it as a mapping")
         if file is None and f"{{{needed}}}" not in self.argv:
-            raise ValueError(f"{{{needed}}} stands for several: give it an entry of argv alone")
+            raise ValueError(
+                f"{{{needed}}} becomes several arguments: give it an entry of argv of its own"
+            )
         return self
 
     @model_validator(mode="after")

@@ -139,7 +139,14 @@ class Constraint:
             "maxLength": MAX_CHARACTERS,
             "examples": ["tp <= gpus_per_node", "not pp > 1 or ga >= pp"],
         }
-        properties = {"require": text, "because": {"type": "string", "maxLength": 200}}
+        properties = {
+            "require": {**text, "description": "The condition that a legal layout meets"},
+            "because": {
+                "type": "string",
+                "maxLength": 200,
+                "description": "The reason that people are shown for layouts that are rejected",
+            },
+        }
         mapping = {
             "type": "object",
             "properties": properties,
@@ -153,7 +160,7 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnparsedConstraint:
     """A constraint of the file before it is parsed, with the options that it may name."""
 
     data: Any
@@ -162,7 +169,7 @@ class Unread:
 
 def _from_data(value: Any) -> Constraint:
     varying: Varying = ()
-    if isinstance(value, Unread):
+    if isinstance(value, UnparsedConstraint):
         value, varying = value.data, value.varying
     if isinstance(value, Constraint):
         return Constraint(value.require, value.because, varying)

@@ -21,14 +21,15 @@ from pydantic import (
     model_serializer,
 )
 
-from orchestrator.core.sweepfile.spec_values import OrElse, key
+from orchestrator.core.sweepfile.spec_values import AlsoForm, key
 from orchestrator.core.sweepfile.workload_options import few_entries
 from orchestrator.core.trial.printed_numbers import BYTES_OF, PaceUnit, number_of, step_seconds_of
 
 MAX_PATTERN = 500  # characters
 MAX_ALSO = 32
 MAX_EVERY = 10_000
-MAX_TEXT = 200  # characters of a value that is no number
+# Characters of a value that is no number.
+MAX_TEXT = 200
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 # The names in `also` that stand for a field of a result.
 _RESULT_FIELDS = {
@@ -143,7 +144,7 @@ class MetricsSection(_AsWritten):
     also: Annotated[
         Mapping[
             Annotated[str, AfterValidator(_field_name)],
-            Annotated[AlsoPattern, BeforeValidator(_also), OrElse({"type": "string"})],
+            Annotated[AlsoPattern, BeforeValidator(_also), AlsoForm({"type": "string"})],
         ],
         BeforeValidator(few_entries),
         Field(max_length=MAX_ALSO),

@@ -24,7 +24,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, from_driver_name
 from orchestrator.core.problem.layout import NAMED_AXES, Precision
 from orchestrator.core.problem.proofs import Dominance
-from orchestrator.core.sweepfile.constraint import Constraint, Unread
+from orchestrator.core.sweepfile.constraint import Constraint, UnparsedConstraint
 from orchestrator.core.sweepfile.option_mistakes import option_mistakes
 from orchestrator.core.sweepfile.sections import (
     Axes,
@@ -35,11 +35,11 @@ from orchestrator.core.sweepfile.sections import (
     Strategy,
 )
 from orchestrator.core.sweepfile.spec_values import (
+    AlsoSingleValue,
     Count,
     Flag,
     Length,
     Name,
-    OneWithoutItsList,
     OrAuto,
     Section,
     Some,
@@ -109,7 +109,7 @@ class SweepSpec(Section):
         BeforeValidator(as_list),
         BeforeValidator(few),
         Field(min_length=1),
-        OneWithoutItsList(),
+        AlsoSingleValue(),
         key("preset, sizes, or a list", "The model to train: [Models](#models)"),
     ]
     sequence_length: Annotated[
@@ -183,7 +183,7 @@ class SweepSpec(Section):
         tuple[Constraint, ...],
         BeforeValidator(as_list),
         BeforeValidator(few),
-        OneWithoutItsList(),
+        AlsoSingleValue(),
         key("expression or list", "Conditions on legal layouts: [constraints](#constraints)"),
     ] = ()
     measurement: Annotated[
@@ -262,7 +262,7 @@ class SweepSpec(Section):
             return value
         varying = tuple(axes.options.items())
         given = value if isinstance(value, (list, tuple)) else [value]
-        return [Unread(each, varying) for each in given]
+        return [UnparsedConstraint(each, varying) for each in given]
 
     @model_validator(mode="after")
     def _options_mean_something(self) -> Self:

@@ -210,7 +210,7 @@ RecomputeChoice = Annotated[
 ]
 
 
-class OneWithoutItsList:
+class AlsoSingleValue:
     """Add to the JSON schema that one value needs no list, as `as_list` allows."""
 
     def __get_pydantic_json_schema__(
@@ -220,7 +220,7 @@ class OneWithoutItsList:
         return {"anyOf": [many["items"], many]}
 
 
-class OrElse:
+class AlsoForm:
     """Add to the JSON schema another form that the value may have."""
 
     def __init__(self, form: Mapping[str, Any]) -> None:
@@ -238,7 +238,7 @@ Some = Annotated[
     BeforeValidator(as_list),
     Field(min_length=1),
     AfterValidator(_distinct),
-    OneWithoutItsList(),
+    AlsoSingleValue(),
 ]
 # The tag separates the word `auto` from values, so that pydantic reports one mistake, not two.
 OrAuto = Annotated[
@@ -256,5 +256,5 @@ OptionValues = Annotated[
     BeforeValidator(lambda value: few(as_list(value))),
     Field(min_length=1),
     AfterValidator(_distinct),
-    OneWithoutItsList(),
+    AlsoSingleValue(),
 ]

@@ -109,19 +109,27 @@ def _only_if(value: Any) -> Any:
 
 
 class SyntheticFault(WorkloadOptions):
-    """One fault. `at` is init, forward, step_N or teardown; without `rank` it hits every rank."""
+    """A fault of the layouts and ranks that it names."""
 
-    fault: FaultKind
+    fault: Annotated[FaultKind, key("a fault", "What fails: a word of the next table")]
     at: Annotated[
         str,
         AfterValidator(_at),
         WithJsonSchema({"type": "string", "pattern": f"^({_FAULT_AT.pattern})$"}),
+        key("`init`, `forward`, `step_N`, `teardown`", "Where a rank fails"),
     ] = "forward"
-    rank: Annotated[int | None, Field(strict=True, ge=0)] = None
-    # Fields of the layout with the values that they must have.
-    only_if: Annotated[Mapping[str, int | str], BeforeValidator(_only_if)] = {}
-    probability: Fraction = 1.0  # drawn once per attempt
-    first_attempt_only: Flag = False
+    rank: Annotated[
+        int | None, Field(strict=True, ge=0), key("number", "The rank. Default: every rank")
+    ] = None
+    only_if: Annotated[
+        Mapping[str, int | str],
+        BeforeValidator(_only_if),
+        key("mapping", "Fields of a layout with the values that they must have. Default: any"),
+    ] = {}
+    probability: Annotated[Fraction, key("fraction", "Drawn once per attempt")] = 1.0
+    first_attempt_only: Annotated[
+        Flag, key("`true`, `false`", "Only in the first attempt of a trial")
+    ] = False
 
 
 class DriftKind(StrEnum):
@@ -140,14 +148,20 @@ DRIFTS: Mapping[DriftKind, str] = {
 
 
 class SyntheticDrift(WorkloadOptions):
-    """A change of speed on `node` or everywhere, by the seconds since `sweep run` started."""
+    """A change of the machine's speed."""
 
-    kind: DriftKind
-    # Relative: 0.6 is 1.6 times as long.
-    size: Annotated[float, Field(strict=True, gt=-0.9, le=10.0)]
-    seconds: PositiveFloat = 600.0
-    # The scheduler's name of the node.
-    node: Annotated[str | None, Field(strict=True, min_length=1, max_length=255)] = None
+    kind: Annotated[DriftKind, key("a kind", "How speed changes: a word of the next table")]
+    size: Annotated[
+        float,
+        Field(strict=True, gt=-0.9, le=10.0),
+        key("number", "By how much, relative: 0.6 is 1.6 times as long"),
+    ]
+    seconds: Annotated[PositiveFloat, key("number", "Since `sweep run` was called")] = 600.0
+    node: Annotated[
+        str | None,
+        Field(strict=True, min_length=1, max_length=255),
+        key("a name", "The node that changes, as the scheduler calls it. Default: all nodes"),
+    ] = None
 
     @model_validator(mode="after")
     def _has_its_node(self) -> Self:

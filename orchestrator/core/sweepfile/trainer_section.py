@@ -20,14 +20,14 @@ from orchestrator.core.physics.traced_memory import (
 )
 from orchestrator.core.physics.trainer import TRAINERS, Trainer
 from orchestrator.core.problem.layout import Recompute
-from orchestrator.core.sweepfile.spec_values import OrElse, Section, key
+from orchestrator.core.sweepfile.spec_values import AlsoForm, Section, key
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 
 MAX_MODES = 16
 _MASTER_AND_MOMENTS = 12.0  # bytes per parameter of Adam
 _BYTES = "number (per token), or [bytes](#bytes)"
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
-_OrNumber = OrElse({"type": "number"})
+_OrNumber = AlsoForm({"type": "number"})
 
 
 def _is_number(value: Any) -> bool:
@@ -82,7 +82,7 @@ class TracedModeSection(Section):
         Term,
         key(
             _BYTES,
-            "What is left besides the states after the last backward pass:"
+            "What is left in addition to the states after the last backward pass:"
             " the embedding's gradient before it is added",
         ),
     ] = TracedTerm()
@@ -217,5 +217,5 @@ class TrainerSection(Section):
 TrainerChoice = Annotated[
     TrainerSection,
     BeforeValidator(lambda value: {"profile": value} if isinstance(value, str) else value),
-    OrElse({"enum": list(TRAINERS)}),
+    AlsoForm({"enum": list(TRAINERS)}),
 ]

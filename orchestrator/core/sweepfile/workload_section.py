@@ -12,7 +12,7 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Options, Precision
 from orchestrator.core.sweepfile.command_options import CommandOptions, Processes
 from orchestrator.core.sweepfile.metrics_section import MetricsSection, PrintingNode
-from orchestrator.core.sweepfile.spec_values import OrElse, key
+from orchestrator.core.sweepfile.spec_values import AlsoForm, key
 from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
 from orchestrator.core.sweepfile.workload_options import (
     LlamaOptions,
@@ -78,7 +78,7 @@ WorkloadChoice = Annotated[
     Workload,
     Discriminator("name"),
     BeforeValidator(_section),
-    OrElse({"enum": list(WORKLOADS)}),
+    AlsoForm({"enum": list(WORKLOADS)}),
 ]
 
 

@@ -235,7 +235,7 @@ class MemoryShortage:
     # does not fit. False: it is inferred, or the doing of another process.
     is_reported: bool = False
     asked_bytes: int | None = None  # by the allocation that failed
-    held_bytes: int | None = None  # by tensors, at that moment
+    live_bytes: int | None = None  # by tensors, at that moment
     device_bytes: int | None = None  # the device's memory
 
 

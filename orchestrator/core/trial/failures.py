@@ -62,7 +62,7 @@ _DISGUISES = re.compile(
 # Messages of torch's CUDACachingAllocator and of workloads/llama/live_tensors.
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)"
 _ASKED = re.compile(rf"Tried to allocate {_SIZE}\b")
-_HELD = re.compile(rf"{_SIZE} is (?:allocated by PyTorch|held by live tensors)")
+_LIVE = re.compile(rf"{_SIZE} is (?:allocated by PyTorch|held by live tensors)")
 _DEVICE = re.compile(rf"(?:total capacity of|The limit is) {_SIZE}\b")
 
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
@@ -194,7 +194,7 @@ def _shortage(cause: Cause) -> MemoryShortage:
     return MemoryShortage(
         is_reported=cause.is_reported,
         asked_bytes=asked,
-        held_bytes=_bytes(_HELD, cause.text),
+        live_bytes=_bytes(_LIVE, cause.text),
         device_bytes=_bytes(_DEVICE, cause.text),
     )
 

@@ -57,8 +57,8 @@ TRANSITIONS: Mapping[tuple[TrialState, TrialEvent], TrialState] = MappingProxyTy
 )
 
 INITIAL = TrialState.QUEUED
-IN_FLIGHT = frozenset({TrialState.LAUNCHING, TrialState.RUNNING})
-TERMINAL = frozenset(TrialState) - IN_FLIGHT - {INITIAL}
+UNDER_WAY = frozenset({TrialState.LAUNCHING, TrialState.RUNNING})
+TERMINAL = frozenset(TrialState) - UNDER_WAY - {INITIAL}
 
 
 class IllegalTransition(ValueError):

@@ -125,7 +125,7 @@ def limit_seconds(request: TrialRequest, name: LimitName, seen: SeenSteps) -> fl
     return max(at_start, min(by_steps, MAX_SECONDS))
 
 
-def told_passed(
+def passed_message(
     request: TrialRequest, name: LimitName, seen: SeenSteps, *, step: int | None = None
 ) -> str:
     """Return a message: which limit has passed, its source, and what to change.

@@ -16,12 +16,8 @@ from typing import Any
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import MFU_FORMULA, ModelShape
 from orchestrator.core.trial.extra import bounded_extra
-from orchestrator.core.trial.protocol import (
-    DriverMemoryKind,
-    MeasurementPlan,
-    NodeReport,
-    RankResult,
-)
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import DriverMemoryKind, MeasurementPlan, RankResult
 from orchestrator.core.trial.stopping import has_trend, relative_confidence, relative_trend
 
 # A 95 % interval needs so many. Even the full range of fewer holds the median less often.

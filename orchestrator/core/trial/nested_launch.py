@@ -36,7 +36,8 @@ class SeenProcess:
     pid: int
     parent: int
     argv: Sequence[str]
-    environment: Mapping[str, str]  # at its start; empty if it may not be read
+    # At its start; empty if it may not be read.
+    environment: Mapping[str, str]
 
 
 def launcher_in(argv: Sequence[str]) -> str | None:

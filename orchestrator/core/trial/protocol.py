@@ -1,4 +1,4 @@
-"""The messages between the orchestrator, a node's launcher and a rank program, as values and text.
+"""The messages between a node's launcher and a rank program, as values and text.
 
 A rank gets torchrun's environment (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
 MASTER_PORT) and a run directory (SWEEP_RUN_DIR) with `request.json`. The rank writes a heartbeat
@@ -8,8 +8,7 @@ are untrusted text: they are parsed here, with bounds, or refused as a bad resul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
@@ -25,9 +24,7 @@ from pydantic import (
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.extra import bounded_extra
-from orchestrator.core.trial.failure_kinds import Failure
-from orchestrator.core.trial.fingerprint import WITHOUT_NUL, Software, Stack
-from orchestrator.core.trial.machine_load import MachineLoad
+from orchestrator.core.trial.fingerprint import WITHOUT_NUL, Stack
 
 RUN_DIR_VARIABLE = "SWEEP_RUN_DIR"
 # In the environment of every process that an attempt starts; leftovers are found by it.
@@ -98,10 +95,12 @@ class MeasurementPlan(_Message):
 
 
 class DriverMemoryKind(StrEnum):
-    """Who saw a peak of memory that the program did not tell."""
+    """The source of a peak of memory that the program did not tell."""
 
-    NVML = "nvml"  # used on a device: the allocator's, and what it does not know of
-    RSS = "rss"  # resident memory of the program's largest process
+    # Used on a device: the allocator's, and what it does not know of.
+    NVML = "nvml"
+    # Resident memory of the program's largest process.
+    RSS = "rss"
 
 
 class LimitName(StrEnum):
@@ -210,7 +209,8 @@ def _bounded(extra: Any) -> Any:
 class LinesRead(_Message):
     """One read of a program's lines that found new steps. Seconds count from its start."""
 
-    after: Seconds  # of the read before: these lines were not there yet
+    # Of the read before: these lines were not there yet.
+    after: Seconds
     at: Seconds
     num_steps: Step  # steps so far, these included
 
@@ -218,7 +218,8 @@ class LinesRead(_Message):
 class ProgramSeen(_Message):
     """What the rank of a user's program saw of it, by its own clock. No word of it is told."""
 
-    seconds: Seconds  # from the program's start to its end
+    # From the program's start to its end.
+    seconds: Seconds
     reads: list[LinesRead] = Field(default=[], max_length=MAX_SAMPLES)
     # Steps of lines that came once the numbers were enough. They show the pace, and no more.
     later_seconds: list[PositiveSeconds] = Field(default=[], max_length=MAX_SAMPLES)
@@ -421,101 +422,3 @@ def _decode(adapter: TypeAdapter[_M], text: bytes, what: str) -> _M:
                 f"{'.'.join(map(str, e['loc'])) or 'whole'}: {e['msg']}" for e in errors
             )
         raise BadResult(f"{what} is not valid: {detail}") from exc
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuUsage:
-    """What NVML reports of one node's GPUs during timed steps. Unknown is None."""
-
-    # Mean share of time in which at least one kernel ran, however small.
-    busy: float | None = None
-    power_watts: float | None = None  # mean per GPU
-    energy_joules: float | None = None  # of all GPUs together
-    # SM clock: the median of the slowest device, and the lowest of all samples.
-    clock_mhz: float | None = None
-    lowest_clock_mhz: float | None = None
-    # Means by GPM, 0..1: of multiprocessors, of tensor cores, of the memory's bandwidth.
-    sm_activity: float | None = None
-    tensor_activity: float | None = None
-    dram_activity: float | None = None
-    num_samples: int = 0
-    # Of the fullest device, whether steps were timed or not, less what was used before.
-    peak_memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankOutcome:
-    """How one rank ended, and what it wrote."""
-
-    rank: int
-    exit_code: int | None = None  # None: we killed it
-    signal: int | None = None
-    result: RankResult | None = None
-    failure: RankFailure | None = None
-    bad_result: str | None = None  # why its result is not valid
-    phase: Phase = Phase.START
-    step: int = 0
-    ended_at_unix_seconds: float | None = None
-    log_path: str = ""
-    log_tail: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeReport:
-    """A launcher's report of its node's ranks after an attempt; all its processes have ended."""
-
-    node: str  # host name; address if names repeat
-    ranks: Sequence[RankOutcome]
-    failure: Failure | None = None  # None: every rank measured
-    failed_at_unix_seconds: float | None = None
-    # Rank 0's numbers are in, and its gang was ended: how other ranks ended does not matter.
-    has_enough: bool = False
-    seconds: float = 0.0  # until the last process has ended
-    # From the last result to the end of the last process; None: not every rank measured.
-    teardown_seconds: float | None = None
-    processes_killed: int = 0  # without the ranks themselves
-    # The ranks' settings of communication, as `communication.recorded` selects them.
-    environment: Mapping[str, str] = field(default_factory=dict)
-    set_by_launcher: tuple[str, ...] = ()  # names only the launcher set
-    gpu: GpuUsage = field(default_factory=GpuUsage)
-    load: MachineLoad = field(default_factory=MachineLoad)  # during timed steps
-    # Of a user's program; of ours only the driver.
-    software: Software = field(default_factory=Software)
-    # The cores near each GPU, to which its rank was bound: `0-31,64-95`; empty: to none.
-    bound_cpus: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOrder:
-    """What one node's launcher is to run: its share of a gang, once."""
-
-    request: TrialRequest
-    program: str  # module with `main() -> int`: "workloads.llama"
-    local_world_size: int  # ranks of the gang on this node
-    first_rank: int = 0  # global rank of this node's first
-    node_rank: int = 0
-    master_addr: str = "127.0.0.1"
-    # None: the whole gang is on this node, and the launcher binds a port itself.
-    master_port: int | None = None
-    address: str | None = None  # for the gang's other nodes
-    # For CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank.
-    devices: Sequence[str] = ()
-    cpus: Sequence[int] = ()  # to divide among ranks; empty: unpinned
-    # The process that asks for it (processes.global_identity): its CPU time is the sweep's.
-    orchestrator: str = ""
-    # Ranks that this node can have, other gangs' included; they share the cores if not pinned.
-    node_slots: int | None = None
-    # Variables of ranks, in addition to those that the launcher sets.
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    # Secret ones: ranks get them, and they are removed from every log, report and message.
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def reporting_rank(self) -> int:
-        """The rank of the gang whose result has the steps."""
-        return self.request.reporting_rank(local_world_size=self.local_world_size)
-
-    @property
-    def num_processes(self) -> int:
-        """How many processes the launcher starts: one per rank, or one for all of the node's."""
-        return 1 if self.request.one_rank_per_node else self.local_world_size

@@ -57,13 +57,13 @@ class Secrets:
     def __bool__(self) -> bool:
         return bool(self._rules)
 
-    def blot(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Return the text without its secrets."""
         if not self._rules or not text:
             return text
-        return self.blot_bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+        return self.redact_bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
-    def blot_bytes(self, raw: bytes) -> bytes:
+    def redact_bytes(self, raw: bytes) -> bytes:
         """Return the bytes without their secrets."""
         flat = _on_one_line(raw)
         for rule in self._rules:
@@ -123,39 +123,39 @@ class SecretStream:
     def _clean(self, raw: bytes, kept: bytes) -> bytes:
         # One byte of context on either side shows whether a word ends there. No match reaches it.
         after = kept[:1]
-        clean = self._secrets.blot_bytes(self._before + raw + after)
+        clean = self._secrets.redact_bytes(self._before + raw + after)
         clean = clean[len(self._before) : len(clean) - len(after)]
         self._before = (self._before + raw)[-1:]
         self._kept = kept
         return clean
 
 
-def blotted(value: _T, secrets: Secrets, *, but: frozenset[str] = frozenset()) -> _T:
-    """Return a value with all texts in it blotted and none longer; fields in `but` stay."""
-    return _blotted(value, secrets, but) if secrets else value
+def redacted(value: _T, secrets: Secrets, *, but: frozenset[str] = frozenset()) -> _T:
+    """Return a value with all texts in it redacted and none longer; fields in `but` stay."""
+    return _redacted(value, secrets, but) if secrets else value
 
 
-def _blotted(value: Any, secrets: Secrets, but: frozenset[str]) -> Any:
+def _redacted(value: Any, secrets: Secrets, but: frozenset[str]) -> Any:
     match value:
         case Enum():
             return value
         case str():
-            return secrets.blot(value)[: len(value)]
+            return secrets.redact(value)[: len(value)]
         case Mapping():
             return {
-                _blotted(key, secrets, but): _blotted(item, secrets, but)
+                _redacted(key, secrets, but): _redacted(item, secrets, but)
                 for key, item in value.items()
             }
         case list() | tuple():
-            return type(value)(_blotted(item, secrets, but) for item in value)
+            return type(value)(_redacted(item, secrets, but) for item in value)
         # A pydantic model. Importing pydantic would make `sweep --help` slow.
         case _ if hasattr(type(value), "model_fields"):
             names = [name for name in type(value).model_fields if name not in but]
-            clean = {name: _blotted(getattr(value, name), secrets, but) for name in names}
+            clean = {name: _redacted(getattr(value, name), secrets, but) for name in names}
             return value.model_copy(update=clean)
         case _ if is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in fields(value) if field.init and field.name not in but]
-            clean = {name: _blotted(getattr(value, name), secrets, but) for name in names}
+            clean = {name: _redacted(getattr(value, name), secrets, but) for name in names}
             return replace(value, **clean)
         case _:
             return value

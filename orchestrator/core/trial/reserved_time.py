@@ -47,7 +47,7 @@ class ReservedGpuSeconds:
     out_of_memory: float = 0.0
     lost: float = 0.0
     cancelled: float = 0.0
-    in_flight: float = 0.0  # attempts that have not ended
+    under_way: float = 0.0  # attempts that have not ended
     idle: float = 0.0  # leased, without an attempt
 
     @property

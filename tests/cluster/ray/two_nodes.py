@@ -30,7 +30,9 @@ from orchestrator.cluster.ray.local import lean_ray
 from orchestrator.cluster.ray.scheduler import NODES_SECONDS, RayScheduler
 from orchestrator.core.machines.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.machines.packing import Shape
-from orchestrator.core.trial.protocol import Device, LaunchOrder, NodeReport, Phase, TrialRequest
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
 from orchestrator.node.probe import ProbePlan
 from orchestrator.node.processes import descendants, start_time
 from tests.cluster.ray.test_scheduler import finished, request, until_finished

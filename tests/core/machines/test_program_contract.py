@@ -12,13 +12,12 @@ from orchestrator.core.machines.program_contract import ContractRun, StepTimes, 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial import plausibility
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
 from orchestrator.core.trial.protocol import (
     Device,
     LinesRead,
     MeasurementPlan,
-    NodeReport,
     ProgramSeen,
-    RankOutcome,
     RankResult,
 )
 

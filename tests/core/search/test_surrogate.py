@@ -15,13 +15,15 @@ def grid(a: int = 6, b: int = 6) -> Lattice:
     return Lattice(axes=(Axis.of("a", rows[:, 0].tolist()), Axis.of("b", rows[:, 1].tolist())))
 
 
-def surrogate(lattice: Lattice, belief: Belief | None = None, *, learns: bool = False) -> Surrogate:
+def surrogate(
+    lattice: Lattice, belief: Belief | None = None, *, fits_smoothness: bool = False
+) -> Surrogate:
     belief = belief or Belief.nothing(len(lattice))
     return Surrogate(
         lattice,
         belief,
         guess=Smoothness.guess(lattice, residual_sd=belief.residual_sd),
-        learns=learns,
+        fits_smoothness=fits_smoothness,
     )
 
 
@@ -67,7 +69,7 @@ def test_values_are_met_and_their_neighbours_are_surer_than_what_is_far() -> Non
 
 def test_a_smooth_truth_is_predicted_from_a_quarter_of_its_rows() -> None:
     lattice = grid(10, 10)
-    found = surrogate(lattice, learns=True)
+    found = surrogate(lattice, fits_smoothness=True)
     shown = np.random.default_rng(0).permutation(100)[:25]
     for row in shown:
         found.add(Value(row=int(row), value=float(truth(lattice)[row])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -1049,6 +1050,19 @@ def test_a_damaged_file_is_read_or_refused_with_places(line: int, text: str) -> 
 
 
 # --- the schema ---
+
+
+def test_the_json_schema_says_what_every_key_means() -> None:
+    def without(node: Any, place: str) -> list[str]:
+        if isinstance(node, list):
+            return [found for one in node for found in without(one, place)]
+        if not isinstance(node, dict):
+            return []
+        keys = node.get("properties", {})
+        silent = [f"{place}/{name}" for name, key in keys.items() if "description" not in key]
+        return silent + [found for name in node for found in without(node[name], f"{place}/{name}")]
+
+    assert without(to_json_schema(), "") == []
 
 
 def test_the_json_schema_names_every_key_and_is_json() -> None:

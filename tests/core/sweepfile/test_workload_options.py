@@ -361,7 +361,7 @@ def test_options_that_may_vary_are_options() -> None:
         ),
         (
             {"argv": ["a", "x {framework_arguments}"], "framework": "megatron"},
-            "{framework_arguments} stands for several: give it an entry of argv alone",
+            "{framework_arguments} becomes several arguments: give it an entry of argv of its own",
         ),
         (
             {

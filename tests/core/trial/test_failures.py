@@ -840,7 +840,7 @@ CUDA_REFUSAL = (
 def test_the_numbers_of_an_allocator_are_read(
     text: str, asked: int, held: int | None, device: int | None
 ) -> None:
-    told = MemoryShortage(is_reported=True, asked_bytes=asked, held_bytes=held, device_bytes=device)
+    told = MemoryShortage(is_reported=True, asked_bytes=asked, live_bytes=held, device_bytes=device)
     assert classify(evidence(exception="torch.OutOfMemoryError", message=text)).memory == told
     logged = evidence(log_tail=f"torch.OutOfMemoryError: {text}")
     assert classify(logged).memory == told

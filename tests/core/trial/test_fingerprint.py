@@ -62,7 +62,7 @@ def test_a_list_of_packages_that_is_not_known_adds_no_change() -> None:
 
 
 def of_program(**told: str) -> Fingerprint:
-    """Of a program whose Python nobody found, with what the program tells."""
+    """The fingerprint of a program whose Python nobody found, with what the program tells."""
     return fingerprint().model_copy(update={"stack": Stack(device_name="cpu", **told)})
 
 

@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 
 from orchestrator.core.trial.lifecycle import (
-    IN_FLIGHT,
     INITIAL,
     TERMINAL,
     TRANSITIONS,
+    UNDER_WAY,
     IllegalTransition,
     TrialEvent,
     TrialState,
@@ -38,9 +38,9 @@ def test_any_other_pair_is_refused_with_what_is_possible(
 
 
 def test_every_state_is_waiting_in_flight_or_at_its_end() -> None:
-    assert {INITIAL} | IN_FLIGHT | TERMINAL == set(TrialState)
-    assert not IN_FLIGHT & TERMINAL
-    assert INITIAL not in IN_FLIGHT | TERMINAL
+    assert {INITIAL} | UNDER_WAY | TERMINAL == set(TrialState)
+    assert not UNDER_WAY & TERMINAL
+    assert INITIAL not in UNDER_WAY | TERMINAL
 
 
 def test_every_state_can_be_reached_and_every_event_happens() -> None:
@@ -63,7 +63,7 @@ def test_an_end_is_left_only_when_a_person_asks_for_it() -> None:
 
 
 def test_an_out_of_memory_is_a_result_and_a_lost_node_is_not() -> None:
-    for state in IN_FLIGHT:
+    for state in UNDER_WAY:
         assert advance(state, TrialEvent.OUT_OF_MEMORY) in TERMINAL
         assert advance(state, TrialEvent.REQUEUED) is INITIAL
 

@@ -19,8 +19,8 @@ from orchestrator.core.trial.limits import (
     PredictedStep,
     SeenSteps,
     limit_seconds,
+    passed_message,
     resolve_limits,
-    told_passed,
 )
 from orchestrator.core.trial.protocol import (
     MAX_SECONDS,
@@ -154,7 +154,7 @@ def test_the_total_follows_the_steps_that_are_asked_for() -> None:
 def test_a_hang_names_the_limit_where_it_comes_from_and_what_to_change(
     asked: TrialRequest, name: LimitName, seen: SeenSteps, said: str
 ) -> None:
-    assert said in told_passed(asked, name, seen)
+    assert said in passed_message(asked, name, seen)
 
 
 def test_limits_of_endless_steps_are_numbers_that_messages_can_have() -> None:
@@ -167,7 +167,7 @@ def test_limits_of_endless_steps_are_numbers_that_messages_can_have() -> None:
 def test_a_limit_that_no_file_sets_names_no_key() -> None:
     asked = request(total=9.0)
     asked = asked.model_copy(update={"limits": asked.limits.model_copy(update={"in_file": False})})
-    assert told_passed(asked, LimitName.TOTAL, NOTHING_SEEN) == "total limit of 9 s passed"
+    assert passed_message(asked, LimitName.TOTAL, NOTHING_SEEN) == "total limit of 9 s passed"
 
 
 def test_auto_is_the_default_and_what_an_earlier_program_stored_stays_a_number() -> None:

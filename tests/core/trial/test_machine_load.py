@@ -16,7 +16,7 @@ from orchestrator.core.trial.machine_load import (
     said_of,
     spoils,
 )
-from orchestrator.core.trial.protocol import NodeReport
+from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.sweep.spool import _SPOOLED, Spooled
 
 

@@ -20,14 +20,8 @@ from orchestrator.core.trial.measurement import (
     why_unsure,
     with_driver_memory,
 )
-from orchestrator.core.trial.protocol import (
-    DriverMemoryKind,
-    GpuUsage,
-    MeasurementPlan,
-    NodeReport,
-    RankOutcome,
-    RankResult,
-)
+from orchestrator.core.trial.node_report import GpuUsage, NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import DriverMemoryKind, MeasurementPlan, RankResult
 
 MODEL = PRESETS["llama-3.1-8b"]
 PLAN = MeasurementPlan(warmup_steps=2, min_steps=5, max_steps=20, relative_confidence=0.02)

@@ -33,7 +33,8 @@ def seen(
         (["python", "train.py", "--launcher", "torchrun"], None),
         (["python", "-c", "import torch", "torchrun"], None),
         (["bash", "train.sh"], None),
-        (["accelerate", "launch", "train.py"], None),  # one process is started in its place
+        # One process is started in its place.
+        (["accelerate", "launch", "train.py"], None),
         (["python", "-m", "train"], None),
         (["python"], None),
         ([], None),

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
-from orchestrator.core.trial.protocol import NodeReport, RankOutcome, RankResult
-from orchestrator.core.trial.redaction import MASK, Secrets, SecretStream, blotted
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import RankResult
+from orchestrator.core.trial.redaction import MASK, Secrets, SecretStream, redacted
 
 SECRET = "pä ss/w@rd+1-c4nary"
 TOKEN = "hf_aB3dE6gH9jK"
@@ -44,7 +45,7 @@ TOKEN = "hf_aB3dE6gH9jK"
     ],
 )
 def test_a_secret_is_found_in_every_form(form: str) -> None:
-    shown = Secrets({"KEY": SECRET}).blot(f"it said: {form} and died")
+    shown = Secrets({"KEY": SECRET}).redact(f"it said: {form} and died")
     assert MASK in shown
     assert shown.startswith("it said: ") and shown.endswith(" and died")
     assert not any(part in shown for part in ("c4nary", "YzRuYXJ5", "63346e617279"))
@@ -53,7 +54,7 @@ def test_a_secret_is_found_in_every_form(form: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text", "shown"),
     [
-        # One letter blots out no words: only where it is a value, or the password of a URL.
+        # One letter masks no words: only where it is a value, or the password of a URL.
         ("e", "connection refused; PW=e PW='e' \"PW\": \"e\" password=e PW=ex u:e@h", "connection "
         "refused; PW=*** PW='***' \"PW\": \"***\" password=*** PW=ex u:***@h"),
         ("x1", "x1 of x12: PW: x1", "x1 of x12: PW: ***"),
@@ -67,13 +68,13 @@ def test_a_secret_is_found_in_every_form(form: str) -> None:
     ],
 )  # fmt: skip
 def test_the_shorter_a_value_the_more_must_speak_for_it(value: str, text: str, shown: str) -> None:
-    assert Secrets({"PW": value}).blot(text) == shown
+    assert Secrets({"PW": value}).redact(text) == shown
 
 
 def test_each_line_of_a_key_is_a_secret() -> None:
     key = "-----BEGIN KEY-----\nMIIEowIBAAKCAQEA\nq83vEjRWeJ0BI0Vn\n-----END KEY-----"
     assert (
-        Secrets({"KEY": key}).blot("read q83vEjRWeJ0BI0Vn, then MIIEowIBAAKCAQEA")
+        Secrets({"KEY": key}).redact("read q83vEjRWeJ0BI0Vn, then MIIEowIBAAKCAQEA")
         == "read ***, then ***"
     )
 
@@ -97,7 +98,7 @@ def test_a_stream_in_pieces_reads_as_the_whole(cuts: list[int], values: tuple[st
     said = (
         b"".join(stream.take(TEXT[start:end]) for start, end in pairwise(places)) + stream.close()
     )
-    assert said == secrets.blot_bytes(TEXT)
+    assert said == secrets.redact_bytes(TEXT)
 
 
 def test_what_cannot_become_a_secret_is_not_held_back() -> None:
@@ -107,7 +108,7 @@ def test_what_cannot_become_a_secret_is_not_held_back() -> None:
     assert stream.take(b"_datasets") == b"hf_datasets"
 
 
-def test_every_text_of_a_report_is_blotted_and_nothing_else_changes() -> None:
+def test_every_text_of_a_report_is_redacted_and_nothing_else_changes() -> None:
     result = RankResult(
         step_seconds=[1.0],
         peak_flops=1e12,
@@ -131,7 +132,7 @@ def test_every_text_of_a_report_is_blotted_and_nothing_else_changes() -> None:
         environment={"NCCL_X": TOKEN},
         set_by_launcher=(TOKEN,),
     )
-    clean = blotted(report, Secrets({"TOKEN": TOKEN}), but=frozenset({"node", "log_path"}))
+    clean = redacted(report, Secrets({"TOKEN": TOKEN}), but=frozenset({"node", "log_path"}))
     assert TOKEN not in repr(clean).replace(f"/home/{TOKEN}/log-0.txt", "")
     assert clean.ranks[0].log_path == outcome.log_path
     assert (
@@ -140,8 +141,8 @@ def test_every_text_of_a_report_is_blotted_and_nothing_else_changes() -> None:
         and clean.failure.message == "401 ***"
     )
     assert clean.ranks[0].result is not None and clean.ranks[0].result.step_seconds == [1.0]
-    assert blotted(report, Secrets({})) is report
+    assert redacted(report, Secrets({})) is report
 
 
 def test_a_text_never_becomes_longer_so_that_its_bounds_hold() -> None:
-    assert blotted("K=e", Secrets({"K": "e"})) == "K=*"
+    assert redacted("K=e", Secrets({"K": "e"})) == "K=*"

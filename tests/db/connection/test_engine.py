@@ -318,7 +318,7 @@ def test_a_full_disk_is_said_in_one_line_and_loses_nothing(sqlite_url: str) -> N
     assert inbox.poll(30)
     acked, message = inbox.recv()
     process.join(10)
-    assert "Make room, then run the same command: nothing acknowledged is lost" in message
+    assert "Free some space, then run the same command: nothing acknowledged is lost" in message
     assert "\n" not in message
     with Store.open(sqlite_url) as store:
         measured = {

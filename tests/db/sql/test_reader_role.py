@@ -11,7 +11,7 @@ import pytest
 
 from db.connection import url as urls
 from db.sql import reader_role, readonly
-from db.sql.sql_text import Named, refuse_beyond_reading
+from db.sql.sql_text import NamesInStatement, refuse_beyond_reading
 from db.store import Store
 from orchestrator.core.errors import SweepError, UsageInvalid
 from tests.db.builders import Bench
@@ -116,7 +116,7 @@ def test_a_fooled_lexer_calls_nothing_that_harms_through_the_reader(
     monkeypatch.setattr(
         readonly,
         "refuse_beyond_reading",
-        lambda sql: Named(all=frozenset(), before_parenthesis=frozenset()),
+        lambda sql: NamesInStatement(all=frozenset(), before_parenthesis=frozenset()),
     )
     before = contents(postgresql_url)
     escapes = (

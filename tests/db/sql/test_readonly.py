@@ -19,7 +19,7 @@ import pytest
 from db.schema import VIEWS
 from db.sql import bounded_answer, readonly
 from db.sql.bounded_answer import Bounds
-from db.sql.sql_text import Named
+from db.sql.sql_text import NamesInStatement
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 from tests.db.builders import Bench
@@ -194,7 +194,7 @@ def test_a_lexer_that_is_fooled_is_not_the_only_guard(
     monkeypatch.setattr(
         readonly,
         "refuse_beyond_reading",
-        lambda sql: Named(all=frozenset(), before_parenthesis=frozenset()),
+        lambda sql: NamesInStatement(all=frozenset(), before_parenthesis=frozenset()),
     )
     before = contents(postgresql_url)
     for attack in ATTACKS:

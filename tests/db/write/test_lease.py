@@ -22,7 +22,7 @@ from db.read.rows import Holder
 from db.store import Store
 from db.types import StopRequest, SweepState
 from db.write.writes import Ended, MeasuredEnd, NewTrial
-from orchestrator.core.errors import LeaseLost, SweepHeld
+from orchestrator.core.errors import LeaseLost, SweepInUse
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.reserved_time import Leased
 from tests.db.builders import (
@@ -47,7 +47,8 @@ def test_the_second_orchestrator_is_told_who_holds_the_sweep(store: Store, store
     with (
         Store.open(store_url) as other,
         pytest.raises(
-            SweepHeld, match=r"held by host node-7, pid 4321, since .* its lease ends in (30|2\d) s"
+            SweepInUse,
+            match=r"held by host node-7, pid 4321, since .* its lease ends in (30|2\d) s",
         ),
     ):
         other.acquire(sweep_id, host="node-8", pid=1)
@@ -204,7 +205,7 @@ def test_the_clock_of_a_client_does_not_matter(
     sweep_id = store.ensure_sweep("a", "{}", CONDITIONS)
     store.acquire(sweep_id, host="node-7", pid=1)
     monkeypatch.setattr(time, "time", lambda: 4e9)
-    with Store.open(store_url) as other, pytest.raises(SweepHeld):
+    with Store.open(store_url) as other, pytest.raises(SweepInUse):
         other.acquire(sweep_id, host="node-8", pid=1)
 
 

@@ -120,7 +120,7 @@ def test_the_view_splits_every_attempt_as_the_core_does_and_loses_nothing(
 def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
     trial_id, number = bench.start(1)
     bench.store.renew(bench.sweep_id, bench.epoch, leased=leased(30.0, 10.0))
-    assert total(bench) == ReservedGpuSeconds(in_flight=20.0, idle=10.0)
+    assert total(bench) == ReservedGpuSeconds(under_way=20.0, idle=10.0)
     record_measurement(
         bench.store,
         trial_id,
@@ -178,7 +178,7 @@ def test_a_killed_owner_held_its_gpus_until_its_last_renewal_or_word(bench: Benc
     )  # not the 60 s until now
     found = total(bench)
     assert found.lost == store.trial(trial_id).attempts[0].gpu_seconds
-    assert (found.in_flight, found.idle) == (0.0, 40.0)
+    assert (found.under_way, found.idle) == (0.0, 40.0)
     assert store.reserved(bench.sweep_id).capacity == 100.0  # as it was last seen
 
 

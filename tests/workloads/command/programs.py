@@ -16,13 +16,10 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.protocol import (
-    ATTEMPT_VARIABLE,
-    LaunchOrder,
-    MeasurementPlan,
-    NodeReport,
-)
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, MeasurementPlan
 from orchestrator.node.launcher import NodeLauncher
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.verdict import judge_attempt

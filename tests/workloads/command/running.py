@@ -9,7 +9,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from orchestrator.core.trial.protocol import LaunchOrder, MeasurementPlan, NodeReport
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import MeasurementPlan
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import order
 

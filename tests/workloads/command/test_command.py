@@ -14,7 +14,7 @@ from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import order
 from tests.workloads.command.running import run, trial_ids
-from workloads.command.program import Place, template_values
+from workloads.command.program import ProgramPlace, template_values
 
 
 def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
@@ -136,8 +136,8 @@ def test_only_plain_known_names_are_filled_in(template: str) -> None:
         fill(template, {"seed": "1", "micro_batch_size": "2", "run_dir": "/r"})
 
 
-def place(run_dir: Path) -> Place:
-    return Place(
+def place(run_dir: Path) -> ProgramPlace:
+    return ProgramPlace(
         run_dir=run_dir,
         rank=0,
         local_rank=0,

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport, RankResult
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
 from orchestrator.node.launcher import NodeLauncher
 from tests.workloads.command.running import command, python, run
 

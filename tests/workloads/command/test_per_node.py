@@ -17,7 +17,9 @@ import pytest
 
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import LaunchOrder, MeasurementPlan, NodeReport
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import MeasurementPlan
 from orchestrator.core.trial.rank_environment import RANKS_OWN
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import survivors, tree_of, with_start_times
@@ -237,7 +239,8 @@ def test_a_torchrun_that_is_killed_ends_those_of_both_nodes_and_leaves_nothing(
             [pid for pid in tree_of(node.root) if b"train.py" in _command(pid)] for node in nodes
         ]
         seen.update(with_start_times(pid for pids in of_both for pid in pids))
-        os.kill(of_both[1][0], signal.SIGKILL)  # the first below its rank is torchrun
+        # The first below its rank is torchrun.
+        os.kill(of_both[1][0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
     killer.start()

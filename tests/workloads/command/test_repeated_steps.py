@@ -28,12 +28,14 @@ def test_two_lines_for_each_step_are_of_two_ranks() -> None:
     ("arrivals", "step"),
     [
         ([(0.5 * n, 1) for n in range(9)], 0.5),
-        ([(1.0 * n, 2) for n in range(9)], 0.5),  # two steps at a time, by one rank
+        # Two steps at a time, by one rank.
+        ([(1.0 * n, 2) for n in range(9)], 0.5),
         ([(0.0, 20)], 0.5),  # all at the end
         ([(0.05 * n, 2) for n in range(9)], 0.05),  # too short to tell apart
         ([(0.5 * n, 2) for n in range(4)], 0.5),  # too few
         ([(0.5 * n, 2 if n % 2 else 1) for n in range(9)], 0.5),
-        ([(0.5 * n, 3) for n in range(9)], 0.5),  # not as many as there are ranks
+        # Not as many as there are ranks.
+        ([(0.5 * n, 3) for n in range(9)], 0.5),
         ([], 0.5),
     ],
 )

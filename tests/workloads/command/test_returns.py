@@ -12,12 +12,9 @@ import pytest
 
 from orchestrator.core.sweepfile.workload_section import CommandWorkload, reports_on_last_node
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import (
-    LaunchOrder,
-    MeasurementPlan,
-    NodeReport,
-    RankResult,
-)
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
 from orchestrator.node.launcher import NodeLauncher
 from orchestrator.node.probe import cpu_name
 from tests.workloads.command.running import command, python, run

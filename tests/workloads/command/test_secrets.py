@@ -134,7 +134,7 @@ def test_a_secret_reaches_every_rank_and_no_file_table_or_message(
 
 
 @pytest.mark.acceptance
-def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored(
+def test_a_secret_that_a_program_prints_is_removed_before_anything_is_stored(
     tmp_path: Path, reader: Reader
 ) -> None:
     others = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.cell_plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.protocol import MeasurementPlan
 from orchestrator.node.launcher import NodeLauncher
 from tests.workloads.command.programs import outcome_of

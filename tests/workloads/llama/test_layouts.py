@@ -168,13 +168,13 @@ def step_in_chunks(*, num_shards: int, dtype: torch.dtype) -> Stepped:
         chunk_elements=40,
     )
     with LiveTensors([*weights, *gradients, *adamw.tensors()]) as tracker:
-        held_bytes = tracker.live_bytes
+        live_bytes = tracker.live_bytes
         # Only this one is looked at: gloo holds on to what it gathered for a while, even into a
         # step that follows at once
         adamw.step()
     for _ in range(2):
         adamw.step()
-    return Stepped(weights=weights, temporary_bytes=tracker.peak_bytes - held_bytes)
+    return Stepped(weights=weights, temporary_bytes=tracker.peak_bytes - live_bytes)
 
 
 CASES = [(Precision.FP32, "bf16"), (Precision.BF16, "bf16"), (Precision.BF16, "fp32")]

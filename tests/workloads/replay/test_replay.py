@@ -11,7 +11,7 @@ from orchestrator.core.pretend.replay import read_table
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.failures import proves_out_of_memory
-from orchestrator.core.trial.protocol import LaunchOrder
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.node.launcher import NodeLauncher
 from tests import measured_table
 from tests.node.launching import order

@@ -17,7 +17,7 @@ from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.synthetic_options import FaultKind, SyntheticFault
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.protocol import NodeReport
+from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import faulty, order
 

@@ -1,0 +1,158 @@
+"""How fast a program's lines came, against the time of steps that they tell.
+
+The rank reads new lines some times a second, so it knows at least and at most how much time passed
+between two reads. The medians of such windows are the pace. A program that writes all its lines at
+its end has no pace.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from orchestrator.core.trial.protocol import LinesRead, ProgramSeen, RankResult
+
+# What lines tell may differ from their pace by this factor.
+PACE_FACTOR = 1.5
+# A pace counts if it was seen so often: a pause for a checkpoint is one window, and the median of
+# five does not see two.
+FEWEST_WINDOWS = 5
+# The two bounds of a window's time differ by at most such a factor: the first that gives enough
+# windows. Short ones are blurred, and long ones few.
+SHARP, LESS_SHARP, BLURRED = 1.3, 1.6, 3.0
+# The slower and the faster windows of a program without pauses differ by at most this factor.
+EVEN_FACTOR = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToldSteps:
+    """The steps that a program told: the warm-up, the timed ones, and those after the last one."""
+
+    seconds: Sequence[float]
+    median: float  # of the timed ones
+    # True if each of them is a line, in order.
+    are_lines: bool
+    every: int  # steps that a line covers
+
+    @classmethod
+    def of(cls, result: RankResult, seen: ProgramSeen) -> ToldSteps:
+        counted = [*result.warmup_seconds, *result.step_seconds]
+        lines = [*counted, *seen.later_seconds]
+        are_lines = bool(seen.reads) and seen.reads[-1].num_steps == len(lines)
+        return cls(
+            seconds=lines if are_lines else counted,
+            median=statistics.median(result.step_seconds),
+            are_lines=are_lines,
+            every=seen.every,
+        )
+
+    def between(self, first: int, last: int) -> float:
+        """Return the seconds of the lines after the first so many, up to the last."""
+        if self.are_lines:
+            return self.every * sum(self.seconds[first:last])
+        return self.every * (last - first) * self.median
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """The time between two reads of lines, against what the lines tell of it."""
+
+    num_steps: int
+    least: float  # seconds
+    most: float
+    told: float  # seconds
+
+    @property
+    def middle(self) -> float:
+        return (self.least + self.most) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast lines came, by the medians of windows. None: too little was seen."""
+
+    # Time over told time: at least, and at most.
+    least: float | None = None
+    most: float | None = None
+    # Between two lines, for each step of a line.
+    step_seconds: float | None = None
+    is_sharp: bool = False
+
+    @classmethod
+    def of(cls, seen: ProgramSeen, told: ToldSteps) -> Pace:
+        windows = [_windows(seen.reads, told, one) for one in (SHARP, LESS_SHARP, BLURRED)]
+        best = next((some for some in windows if len(some) >= FEWEST_WINDOWS), None)
+        blurred = windows[-1]
+        if best is None:
+            return cls()
+        is_sharp = best is not blurred
+        # A pause makes a long window slow. If no window differs from the others, there is none.
+        factors = [(one.middle / one.told, one.num_steps) for one in blurred]
+        is_even = _quantile(factors, 0.75) <= EVEN_FACTOR * _quantile(factors, 0.25)
+        unpaused = best if is_even else blurred
+        return cls(
+            least=_quantile(((one.least / one.told, one.num_steps) for one in unpaused), 0.5),
+            most=_quantile(((one.most / one.told, one.num_steps) for one in best), 0.5),
+            step_seconds=_quantile(
+                ((one.middle / one.num_steps / told.every, one.num_steps) for one in best), 0.5
+            ),
+            is_sharp=is_sharp,
+        )
+
+
+def _windows(reads: Sequence[LinesRead], told: ToldSteps, factor: float) -> list[_Window]:
+    """Divide the reads into windows that are long against the time between two reads.
+
+    A long time without lines is a window of its own, so that it spoils no other. If it is longer
+    than the lines after it tell, it may be a pause: then only the first of them waited for it, and
+    when the others were written is known less well.
+    """
+    found: list[_Window] = []
+
+    def close(first: LinesRead, last: LinesRead, *, after: int, to: int, is_known: bool) -> None:
+        if to > after:
+            window = _Window(
+                num_steps=to - after,
+                least=max(last.after - first.at, 0.0) if is_known else 0.0,
+                most=last.at - first.after,
+                told=told.between(after, to),
+            )
+            found.append(window)
+
+    first = reads[0] if reads else None
+    for before, read in pairwise(reads):
+        assert first is not None, "there are reads"
+        begun, ended = first.num_steps, read.num_steps
+        if _is_sharp(before, read, factor):
+            paused = before.num_steps
+            close(first, before, after=begun, to=paused, is_known=True)
+            all_told = told.between(paused, ended)
+            is_pause = read.after - before.at > PACE_FACTOR * all_told
+            late = paused + 1 if is_pause else ended
+            close(before, read, after=paused, to=late, is_known=True)
+            close(before, read, after=late, to=ended, is_known=False)
+            first = read
+        elif _is_sharp(first, read, factor):
+            close(first, read, after=begun, to=ended, is_known=True)
+            first = read
+    if first is not None and found:
+        close(first, reads[-1], after=first.num_steps, to=reads[-1].num_steps, is_known=True)
+    return found
+
+
+def _is_sharp(first: LinesRead, last: LinesRead, factor: float) -> bool:
+    """Return whether the time between two reads of lines is known to such a factor."""
+    return last.at - first.after <= factor * (last.after - first.at)
+
+
+def _quantile(weighted: Iterable[tuple[float, int]], share: float) -> float:
+    """Return the value with this share of the weight at or below it."""
+    ordered = sorted(weighted)
+    wanted, passed = share * sum(weight for _, weight in ordered), 0
+    for value, weight in ordered:
+        passed += weight
+        if passed >= wanted:
+            return value
+    raise ValueError("no values")

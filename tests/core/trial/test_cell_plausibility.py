@@ -1,0 +1,40 @@
+"""Layouts of a cell whose numbers contradict each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.cell_plausibility import ToldLayout, judge_cell
+
+
+def cell(**seconds: float) -> dict[int, ToldLayout]:
+    """By micro-batch size, `m4=0.5`: one replica, 16 sequences."""
+    sizes = {int(name[1:]): value for name, value in seconds.items()}
+    return {
+        size: ToldLayout(
+            layout=Layout(micro_batch_size=size, grad_accum_steps=16 // size), seconds=value
+        )
+        for size, value in sizes.items()
+    }
+
+
+def test_layouts_do_not_take_exactly_the_same_time() -> None:
+    reasons = judge_cell(cell(m1=0.5123456, m2=0.5123456, m4=0.5123456, m8=0.71))
+    assert set(reasons) == {1, 2, 4} and "does the program use its arguments" in reasons[1]
+    assert judge_cell(cell(m1=0.5123456, m2=0.5123456, m4=0.5123457)) == {}
+    assert judge_cell(cell(m1=0.52, m2=0.52, m4=0.52)) == {}  # rounded
+
+
+def test_a_step_does_not_take_longer_in_proportion_to_its_micro_batch() -> None:
+    reasons = judge_cell(cell(m1=0.101, m2=0.199, m4=0.41))
+    assert set(reasons) == {1, 2, 4} and "the time of one micro-batch?" in reasons[4]
+    assert judge_cell(cell(m1=0.9, m2=0.7, m4=0.6, m8=0.65)) == {}
+    assert judge_cell(cell(m1=0.5, m2=0.51, m4=2.4)) == {}  # at the edge of its memory
+    assert judge_cell(cell(m1=0.1, m4=0.4)) == {}  # too few to tell
+
+
+def test_layouts_with_other_work_are_not_compared_by_their_micro_batch() -> None:
+    some = cell(m1=0.101, m2=0.199, m4=0.41)
+    some[4] = replace(some[4], layout=replace(some[4].layout, zero_stage=1))
+    assert judge_cell(some) == {}
