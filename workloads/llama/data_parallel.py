@@ -65,7 +65,7 @@ class Replica:
         for i, (tokens, targets) in enumerate(micro_batches):
             last = i == len(micro_batches) - 1
             with nullcontext() if last or self._module is self.model else self._module.no_sync():  # type: ignore[operator]
-                loss = self._module(tokens, targets) / len(micro_batches)
+                loss = self._module(tokens, targets, 1.0 / len(micro_batches))
                 after_forward()
                 loss.backward()
             losses.append(loss.detach())
@@ -91,7 +91,7 @@ class Replica:
             self._module.register_comm_hook(None, self._average_sums)
         tokens = torch.zeros(
             1,
-            min(_PRIMING_TOKENS, len(self.model.freqs_cis)),
+            min(_PRIMING_TOKENS, len(self.model.rotation[0])),
             dtype=torch.int64,
             device=self._weights[0].device,
         )

@@ -31,16 +31,16 @@ _KEPT_OPS = frozenset(
 )
 
 
-def checkpointed(function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
+def checkpointed(function: Callable[..., Tensor], *args: object) -> Tensor:
     """Call a function and keep only its inputs for the backward pass."""
     return cast(Tensor, checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False))
 
 
-def checkpointed_ops(function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
+def checkpointed_ops(function: Callable[..., Tensor], *args: object) -> Tensor:
     """Call a function; keep its inputs, attention results and every other matrix product.
 
-    This is torchtitan's per-op policy. In a layer's call order wq wk wv wo w1 w3 w2, the recomputed
-    products are wk, wo and w3.
+    This is torchtitan's per-op policy. In a layer's call order wqkv wo w1 w3 w2, the recomputed
+    products are wo and w3.
     """
     return cast(
         Tensor,

@@ -150,15 +150,15 @@ class TrainingLoop:
     ) -> None:
         self._layout, self._device = request.layout, device
         self._data_parallel_rank = data_parallel_rank
-        with device:
-            model = Llama(
-                request.model,
-                sequence_length=request.sequence_length,
-                attention=options.attention,
-                recompute=request.layout.recompute,
-                dtype=_DTYPES[request.layout.precision],
-            )
-        model.initialise(request.seed)
+        model = Llama(
+            request.model,
+            sequence_length=request.sequence_length,
+            attention=options.attention,
+            recompute=request.layout.recompute,
+            dtype=_DTYPES[request.layout.precision],
+            device=device,
+        )
+        model.materialise(device, seed=request.seed)
         self.replica = Replica(
             model, accumulate_in_fp32=options.gradient_dtype is GradientDtype.FP32
         )

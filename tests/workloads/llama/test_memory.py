@@ -96,10 +96,10 @@ def layer_bytes_per_token(
         case "full":
             return element * h  # its input
         case "selective_ops":
-            # Its input, the results of wq, wv, w1 and w2, and the attention's.
+            # Its input, the results of wqkv, w1 and w2, and the attention's.
             # Scores, or one fp32 log-sum per head.
             core = element * heads * length if eager else 4 * heads
-            return element * (4 * h + kv + ffn) + core
+            return element * (4 * h + 2 * kv + ffn) + core
         case "selective_attention":  # all but the core's insides
             return element * (6 * h + 2 * kv + 4 * ffn) + 8
         case _ if eager:
@@ -179,7 +179,7 @@ def peak_bytes_per_token(
             core = 12 * scores + element * (2 * h - 4 * ffn)
         case "selective_ops":
             feed_forward = whole - kept + element * (2 * h + 2 * ffn)
-            core = (10 if element == 2 else 8) * scores + element * (5 * h + kv)
+            core = (10 if element == 2 else 8) * scores + element * 5 * h
         case _:
             feed_forward = whole - kept + element * (h + 2 * ffn)
             core = 12 * scores + element * (6 * h + 2 * kv)
@@ -279,7 +279,7 @@ def test_states_are_so_many_bytes_a_parameter(
     parts = report(
         trainer(Layout(precision=precision), gradient_dtype=gradient_dtype)
     ).bytes_by_part
-    num_tensors = 3 + SHAPE.num_layers * 9
+    num_tensors = 3 + SHAPE.num_layers * 7
     # AdamW counts its steps in one fp32 number per tensor.
     step_counters = 4 * num_tensors
     element = 4 if precision is Precision.FP32 else 2

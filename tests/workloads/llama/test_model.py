@@ -12,7 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from orchestrator.core.problem.layout import Recompute
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.sweepfile.workload_options import AttentionKind
-from workloads.llama.model import NORM_EPSILON, ROPE_THETA, Llama
+from workloads.llama.model import Llama, LlamaPart
+from workloads.llama.rms_norm import NORM_EPSILON
+from workloads.llama.rotary import ROPE_THETA
 
 SHAPE = ModelShape(
     name="grouped",
@@ -33,6 +35,7 @@ TIED = ModelShape(
     vocab_size=64,
     tied_embeddings=True,
 )
+CPU = torch.device("cpu")
 BATCH, LENGTH = 2, 32
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:2", "selective_ops:1")
 
@@ -55,8 +58,9 @@ def build(
         attention=attention,
         recompute=Recompute.parse(recompute),
         dtype=dtype,
+        device=CPU,
     )
-    model.initialise(seed=7)
+    model.materialise(CPU, seed=7)
     return model
 
 
@@ -77,11 +81,12 @@ def naive_loss(
 
     def rotate(x: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        for i in range(shape.head_dim // 2):
+        half = shape.head_dim // 2
+        for i in range(half):
             angle = torch.arange(LENGTH, dtype=x.dtype) * ROPE_THETA ** (-2 * i / shape.head_dim)
-            even, odd = x[..., 2 * i], x[..., 2 * i + 1]
-            out[..., 2 * i] = even * angle.cos() - odd * angle.sin()
-            out[..., 2 * i + 1] = even * angle.sin() + odd * angle.cos()
+            first, second = x[..., i], x[..., half + i]
+            out[..., i] = first * angle.cos() - second * angle.sin()
+            out[..., half + i] = first * angle.sin() + second * angle.cos()
         return out
 
     x = weights["tok_embeddings.weight"][tokens]
@@ -92,14 +97,17 @@ def naive_loss(
             if name.startswith(f"layers.{layer}.")
         }
         normed = norm(x, w["attention_norm.weight"])
+        wq, wk, wv = w["attention.wqkv.weight"].split(
+            [shape.hidden_size, shape.kv_size, shape.kv_size]
+        )
         heads = []
         for head in range(shape.num_attention_heads):
             shared = head // (shape.num_attention_heads // shape.num_key_value_heads)
             rows = slice(head * shape.head_dim, (head + 1) * shape.head_dim)
             shared_rows = slice(shared * shape.head_dim, (shared + 1) * shape.head_dim)
-            q = rotate(normed @ w["attention.wq.weight"][rows].T)
-            k = rotate(normed @ w["attention.wk.weight"][shared_rows].T)
-            v = normed @ w["attention.wv.weight"][shared_rows].T
+            q = rotate(normed @ wq[rows].T)
+            k = rotate(normed @ wk[shared_rows].T)
+            v = normed @ wv[shared_rows].T
             scores = q @ k.transpose(1, 2) / math.sqrt(shape.head_dim)
             scores = scores + torch.full_like(scores, -math.inf).triu(1)
             heads.append(scores.softmax(-1) @ v)
@@ -112,8 +120,8 @@ def naive_loss(
             @ w["feed_forward.w2.weight"].T
         )
     logits = (
-        norm(x, weights["norm.weight"])
-        @ weights.get("output.weight", weights["tok_embeddings.weight"]).T
+        norm(x, weights["head.norm.weight"])
+        @ weights.get("head.output.weight", weights["tok_embeddings.weight"]).T
     )
     return -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
 
@@ -156,14 +164,15 @@ def test_recomputation_changes_no_bit_of_the_gradients(
 
 @pytest.mark.parametrize("shape", [*PRESETS.values(), SHAPE, TIED], ids=lambda s: s.name)
 def test_parameters_are_as_many_as_the_core_says(shape: ModelShape) -> None:
-    with torch.device("meta"):
-        model = Llama(
-            shape,
-            sequence_length=8,
-            attention=AttentionKind.SDPA,
-            recompute=Recompute(),
-            dtype=torch.bfloat16,
-        )
+    model = Llama(
+        shape,
+        sequence_length=8,
+        attention=AttentionKind.SDPA,
+        recompute=Recompute(),
+        dtype=torch.bfloat16,
+        device=CPU,
+    )
+    assert all(weight.is_meta for weight in model.parameters())
     assert sum(weight.numel() for weight in model.parameters()) == shape.num_parameters
 
 
@@ -220,3 +229,29 @@ def test_bf16_is_fp32_within_its_rounding() -> None:
         error = (a.grad - b.grad.float()).norm() / a.grad.norm()
         # Bf16 keeps 8 bits: 0.4 % a rounding, and some ten roundings in a row.
         assert error < 0.03, name
+
+
+def test_parts_of_a_model_compute_what_the_whole_does() -> None:
+    def part(first: int, count: int) -> Llama:
+        model = Llama(
+            SHAPE,
+            sequence_length=LENGTH,
+            attention=AttentionKind.SDPA,
+            recompute=Recompute(),
+            dtype=torch.float32,
+            device=CPU,
+            part=LlamaPart(
+                first_layer=first,
+                num_layers=count,
+                has_embedding=first == 0,
+                has_head=first + count == SHAPE.num_layers,
+            ),
+        )
+        model.materialise(CPU, seed=7)
+        return model
+
+    whole, first, last = build(), part(0, 2), part(2, 1)
+    names = [name for model in (first, last) for name, _ in model.named_parameters()]
+    assert sorted(names) == sorted(name for name, _ in whole.named_parameters())
+    tokens, targets = batch()
+    assert torch.equal(last(first(tokens), targets), whole(tokens, targets))

@@ -62,13 +62,17 @@ def llama(
     def build(
         num_layers: int, recompute: str, dtype: torch.dtype, sequence_length: int
     ) -> nn.Module:
-        return Llama(
+        device = torch.get_default_device()
+        model = Llama(
             dataclasses.replace(shape, num_layers=num_layers),
             sequence_length=sequence_length,
             attention=attention,
             recompute=Recompute.parse(recompute),
             dtype=dtype,
+            device=device,
         )
+        model.materialise(device, seed=0)
+        return model
 
     return build
 
