@@ -501,17 +501,17 @@ def test_a_peak_is_measured_when_the_model_is_gone_and_unknown_without_room(
 ) -> None:
     models: list[weakref.ref[Llama]] = []
     alive_at_the_peak: list[bool] = []
-    initialise = Llama.initialise
+    materialise = Llama.materialise
 
-    def remember(model: Llama, seed: int) -> None:
+    def remember(model: Llama, device: torch.device, *, seed: int) -> None:
         models.append(weakref.ref(model))
-        initialise(model, seed)
+        materialise(model, device, seed=seed)
 
     def no_room(*_: object) -> float:
         alive_at_the_peak.append(models[0]() is not None)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(Llama, "initialise", remember)
+    monkeypatch.setattr(Llama, "materialise", remember)
     monkeypatch.setattr("workloads.llama.peak_flops._best_matmul", no_room)
     result = train(context())
     assert (result.peak_flops, result.peak_flops_source) == (None, None)
