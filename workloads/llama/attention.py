@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from orchestrator.core.problem.layout import SelectivePolicy
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.sweepfile.workload_options import AttentionKind
 from workloads.llama.recompute import checkpointed
@@ -17,18 +18,21 @@ from workloads.llama.tensor_parallel import TensorParallel
 
 
 class Attention(nn.Module):
-    """The heads of this rank's share; without tensor parallelism, all."""
+    """The heads of this rank's share; without tensor parallelism, all.
+
+    In three parts, between which a layer's recomputation may begin and end.
+    """
 
     def __init__(
         self,
         shape: ModelShape,
         *,
         kind: AttentionKind,
-        recompute_core: bool,
+        policy: SelectivePolicy | None,
         tensor_parallel: TensorParallel,
     ) -> None:
         super().__init__()
-        self.kind, self.recompute_core = kind, recompute_core
+        self.kind, self.policy = kind, policy
         self.tensor_parallel = tensor_parallel
         self.head_dim = shape.head_dim
         self.num_kv_heads = shape.num_key_value_heads // tensor_parallel.size
@@ -38,18 +42,34 @@ class Attention(nn.Module):
         self.wqkv = nn.Linear(shape.hidden_size, width + 2 * kv_width, bias=False)
         self.wo = nn.Linear(width, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
-        q, k, v = self._queries_keys_values(self.tensor_parallel.gather(x), rotation)
-        core = eager_core if self.kind is AttentionKind.EAGER else sdpa_core
-        out = checkpointed(core, q, k, v, mask) if self.recompute_core else core(q, k, v, mask)
-        return self.tensor_parallel.scatter(self.wo(out.flatten(2)))
+    def queries_keys_values(self, x: Tensor) -> Tensor:
+        """Return the heads (b, s, heads, head_dim) of all three, not yet rotated."""
+        product = self.wqkv(self.tensor_parallel.gather(x))
+        heads: Tensor = product.unflatten(-1, (-1, self.head_dim))
+        return heads
 
-    def _queries_keys_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        heads = self.wqkv(x).unflatten(-1, (-1, self.head_dim))
-        return cast(
+    def attend(self, qkv: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
+        """Return the heads' results side by side (b, s, width)."""
+        q, k, v = cast(
             tuple[Tensor, Tensor, Tensor],
-            RotateQueriesAndKeys.apply(heads, *rotation, self.num_kv_heads),  # type: ignore[no-untyped-call]
+            RotateQueriesAndKeys.apply(qkv, *rotation, self.num_kv_heads),  # type: ignore[no-untyped-call]
         )
+        del qkv  # nobody else holds it, and nothing needs it any more
+        return self._core(q, k, v, mask).flatten(2)
+
+    def project(self, attended: Tensor) -> Tensor:
+        return self.tensor_parallel.scatter(self.wo(attended))
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        is_eager = self.kind is AttentionKind.EAGER
+        if self.policy is SelectivePolicy.ATTENTION:
+            return checkpointed(eager_core if is_eager else sdpa_core, q, k, v, mask)
+        if not is_eager:
+            return sdpa_core(q, k, v, mask)
+        if self.policy is SelectivePolicy.OPS and not torch.compiler.is_compiling():
+            # Both products are kept, what is between them is not.
+            return checkpointed(weighted_values, checkpointed(scores, q, k), v, mask)
+        return eager_core(q, k, v, mask)
 
 
 def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -71,11 +91,19 @@ def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 def eager_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """The same with the score matrix: softmax in fp32, products in the inputs' precision."""
+    return weighted_values(scores(q, k), v, mask)
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    """The scaled products of queries and keys (b, heads, s, s)."""
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    found: Tensor = (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)
+    return found
+
+
+def weighted_values(scores: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The values' means by the scores' softmax (b, s, heads, head_dim)."""
     assert mask is not None  # made for this attention
-    num_groups = q.shape[2] // k.shape[2]
-    k, v = k.repeat_interleave(num_groups, dim=2), v.repeat_interleave(num_groups, dim=2)
-    scores = (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)
-    weights = F.softmax(scores.masked_fill(mask, -math.inf), dim=-1, dtype=torch.float32).to(
-        q.dtype
-    )
-    return (weights @ v.transpose(1, 2)).transpose(1, 2)
+    v = v.repeat_interleave(scores.shape[1] // v.shape[2], dim=2)
+    weights = F.softmax(scores.masked_fill(mask, -math.inf), dim=-1, dtype=torch.float32)
+    return (weights.to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2)

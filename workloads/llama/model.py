@@ -6,6 +6,7 @@ bytes per layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from orchestrator.core.sweepfile.workload_options import AttentionKind
 from workloads.llama.attention import Attention
 from workloads.llama.head import Head
 from workloads.llama.initial_weights import whole_weight
-from workloads.llama.recompute import checkpointed, checkpointed_ops
+from workloads.llama.recompute import KeptProduct, checkpointed, checkpointed_ops
 from workloads.llama.rms_norm import RMSNorm
 from workloads.llama.rotary import Rotation, rotation
 from workloads.llama.tensor_parallel import ALONE, TensorParallel
@@ -58,6 +59,7 @@ class Llama(nn.Module):
         sequence_length: int,
         attention: AttentionKind,
         recompute: Recompute,
+        loss_chunks: int | None,
         dtype: torch.dtype,
         device: torch.device,
         part: LlamaPart | None = None,
@@ -85,7 +87,11 @@ class Llama(nn.Module):
                     for i in range(part.first_layer, part.first_layer + part.num_layers)
                 }
             )
-            self.head = Head(shape, tensor_parallel=tensor_parallel) if part.has_head else None
+            self.head = (
+                Head(shape, tensor_parallel=tensor_parallel, loss_chunks=loss_chunks)
+                if part.has_head
+                else None
+            )
         self._tie()
         self.to(dtype)
         # Constants, no buffers: they are the same on every rank, and DDP would send buffers around.
@@ -97,7 +103,9 @@ class Llama(nn.Module):
             )
             self.causal_mask = every_pair.triu(1)
 
-    def forward(self, x: Tensor, targets: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    def forward(
+        self, x: Tensor, targets: Tensor | None = None, scale: float | Tensor = 1.0
+    ) -> Tensor:
         if self.tok_embeddings is not None:
             x = self.tok_embeddings(x)
         length = x.shape[1]
@@ -112,13 +120,24 @@ class Llama(nn.Module):
     def constants(self) -> tuple[Tensor, ...]:
         return self.rotation if self.causal_mask is None else (*self.rotation, self.causal_mask)
 
+    def units(self) -> Iterator[nn.Module]:
+        """The embedding, the layers and the head: what one call computes."""
+        yield from (
+            unit for unit in (self.tok_embeddings, *self.layers.values(), self.head) if unit
+        )
+
     @torch.no_grad()
-    def materialise(self, device: torch.device, *, seed: int) -> None:
-        """Make the weights: a seed gives the same in every layout, in bf16 rounded."""
-        self.to_empty(device=device)
+    def materialise(
+        self, device: torch.device, *, seed: int, unit: nn.Module | None = None
+    ) -> None:
+        """Make the weights, of one unit or of all: a seed gives the same in every layout."""
+        for name, weight in list(self.named_parameters()):
+            path, _, leaf = name.rpartition(".")
+            module = self.get_submodule(path)
+            if weight.is_meta and (unit is None or module in unit.modules()):
+                initial = self._initial(name, weight, device=device, seed=seed)
+                setattr(module, leaf, nn.Parameter(initial.to(weight.dtype)))
         self._tie()
-        for name, weight in self.named_parameters():
-            weight.copy_(self._initial(name, weight, device=device, seed=seed))
 
     def _initial(self, name: str, weight: Tensor, *, device: torch.device, seed: int) -> Tensor:
         module = name.split(".")[-2]
@@ -152,7 +171,7 @@ class TransformerBlock(nn.Module):
         self.attention = Attention(
             shape,
             kind=attention,
-            recompute_core=recompute.policy is SelectivePolicy.ATTENTION,
+            policy=recompute.policy,
             tensor_parallel=tensor_parallel,
         )
         self.ffn_norm = RMSNorm(shape.hidden_size)
@@ -161,13 +180,22 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
         if self.recompute.mode is RecomputeMode.FULL:
             return checkpointed(self._forward, x, rotation, mask)
-        if self.recompute.policy is SelectivePolicy.OPS:
+        if self.recompute.policy is not SelectivePolicy.OPS:
+            return self._forward(x, rotation, mask)
+        if torch.compiler.is_compiling():
             return checkpointed_ops(self._forward, x, rotation, mask)
-        return self._forward(x, rotation, mask)
+        attended = self.attention.attend(checkpointed(self._queries_keys_values, x), rotation, mask)
+        return checkpointed(self._rest, x, attended, KeptProduct())
 
     def _forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation, mask)
-        added: Tensor = self.feed_forward(self.ffn_norm(x))
+        return self._rest(x, self.attention.attend(self._queries_keys_values(x), rotation, mask))
+
+    def _queries_keys_values(self, x: Tensor) -> Tensor:
+        return self.attention.queries_keys_values(self.attention_norm(x))
+
+    def _rest(self, x: Tensor, attended: Tensor, kept: KeptProduct | None = None) -> Tensor:
+        x = x + self.attention.project(attended)
+        added: Tensor = self.feed_forward(self.ffn_norm(x), kept)
         return x + added
 
 
@@ -182,6 +210,7 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(width, shape.hidden_size, bias=False)
         self.w3 = nn.Linear(shape.hidden_size, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kept: KeptProduct | None = None) -> Tensor:
         x = self.tensor_parallel.gather(x)
-        return self.tensor_parallel.scatter(self.w2(F.silu(self.w1(x)) * self.w3(x)))
+        gate = self.w1(x) if kept is None else kept(self.w1, x)
+        return self.tensor_parallel.scatter(self.w2(F.silu(gate) * self.w3(x)))

@@ -37,6 +37,7 @@ TIED = ModelShape(
 )
 CPU = torch.device("cpu")
 BATCH, LENGTH = 2, 32
+KINDS = (AttentionKind.FLASH, AttentionKind.EAGER)  # of a CPU
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:2", "selective_ops:1")
 
 
@@ -48,15 +49,17 @@ def one_thread() -> None:
 def build(
     shape: ModelShape = SHAPE,
     *,
-    attention: AttentionKind = AttentionKind.SDPA,
+    attention: AttentionKind = AttentionKind.FLASH,
     recompute: str = "none",
     dtype: torch.dtype = torch.float32,
+    loss_chunks: int | None = None,
 ) -> Llama:
     model = Llama(
         shape,
         sequence_length=LENGTH,
         attention=attention,
         recompute=Recompute.parse(recompute),
+        loss_chunks=loss_chunks,
         dtype=dtype,
         device=CPU,
     )
@@ -126,12 +129,13 @@ def naive_loss(
     return -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
 
 
-@pytest.mark.parametrize("attention", AttentionKind)
+@pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("shape", [SHAPE, TIED], ids=lambda s: s.name)
+@pytest.mark.parametrize("loss_chunks", [None, 1, 5], ids=str)
 def test_loss_and_gradients_are_those_of_a_naive_llama(
-    shape: ModelShape, attention: AttentionKind
+    loss_chunks: int | None, shape: ModelShape, attention: AttentionKind
 ) -> None:
-    model = build(shape, attention=attention)
+    model = build(shape, attention=attention, loss_chunks=loss_chunks)
     tokens, targets = batch(shape)
     loss = model(tokens, targets)
     loss.backward()
@@ -148,7 +152,7 @@ def test_loss_and_gradients_are_those_of_a_naive_llama(
 
 
 @pytest.mark.parametrize("recompute", [r for r in RECOMPUTES if r != "none"])
-@pytest.mark.parametrize("attention", AttentionKind)
+@pytest.mark.parametrize("attention", KINDS)
 def test_recomputation_changes_no_bit_of_the_gradients(
     attention: AttentionKind, recompute: str
 ) -> None:
@@ -167,8 +171,9 @@ def test_parameters_are_as_many_as_the_core_says(shape: ModelShape) -> None:
     model = Llama(
         shape,
         sequence_length=8,
-        attention=AttentionKind.SDPA,
+        attention=AttentionKind.FLASH,
         recompute=Recompute(),
+        loss_chunks=None,
         dtype=torch.bfloat16,
         device=CPU,
     )
@@ -195,7 +200,7 @@ def _cpu_attention_flops() -> dict[object, object]:
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)
-@pytest.mark.parametrize("attention", AttentionKind)
+@pytest.mark.parametrize("attention", KINDS)
 def test_flops_are_counted_as_the_core_says_for_every_recomputation(
     attention: AttentionKind, recompute: str
 ) -> None:
@@ -205,7 +210,7 @@ def test_flops_are_counted_as_the_core_says_for_every_recomputation(
         model(tokens, targets).backward()
     counted = counter.get_total_flops() / (BATCH * LENGTH)
     one_product_of_the_scores = 2 * SHAPE.hidden_size * LENGTH
-    if attention is AttentionKind.SDPA:
+    if attention is AttentionKind.FLASH:
         # A flash kernel's backward makes the scores anew from q and k: no work of the model, so
         # neither MFU nor HFU count it.
         counted -= SHAPE.num_layers * one_product_of_the_scores
@@ -236,8 +241,9 @@ def test_parts_of_a_model_compute_what_the_whole_does() -> None:
         model = Llama(
             SHAPE,
             sequence_length=LENGTH,
-            attention=AttentionKind.SDPA,
+            attention=AttentionKind.FLASH,
             recompute=Recompute(),
+            loss_chunks=None,
             dtype=torch.float32,
             device=CPU,
             part=LlamaPart(
