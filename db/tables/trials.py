@@ -334,6 +334,7 @@ measurement = Table(
         Boolean,
         "ran at the memory edge with allocator retries, and so slower than it could",
     ),
+    optional("attention_kernel", Text, "the kernel of attention that ran, as the program names it"),
     optional("loss_first", Double, "loss of the first step"),
     optional("loss_last", Double, "loss of the last step"),
     # Of the time in which steps were timed; NULL if that was less than 2 s, or not told.

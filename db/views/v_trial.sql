@@ -54,6 +54,7 @@ SELECT
     measurement.allocator_retries,
     measurement.allocator_ooms,
     measurement.thrashing,
+    measurement.attention_kernel,
     measurement.loss_first,
     measurement.loss_last,
     measurement.gpu_busy,

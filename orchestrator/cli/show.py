@@ -269,6 +269,7 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
             ("", seen),
             ("", ", ".join(f"{part} {show_as.memory(size)}" for part, size in parts)),
             ("allocator retries", retries),
+            ("attention", measurement.attention_kernel),
             ("loss", loss),
             ("extra", json_text(dict(measurement.extra)) if measurement.extra else None),
             *_gpu_facts(gpu, rate),

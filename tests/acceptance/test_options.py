@@ -72,7 +72,7 @@ def test_llama_runs_the_attention_that_its_layout_says(command: Command, tmp_pat
         axes={
             "micro_batch_size": [4],
             "recompute": ["none"],
-            "options": {"attention": ["sdpa", "eager"]},
+            "options": {"attention": ["flash", "eager"]},
         },
         measurement={"warmup_steps": 2, "min_steps": 2, "max_steps": 3},
         search={"confirm": {"repeats": 0}},
@@ -84,4 +84,4 @@ def test_llama_runs_the_attention_that_its_layout_says(command: Command, tmp_pat
         command.sql("select options ->> 'attention', peak_memory_allocated_bytes from v_trial")
     )
     # Scores and probabilities in fp32: at least batch x heads x s^2 x 4 bytes in each of 4 layers.
-    assert peak["eager"] - peak["sdpa"] > 4 * 4 * 4 * 256**2 * 4
+    assert peak["eager"] - peak["flash"] > 4 * 4 * 4 * 256**2 * 4

@@ -330,7 +330,7 @@ def test_another_workload_is_simulated_by_the_synthetic_one_under_a_name_of_its_
     acted = simulated(real)
     assert (acted.name, acted.workload.name, acted.device) == ("s-simulated", "synthetic", "h200")
     assert acted.cells() == real.cells()
-    varied = spec(workload="llama", axes={"options": {"attention": ["sdpa", "eager"]}})
+    varied = spec(workload="llama", axes={"options": {"attention": ["flash", "eager"]}})
     with pytest.raises(UsageInvalid, match="attention are options of workload llama"):
         simulated(varied)
 

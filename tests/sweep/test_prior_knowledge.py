@@ -430,7 +430,7 @@ def test_an_option_that_is_an_axis_matches_sweeps_that_fixed_it_but_for_their_me
     eager = spec(name="eager", workload={"name": "llama", "options": {"attention": "eager"}})
     cell = eager.cells()[0]
     Past(store, eager).measure(cell, layouts_of(cell), times(cell, 1.3))
-    varied = spec(axes={"options": {"attention": ["sdpa", "eager"]}, "micro_batch_size": [1, 2]})
+    varied = spec(axes={"options": {"attention": ["flash", "eager"]}, "micro_batch_size": [1, 2]})
     found = ask(store, varied)
     calibration = found.calibration()
     assert (calibration.num_times, calibration.num_peaks) == (6, 0)

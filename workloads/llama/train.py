@@ -20,12 +20,28 @@ from torch import Tensor
 
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
-from orchestrator.core.sweepfile.workload_options import GradientDtype, LlamaOptions
+from orchestrator.core.sweepfile.workload_options import (
+    Accumulate,
+    GradientDtype,
+    LlamaOptions,
+    ReduceDtype,
+)
 from orchestrator.core.trial.measurement import hardware_flops_per_token
 from orchestrator.core.trial.protocol import Device, Phase, RankResult, TrialRequest
+from workloads.llama.attention_kernel import (
+    SeenKernels,
+    check_attention,
+    choose_attention,
+    pinned,
+)
 from workloads.llama.data import Tokens
 from workloads.llama.data_parallel import Replica
+from workloads.llama.fp8 import check_fp8, use_fp8_products
+from workloads.llama.fully_sharded import Shards
+from workloads.llama.gradient_norm import gradient_norm
+from workloads.llama.loss_scale import LossScale
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
+from workloads.llama.mesh import Groups, RankPlace
 from workloads.llama.model import Llama
 from workloads.llama.optimizer import AdamW
 from workloads.llama.peak_flops import PeakFlops, listed_peak, trial_peak
@@ -35,7 +51,13 @@ from workloads.options import parse_options
 from workloads.rank import ConfigRejected, NotFinite, Rank, seconds_since_process_start
 from workloads.rendezvous import join_gang
 
-_DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+# Of activations and, without sharding, weights.
+_DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+    Precision.FP8: torch.bfloat16,
+}
 
 
 def train(rank: Rank) -> RankResult:
@@ -51,7 +73,9 @@ def train(rank: Rank) -> RankResult:
     stack = describe_stack(device)
     tokens = request.layout.global_batch_size * request.sequence_length
 
-    def result_of(timed: TimedSteps, report: MemoryReport, *, peak: PeakFlops | None) -> RankResult:
+    def result_of(
+        timed: TimedSteps, report: MemoryReport, *, peak: PeakFlops | None, kernel: str | None
+    ) -> RankResult:
         phases = {
             **({Phase.START: start_seconds} if start_seconds is not None else {}),
             Phase.RENDEZVOUS: timed.began_at - begin,
@@ -77,6 +101,7 @@ def train(rank: Rank) -> RankResult:
             peak_flops_source=peak.source if peak is not None else None,
             loss_first=timed.loss_first,
             loss_last=timed.loss_last,
+            attention_kernel=kernel,
             stack=stack,
         )
 
@@ -84,10 +109,10 @@ def train(rank: Rank) -> RankResult:
 
     def hand_over(timed: TimedSteps, peaks: MemoryReport) -> None:
         peak = listed_peak(device, request.layout.precision)
-        handed_over.append(result_of(timed, peaks, peak=peak))
+        handed_over.append(result_of(timed, peaks, peak=peak, kernel=None))
         rank.finish(handed_over[0])
 
-    timed, report = _train_and_measure(rank, options, device=device, hand_over=hand_over)
+    timed, report, kernel = _train_and_measure(rank, options, device=device, hand_over=hand_over)
     # The model: a measured peak needs memory.
     gc.collect()
     peak = trial_peak(
@@ -99,7 +124,7 @@ def train(rank: Rank) -> RankResult:
             request, tokens_per_second=tokens / timed.slowest_median_seconds
         ),
     )
-    result = result_of(timed, report, peak=peak)
+    result = result_of(timed, report, peak=peak, kernel=kernel)
     if handed_over:
         # Since then its launcher counts the teardown.
         phases = handed_over[0].phase_seconds
@@ -125,13 +150,14 @@ def _train_and_measure(
     *,
     device: torch.device,
     hand_over: Callable[[TimedSteps, MemoryReport], None],
-) -> tuple[TimedSteps, MemoryReport]:
-    """Timed steps and memory; frees the model.
+) -> tuple[TimedSteps, MemoryReport, str]:
+    """Timed steps, memory, and the kernel of attention; frees the model.
 
     `hand_over` gets what is known before the look at the memory by part, whatever happens there.
     """
     request = rank.request
-    trainer = TrainingLoop(request, options, device=device, data_parallel_rank=rank.rank)
+    place = Groups().place(request.layout, replicas=options.replicas)
+    trainer = TrainingLoop(request, options, device=device, place=place)
     memory = (
         DeviceMemory(trainer.states(), device=device)
         if device.type == "cuda"
@@ -159,7 +185,8 @@ def _train_and_measure(
     peaks = memory.peaks()
     if peaks is not None:
         hand_over(timed, peaks)
-    return timed, memory.report(trainer.untimed_step)
+    report = memory.report(trainer.untimed_step)
+    return timed, report, trainer.attention_kernel()
 
 
 class TrainingLoop:
@@ -171,29 +198,17 @@ class TrainingLoop:
         options: LlamaOptions,
         *,
         device: torch.device,
-        data_parallel_rank: int,
+        place: RankPlace | None = None,
+        compile_backend: str = "inductor",
     ) -> None:
-        self._layout, self._device = request.layout, device
-        self._data_parallel_rank = data_parallel_rank
-        with device:
-            model = Llama(
-                request.model,
-                sequence_length=request.sequence_length,
-                attention=options.attention,
-                recompute=request.layout.recompute,
-                dtype=_DTYPES[request.layout.precision],
-            )
-        model.initialise(request.seed)
-        self.replica = Replica(
-            model, accumulate_in_fp32=options.gradient_dtype is GradientDtype.FP32
-        )
-        self.optimizer = AdamW(
-            self.replica.weights,
-            self.replica.gradients(),
-            learning_rate=options.learning_rate,
-            num_shards=self._layout.data_parallel_size if self._layout.zero_stage == 1 else 1,
-            shard=data_parallel_rank if self._layout.zero_stage == 1 else 0,
-        )
+        self._layout, self._device, self._options = request.layout, device, options
+        self._place = place or RankPlace()
+        self._attention = choose_attention(options.attention, device, request.layout.precision)
+        self.replica = self._build(request, compile_backend)
+        self.optimizer = AdamW(self.replica.weights, learning_rate=options.learning_rate)
+        is_fp16 = request.layout.precision is Precision.FP16
+        self._loss_scale = LossScale(device) if is_fp16 else None
+        self._norm: Tensor | None = None
         self._tokens = Tokens(
             vocab_size=request.model.vocab_size,
             sequence_length=request.sequence_length,
@@ -206,32 +221,141 @@ class TrainingLoop:
         return self._tokens.micro_batches(
             step=step,
             layout=self._layout,
-            data_parallel_rank=self._data_parallel_rank,
+            data_parallel_rank=self._place.dp.index,
             device=self._device,
         )
 
     def step(self, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
-        loss = self.replica.step_gradients(micro_batches)
-        self.optimizer.step()
-        return loss
+        """Take an optimizer step; return the mean loss of this rank's micro-batches."""
+        return self._step(micro_batches, after_forward=lambda: None)
 
     def gradient_norm(self) -> float:
-        """The norm of the last step's gradients."""
-        norms = torch.stack(torch._foreach_norm(self.replica.gradients())).float()
-        return float(torch.linalg.vector_norm(norms))
+        """The norm of the last step's gradients, before they were clipped."""
+        if self._norm is None:
+            self._gradients(self.micro_batches(0)[:1], lambda: None)
+            self._norm = self._find_norm()
+            self.replica.clear_gradients()
+        return float(self._norm)
 
     def untimed_step(self, after_forward: Callable[[], None]) -> None:
-        """A step of one micro-batch, to measure memory: every micro-batch needs the same."""
-        self.replica.step_gradients(self.micro_batches(0)[:1], after_forward=after_forward)
-        self.optimizer.step()
+        """A step to measure memory: every micro-batch needs the same.
+
+        But with gradients that stay whole, the second needs more.
+        """
+        keeps_whole = self._options.accumulate is Accumulate.LAST and self._is_sharded
+        probes = iter([after_forward])
+        micro_batches = self.micro_batches(0)[: 2 if keeps_whole else 1]
+        self._step(micro_batches, after_forward=lambda: next(probes, lambda: None)())
+
+    def attention_kernel(self) -> str:
+        """Run one layer forward, and return the name of the kernel of attention that it called."""
+        model, kernels = self.replica.model, SeenKernels()
+        x = torch.zeros(
+            self._layout.micro_batch_size,
+            len(model.rotation[0]) // model.tensor_parallel.size,
+            model.shape.hidden_size,
+            dtype=_DTYPES[self._layout.precision],
+            device=self._device,
+        )
+        # A mode sees operations in eager mode only.
+        with pinned(self._attention), torch.compiler.set_stance("force_eager"), kernels:
+            next(iter(model.layers.values()))(x, model.rotation, model.causal_mask)
+        return kernels.summary(self._attention)
 
     def states(self) -> States:
         return States(
             parameters=tuple(self.replica.weights),
-            gradients=self.replica.all_gradient_tensors(),
+            gradients=self.replica.lasting_gradients(),
             optimizer=self.optimizer.tensors(),
             constants=self.replica.model.constants(),
         )
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self._layout.zero_stage > 0 and self._place.shards.size > 1
+
+    def _build(self, request: TrialRequest, compile_backend: str) -> Replica | Shards:
+        options, layout, device = self._options, self._layout, self._device
+        dtype = _DTYPES[layout.precision]
+        reduce_dtype = torch.float32 if options.reduce_dtype is ReduceDtype.FP32 else dtype
+        is_cuda = device.type == "cuda"
+        model = Llama(
+            request.model,
+            sequence_length=request.sequence_length,
+            attention=self._attention,
+            recompute=layout.recompute,
+            loss_chunks=options.loss_chunks,
+            dtype=torch.float32 if self._is_sharded else dtype,
+            device=device,
+        )
+        if layout.precision is Precision.FP8:
+            check_fp8(device)
+            use_fp8_products(model)
+        if options.compile if options.compile is not None else is_cuda:
+            for layer in model.layers.values():
+                layer.compile(fullgraph=True, backend=compile_backend)
+        frees_gradients = layout.grad_accum_steps == 1
+        if self._is_sharded:
+            return Shards(
+                model,
+                mesh=self._place.shard_mesh(device),
+                device=device,
+                seed=request.seed,
+                zero_stage=layout.zero_stage,
+                dtype=dtype,
+                reduce_dtype=reduce_dtype,
+                accumulate=options.accumulate,
+                frees_gradients=frees_gradients,
+            )
+        model.materialise(device, seed=request.seed)
+        return Replica(
+            model,
+            group=self._place.data.group,
+            accumulate_in_fp32=options.gradient_dtype is GradientDtype.FP32,
+            reduce_dtype=reduce_dtype,
+            bucket_megabytes=options.bucket_megabytes or (200 if is_cuda else 25),
+            frees_gradients=frees_gradients,
+        )
+
+    def _step(
+        self, micro_batches: list[tuple[Tensor, Tensor]], *, after_forward: Callable[[], None]
+    ) -> Tensor:
+        loss = self._gradients(micro_batches, after_forward)
+        self._update()
+        self.replica.clear_gradients()
+        return loss
+
+    def _gradients(
+        self, micro_batches: list[tuple[Tensor, Tensor]], after_forward: Callable[[], None]
+    ) -> Tensor:
+        scale = self._loss_scale.value if self._loss_scale is not None else 1.0
+        with pinned(self._attention):
+            return self.replica.step_gradients(
+                micro_batches, loss_scale=scale, after_forward=after_forward
+            )
+
+    def _update(self) -> None:
+        """Step the optimizer: with clipped gradients, and not if they overflow in fp16."""
+        gradients, clip = self.replica.gradients(), self._options.clip_gradients
+        if not clip and self._loss_scale is None:
+            self.optimizer.step(gradients)
+            return
+        self._norm = self._find_norm()
+        divisor = (self._norm / clip).clamp(min=1.0) if clip else torch.ones_like(self._norm)
+        if self._loss_scale is None:
+            self.optimizer.step(gradients, divisor=divisor)
+            return
+        overflows = self._norm.isfinite().logical_not().float()
+        self.optimizer.step(
+            gradients, divisor=divisor * self._loss_scale.value, overflows=overflows
+        )
+        self._loss_scale.update(overflows)
+
+    def _find_norm(self) -> Tensor:
+        """The norm of the gradients of the step, without the loss scale."""
+        group = self._place.shards.group if self._is_sharded else None
+        norm = gradient_norm(self.replica.gradients(), [] if group is None else [group])
+        return norm if self._loss_scale is None else norm / self._loss_scale.value
 
 
 def check(request: TrialRequest) -> LlamaOptions:
@@ -240,11 +364,56 @@ def check(request: TrialRequest) -> LlamaOptions:
     if refusal is not None:
         raise ConfigRejected(f"workload llama cannot run {request.layout.key}: {refusal}")
     options = parse_options(LlamaOptions, request.options)
+    check_attention(options.attention, request.device, request.layout.precision)
+    _check_sharding(request, options)
+    _check_fp8(request, options)
     if options.memory_limit_bytes is not None and request.device is not Device.CPU:
         raise ConfigRejected(
             "workload.options: memory_limit_bytes is for device cpu; a GPU has a limit of its own"
         )
     return options
+
+
+def _check_sharding(request: TrialRequest, options: LlamaOptions) -> None:
+    layout, replicas = request.layout, options.replicas
+    if layout.data_parallel_size % replicas:
+        raise ConfigRejected(
+            f"workload.options.replicas: {replicas} does not divide data_parallel_size "
+            f"{layout.data_parallel_size}"
+        )
+    if replicas > 1 and layout.zero_stage == 0:
+        raise ConfigRejected(
+            f"workload.options.replicas: {replicas} needs zero_stage 1 to 3; with 0, all ranks are "
+            "replicas"
+        )
+    if options.accumulate is Accumulate.LAST and layout.zero_stage > 1:
+        raise ConfigRejected(
+            f"workload.options.accumulate: last keeps whole gradients, and zero_stage "
+            f"{layout.zero_stage} shards them; use zero_stage 1, or scatter"
+        )
+
+
+def _check_fp8(request: TrialRequest, options: LlamaOptions) -> None:
+    if request.layout.precision is not Precision.FP8:
+        return
+    if request.device is Device.CPU:
+        raise ConfigRejected("precision fp8 needs a GPU; a CPU has no fp8 products")
+    if options.compile is False:
+        raise ConfigRejected(
+            "workload.options.compile: false with precision fp8 would time the conversions of each "
+            "product, which compiling fuses"
+        )
+    model = request.model
+    for name, size in (
+        ("hidden_size", model.hidden_size),
+        ("ffn_hidden_size", model.ffn_hidden_size),
+        ("the projection of queries, keys and values", model.hidden_size + 2 * model.kv_size),
+    ):
+        if size % 16:
+            raise ConfigRejected(
+                f"precision fp8 needs sizes that are multiples of 16; {name} of {model.name} "
+                f"is {size}"
+            )
 
 
 def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:

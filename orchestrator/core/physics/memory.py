@@ -354,7 +354,7 @@ class _LayerBytes:
     """Bytes per token of one layer of a kind: kept for its backward pass, and needed in it.
 
     With fused norms e(6h+2k+4f)+4a+8 are kept, eager e(8h+4f)+(4 or 6)as+8;
-    selective_ops e(4h+k+f)+4a; full e h.
+    selective_ops e(3h+2k+f)+4a; full e h.
     """
 
     # Kept on every rank, whatever the tensor parallel size.
@@ -395,10 +395,11 @@ class _LayerBytes:
             return cls(
                 whole=0.0,
                 gathered=element * 2.0 * h,
-                split=element * (2 * h + k + f) + (element * square if eager else flash),
+                split=element * (h + 2 * k + f) + (element * square if eager else flash),
                 redone=1.0,
-                more=element * h,
-                core=(10.0 if mixed else 8.0) * square + element * (5 * h + k),
+                # The first norm and product are computed again later.
+                more=-element * h - 4,
+                core=12.0 * square + element * (h - f),
             )
         if recompute.policy is SelectivePolicy.ATTENTION:
             # Attention is recomputed later than the feed-forward's backward.

@@ -98,8 +98,8 @@ class ModelShape:
             return attention_core
         if recompute.policy is SelectivePolicy.OPS:
             # torchtitan's policy recomputes every second matmul of a layer in call order
-            # wq wk wv wo w1 w3 w2: wk, wo, w3.
-            return 2.0 * (h * kv + h * h + h * ffn)
+            # wqkv wo w1 w3 w2: wo, w3.
+            return 2.0 * (h * h + h * ffn)
         return 0.0
 
 

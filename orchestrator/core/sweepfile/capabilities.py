@@ -42,8 +42,8 @@ _EVERYTHING = Capabilities(zero_stages=frozenset({0, 1, 2, 3}), precisions=froze
 CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
     {
         "llama": Capabilities(
-            zero_stages=frozenset({0, 1}),
-            precisions=frozenset({Precision.FP32, Precision.BF16}),
+            zero_stages=frozenset({0, 1, 2, 3}),
+            precisions=frozenset(Precision),
             max_tensor_parallel_size=1,
             max_pipeline_parallel_size=1,
             max_context_parallel_size=1,

@@ -59,16 +59,31 @@ def few_entries(value: Any) -> Any:
 
 PositiveInt = Annotated[int, Field(strict=True, gt=0, le=1 << 50)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, le=1e9)]
+NotNegativeFloat = Annotated[float, Field(strict=True, ge=0, le=1e9)]
 
 
 class AttentionKind(StrEnum):
-    SDPA = "sdpa"  # torch's scaled_dot_product_attention
+    AUTO = "auto"  # by device and precision: workloads/llama/attention_kernel.py
+    CUDNN = "cudnn"
+    FLASH = "flash"  # FlashAttention 2; on a CPU torch's own flash kernel
+    FLASH3 = "flash3"
+    EFFICIENT = "efficient"  # xFormers' kernel, the only fused one for fp32 on a GPU
     EAGER = "eager"  # stores the score matrix
 
 
 class GradientDtype(StrEnum):
     BF16 = "bf16"  # 16 bytes per parameter in all
     FP32 = "fp32"  # 20 bytes per parameter in all
+
+
+class ReduceDtype(StrEnum):
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class Accumulate(StrEnum):
+    SCATTER = "scatter"  # reduce and shard the gradients of every micro-batch
+    LAST = "last"  # keep them whole, and reduce their sum
 
 
 class TokenDtype(StrEnum):
@@ -79,24 +94,83 @@ class TokenDtype(StrEnum):
 class LlamaOptions(WorkloadOptions):
     """Options of workload llama."""
 
-    MAY_VARY = frozenset({"attention", "gradient_dtype", "num_threads"})
+    MAY_VARY = frozenset(
+        {
+            "accumulate",
+            "attention",
+            "bucket_megabytes",
+            "clip_gradients",
+            "compile",
+            "gradient_dtype",
+            "loss",
+            "num_threads",
+            "reduce_dtype",
+            "replicas",
+        }
+    )
 
+    compile: Annotated[
+        Flag | None,
+        key("`true`, `false`", "Compile each layer with torch.compile. Default: on GPUs"),
+    ] = None
     attention: Annotated[
         AttentionKind,
         key(
-            "`sdpa`, `eager`",
-            "`sdpa`: torch's scaled_dot_product_attention, which uses flash attention if the"
-            " device has it. `eager`: the score matrix is stored",
+            "`auto`, `cudnn`, `flash`, `flash3`, `efficient`, `eager`",
+            "The kernel of attention. `auto`: cuDNN from SM 9.0 on with a cuDNN newer than 9.15.0,"
+            " else flash; in fp32 on a GPU efficient. `flash3`: where it is installed. `eager`: the"
+            " score matrix is stored. No trial falls back to another kernel; the one that ran is"
+            " stored as `attention_kernel`",
         ),
-    ] = AttentionKind.SDPA
+    ] = AttentionKind.AUTO
+    loss: Annotated[
+        str,
+        Field(pattern=r"^(whole|chunked:[1-9]\d{0,3})$"),
+        key(
+            "`whole`, `chunked:N`",
+            "`chunked:8`: the head and the loss by eighths of the tokens, forward and backward, so"
+            " that only an eighth of the logits exists. `whole`: all logits at once",
+        ),
+    ] = "chunked:8"
     gradient_dtype: Annotated[
         GradientDtype,
         key(
             "`bf16`, `fp32`",
-            "For training in bf16: keep gradients in bf16, or accumulate them in fp32"
-            " (16 or 20 bytes per parameter in all)",
+            "For training in bf16 with `zero_stage: 0`: keep gradients in bf16, or accumulate them"
+            " in fp32 (16 or 20 bytes per parameter in all)",
         ),
     ] = GradientDtype.BF16
+    reduce_dtype: Annotated[
+        ReduceDtype,
+        key("`fp32`, `bf16`", "Average gradients over replicas in this precision"),
+    ] = ReduceDtype.FP32
+    bucket_megabytes: Annotated[
+        PositiveInt | None,
+        key(
+            "number",
+            "Gradients that DDP (`zero_stage: 0`) averages at once. Default: 200 on GPUs, else 25",
+        ),
+    ] = None
+    accumulate: Annotated[
+        Accumulate,
+        key(
+            "`scatter`, `last`",
+            "With `zero_stage` above 0 and several micro-batches: `scatter`: average and shard the"
+            " gradients of each. `last`: keep them whole, average after the last (only stage 1)",
+        ),
+    ] = Accumulate.SCATTER
+    replicas: Annotated[
+        PositiveInt,
+        key(
+            "number",
+            "With `zero_stage` above 0: so many groups of ranks, each of which shards the states"
+            " among its own (HSDP). It divides `data_parallel_size`",
+        ),
+    ] = 1
+    clip_gradients: Annotated[
+        NotNegativeFloat,
+        key("number", "The largest norm of the gradients; they are scaled down to it. 0: any"),
+    ] = 1.0
     learning_rate: Annotated[PositiveFloat, key("number", "Learning rate of AdamW, constant")] = (
         3e-4
     )
@@ -115,6 +189,12 @@ class LlamaOptions(WorkloadOptions):
         PositiveInt | None,
         key("number", "On a CPU: run out of memory as a device of this size would"),
     ] = None
+
+    @property
+    def loss_chunks(self) -> int | None:
+        """Parts of the tokens for which the loss is computed in turn; None: as a whole."""
+        kind, _, number = self.loss.partition(":")
+        return None if kind == "whole" else int(number)
 
 
 class ReplayOptions(WorkloadOptions):

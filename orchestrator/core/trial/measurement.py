@@ -89,6 +89,7 @@ class Measurement:
     extra: Mapping[str, Any] | None = None
     # Why the numbers cannot be true (plausibility.py), with the cure; None: nothing shows it.
     implausible: str | None = None
+    attention_kernel: str | None = None  # that ran, as the program names it
     # Why the steps do not show the speed of a long run; None: nothing shows it.
     unsteady: str | None = None
     # A step takes at least so long: the trial was ended early, since it cannot be the best. Its
@@ -220,6 +221,9 @@ def measure(
         loss_first=timed[0].loss_first,
         loss_last=timed[0].loss_last,
         extra=_merged_extra([*timed, *results]),
+        attention_kernel=next(
+            (r.attention_kernel for r in results if r.attention_kernel is not None), None
+        ),
         unsteady=unsteady,
         step_seconds_bound=bound,
     )

@@ -296,6 +296,9 @@ class RankResult(_Message):
         description="peak FLOP/s of one device at this precision; without it there is no MFU",
     )
     peak_flops_source: PeakSource | None = Field(default=None, description="source of that peak")
+    attention_kernel: Annotated[str, Field(max_length=200, pattern=WITHOUT_NUL)] | None = Field(
+        default=None, description="the kernel of attention that ran"
+    )
     loss_first: float | None = Field(
         default=None, ge=-1e30, le=1e30, description="loss of the first step"
     )

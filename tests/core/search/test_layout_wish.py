@@ -50,7 +50,7 @@ def meant(plan: CellPlan, *words: str) -> Layout:
 
 @pytest.mark.parametrize("text", [RICH.key, RICH.short])
 def test_what_tables_print_is_read_back(text: str) -> None:
-    wish = parse_wish([text], options={"attention": ("sdpa", "eager")})
+    wish = parse_wish([text], options={"attention": ("flash", "eager")})
     assert all(
         wish[name] == getattr(RICH, name)
         for name in ("data_parallel_size", "tensor_parallel_size", "recompute", "zero_stage")
@@ -100,9 +100,9 @@ def test_a_mistake_is_answered_with_what_was_meant(words: list[str], says: str) 
 )
 def test_an_option_has_one_of_its_axis_values(words: list[str]) -> None:
     with pytest.raises(
-        UsageInvalid, match="attention=eagr: expected one of sdpa, eager; did you mean eager"
+        UsageInvalid, match="attention=eagr: expected one of flash, eager; did you mean eager"
     ):
-        parse_wish(words, options={"attention": ("sdpa", "eager")})
+        parse_wish(words, options={"attention": ("flash", "eager")})
     assert parse_wish(
         ["fused=true", "threads=2"], options={"fused": (True, False), "threads": (1, 2)}
     ) == {"options": {"fused": True, "threads": 2}}

@@ -103,10 +103,10 @@ def test_rows_with_eager_attention_are_predicted_by_an_eager_trainer() -> None:
     axes = {
         "micro_batch_size": [1, 2],
         "recompute": ["none"],
-        "options": {"attention": ["sdpa", "eager"], "gradient_dtype": ["fp32", "bf16"]},
+        "options": {"attention": ["flash", "eager"], "gradient_dtype": ["fp32", "bf16"]},
     }
     mixed = plan(spec(workload="llama", axes=axes)).candidates
-    for attention in ("sdpa", "eager"):
+    for attention in ("flash", "eager"):
         for dtype in ("fp32", "bf16"):
             options = {"attention": attention, "gradient_dtype": dtype}
             alone = plan(

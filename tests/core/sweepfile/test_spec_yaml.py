@@ -310,11 +310,11 @@ BAD = [
         "  name: llama\n  option: 3",
         "16:3: workload.option: unknown key; allowed: name, options; did you mean options?",
     ),
-    (15, "  options: 3", "15:12: workload.options: expected a mapping of attention, ... got 3"),
+    (15, "  options: 3", "15:12: workload.options: expected a mapping of compile, ... got 3"),
     (
         15,
         "  options: {atention: eager}",
-        "15:13: workload.options.atention: unknown key; allowed: attention, ... did you"
+        "15:13: workload.options.atention: unknown key; allowed: compile, ... did you"
         " mean attention?",
     ),
     (
@@ -331,7 +331,8 @@ BAD = [
     (
         15,
         "  options: {attention: eagr}",
-        "15:24: workload.options.attention: 'eagr' is not one of sdpa, eager; did you mean eager?",
+        "15:24: workload.options.attention: 'eagr' is not one of auto, cudnn, flash, flash3,"
+        " efficient, eager; did you mean eager?",
     ),
     (
         15,
@@ -540,26 +541,28 @@ def test_a_mistake_is_told_with_its_place_its_rule_and_its_fix(
 BAD_OPTIONS = [
     (
         "llama, options: {attention: eager}",
-        "attention: [sdpa, eager]",
+        "attention: [flash, eager]",
         "7:29: axes.options.attention: attention is also in workload.options; an option varies"
         " or is fixed: keep one of them",
     ),
     (
         "llama",
-        "attention: [sdpa, eagr]",
-        "7:36: axes.options.attention[1]: 'eagr' is not one of sdpa, eager; did you mean eager?",
+        "attention: [flash, eagr]",
+        "7:37: axes.options.attention[1]: 'eagr' is not one of auto, cudnn, flash, flash3,"
+        " efficient, eager; did you mean eager?",
     ),
     (
         "llama",
-        "atention: [sdpa]",
+        "atention: [flash]",
         "7:28: axes.options.atention: atention is no option of workload llama; those that may:"
-        " attention, ... did you mean attention?",
+        " accumulate, ... did you mean attention?",
     ),
     (
         "llama",
         "memory_limit_bytes: [1, 2]",
         "7:38: axes.options.memory_limit_bytes: memory_limit_bytes may not vary; those that"
-        " may: attention, gradient_dtype, num_threads",
+        " may: accumulate, attention, bucket_megabytes, clip_gradients, compile,"
+        " gradient_dtype, loss, num_threads, reduce_dtype, replicas",
     ),
     (
         "llama",
@@ -628,7 +631,7 @@ def test_options_that_cannot_vary_are_told_with_their_place(
 
 def test_every_mistake_in_options_that_vary_is_told_at_once() -> None:
     base = "\n".join(BASE.splitlines()[:6])
-    axes = "axes: {options: {attention: [sdpa, eagr], atention: [a], num_threads: [0]}}"
+    axes = "axes: {options: {attention: [flash, eagr], atention: [a], num_threads: [0]}}"
     assert len(mistakes(f"{base}\n{axes}\n")) == 3
 
 

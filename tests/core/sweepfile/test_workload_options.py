@@ -102,9 +102,9 @@ def test_a_default_is_no_condition_unless_it_was_written() -> None:
         }
 
     assert named("llama") == {"workload": "llama"}
-    assert named({"options": {"attention": "sdpa"}}) == {
+    assert named({"options": {"attention": "flash"}}) == {
         "workload": "llama",
-        "workload.options.attention": "sdpa",
+        "workload.options.attention": "flash",
     }
 
 

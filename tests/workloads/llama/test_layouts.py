@@ -1,15 +1,18 @@
 """Every layout trains the same: loss, gradients and weights agree within rounding.
 
-Two ranks train all layouts of data-parallel size 2 in one process group, once for all tests.
+Four ranks train the layouts of several ranks one after another, in one gang for all tests. A layout
+of two ranks leaves the others idle.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +24,9 @@ from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
-from workloads.llama.live_tensors import LiveTensors
+from workloads.llama.data_parallel import Replica
 from workloads.llama.memory import LiveMemory, MemoryReport
+from workloads.llama.mesh import Groups, Line, RankPlace
 from workloads.llama.optimizer import AdamW
 from workloads.llama.train import TrainingLoop
 
@@ -37,19 +41,108 @@ SHAPE = ModelShape(
 )
 GLOBAL_BATCH_SIZE, LENGTH, STEPS = 4, 32, 2
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:1", "selective_ops:2")
-REFERENCE = Layout(micro_batch_size=GLOBAL_BATCH_SIZE, precision=Precision.FP32)
+NUM_RANKS = 4
 
 # Relative distance |a - b| / |b| over all elements; beside each bound, the largest distance seen.
-# fp32: the same sums in another
-# order. bf16: every product, and each addition of a micro-batch's gradient, is rounded to 8 bits
-# (0.4 %); fp32 sums spare the latter.
+# fp32: the same sums in another order. Half precision: every product, and each addition of a
+# micro-batch's gradient, is rounded to 8 bits (0.4 %), or to 11 in fp16.
 GRADIENT_TOLERANCE = {
-    (Precision.FP32, "bf16"): 1e-6,  # 1.9e-7
-    (Precision.BF16, "bf16"): 8e-3,  # 3.3e-3
-    (Precision.BF16, "fp32"): 6e-3,  # 2.5e-3
+    Precision.FP32: 1e-6,  # 2.0e-7
+    Precision.BF16: 8e-3,  # 3.3e-3
+    Precision.FP16: 1e-3,
 }
-WEIGHT_TOLERANCE = {Precision.FP32: 2e-7, Precision.BF16: 1e-3}  # 3.9e-8, 2.4e-4
-LOSS_TOLERANCE = {Precision.FP32: 5e-7, Precision.BF16: 1e-4}  # 8.6e-8, 2.1e-5
+WEIGHT_TOLERANCE = {Precision.FP32: 4e-7, Precision.BF16: 1e-3, Precision.FP16: 5e-4}
+LOSS_TOLERANCE = {Precision.FP32: 5e-7, Precision.BF16: 1e-4, Precision.FP16: 5e-5}
+NORM_TOLERANCE = {Precision.FP32: 2e-6, Precision.BF16: 3e-3, Precision.FP16: 5e-4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A layout and the options that it trains with."""
+
+    layout: Layout
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " ".join([self.layout.short, *(f"{name}={value}" for name, value in self.options)])
+
+
+def case(
+    *,
+    ranks: int = 1,
+    micro_batch_size: int = 1,
+    recompute: str = "none",
+    precision: Precision = Precision.FP32,
+    zero_stage: int = 0,
+    **options: Any,
+) -> Case:
+    return Case(
+        layout=Layout(
+            data_parallel_size=ranks,
+            micro_batch_size=micro_batch_size,
+            grad_accum_steps=GLOBAL_BATCH_SIZE // (ranks * micro_batch_size),
+            recompute=Recompute.parse(recompute),
+            precision=precision,
+            zero_stage=zero_stage,
+        ),
+        options=tuple(options.items()),
+    )
+
+
+FP32, BF16, FP16 = Precision.FP32, Precision.BF16, Precision.FP16
+ONE_RANK = [
+    *(
+        case(micro_batch_size=size, recompute=recompute, precision=precision)
+        for size in (1, 2, 4)
+        for recompute in RECOMPUTES
+        for precision in (FP32, BF16)
+    ),
+    case(precision=BF16, gradient_dtype="fp32"),
+    case(loss="whole"),
+    case(loss="chunked:3", precision=BF16),
+    case(attention="eager", recompute="selective_ops"),
+    case(precision=FP16),
+    case(micro_batch_size=4, recompute="full", precision=FP16),
+    *(
+        case(micro_batch_size=4, recompute=recompute, compile=True)
+        for recompute in ("none", "full", "selective_ops")
+    ),
+]
+SEVERAL_RANKS = [
+    *(
+        case(ranks=2, micro_batch_size=size, recompute=recompute)
+        for size in (1, 2)
+        for recompute in RECOMPUTES
+    ),
+    *(case(ranks=2, precision=BF16, gradient_dtype=dtype) for dtype in ("bf16", "fp32")),
+    case(ranks=2, micro_batch_size=2, precision=BF16, reduce_dtype="bf16"),
+    case(ranks=2, precision=FP16),
+    case(ranks=2, micro_batch_size=2, compile=True),
+    *(
+        case(ranks=2, micro_batch_size=size, recompute=recompute, zero_stage=stage)
+        for size in (1, 2)
+        for stage in (1, 2, 3)
+        for recompute in ("none", "full", "selective_ops")
+    ),
+    case(ranks=2, zero_stage=1, accumulate="last"),
+    case(ranks=2, zero_stage=1, accumulate="last", precision=BF16),
+    *(
+        case(ranks=2, zero_stage=stage, precision=precision)
+        for stage in (1, 2, 3)
+        for precision in (BF16, FP16)
+    ),
+    case(ranks=2, zero_stage=3, precision=BF16, reduce_dtype="bf16", loss="whole"),
+    case(ranks=2, micro_batch_size=2, zero_stage=3, recompute="selective_ops", compile=True),
+    case(ranks=4, zero_stage=3),
+    *(case(ranks=4, zero_stage=stage, replicas=2) for stage in (1, 3)),
+    case(ranks=4, zero_stage=1, replicas=2, accumulate="last"),
+    case(ranks=4),
+]
+# Four micro-batches on each of two ranks.
+FOUR = Layout(
+    data_parallel_size=2, micro_batch_size=1, grad_accum_steps=4, precision=Precision.FP32
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,24 +153,9 @@ def one_thread() -> None:
 @dataclass(frozen=True, kw_only=True)
 class Training:
     losses: list[float]
+    norms: list[float]
     gradients: list[Tensor]  # of the first step
     weights: list[Tensor]  # after the last
-
-
-def layouts(data_parallel_size: int, precision: Precision) -> list[Layout]:
-    per_rank = GLOBAL_BATCH_SIZE // data_parallel_size
-    return [
-        Layout(
-            data_parallel_size=data_parallel_size,
-            micro_batch_size=micro_batch_size,
-            grad_accum_steps=per_rank // micro_batch_size,
-            recompute=Recompute.parse(recompute),
-            precision=precision,
-        )
-        for micro_batch_size in (1, 2, 4)
-        if micro_batch_size <= per_rank
-        for recompute in RECOMPUTES
-    ]
 
 
 def request(layout: Layout) -> TrialRequest:
@@ -100,35 +178,55 @@ def request(layout: Layout) -> TrialRequest:
     )
 
 
-def train(layout: Layout, gradient_dtype: str, *, rank: int = 0) -> Training:
-    options = LlamaOptions.model_validate({"gradient_dtype": gradient_dtype})
-    trainer = TrainingLoop(
-        request(layout), options, device=torch.device("cpu"), data_parallel_rank=rank
+def loop(
+    layout: Layout,
+    place: RankPlace | None = None,
+    *,
+    compile_backend: str = "aot_eager",
+    **options: object,
+) -> TrainingLoop:
+    return TrainingLoop(
+        request(layout),
+        LlamaOptions.model_validate(options),
+        device=torch.device("cpu"),
+        place=place,
+        compile_backend=compile_backend,
     )
-    losses, gradients = [], []
+
+
+def train(case: Case, place: RankPlace | None = None) -> Training:
+    trainer = loop(case.layout, place, **dict(case.options))
+    trainer.replica.step_gradients(trainer.micro_batches(0))
+    gradients = [whole(gradient) for gradient in distributed_gradients(trainer)]
+    trainer.replica.clear_gradients()
+    losses, norms = [], []
     for step in range(STEPS):
-        loss = trainer.replica.step_gradients(trainer.micro_batches(step))
-        if dist.is_initialized():
-            dist.all_reduce(loss)
-            loss /= dist.get_world_size()
+        loss = trainer.step(trainer.micro_batches(step))
+        if place is not None:
+            dist.all_reduce(loss, group=place.data.group)
+            loss /= place.data.size
         losses.append(loss.item())
-        if step == 0:
-            gradients = [gradient.clone().float() for gradient in trainer.replica.gradients()]
-        trainer.optimizer.step()
+        norms.append(trainer.gradient_norm())
     return Training(
         losses=losses,
+        norms=norms,
         gradients=gradients,
-        weights=[weight.detach().float() for weight in trainer.replica.weights],
+        weights=[whole(weight.detach()) for weight in trainer.replica.model.parameters()],
     )
 
 
-def collectives_of_a_step(layout: Layout) -> dict[str, int]:
-    trainer = TrainingLoop(
-        request(layout),
-        LlamaOptions(),
-        device=torch.device("cpu"),
-        data_parallel_rank=dist.get_rank(),
-    )
+def distributed_gradients(trainer: TrainingLoop) -> list[Tensor]:
+    if isinstance(trainer.replica, Replica):
+        return trainer.replica.gradients()
+    return [weight.grad for weight in trainer.replica.model.parameters()]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A copy in fp32; of a distributed tensor, all of it."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone().float()
+
+
+def collectives_of_a_step(trainer: TrainingLoop) -> dict[str, int]:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         trainer.step(trainer.micro_batches(0))
     return {
@@ -136,97 +234,38 @@ def collectives_of_a_step(layout: Layout) -> dict[str, int]:
     }
 
 
-def memory_of(layout: Layout, gradient_dtype: str) -> MemoryReport:
-    options = LlamaOptions.model_validate({"gradient_dtype": gradient_dtype})
-    trainer = TrainingLoop(
-        request(layout), options, device=torch.device("cpu"), data_parallel_rank=dist.get_rank()
-    )
+def memory_of(trainer: TrainingLoop) -> MemoryReport:
     return LiveMemory(trainer.states(), limit_bytes=None).report(trainer.untimed_step)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stepped:
-    weights: list[Tensor]
-    temporary_bytes: int
-
-
-def step_in_chunks(*, num_shards: int, dtype: torch.dtype) -> Stepped:
-    """Step weights three times in chunks of 40: the last, of one element, has none for rank 1."""
-    generator = torch.Generator().manual_seed(2)
-    weights = [
-        torch.randn(shape, generator=generator).to(dtype) for shape in ((7, 5), (64,), (3, 34))
-    ]
-    gradients = [torch.randn(weight.shape, generator=generator).to(dtype) for weight in weights]
-    assert sum(weight.numel() for weight in weights) % 40 == 1
-    shard = dist.get_rank() if num_shards > 1 else 0
-    adamw = AdamW(
-        weights,
-        gradients,
-        learning_rate=1e-2,
-        num_shards=num_shards,
-        shard=shard,
-        chunk_elements=40,
-    )
-    with LiveTensors([*weights, *gradients, *adamw.tensors()]) as tracker:
-        live_bytes = tracker.live_bytes
-        # Only this one is looked at: gloo holds on to what it gathered for a while, even into a
-        # step that follows at once
-        adamw.step()
-    for _ in range(2):
-        adamw.step()
-    return Stepped(weights=weights, temporary_bytes=tracker.peak_bytes - live_bytes)
-
-
-CASES = [(Precision.FP32, "bf16"), (Precision.BF16, "bf16"), (Precision.BF16, "fp32")]
-
-
-def sharded(layout: Layout) -> Layout:
-    return replace(layout, zero_stage=1)
-
-
 def run_rank(rank: int, port: int, out: Path) -> None:
-    """One of two ranks: train every layout of data-parallel size 2 in one process group."""
+    """One of four ranks: take part in the layouts that have it."""
     torch.set_num_threads(1)
     os.environ.update(
-        RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        RANK=str(rank), WORLD_SIZE=str(NUM_RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     dist.init_process_group("gloo")
-    one = Layout(data_parallel_size=2, micro_batch_size=2, precision=Precision.FP32)
-    four = Layout(
-        data_parallel_size=2, micro_batch_size=1, grad_accum_steps=4, precision=Precision.FP32
-    )
-    found = {
-        "trained": {
-            (case, layout): train(layout, case[1], rank=rank)
-            for case in CASES
-            for layout in every_layout(case[0])
-        },
-        "collectives": {layout: collectives_of_a_step(layout) for layout in (four, sharded(four))},
-        "memory": {
-            (case, zero_stage): memory_of(
-                replace(one, precision=case[0], zero_stage=zero_stage), case[1]
-            )
-            for case in CASES
-            for zero_stage in (0, 1)
-        },
-        "stepped": {
-            (num_shards, dtype): step_in_chunks(num_shards=num_shards, dtype=dtype)
-            for num_shards in (1, 2)
-            for dtype in (torch.float32, torch.bfloat16)
-        },
-    }
+    groups, found = Groups(), {"trained": {}, "collectives": {}, "memory": {}}
+    for each in SEVERAL_RANKS:
+        place = groups.place(each.layout, replicas=dict(each.options).get("replicas", 1))
+        if rank < each.layout.world_size:
+            found["trained"][each.name] = train(each, place)
+    place = groups.place(FOUR)
+    for options in ({}, {"accumulate": "last"}):
+        for stage in (0, 1, 2, 3):
+            if rank < 2 and (stage < 2 or not options):
+                layout = replace(FOUR, zero_stage=stage)
+                key = (stage, options.get("accumulate", "scatter"))
+                found["collectives"][key] = collectives_of_a_step(loop(layout, place, **options))
+                for steps in (1, 4):
+                    trainer = loop(replace(layout, grad_accum_steps=steps), place, **options)
+                    found["memory"][*key, steps] = memory_of(trainer)
     torch.save(found, out / f"rank-{rank}.pt")
     dist.destroy_process_group()
 
 
-def every_layout(precision: Precision) -> list[Layout]:
-    """All of data-parallel size 2; no recomputation with ZeRO stage 1: it ends before the step."""
-    plain = layouts(2, precision)
-    return [*plain, *(sharded(layout) for layout in plain if str(layout.recompute) == "none")]
-
-
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     out = tmp_path_factory.mktemp("ranks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -234,21 +273,21 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     # A fork would inherit dead threads of torch.
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["workloads.llama"])
-    ranks = [server.Process(target=run_rank, args=(rank, port, out)) for rank in range(2)]
-    for process in ranks:
+    processes = [server.Process(target=run_rank, args=(i, port, out)) for i in range(NUM_RANKS)]
+    for process in processes:
         process.start()
-    for process in ranks:
-        process.join(timeout=100)
-    assert [process.exitcode for process in ranks] == [0, 0]
-    return [torch.load(out / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
+    for process in processes:
+        process.join(timeout=300)
+    assert [process.exitcode for process in processes] == [0] * NUM_RANKS
+    return [torch.load(out / f"rank-{i}.pt", weights_only=False) for i in range(NUM_RANKS)]
 
 
 @pytest.fixture(scope="module")
-def references() -> dict:
-    """Trained in one piece: one replica, one micro-batch, nothing recomputed."""
+def references() -> dict[Precision, Training]:
+    """Trained in one piece: one rank, one micro-batch, nothing recomputed, the loss as a whole."""
     return {
-        case: train(Layout(micro_batch_size=GLOBAL_BATCH_SIZE, precision=case[0]), case[1])
-        for case in CASES
+        precision: train(case(micro_batch_size=4, precision=precision, loss="whole"))
+        for precision in (FP32, BF16, FP16)
     }
 
 
@@ -258,137 +297,126 @@ def distance(a: list[Tensor], b: list[Tensor]) -> float:
     return ((a_flat - b_flat).norm() / b_flat.norm()).item()
 
 
-def assert_same_training(
-    training: Training, reference: Training, case: tuple[Precision, str]
+def assert_same_training(each: Case, training: Training, reference: Training) -> None:
+    precision = each.layout.precision
+    assert training.losses == pytest.approx(reference.losses, rel=LOSS_TOLERANCE[precision])
+    assert training.norms == pytest.approx(reference.norms, rel=NORM_TOLERANCE[precision])
+    assert distance(training.gradients, reference.gradients) < GRADIENT_TOLERANCE[precision]
+    assert distance(training.weights, reference.weights) < WEIGHT_TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("each", ONE_RANK, ids=lambda it: it.name)
+def test_one_rank_trains_the_same_in_every_layout(
+    each: Case, references: dict[Precision, Training]
 ) -> None:
-    assert training.losses == pytest.approx(reference.losses, rel=LOSS_TOLERANCE[case[0]])
-    assert distance(training.gradients, reference.gradients) < GRADIENT_TOLERANCE[case]
-    assert distance(training.weights, reference.weights) < WEIGHT_TOLERANCE[case[0]]
+    assert_same_training(each, train(each), references[each.layout.precision])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_one_replica_trains_the_same_in_every_layout(
-    case: tuple[Precision, str], references: dict
+@pytest.mark.parametrize("each", SEVERAL_RANKS, ids=lambda it: it.name)
+def test_several_ranks_train_the_same_as_one_in_every_layout(
+    each: Case, references: dict[Precision, Training], ranks: list[dict]
 ) -> None:
-    for layout in layouts(1, case[0]):
-        assert_same_training(train(layout, case[1]), references[case], case)
+    training = ranks[0]["trained"][each.name]
+    assert_same_training(each, training, references[each.layout.precision])
+    # All ranks end with the same weights, to the bit.
+    for other in ranks[1 : each.layout.world_size]:
+        pairs = zip(training.weights, other["trained"][each.name].weights, strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_two_replicas_train_the_same_as_one_in_every_layout(
-    case: tuple[Precision, str], references: dict, two_ranks: list[dict]
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_a_layer_compiled_by_inductor_trains_the_same(
+    references: dict[Precision, Training],
 ) -> None:
-    for layout in every_layout(case[0]):
-        assert_same_training(two_ranks[0]["trained"][case, layout], references[case], case)
+    each = case(micro_batch_size=4, recompute="selective_ops", compile=True)
+    trainer = loop(each.layout, compile_backend="inductor", compile=True)
+    losses = [trainer.step(trainer.micro_batches(step)).item() for step in range(STEPS)]
+    assert losses == pytest.approx(references[FP32].losses, rel=1e-6)
 
 
-def test_both_replicas_end_with_the_same_weights_to_the_bit(two_ranks: list[dict]) -> None:
-    for key, training in two_ranks[0]["trained"].items():
-        other = two_ranks[1]["trained"][key]
-        assert all(
-            torch.equal(a, b) for a, b in zip(training.weights, other.weights, strict=True)
-        ), key
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_sharing_out_the_optimizer_states_changes_no_bit(
-    case: tuple[Precision, str], two_ranks: list[dict]
+def test_fp32_accumulation_is_closer_to_exact_than_bf16_accumulation(
+    references: dict[Precision, Training],
 ) -> None:
-    trained = two_ranks[0]["trained"]
-    pairs = [
-        (trained[case, layout], trained[case, replace(layout, zero_stage=0)])
-        for layout in every_layout(case[0])
-        if layout.zero_stage
+    exact = references[FP32].gradients
+    distances = [
+        distance(train(case(precision=BF16, gradient_dtype=dtype)).gradients, exact)
+        for dtype in ("fp32", "bf16")
     ]
-    assert len(pairs) == 2
-    for shared_out, whole in pairs:
-        assert shared_out.losses == whole.losses
-        assert all(
-            torch.equal(a, b) for a, b in zip(shared_out.gradients, whole.gradients, strict=True)
-        )
-        assert all(
-            torch.equal(a, b) for a, b in zip(shared_out.weights, whole.weights, strict=True)
-        )
+    assert distances[0] < distances[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_shares_of_awkward_sizes_are_stepped_and_gathered_as_a_whole(
-    dtype: torch.dtype, two_ranks: list[dict]
-) -> None:
-    for rank in two_ranks:
-        whole, shares = rank["stepped"][1, dtype], rank["stepped"][2, dtype]
-        assert all(torch.equal(a, b) for a, b in zip(shares.weights, whole.weights, strict=True))
+def test_clipped_gradients_have_the_norm_that_was_asked_for() -> None:
+    layout = Layout(micro_batch_size=GLOBAL_BATCH_SIZE, precision=FP32)
+    divisors = []
+    for clip in (0.25, 100.0, 0.0):
+        trainer = loop(layout, clip_gradients=clip)
+        trainer.optimizer = Recorder(trainer.optimizer)
+        trainer.step(trainer.micro_batches(0))
+        divisors.append(trainer.optimizer.divisor)
+        norm = trainer.gradient_norm()
+        if clip == 0.25:
+            assert norm / divisors[0] == pytest.approx(0.25, rel=1e-6)
+    assert divisors[1:] == [1.0, None]
 
 
-def test_a_step_needs_a_chunk_of_fp32_gradients_and_of_gathered_weights_for_a_moment(
-    two_ranks: list[dict],
-) -> None:
-    for rank in two_ranks:
-        temporary = {key: stepped.temporary_bytes for key, stepped in rank["stepped"].items()}
-        assert temporary == {
-            (1, torch.float32): 0,
-            (1, torch.bfloat16): 4 * 40,
-            (2, torch.float32): 4 * 40,  # the gathered weights
-            (2, torch.bfloat16): 4 * 20
-            # Fp32 gradients of half the chunk, and gathered weights of 2 bytes.
-            + 2 * 40,
+class Recorder:
+    """An optimizer that remembers what its gradients are divided by."""
+
+    def __init__(self, optimizer: AdamW) -> None:
+        self._optimizer, self.divisor = optimizer, None
+
+    def step(self, gradients: list[Tensor], divisor: Tensor | None = None) -> None:
+        self.divisor = None if divisor is None else divisor.item()
+        self._optimizer.step(gradients, divisor=divisor)
+
+
+def test_gradients_are_reduced_as_often_as_the_options_say(ranks: list[dict]) -> None:
+    # The embedding, three layers and the head. With gloo, FSDP scatters by all_reduce.
+    units = SHAPE.num_layers + 2
+    of_norm = 1
+    for rank in ranks[:2]:
+        found = rank["collectives"]
+        # So few weights are one bucket of DDP, and each rank has all gradients for the norm.
+        assert found[0, "scatter"] == {"gloo:all_reduce": 1}
+        for stage in (1, 2):
+            assert found[stage, "scatter"] == {
+                "gloo:all_gather": units,
+                "gloo:all_reduce": 4 * units + of_norm,
+            }
+        assert found[1, "last"] == {
+            "gloo:all_gather": units,
+            "gloo:all_reduce": units + of_norm,
+        }
+        # Each of four micro-batches gathers twice, but the head, which is used at once, once.
+        assert found[3, "scatter"] == {
+            "gloo:all_gather": 4 * (2 * units - 1),
+            "gloo:all_reduce": 4 * units + of_norm,
         }
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_optimizer_states_are_shared_out_equally_and_nothing_else_is(
-    case: tuple[Precision, str], two_ranks: list[dict]
-) -> None:
-    # Bytes a parameter: m, v and, in bf16, the fp32 master.
-    states = 8 if case[0] is Precision.FP32 else 12
-    num_tensors = 3 + SHAPE.num_layers * 9
-    shares = []
-    for rank in two_ranks:
-        whole, share = (rank["memory"][case, zero_stage].bytes_by_part for zero_stage in (0, 1))
-        # 4: AdamW's step counter of each piece.
-        assert whole["optimizer"] == states * SHAPE.num_parameters + 4 * num_tensors
-        assert share["optimizer"] == pytest.approx(
-            states * SHAPE.num_parameters / 2, abs=4 * num_tensors
-        )
-        shares.append(share["optimizer"])
-        assert {part: share[part] for part in ("parameters", "gradients", "activations")} == {
-            part: whole[part] for part in ("parameters", "gradients", "activations")
-        }
-    # Each rank steps a piece of one weight.
-    num_cuts = 1
-    assert sum(shares) == states * SHAPE.num_parameters + 4 * (num_tensors + num_cuts)
-
-
-def test_fp32_accumulation_is_closer_to_exact_than_bf16_accumulation(references: dict) -> None:
-    exact = references[Precision.FP32, "bf16"].gradients
-    layout = Layout(
-        micro_batch_size=1, grad_accum_steps=GLOBAL_BATCH_SIZE, precision=Precision.BF16
-    )
-    assert distance(train(layout, "fp32").gradients, exact) < distance(
-        train(layout, "bf16").gradients, exact
-    )
-
-
-def test_gradients_are_synchronised_once_after_four_micro_batches_and_sharded_weights_gathered_once(
-    two_ranks: list[dict],
-) -> None:
-    for rank in two_ranks:
-        for layout, collectives in rank["collectives"].items():
-            gathers = {"gloo:all_gather": 1} if layout.zero_stage else {}
-            # So few weights are one bucket of DDP and one chunk of the optimizer.
-            assert collectives == {"gloo:all_reduce": 1} | gathers
+def test_states_are_sharded_and_gradients_come_and_go(ranks: list[dict]) -> None:
+    for rank in ranks[:2]:
+        for (stage, _, steps), report in rank["memory"].items():
+            parts, n = report.bytes_by_part, SHAPE.num_parameters
+            shards = 2 if stage else 1
+            counters = 4 * (3 + SHAPE.num_layers * 7)  # AdamW's, one for each weight
+            assert parts["parameters"] == 4 * n / shards
+            assert parts["optimizer"] == 8 * n / shards + counters
+            # DDP's buckets stay in any case.
+            lasting = steps > 1 or stage == 0
+            assert parts["gradients"] == (4 * n / shards if lasting else 0)
+            assert sum(parts.values()) == report.peak_allocated_bytes
 
 
 def test_the_global_batch_does_not_depend_on_the_layout() -> None:
-    whole = TrainingLoop(
-        request(REFERENCE), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=0
-    ).micro_batches(3)[0][0]
-    for layout in layouts(2, Precision.FP32):
+    reference = loop(Layout(micro_batch_size=GLOBAL_BATCH_SIZE, precision=FP32))
+    expected = reference.micro_batches(3)[0][0]
+    for layout in (case(ranks=2).layout, case(ranks=2, micro_batch_size=2).layout):
         parts = [
             tokens
-            for rank in range(2)
-            for tokens, _ in TrainingLoop(
-                request(layout), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=rank
+            for index in range(2)
+            for tokens, _ in loop(
+                layout, RankPlace(dp=Line(ranks=(0, 1), index=index))
             ).micro_batches(3)
         ]
-        assert torch.equal(torch.cat(parts), whole)
+        assert torch.equal(torch.cat(parts), expected)

@@ -31,6 +31,7 @@ SHAPE = ModelShape(
     vocab_size=512,
 )
 LENGTH = 32
+KINDS = (AttentionKind.FLASH, AttentionKind.EAGER)  # of a CPU
 # Every token of a step, not only of a micro-batch, has an id and a target, both int64.
 TOKEN_BYTES = 16
 # The loss, and cross entropy's number of targets: 4 bytes each.
@@ -65,9 +66,8 @@ def trainer(
     )
     return TrainingLoop(
         request,
-        LlamaOptions.model_validate(options),
+        LlamaOptions.model_validate({"loss": "whole", **options}),
         device=torch.device("cpu"),
-        data_parallel_rank=0,
     )
 
 
@@ -96,10 +96,10 @@ def layer_bytes_per_token(
         case "full":
             return element * h  # its input
         case "selective_ops":
-            # Its input, the results of wq, wv, w1 and w2, and the attention's.
+            # Its input, queries, keys and values, the attention's result, and w1's.
             # Scores, or one fp32 log-sum per head.
             core = element * heads * length if eager else 4 * heads
-            return element * (4 * h + kv + ffn) + core
+            return element * (3 * h + 2 * kv + ffn) + core
         case "selective_attention":  # all but the core's insides
             return element * (6 * h + 2 * kv + 4 * ffn) + 8
         case _ if eager:
@@ -112,7 +112,7 @@ def layer_bytes_per_token(
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-@pytest.mark.parametrize("attention", AttentionKind)
+@pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("recompute_text", RECOMPUTES)
 def test_activations_are_the_closed_form_to_the_byte(
     recompute_text: str, attention: AttentionKind, precision: Precision
@@ -147,12 +147,73 @@ def test_the_loss_needs_eight_bytes_a_logit_for_a_moment(
     shape = dataclasses.replace(SHAPE, vocab_size=4096)  # the loss is the peak
     measured = report(
         trainer(
-            Layout(micro_batch_size=2, recompute=Recompute.parse(recompute), precision=precision),
+            Layout(
+                micro_batch_size=2,
+                grad_accum_steps=2,
+                recompute=Recompute.parse(recompute),
+                precision=precision,
+            ),
             shape=shape,
         )
     )
     logits = 2 * LENGTH * shape.vocab_size
     assert measured.bytes_by_part["temporaries"] == pytest.approx(8 * logits, abs=64)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+@pytest.mark.parametrize("num_chunks", [1, 4])
+def test_a_chunked_loss_holds_the_logits_of_a_chunk_and_two_gradients(
+    num_chunks: int, precision: Precision
+) -> None:
+    shape = dataclasses.replace(SHAPE, vocab_size=4096)  # the loss is the peak
+    measured = report(
+        trainer(
+            Layout(micro_batch_size=16, grad_accum_steps=2, precision=precision),
+            shape=shape,
+            loss=f"chunked:{num_chunks}",
+        )
+    )
+    element, h = 2 if precision is Precision.BF16 else 4, shape.hidden_size
+    tokens = 16 * LENGTH
+    layers = SHAPE.num_layers * layer_bytes_per_token(
+        Recompute(), precision, AttentionKind.FLASH, shape=shape
+    )
+    # The last norm's input and scale, and the gradients of its result and of the head's weight.
+    head = tokens * (2 * element * h + 4) + element * shape.vocab_size * h
+    assert measured.bytes_by_part["activations"] == pytest.approx(
+        tokens * (layers + 2 * TOKEN_BYTES) + head, abs=64
+    )
+    # Logits and their log-softmax, both in fp32; the last norm's result.
+    chunk = 8 * shape.vocab_size * tokens / num_chunks
+    assert measured.bytes_by_part["temporaries"] == pytest.approx(
+        tokens * element * h + chunk, abs=1024
+    )
+
+
+def test_gradients_of_one_micro_batch_are_gone_before_the_next_forward_pass() -> None:
+    shape = dataclasses.replace(SHAPE, vocab_size=4096)
+
+    def peak(grad_accum_steps: int, micro_batch_size: int, precision: Precision) -> MemoryReport:
+        layout = Layout(
+            micro_batch_size=micro_batch_size,
+            grad_accum_steps=grad_accum_steps,
+            precision=precision,
+        )
+        return report(trainer(layout, shape=shape))
+
+    # The loss is the peak, of many tokens: no gradient exists then.
+    lasting, freed = peak(2, 32, Precision.FP32), peak(1, 32, Precision.FP32)
+    assert lasting.bytes_by_part["gradients"] == 4 * shape.num_parameters
+    assert freed.bytes_by_part["gradients"] == 0
+    tokens = 32 * LENGTH
+    assert lasting.peak_allocated_bytes - freed.peak_allocated_bytes == pytest.approx(
+        4 * shape.num_parameters + tokens * TOKEN_BYTES, abs=64
+    )
+    # With few tokens it is the optimizer's step: all gradients, and in bf16 their fp32 copies.
+    step = peak(1, 1, Precision.BF16).bytes_by_part
+    assert step["activations"] + step["temporaries"] == pytest.approx(
+        (2 + 4) * shape.num_parameters + LENGTH * TOKEN_BYTES, abs=256
+    )
 
 
 def peak_bytes_per_token(
@@ -178,8 +239,9 @@ def peak_bytes_per_token(
             feed_forward = element * (h + 2 * ffn)
             core = 12 * scores + element * (2 * h - 4 * ffn)
         case "selective_ops":
-            feed_forward = whole - kept + element * (2 * h + 2 * ffn)
-            core = (10 if element == 2 else 8) * scores + element * (5 * h + kv)
+            # The first norm is computed again later.
+            feed_forward = whole - kept + element * 2 * ffn - 4
+            core = 12 * scores + element * (h - ffn)
         case _:
             feed_forward = whole - kept + element * (h + 2 * ffn)
             core = 12 * scores + element * (6 * h + 2 * kv)
@@ -192,7 +254,7 @@ def peak_bytes_per_token(
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-@pytest.mark.parametrize("attention", AttentionKind)
+@pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("recompute_text", ["none", "selective_attention", "selective_ops", "full"])
 def test_the_peak_is_the_closed_form(
     recompute_text: str, attention: AttentionKind, precision: Precision
@@ -203,7 +265,7 @@ def test_the_peak_is_the_closed_form(
         shape = dataclasses.replace(SHAPE, vocab_size=vocab_size)
         parts = report(
             trainer(
-                Layout(recompute=recompute, precision=precision),
+                Layout(grad_accum_steps=2, recompute=recompute, precision=precision),
                 shape=shape,
                 length=length,
                 attention=attention,
@@ -211,7 +273,7 @@ def test_the_peak_is_the_closed_form(
         ).bytes_by_part
         expected = length * (
             peak_bytes_per_token(recompute, precision, attention, shape=shape, length=length)
-            + TOKEN_BYTES
+            + 2 * TOKEN_BYTES
         )
         assert parts["activations"] + parts["temporaries"] == pytest.approx(expected, rel=2e-3)
 
@@ -221,7 +283,11 @@ def test_tied_embeddings_hold_the_head_s_weight_gradient_until_the_end(recompute
     def above_states(tied: bool) -> int:
         shape = dataclasses.replace(SHAPE, vocab_size=64, tied_embeddings=tied)
         of = trainer(
-            Layout(recompute=Recompute.parse(recompute), precision=Precision.FP32),
+            Layout(
+                grad_accum_steps=2,
+                recompute=Recompute.parse(recompute),
+                precision=Precision.FP32,
+            ),
             shape=shape,
             length=256,
         )
@@ -240,12 +306,12 @@ def test_tied_embeddings_hold_the_head_s_weight_gradient_until_the_end(recompute
             64,
             Precision.FP32,
             "full",
-            AttentionKind.SDPA,
+            AttentionKind.FLASH,
             # The head's gradient is the peak, or three of them.
         ),
-        (16000, 64, Precision.BF16, "none", AttentionKind.SDPA),
-        (64, 256, Precision.FP32, "selective_ops", AttentionKind.SDPA),  # a layer
-        (64, 256, Precision.FP32, "full:2", AttentionKind.SDPA),
+        (16000, 64, Precision.BF16, "none", AttentionKind.FLASH),
+        (64, 256, Precision.FP32, "selective_ops", AttentionKind.FLASH),  # a layer
+        (64, 256, Precision.FP32, "full:2", AttentionKind.FLASH),
         (64, 256, Precision.BF16, "full", AttentionKind.EAGER),
     ],
 )
@@ -260,9 +326,9 @@ def test_the_planner_predicts_the_peak_within_1_percent(
     shape = dataclasses.replace(
         SHAPE, hidden_size=128, ffn_hidden_size=352, vocab_size=vocab_size, tied_embeddings=tied
     )
-    layout = Layout(recompute=Recompute.parse(recompute), precision=precision)
+    layout = Layout(grad_accum_steps=2, recompute=Recompute.parse(recompute), precision=precision)
     measured = report(trainer(layout, shape=shape, length=length, attention=attention))
-    cell = Cell(model=shape, num_gpus=1, sequence_length=length, global_batch_size=1)
+    cell = Cell(model=shape, num_gpus=1, sequence_length=length, global_batch_size=2)
     predicted = predict_memory(
         LayoutTable.of([layout]), cell, Planned(eager_attention=attention is AttentionKind.EAGER)
     )
@@ -277,9 +343,9 @@ def test_states_are_so_many_bytes_a_parameter(
     precision: Precision, gradient_dtype: str, bytes_per_parameter: int
 ) -> None:
     parts = report(
-        trainer(Layout(precision=precision), gradient_dtype=gradient_dtype)
+        trainer(Layout(grad_accum_steps=2, precision=precision), gradient_dtype=gradient_dtype)
     ).bytes_by_part
-    num_tensors = 3 + SHAPE.num_layers * 9
+    num_tensors = 3 + SHAPE.num_layers * 7
     # AdamW counts its steps in one fp32 number per tensor.
     step_counters = 4 * num_tensors
     element = 4 if precision is Precision.FP32 else 2
@@ -310,7 +376,7 @@ def test_the_first_step_holds_what_every_later_one_holds() -> None:
     assert report(of) == first
 
 
-@pytest.mark.parametrize("attention", AttentionKind)
+@pytest.mark.parametrize("attention", KINDS)
 def test_more_recomputation_keeps_less(attention: AttentionKind) -> None:
     kept = [
         report(
@@ -410,10 +476,21 @@ def test_master_weights_are_stepped_in_chunks_with_the_same_result() -> None:
     gradients = [torch.randn(weight.shape, generator=generator).bfloat16() for weight in weights]
     cut = [weight.clone() for weight in weights]
     for part, chunk_elements in ((weights, 1 << 20), (cut, 40)):
-        adamw = AdamW(part, gradients, learning_rate=1e-2, chunk_elements=chunk_elements)
+        adamw = AdamW(part, learning_rate=1e-2, chunk_elements=chunk_elements)
         for _ in range(3):
-            adamw.step()
+            adamw.step(gradients)
     assert all(torch.equal(a, b) for a, b in zip(weights, cut, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_needs_a_chunk_of_fp32_gradients_for_a_moment(dtype: torch.dtype) -> None:
+    weights = [torch.randn(shape).to(dtype) for shape in ((7, 5), (64,), (3, 34))]
+    gradients = [torch.randn(weight.shape).to(dtype) for weight in weights]
+    adamw = AdamW(weights, learning_rate=1e-2, chunk_elements=40)
+    with LiveTensors([*weights, *gradients, *adamw.tensors()]) as tracker:
+        held_bytes = tracker.live_bytes
+        adamw.step(gradients)
+    assert tracker.peak_bytes - held_bytes == (0 if dtype == torch.float32 else 4 * 40)
 
 
 def test_stepping_is_torch_s_own_adamw() -> None:
@@ -421,10 +498,21 @@ def test_stepping_is_torch_s_own_adamw() -> None:
     ours = torch.randn(8, 8, generator=generator)
     theirs = torch.nn.Parameter(ours.clone())
     gradient = torch.randn(8, 8, generator=generator)
-    adamw = AdamW([ours], [gradient], learning_rate=1e-2)
+    adamw = AdamW([ours], learning_rate=1e-2)
     reference = torch.optim.AdamW([theirs], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for _ in range(3):
-        adamw.step()
+        adamw.step([gradient.clone() * 8.0], divisor=torch.tensor(8.0))
         theirs.grad = gradient
         reference.step()
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_step_whose_gradients_overflow_is_not_taken() -> None:
+    weights = [torch.ones(4), torch.ones(4).half()]
+    for weight in weights:
+        adamw = AdamW([weight], learning_rate=1e-2)
+        gradients = [torch.full_like(weight, torch.inf)]
+        adamw.step(gradients, divisor=torch.tensor(2.0), overflows=torch.tensor(1.0))
+        assert torch.equal(weight, torch.ones_like(weight))
+        adamw.step([torch.ones_like(weight)], divisor=torch.tensor(2.0), overflows=torch.zeros(()))
+        assert torch.all(weight < 1)

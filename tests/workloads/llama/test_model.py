@@ -12,7 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from orchestrator.core.problem.layout import Recompute
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.sweepfile.workload_options import AttentionKind
-from workloads.llama.model import NORM_EPSILON, ROPE_THETA, Llama
+from workloads.llama.model import Llama, LlamaPart
+from workloads.llama.rms_norm import NORM_EPSILON
+from workloads.llama.rotary import ROPE_THETA
 
 SHAPE = ModelShape(
     name="grouped",
@@ -33,7 +35,9 @@ TIED = ModelShape(
     vocab_size=64,
     tied_embeddings=True,
 )
+CPU = torch.device("cpu")
 BATCH, LENGTH = 2, 32
+KINDS = (AttentionKind.FLASH, AttentionKind.EAGER)  # of a CPU
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:2", "selective_ops:1")
 
 
@@ -45,18 +49,21 @@ def one_thread() -> None:
 def build(
     shape: ModelShape = SHAPE,
     *,
-    attention: AttentionKind = AttentionKind.SDPA,
+    attention: AttentionKind = AttentionKind.FLASH,
     recompute: str = "none",
     dtype: torch.dtype = torch.float32,
+    loss_chunks: int | None = None,
 ) -> Llama:
     model = Llama(
         shape,
         sequence_length=LENGTH,
         attention=attention,
         recompute=Recompute.parse(recompute),
+        loss_chunks=loss_chunks,
         dtype=dtype,
+        device=CPU,
     )
-    model.initialise(seed=7)
+    model.materialise(CPU, seed=7)
     return model
 
 
@@ -77,11 +84,12 @@ def naive_loss(
 
     def rotate(x: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        for i in range(shape.head_dim // 2):
+        half = shape.head_dim // 2
+        for i in range(half):
             angle = torch.arange(LENGTH, dtype=x.dtype) * ROPE_THETA ** (-2 * i / shape.head_dim)
-            even, odd = x[..., 2 * i], x[..., 2 * i + 1]
-            out[..., 2 * i] = even * angle.cos() - odd * angle.sin()
-            out[..., 2 * i + 1] = even * angle.sin() + odd * angle.cos()
+            first, second = x[..., i], x[..., half + i]
+            out[..., i] = first * angle.cos() - second * angle.sin()
+            out[..., half + i] = first * angle.sin() + second * angle.cos()
         return out
 
     x = weights["tok_embeddings.weight"][tokens]
@@ -92,14 +100,17 @@ def naive_loss(
             if name.startswith(f"layers.{layer}.")
         }
         normed = norm(x, w["attention_norm.weight"])
+        wq, wk, wv = w["attention.wqkv.weight"].split(
+            [shape.hidden_size, shape.kv_size, shape.kv_size]
+        )
         heads = []
         for head in range(shape.num_attention_heads):
             shared = head // (shape.num_attention_heads // shape.num_key_value_heads)
             rows = slice(head * shape.head_dim, (head + 1) * shape.head_dim)
             shared_rows = slice(shared * shape.head_dim, (shared + 1) * shape.head_dim)
-            q = rotate(normed @ w["attention.wq.weight"][rows].T)
-            k = rotate(normed @ w["attention.wk.weight"][shared_rows].T)
-            v = normed @ w["attention.wv.weight"][shared_rows].T
+            q = rotate(normed @ wq[rows].T)
+            k = rotate(normed @ wk[shared_rows].T)
+            v = normed @ wv[shared_rows].T
             scores = q @ k.transpose(1, 2) / math.sqrt(shape.head_dim)
             scores = scores + torch.full_like(scores, -math.inf).triu(1)
             heads.append(scores.softmax(-1) @ v)
@@ -112,18 +123,19 @@ def naive_loss(
             @ w["feed_forward.w2.weight"].T
         )
     logits = (
-        norm(x, weights["norm.weight"])
-        @ weights.get("output.weight", weights["tok_embeddings.weight"]).T
+        norm(x, weights["head.norm.weight"])
+        @ weights.get("head.output.weight", weights["tok_embeddings.weight"]).T
     )
     return -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
 
 
-@pytest.mark.parametrize("attention", AttentionKind)
+@pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("shape", [SHAPE, TIED], ids=lambda s: s.name)
+@pytest.mark.parametrize("loss_chunks", [None, 1, 5], ids=str)
 def test_loss_and_gradients_are_those_of_a_naive_llama(
-    shape: ModelShape, attention: AttentionKind
+    loss_chunks: int | None, shape: ModelShape, attention: AttentionKind
 ) -> None:
-    model = build(shape, attention=attention)
+    model = build(shape, attention=attention, loss_chunks=loss_chunks)
     tokens, targets = batch(shape)
     loss = model(tokens, targets)
     loss.backward()
@@ -140,7 +152,7 @@ def test_loss_and_gradients_are_those_of_a_naive_llama(
 
 
 @pytest.mark.parametrize("recompute", [r for r in RECOMPUTES if r != "none"])
-@pytest.mark.parametrize("attention", AttentionKind)
+@pytest.mark.parametrize("attention", KINDS)
 def test_recomputation_changes_no_bit_of_the_gradients(
     attention: AttentionKind, recompute: str
 ) -> None:
@@ -156,14 +168,16 @@ def test_recomputation_changes_no_bit_of_the_gradients(
 
 @pytest.mark.parametrize("shape", [*PRESETS.values(), SHAPE, TIED], ids=lambda s: s.name)
 def test_parameters_are_as_many_as_the_core_says(shape: ModelShape) -> None:
-    with torch.device("meta"):
-        model = Llama(
-            shape,
-            sequence_length=8,
-            attention=AttentionKind.SDPA,
-            recompute=Recompute(),
-            dtype=torch.bfloat16,
-        )
+    model = Llama(
+        shape,
+        sequence_length=8,
+        attention=AttentionKind.FLASH,
+        recompute=Recompute(),
+        loss_chunks=None,
+        dtype=torch.bfloat16,
+        device=CPU,
+    )
+    assert all(weight.is_meta for weight in model.parameters())
     assert sum(weight.numel() for weight in model.parameters()) == shape.num_parameters
 
 
@@ -186,7 +200,7 @@ def _cpu_attention_flops() -> dict[object, object]:
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)
-@pytest.mark.parametrize("attention", AttentionKind)
+@pytest.mark.parametrize("attention", KINDS)
 def test_flops_are_counted_as_the_core_says_for_every_recomputation(
     attention: AttentionKind, recompute: str
 ) -> None:
@@ -196,7 +210,7 @@ def test_flops_are_counted_as_the_core_says_for_every_recomputation(
         model(tokens, targets).backward()
     counted = counter.get_total_flops() / (BATCH * LENGTH)
     one_product_of_the_scores = 2 * SHAPE.hidden_size * LENGTH
-    if attention is AttentionKind.SDPA:
+    if attention is AttentionKind.FLASH:
         # A flash kernel's backward makes the scores anew from q and k: no work of the model, so
         # neither MFU nor HFU count it.
         counted -= SHAPE.num_layers * one_product_of_the_scores
@@ -220,3 +234,30 @@ def test_bf16_is_fp32_within_its_rounding() -> None:
         error = (a.grad - b.grad.float()).norm() / a.grad.norm()
         # Bf16 keeps 8 bits: 0.4 % a rounding, and some ten roundings in a row.
         assert error < 0.03, name
+
+
+def test_parts_of_a_model_compute_what_the_whole_does() -> None:
+    def part(first: int, count: int) -> Llama:
+        model = Llama(
+            SHAPE,
+            sequence_length=LENGTH,
+            attention=AttentionKind.FLASH,
+            recompute=Recompute(),
+            loss_chunks=None,
+            dtype=torch.float32,
+            device=CPU,
+            part=LlamaPart(
+                first_layer=first,
+                num_layers=count,
+                has_embedding=first == 0,
+                has_head=first + count == SHAPE.num_layers,
+            ),
+        )
+        model.materialise(CPU, seed=7)
+        return model
+
+    whole, first, last = build(), part(0, 2), part(2, 1)
+    names = [name for model in (first, last) for name, _ in model.named_parameters()]
+    assert sorted(names) == sorted(name for name, _ in whole.named_parameters())
+    tokens, targets = batch()
+    assert torch.equal(last(first(tokens), targets), whole(tokens, targets))

@@ -45,8 +45,10 @@ from orchestrator.core.trial.protocol import (
 )
 from workloads.llama import main
 from workloads.llama.data import Tokens
+from workloads.llama.gradient_norm import gradient_norm
 from workloads.llama.memory import LiveMemory, MemoryReport
 from workloads.llama.model import Llama
+from workloads.llama.optimizer import AdamW
 from workloads.llama.peak_flops import measured_peak, trial_peak
 from workloads.llama.stack import describe_stack
 from workloads.llama.train import TrainingLoop, check, train
@@ -263,11 +265,22 @@ assert len(os.listdir("/proc/self/task")) == 1
         (Layout(tensor_parallel_size=2), {}, "tensor_parallel_size 2 is more than 1"),
         (Layout(pipeline_parallel_size=4), {}, "pipeline_parallel_size 4"),
         (Layout(context_parallel_size=2), {}, "context_parallel_size 2"),
-        (Layout(zero_stage=2), {}, "zero_stage 2 is not one of 0, 1"),
-        (Layout(precision=Precision.FP8), {}, "precision fp8 is not one of bf16, fp32"),
-        (Layout(precision=Precision.FP16), {}, "precision fp16"),
-        (Layout(), {"attentoin": "sdpa"}, "attentoin: Extra inputs.*Allowed are attention"),
-        (Layout(), {"attention": "ring"}, "attention: Input should be 'sdpa' or 'eager'"),
+        (Layout(precision=Precision.FP8), {}, "precision fp8 needs a GPU"),
+        (
+            Layout(),
+            {"attentoin": "flash"},
+            "attentoin: Extra inputs.*Allowed are compile, attention",
+        ),
+        (Layout(), {"attention": "ring"}, "attention: Input should be 'auto', 'cudnn'"),
+        (Layout(), {"attention": "cudnn"}, "attention: cudnn does not exist for bf16 on cpu"),
+        (Layout(), {"loss": "chunked:0"}, "loss: String should match"),
+        (
+            Layout(data_parallel_size=2, zero_stage=1),
+            {"replicas": 4},
+            "replicas: 4 does not divide",
+        ),
+        (Layout(data_parallel_size=2), {"replicas": 2}, "replicas: 2 needs zero_stage 1 to 3"),
+        (Layout(zero_stage=2), {"accumulate": "last"}, "accumulate: last keeps whole gradients"),
         (Layout(), {"gradient_dtype": "fp16"}, "gradient_dtype"),
     ],
 )
@@ -281,7 +294,7 @@ def test_what_cannot_run_is_refused_with_its_field(
 def test_a_refusal_reaches_the_launcher_as_a_failure_note(
     tmp_path: Path, server: ForkServerContext
 ) -> None:
-    failure = run_trial(request(Layout(zero_stage=2)), tmp_path, server)[0]
+    failure = run_trial(request(Layout(tensor_parallel_size=2)), tmp_path, server)[0]
     assert isinstance(failure, RankFailure)
     assert failure.exception.endswith("ConfigRejected")
     assert not failure.out_of_memory
@@ -469,16 +482,14 @@ def told(
 def test_a_training_whose_last_gradient_alone_is_not_finite_is_not_measured(
     number: float, told: list[tuple[Phase, int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One number of a gradient is spoilt after each step, and the next step makes it anew."""
-    step = TrainingLoop.step
+    """One number of a gradient is spoilt, and no step is taken, so that losses stay finite."""
 
-    def spoilt(loop: TrainingLoop, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
-        loss = step(loop, micro_batches)
-        assert loss.isfinite()
-        loop.replica.gradients()[0].view(-1)[0] = number
-        return loss
+    def spoilt(gradients: list[Tensor], groups: list[object]) -> Tensor:
+        gradients[0].view(-1)[0] = number
+        return gradient_norm(gradients, groups)
 
-    monkeypatch.setattr(TrainingLoop, "step", spoilt)
+    monkeypatch.setattr("workloads.llama.train.gradient_norm", spoilt)
+    monkeypatch.setattr(AdamW, "step", lambda *_, **__: None)
     with pytest.raises(NotFinite) as raised:
         train(context())
     _, last, _ = told[-1]
@@ -537,17 +548,17 @@ def test_a_peak_is_measured_when_the_model_is_gone_and_unknown_without_room(
 ) -> None:
     models: list[weakref.ref[Llama]] = []
     alive_at_the_peak: list[bool] = []
-    initialise = Llama.initialise
+    materialise = Llama.materialise
 
-    def remember(model: Llama, seed: int) -> None:
+    def remember(model: Llama, device: torch.device, *, seed: int) -> None:
         models.append(weakref.ref(model))
-        initialise(model, seed)
+        materialise(model, device, seed=seed)
 
     def no_room(*_: object, **__: object) -> float:
         alive_at_the_peak.append(models[0]() is not None)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(Llama, "initialise", remember)
+    monkeypatch.setattr(Llama, "materialise", remember)
     monkeypatch.setattr("workloads.llama.peak_flops.product_flops", no_room)
     result = train(context())
     assert (result.peak_flops, result.peak_flops_source) == (None, None)

@@ -57,18 +57,23 @@ def little_to_collect() -> Iterator[None]:
 
 
 def llama(
-    shape: ModelShape = SHAPE, attention: AttentionKind = AttentionKind.SDPA
+    shape: ModelShape = SHAPE, attention: AttentionKind = AttentionKind.FLASH
 ) -> Callable[..., nn.Module]:
     def build(
         num_layers: int, recompute: str, dtype: torch.dtype, sequence_length: int
     ) -> nn.Module:
-        return Llama(
+        device = torch.get_default_device()
+        model = Llama(
             dataclasses.replace(shape, num_layers=num_layers),
             sequence_length=sequence_length,
             attention=attention,
             recompute=Recompute.parse(recompute),
+            loss_chunks=None,
             dtype=dtype,
+            device=device,
         )
+        model.materialise(device, seed=0)
+        return model
 
     return build
 
@@ -86,9 +91,9 @@ def trace_of_llama(
     )
 
 
-BF16 = (Precision.BF16, AttentionKind.SDPA, RECOMPUTES)
+BF16 = (Precision.BF16, AttentionKind.FLASH, RECOMPUTES)
 BF16_EAGER = (Precision.BF16, AttentionKind.EAGER, ("none", "selective_ops"))
-FP32 = (Precision.FP32, AttentionKind.SDPA, ("none", "full"))
+FP32 = (Precision.FP32, AttentionKind.FLASH, ("none", "full"))
 
 
 @pytest.mark.parametrize(("precision", "attention", "recomputes"), [BF16, BF16_EAGER, FP32])

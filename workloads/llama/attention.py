@@ -1,0 +1,109 @@
+"""Grouped-query attention: one fused projection, rotary embeddings, and a core by kind."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestrator.core.problem.layout import SelectivePolicy
+from orchestrator.core.problem.model_shape import ModelShape
+from orchestrator.core.sweepfile.workload_options import AttentionKind
+from workloads.llama.recompute import checkpointed
+from workloads.llama.rotary import RotateQueriesAndKeys, Rotation
+from workloads.llama.tensor_parallel import TensorParallel
+
+
+class Attention(nn.Module):
+    """The heads of this rank's share; without tensor parallelism, all.
+
+    In three parts, between which a layer's recomputation may begin and end.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        kind: AttentionKind,
+        policy: SelectivePolicy | None,
+        tensor_parallel: TensorParallel,
+    ) -> None:
+        super().__init__()
+        self.kind, self.policy = kind, policy
+        self.tensor_parallel = tensor_parallel
+        self.head_dim = shape.head_dim
+        self.num_kv_heads = shape.num_key_value_heads // tensor_parallel.size
+        width = shape.hidden_size // tensor_parallel.size
+        kv_width = self.num_kv_heads * self.head_dim
+        # Queries, keys, values.
+        self.wqkv = nn.Linear(shape.hidden_size, width + 2 * kv_width, bias=False)
+        self.wo = nn.Linear(width, shape.hidden_size, bias=False)
+
+    def queries_keys_values(self, x: Tensor) -> Tensor:
+        """Return the heads (b, s, heads, head_dim) of all three, not yet rotated."""
+        product = self.wqkv(self.tensor_parallel.gather(x))
+        heads: Tensor = product.unflatten(-1, (-1, self.head_dim))
+        return heads
+
+    def attend(self, qkv: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
+        """Return the heads' results side by side (b, s, width)."""
+        q, k, v = cast(
+            tuple[Tensor, Tensor, Tensor],
+            RotateQueriesAndKeys.apply(qkv, *rotation, self.num_kv_heads),  # type: ignore[no-untyped-call]
+        )
+        del qkv  # nobody else holds it, and nothing needs it any more
+        return self._core(q, k, v, mask).flatten(2)
+
+    def project(self, attended: Tensor) -> Tensor:
+        return self.tensor_parallel.scatter(self.wo(attended))
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        is_eager = self.kind is AttentionKind.EAGER
+        if self.policy is SelectivePolicy.ATTENTION:
+            return checkpointed(eager_core if is_eager else sdpa_core, q, k, v, mask)
+        if not is_eager:
+            return sdpa_core(q, k, v, mask)
+        if self.policy is SelectivePolicy.OPS and not torch.compiler.is_compiling():
+            # Both products are kept, what is between them is not.
+            return checkpointed(weighted_values, checkpointed(scores, q, k), v, mask)
+        return eager_core(q, k, v, mask)
+
+
+def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q k^T) v, all (b, s, heads, head_dim), by the device's fused kernel."""
+    num_groups = q.shape[2] // k.shape[2]
+    if num_groups > 1 and q.is_cuda and q.dtype == torch.float32:
+        # Flash has no fp32, and torch's fp32 kernel has no groups: torch would fall back to the
+        # score matrix.
+        k, v = k.repeat_interleave(num_groups, dim=2), v.repeat_interleave(num_groups, dim=2)
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        is_causal=True,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+def eager_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The same with the score matrix: softmax in fp32, products in the inputs' precision."""
+    return weighted_values(scores(q, k), v, mask)
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    """The scaled products of queries and keys (b, heads, s, s)."""
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    found: Tensor = (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)
+    return found
+
+
+def weighted_values(scores: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The values' means by the scores' softmax (b, s, heads, head_dim)."""
+    assert mask is not None  # made for this attention
+    v = v.repeat_interleave(scores.shape[1] // v.shape[2], dim=2)
+    weights = F.softmax(scores.masked_fill(mask, -math.inf), dim=-1, dtype=torch.float32)
+    return (weights.to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2)
