@@ -128,7 +128,8 @@ def why_unsteady(samples: Sequence[float], plan: MeasurementPlan) -> str | None:
             f"its steps became {abs(change):.1%} {'slower' if change > 0 else 'faster'} while they"
             " were timed (measurement.max_steps, or a device that does not settle)"
         )
-    if sum(samples) < plan.min_seconds:
+    # One number may be the median of any number of steps.
+    if len(samples) > 1 and sum(samples) < plan.min_seconds:
         return (
             f"its timed steps took {sum(samples):.2g} s of the {plan.min_seconds:g} s that a device"
             " needs to settle (measurement.max_steps, min_seconds)"

@@ -271,6 +271,7 @@ def test_a_program_that_ran_too_few_seconds_on_a_gpu_is_told_what_to_change() ->
     assert "1.2 s of the 5 s" in found.unsteady
     assert "max_steps" in found.unsteady
     assert on_gpu(*[0.5] * 10).confident
+    assert on_gpu(0.5).unsteady is None, "one number of a table may stand for many steps"
 
 
 def test_numbers_of_a_trial_that_was_ended_early_are_bounds() -> None:
