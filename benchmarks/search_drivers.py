@@ -24,6 +24,8 @@ from orchestrator.search.row_searcher import RowSearcher
 from orchestrator.search.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
 
 METHODS = ("auto", "tpe", "gp", "random", "heuristic")
+# Launches after which the classification of out-of-memories is scored again.
+AFTER = 5
 
 
 class Driver(Protocol):
@@ -133,9 +135,40 @@ def driver_of(
     if method == "heuristic":
         return RowDriver(problem, Strategy.EXHAUSTIVE, seed, _by_rule(problem))
     strategy = Strategy(method)
-    if mode == "blind" or problem.runs[0].cell is None or problem.is_mixed:
+    if mode == "blind" or not problem.has_physics:
         return RowDriver(problem, strategy, seed)
     return LayoutDriver(problem, strategy, seed, calibration)
+
+
+def classification(
+    problem: Problem, calibration: Calibration | None = None
+) -> tuple[float | None, float | None]:
+    """The AUC of the probability to fit, before anything is told and after AFTER launches.
+
+    It is the probability that the search holds a layout that runs out of memory for less likely to
+    fit than one that runs; over the layouts that were not launched. None: no memory limit is known,
+    or one of the two kinds is missing.
+    """
+    driver = LayoutDriver(problem, Strategy.AUTO, 0, calibration)
+    before = _auc(problem, driver, set())
+    told: set[int] = set()
+    while len(told) < AFTER and (row := driver.ask()) is not None:
+        driver.tell(row, problem.runs[row])
+        told.add(row)
+    return before, _auc(problem, driver, told)
+
+
+def _auc(problem: Problem, driver: LayoutDriver, told: set[int]) -> float | None:
+    fits = driver.fits()
+    if fits is None:
+        return None
+    left = [row for row in range(len(problem.runs)) if row not in told]
+    ran = fits[[row for row in left if problem.runs[row].status is RunStatus.OK]]
+    out = fits[[row for row in left if problem.runs[row].status is RunStatus.OOM]]
+    if not len(ran) or not len(out):
+        return None
+    higher = (ran[:, None] > out[None, :]).mean() + 0.5 * (ran[:, None] == out[None, :]).mean()
+    return float(higher)
 
 
 def _candidates_of(problem: Problem, calibration: Calibration | None) -> Candidates:

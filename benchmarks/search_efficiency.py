@@ -37,7 +37,9 @@ launches, failed ones included, until one is within 5 % (1 %) of the best tokens
 median and 90th percentile (the number of rows if it never is); `out_of_memory`, `crashed`,
 `repeats`: such launches until within 5 %, mean; `gpu_seconds`: GPUs x (60 s a launch + `--steps`
 steps, of those that ran) until within 5 %, median; `nothing_fits`: launches until that is declared,
-for a table in which nothing ran. The summary has means over problems. `best_after`: mean over
+for a table in which nothing ran; `auc_cold`, `auc_after_5`: the probability that `auto` holds a
+layout that runs out of memory for less likely to fit than one that runs, before anything and after
+5 launches. The summary has means over problems. `best_after`: mean over
 problems and seeds of the best share so far after 1, 2, 3, ... launches.
 """
 
@@ -55,7 +57,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import describe_machine, parser_of, write_result
-from benchmarks.search_drivers import METHODS, Driver, driver_of
+from benchmarks.search_drivers import AFTER, METHODS, Driver, classification, driver_of
 from benchmarks.search_problem import (
     FEWEST_ROWS,
     NAMED,
@@ -72,6 +74,7 @@ from orchestrator.core.pretend.run_table import RunStatus
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 
 SHOWN_LAUNCHES = 100  # length of the curve
+AUCS = ("auc_cold", f"auc_after_{AFTER}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,9 @@ def search(problem: Problem, driver: Driver, *, steps: int) -> Run:
     )
 
 
-def summarise(problem: Problem, runs: Sequence[Run]) -> dict[str, object]:
+def summarise(
+    problem: Problem, runs: Sequence[Run], auc: tuple[float | None, float | None]
+) -> dict[str, object]:
     never = len(problem.runs)
     found: dict[str, object] = {"rows": len(problem.runs), "seeds": len(runs)}
     if not problem.speeds.max():
@@ -142,6 +147,9 @@ def summarise(problem: Problem, runs: Sequence[Run]) -> dict[str, object]:
         found[name] = {"median": float(np.median(values)), "p90": float(np.quantile(values, 0.9))}
     for name in ("out_of_memory", "crashed", "repeats"):
         found[name] = round(float(np.mean([getattr(run, name) for run in runs])), 2)
+    for name, value in zip(AUCS, auc, strict=True):
+        if value is not None:
+            found[name] = round(value, 4)
     return found | {"gpu_seconds": round(float(np.median([run.gpu_seconds for run in runs])), 0)}
 
 
@@ -157,6 +165,9 @@ def total(
         means[f"{name}_worst_median"] = max((found[name]["median"] for found in ran), default=None)  # type: ignore[index]
     for name in ("out_of_memory", "crashed", "repeats", "gpu_seconds"):
         means[name] = _mean([found[name] for found in ran])
+    for name in AUCS:
+        if scored := [found[name] for found in ran if name in found]:
+            means[name] = round(float(np.mean(np.array(scored, dtype=np.float64))), 4)
     if hopeless:
         means["nothing_fits"] = {
             "problems": len(hopeless),
@@ -184,14 +195,16 @@ class Task:
     steps: int
 
 
-def perform(task: Task) -> tuple[Task, list[Run]]:
+def perform(task: Task) -> tuple[Task, list[Run], tuple[float | None, float | None]]:
     warnings.filterwarnings("ignore", module="optuna")
     runs = []
     for seed in range(task.seeds):
         problem = task.problem.shuffled(seed)
         driver = driver_of(problem, task.method, seed, mode=task.mode, calibration=task.calibration)
         runs.append(search(problem, driver, steps=task.steps))
-    return task, runs
+    is_predicted = task.method == "auto" and task.mode != "blind" and task.problem.has_physics
+    auc = classification(task.problem, task.calibration) if is_predicted else (None, None)
+    return task, runs, auc
 
 
 def tasks_of(arguments: argparse.Namespace) -> Iterator[Task]:
@@ -309,10 +322,10 @@ def main() -> None:
     }
     curves: dict[str, list[Sequence[float]]] = {method: [] for method in arguments.methods}
     with ProcessPoolExecutor(arguments.parallel, mp_context=get_context("spawn")) as pool:
-        for task, runs in (
+        for task, runs, auc in (
             pool.map(perform, tasks) if arguments.parallel > 1 else map(perform, tasks)
         ):
-            by_method[task.method][task.problem.name] = summarise(task.problem, runs)
+            by_method[task.method][task.problem.name] = summarise(task.problem, runs, auc)
             curves[task.method] += [
                 run.best for run in runs if run.best and task.problem.speeds.max()
             ]

@@ -57,6 +57,11 @@ class Problem:
             > 1
         )
 
+    @property
+    def has_physics(self) -> bool:
+        """True if memory and time of its layouts can be predicted: one cell of a known model."""
+        return self.runs[0].cell is not None and not self.is_mixed
+
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
         return tuple(_layout(run) for run in self.runs)

@@ -33,18 +33,13 @@ from multiprocessing import get_context
 import numpy as np
 
 from benchmarks.machine import describe_machine, parser_of, write_result
-from benchmarks.search_drivers import LayoutDriver, driver_of
+from benchmarks.search_drivers import AFTER, classification, driver_of
 from benchmarks.search_efficiency import Run, search
-from benchmarks.search_problem import Problem
 from benchmarks.simulated_trainer import simulated_problem
 from orchestrator.core.physics.trainer import TRAINERS
 from orchestrator.core.pretend.replay import DEFAULT_PROFILE
-from orchestrator.core.pretend.run_table import RunStatus
-from orchestrator.core.sweepfile.sections import Strategy
 
 STEPS = 15
-# Launches, after which the classification is scored again.
-TOLD = 5
 METHODS = ("auto", "tpe", "gp", "random")
 
 
@@ -66,7 +61,7 @@ class Outcome:
     reports_memory: bool
     has_options: bool
     runs: dict[str, list[Run]]
-    auc: tuple[float | None, float | None]  # before, and after TOLD launches
+    auc: tuple[float | None, float | None]  # before, and after some launches
 
 
 def perform(task: Task) -> Outcome:
@@ -100,30 +95,6 @@ def _profile(told: str, number: int) -> str:
     return names[number % len(names)] if told == "wrong" else told
 
 
-def classification(problem: Problem) -> tuple[float | None, float | None]:
-    """The AUC of the probability to fit, before anything is told and after TOLD launches."""
-    driver = LayoutDriver(problem, Strategy.AUTO, 0, None)
-    before = _auc(problem, driver, set())
-    told: set[int] = set()
-    while len(told) < TOLD and (row := driver.ask()) is not None:
-        driver.tell(row, problem.runs[row])
-        told.add(row)
-    return before, _auc(problem, driver, told)
-
-
-def _auc(problem: Problem, driver: LayoutDriver, told: set[int]) -> float | None:
-    fits = driver.fits()
-    if fits is None:
-        return None
-    left = [row for row in range(len(problem.runs)) if row not in told]
-    ran = fits[[row for row in left if problem.runs[row].status is RunStatus.OK]]
-    out = fits[[row for row in left if problem.runs[row].status is RunStatus.OOM]]
-    if not len(ran) or not len(out):
-        return None
-    higher = (ran[:, None] > out[None, :]).mean() + 0.5 * (ran[:, None] == out[None, :]).mean()
-    return float(higher)
-
-
 def summarise(outcomes: Sequence[Outcome], method: str) -> dict[str, object]:
     medians, to_1, failed, worst = [], [], [], 0.0
     for one in outcomes:
@@ -145,7 +116,7 @@ def summarise(outcomes: Sequence[Outcome], method: str) -> dict[str, object]:
         ),
         **{
             name: _mean([one.auc[place] for one in outcomes if one.auc[place] is not None])
-            for place, name in enumerate(("auc_cold", f"auc_after_{TOLD}"))
+            for place, name in enumerate(("auc_cold", f"auc_after_{AFTER}"))
             if method == "auto"
         },
     }

@@ -225,6 +225,19 @@ def _layouts(result: Any) -> str:
     )
 
 
+def _launch(result: Any) -> str:
+    one, two = (result["added_seconds_by_ranks"][ranks]["median"] for ranks in ("1", "2"))
+    return f"{_digits(one)} s with one rank, {_digits(two)} s with two"
+
+
+def _recipes(result: Any) -> str:
+    return ", ".join(
+        f"{name} {numbers['trial_over_stopwatch']:.3f}"
+        for name, numbers in result.items()
+        if isinstance(numbers, dict) and "trial_over_stopwatch" in numbers
+    )
+
+
 def _store(result: Any) -> str:
     return f"{_digits(result['best_seconds'])} s, {_digits(result['status_seconds'])} s"
 
@@ -308,6 +321,17 @@ _MEASURED: Sequence[tuple[str, str, Format]] = (
         "orchestration",
         "the same with torch, gloo and four steps of llama-tiny",
         lambda result: f"{_rate(result, 'sweep_torch')}/s",
+    ),
+    (
+        "launch-overhead",
+        "what a launch of your own program adds to the time that the program needs alone",
+        _launch,
+    ),
+    (
+        "recipes",
+        "throughput of the recipes' trials over that of a stopwatch around the same steps, "
+        "median of 5 runs on a busy machine",
+        _recipes,
     ),
     ("long-sweep", "ask + tell + store at 5,000 trials; memory gained over them", _long_sweep),
     (

@@ -210,12 +210,17 @@ class _Processes:
             return
         self._next_at = now + _POLL_SECONDS
         self._is_over = timed_steps_run
-        for pid in {below for rank in ranks if rank is not None for below in descendants(rank)}:
-            with suppress(OSError, ValueError, IndexError):
-                self._consider(pid)
+        for rank in filter(None, ranks):
+            for pid in descendants(rank):
+                with suppress(OSError, ValueError, IndexError):
+                    self._consider(pid, rank)
 
-    def _consider(self, pid: int) -> None:
+    def _consider(self, pid: int, rank: int) -> None:
         folder = Path("/proc") / str(pid)
+        words = (folder / "cmdline").read_bytes().split(b"\0")
+        # A copy of the rank that has not become the program yet is our Python.
+        if words == Path(f"/proc/{rank}/cmdline").read_bytes().split(b"\0"):
+            return
         if not is_python(str((folder / "exe").readlink())):
             return
         if (folder / "ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink():
@@ -226,10 +231,11 @@ class _Processes:
             return
         entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
         environment = dict(entry.partition("=")[::2] for entry in entries if "=" in entry)
-        word = (folder / "cmdline").read_bytes().split(b"\0")[0].decode()
         # The name that it was called by is a link in its environment's folder, unlike its file.
         found = interpreter_of(
-            [word], search_path=environment.get("PATH"), cwd=str((folder / "cwd").readlink())
+            [words[0].decode()],
+            search_path=environment.get("PATH"),
+            cwd=str((folder / "cwd").readlink()),
         )
         if found is not None:
             self._largest_bytes = resident_pages

@@ -15,7 +15,11 @@ import pytest
 
 from orchestrator.core.trial.fingerprint import Software
 from orchestrator.node import program_software
-from orchestrator.node.program_software import ProgramSoftware, interpreter_of
+from orchestrator.node.program_software import (
+    AttemptSoftware,
+    ProgramSoftware,
+    interpreter_of,
+)
 
 
 def script(path: Path, text: str) -> Path:
@@ -122,6 +126,47 @@ def test_a_python_that_does_not_answer_leaves_all_unknown(
     monkeypatch.setattr(program_software, "ANSWER_SECONDS", 0.3)
     python = script(tmp_path / "python", text)
     assert ProgramSoftware().of(str(python), {"PATH": "/bin:/usr/bin"}) == Software()
+
+
+COPY = """
+import os, sys
+if os.fork() == 0:
+    sys.stdin.readline()
+    os.execv(sys.argv[1], [sys.argv[1], "-c", "input()"])
+print("forked", flush=True)
+os.wait()
+"""
+
+
+def test_a_copy_of_a_rank_that_has_not_become_the_program_yet_is_not_its_python(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(Path(sys.executable).resolve())
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = tmp_path / "env" / "lib" / version / "site-packages"
+    packages.mkdir(parents=True)
+    (tmp_path / "env" / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
+    install(packages, "its-own", "7")
+    with subprocess.Popen(
+        [sys.executable, "-c", COPY, str(python)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as rank:
+        assert rank.stdin is not None and rank.stdout is not None
+        rank.stdout.readline()
+
+        def found_now() -> Software:
+            attempt = AttemptSoftware(ProgramSoftware(), ("sh", "-c", "x"), devices=(), found=None)
+            attempt.find_python([rank.pid], timed_steps_run=False)
+            return attempt.software()
+
+        assert found_now().packages == ()
+        rank.stdin.write(b"go\n")
+        rank.stdin.flush()
+        (program,) = psutil.Process(rank.pid).children()
+        within(30, lambda: program.cmdline()[0] == str(python))
+        within(30, lambda: dict(found_now().packages).get("its-own") == "7")
+        program.kill()
 
 
 ASKS = """

@@ -50,7 +50,7 @@ def judge_run(
     _check_wall(told, seen, pace, layout)
     found = (
         _pace_reason(told, pace, layout),
-        _count_reason(told, seen, plan),
+        _count_reason(told, seen, plan, layout.grad_accum_steps),
         _tokens_reason(result, layout, sequence_length),
         _constant_reason(result, plan, layout.global_batch_size * sequence_length),
         _trend_reason(result),
@@ -160,8 +160,13 @@ def _why_too_short(ratio: float, layout: Layout) -> str:
     return f"{ratio:.2g} times less. {_SYNCHRONISE}"
 
 
-def _count_reason(told: ToldSteps, seen: ProgramSeen, plan: MeasurementPlan) -> str | None:
-    """Return why a line is not a step: by the numbers in the lines, else by how many there are."""
+def _count_reason(
+    told: ToldSteps, seen: ProgramSeen, plan: MeasurementPlan, accumulated: int
+) -> str | None:
+    """Return why a time is not that of a step: by the numbers in lines, else by how many there are.
+
+    A step has `accumulated` micro-batches.
+    """
     num, asked = len(told.seconds), plan.warmup_steps + plan.max_steps
     if (each := seen.steps_per_line) is not None:
         if abs(each / seen.every - 1) < 0.1:
@@ -170,8 +175,21 @@ def _count_reason(told: ToldSteps, seen: ProgramSeen, plan: MeasurementPlan) -> 
         if seen.every > 1:
             return f"{what}, and workload.options.metrics.every is {seen.every}: write {each:.3g}"
         return f"{what}: one line for each optimizer step is wanted, with the time of that step"
-    is_part = any(num == asked // every for every in range(2, asked + 1))
     is_its_choice = seen.ended_itself and seen.knows_num_steps
+    # Of a document, which may leave out the warm-up, in steps or in micro-batches.
+    by_micro_batch = accumulated * asked
+    each_micro_batch = (
+        by_micro_batch,
+        by_micro_batch - plan.warmup_steps,
+        accumulated * plan.max_steps,
+    )
+    if accumulated > 1 and is_its_choice and seen.every == 1 and num in each_micro_batch:
+        return (
+            f"it was asked for {asked} steps, and told {num} times: one for each of the "
+            f"{accumulated} micro-batches of a step? One for all of them and the update is wanted. "
+            "If it ran more steps, let it run {num_steps}"
+        )
+    is_part = any(num == asked // every for every in range(2, asked + 1))
     if not (told.are_lines and is_its_choice and is_part and seen.every == 1):
         return None
     if num < plan.warmup_steps + FEWEST_STEPS:

@@ -159,6 +159,16 @@ def test_a_line_for_several_steps_is_found_by_the_number_of_lines() -> None:
     assert judge(run(steps).result(knows_num_steps=False)) is None
 
 
+@pytest.mark.parametrize("num", [4 * 52, 4 * 50, 4 * 52 - 2])
+def test_a_time_for_each_micro_batch_is_found_by_the_number_of_times(num: int) -> None:
+    times = noisy(0.5, num)
+    reason = judge(run(times).result())
+    assert reason is not None and f"and told {num} times: one for each of the 4 micro" in reason
+    assert judge(run([*times, 0.5]).result()) is None
+    assert judge(run(times).result(steps_per_line=1.0)) is None
+    assert judge(run(times).result(ended_itself=False)) is None
+
+
 @pytest.mark.parametrize(("each", "said"), [(10.0, "rise by 10 a line"), (0.25, "by 0.25 a line")])
 def test_the_numbers_in_the_lines_show_that_a_line_is_no_step(each: float, said: str) -> None:
     reason = judge(run(noisy(0.5)).result(steps_per_line=each))

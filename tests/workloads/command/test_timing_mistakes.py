@@ -79,6 +79,17 @@ MISTAKES = {
         """,
         "a line: one line for each optimizer step is wanted",
     ),
+    "a number for each micro-batch in the document": (
+        """
+        times = []
+        for micro_batch in range(num_steps * accumulated):
+            began = time.perf_counter()
+            work(0.005)
+            times.append(time.perf_counter() - began)
+        json.dump({"step_seconds": times}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        """,
+        "one for each of the 4 micro-batches of a step?",
+    ),
     "the time of several steps in each line": (
         """
         time.sleep(5)  # to start
