@@ -232,7 +232,9 @@ class EarlierConfirmation(Confirmation):
 
     change = None
 
-    def next_check(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
+    def next_check(
+        self, confirm: Confirm, *, anchor_every: int, num_left: int = 0
+    ) -> Repeat | None:
         return None
 
     def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:

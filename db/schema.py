@@ -27,6 +27,7 @@ VIEWS = (
     "v_gpu_seconds",
     "v_run",
     "v_profile",
+    "v_cell",
 )
 
 __all__ = [

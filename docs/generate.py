@@ -189,7 +189,8 @@ def _part(name: str) -> str:
             {
                 name: _means(field)
                 for name, field in RankResult.model_fields.items()
-                if name not in ("seen", "profile")  # its rank adds them
+                # A program's rank adds these.
+                if name not in ("seen", "step_seconds_bound", "profile")
             },
         ),
         "profile-parts": lambda: _words("part", MEANS),

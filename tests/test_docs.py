@@ -132,10 +132,10 @@ def test_your_own_program_is_measured_as_the_document_shows(tmp_path: Path) -> N
             sequence_length=cell.sequence_length,
             layout=layout,
             device=Device.CPU,
-            measurement=spec.measurement.plan,
+            measurement=spec.measurement.plan(Device.CPU),
             limits=resolve_limits(
                 spec.measurement.limits.asked,
-                plan=spec.measurement.plan,
+                plan=spec.measurement.plan(Device.CPU),
                 num_ranks=1,
                 predicted=None,
             ),

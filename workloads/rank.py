@@ -218,7 +218,8 @@ def _cuda_memory() -> tuple[int | None, int | None]:
     """Peak bytes allocated on this rank's GPU, and its capacity, if it uses CUDA."""
     # Not imported here: a workload without torch must not pay for it.
     torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    # In this order: whether a GPU is available takes for ever if its driver is ill.
+    if torch is None or not torch.cuda.is_initialized() or not torch.cuda.is_available():
         return None, None
     try:
         device = torch.cuda.get_device_properties(torch.cuda.current_device())

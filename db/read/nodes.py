@@ -47,6 +47,7 @@ _RUNS = (
         attempt.c.nodes.is_not(None),
         sa.not_(measurement.c.thrashing),
         measurement.c.implausible.is_(None),
+        measurement.c.step_seconds_bound.is_(None),
     )
     .order_by(attempt.c.id.desc())
 )

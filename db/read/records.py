@@ -37,6 +37,17 @@ _MEASURED = tuple(
     if field.name in schema.measurement.c and field.name != "step_seconds"
 )
 LOAD_COLUMNS = tuple(field.name for field in fields(MachineLoad))
+# Columns of a measurement by the field of GpuUsage that they hold.
+GPU_COLUMNS = {
+    "gpu_busy": "busy",
+    "gpu_power_watts": "power_watts",
+    "gpu_energy_joules": "energy_joules",
+    "gpu_clock_mhz": "clock_mhz",
+    "gpu_lowest_clock_mhz": "lowest_clock_mhz",
+    "sm_activity": "sm_activity",
+    "tensor_activity": "tensor_activity",
+    "dram_activity": "dram_activity",
+}
 _TELLING = (
     "cpu_cores",
     "foreign_gpu_processes",
@@ -127,20 +138,24 @@ def load_of(row: Row) -> MachineLoad:
 def measurement_columns(
     measurement: Measurement, gpu: GpuUsage, memory_by_part: Mapping[str, int] | None
 ) -> Columns:
-    step_time = measurement.step_time
+    step_time, rate = measurement.step_time, measurement.tokens_per_second_per_gpu
     return {
         **{name: getattr(measurement, name) for name in _MEASURED},
         "step_seconds_median": step_time.median,
         "step_seconds_iqr": step_time.iqr,
         "num_steps": step_time.num_steps,
         "relative_confidence": step_time.relative_confidence,
-        "gpu_utilisation": gpu.utilisation,
-        "gpu_power_watts": gpu.power_watts,
+        **{column: getattr(gpu, name) for column, name in GPU_COLUMNS.items()},
+        "joules_per_token": gpu.power_watts / rate if gpu.power_watts is not None else None,
         "memory_by_part": {storable(part): int(size) for part, size in memory_by_part.items()}
         if memory_by_part
         else None,
         "step_seconds": list(measurement.step_seconds),
     }
+
+
+def gpu_usage_of(row: Row) -> GpuUsage:
+    return GpuUsage(**{name: row[column] for column, name in GPU_COLUMNS.items()})
 
 
 def measurement_of(row: Row) -> Measurement:

@@ -127,6 +127,11 @@ class TrialRow:
     # As a driver or kernel saw it, and which.
     peak_memory_driver_bytes: int | None = None
     peak_memory_driver_kind: DriverMemoryKind | None = None
+    peak_memory_active_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    device_used_bytes: int | None = None  # by everything, after the timed steps
+    unsteady: str | None = None  # why its steps do not show the speed of a long run
+    step_seconds_bound: float | None = None  # None: it was timed to its end
     extra: Mapping[str, Any] | None = None  # the program's own fields
 
 
@@ -157,6 +162,8 @@ class AttemptRow:
     gpu: GpuUsage | None
     memory_by_part: Mapping[str, int] | None
     load: MachineLoad = NO_LOAD
+    # By node: cores to which each rank was bound; None: to none.
+    bound_cpus: Mapping[str, list[str]] | None = None
 
     def reserved(self, num_gpus: int) -> ReservedGpuSeconds | None:
         """The uses of its GPU-seconds; None: it has not ended, or its GPU-seconds are not known."""

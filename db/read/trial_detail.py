@@ -13,7 +13,6 @@ from db.read.sweeps import CELLS, cell_row, event_row
 from db.read.trials import trials_by_id
 from db.types import AttemptState
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.trial.node_report import GpuUsage
 from orchestrator.core.trial.purpose import Purpose
 
 sweep, cell, attempt, event = schema.sweep, schema.cell, schema.attempt, schema.event
@@ -61,7 +60,6 @@ def _attempt_row(row: sa.RowMapping) -> AttemptRow:
     numbers = {name[2:]: value for name, value in row.items() if name.startswith("m_")}
     stack = {name[2:]: value for name, value in row.items() if name.startswith("f_")}
     is_measured = numbers["attempt_id"] is not None
-    usage = GpuUsage(utilisation=numbers["gpu_utilisation"], power_watts=numbers["gpu_power_watts"])
     return records.build(
         AttemptRow,
         row,
@@ -72,7 +70,7 @@ def _attempt_row(row: sa.RowMapping) -> AttemptRow:
         fingerprint=records.fingerprint_of(stack) if stack["digest"] is not None else None,
         failure=records.failure_of(row),
         measurement=records.measurement_of(numbers) if is_measured else None,
-        gpu=usage if is_measured else None,
+        gpu=records.gpu_usage_of(numbers) if is_measured else None,
         memory_by_part=numbers["memory_by_part"],
         load=records.load_of(row),
     )

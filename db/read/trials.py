@@ -71,6 +71,7 @@ def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[Tria
             trial.c.sweep_id == sweep_id,
             trial.c.state == TrialState.MEASURED,
             measurement.c.implausible.is_(None),
+            measurement.c.step_seconds_bound.is_(None),
             _is_current(attempt),
         )
         .subquery()

@@ -132,6 +132,12 @@ attempt = Table(
         "settings of NCCL, gloo and similar libraries that its ranks got, as JSON: name to "
         "value, or to the value on each node",
     ),
+    optional(
+        "bound_cpus",
+        Json,
+        "cores to which its ranks were bound, those of their GPU's NUMA node, as JSON: node to a "
+        "list for each rank; NULL: to none",
+    ),
     # Load of its node while steps were timed; of several nodes the one with most load by others.
     optional(
         "cpu_cores",
@@ -255,6 +261,18 @@ measurement = Table(
         Text,
         "why the numbers cannot be true, with the cure: they never win; NULL: nothing shows it",
     ),
+    optional(
+        "unsteady",
+        Text,
+        "why its steps do not show the speed of a long run: a trend, or too few seconds; NULL: "
+        "nothing shows it",
+    ),
+    optional(
+        "step_seconds_bound",
+        Double,
+        "a step takes at least so long: the trial was ended early, since it cannot be the best; "
+        "its numbers are of a few steps, and never win; NULL: it was timed to its end",
+    ),
     optional("mfu", Double, "model FLOPs utilisation, 0 to 1; NULL: no peak is known"),
     optional("hfu", Double, "hardware FLOPs utilisation, 0 to 1: recomputed FLOPs count"),
     required("mfu_formula", Text, "FLOPs per token that `mfu` rests on"),
@@ -287,25 +305,61 @@ measurement = Table(
         "`nvml`: used on the device, less what was used before the attempt; `rss`: resident memory "
         "of the program's largest process, on a CPU",
     ),
+    optional(
+        "peak_memory_active_bytes",
+        BigInteger,
+        "highest memory of blocks that the allocator could not give away, worst rank: allocated, "
+        "or still in use by another stream",
+    ),
+    optional(
+        "inactive_split_bytes",
+        BigInteger,
+        "free rests of split blocks at their highest, worst rank: what fragmentation costs",
+    ),
+    optional(
+        "device_used_bytes",
+        BigInteger,
+        "memory in use on the fullest device after the timed steps, by everything: the "
+        "allocator's, the context, communication buffers, other processes",
+    ),
     optional("device_memory_bytes", BigInteger, "memory of one device, as the rank saw it"),
     optional(
         "allocator_retries",
         BigInteger,
         "times that the GPU's allocator freed its cache and tried again",
     ),
+    optional(
+        "allocator_ooms", BigInteger, "out-of-memory errors that the program's allocator raised"
+    ),
     required(
         "thrashing",
         Boolean,
         "ran at the memory edge with allocator retries, and so slower than it could",
     ),
+    optional("attention_kernel", Text, "the kernel of attention that ran, as the program names it"),
     optional("loss_first", Double, "loss of the first step"),
     optional("loss_last", Double, "loss of the last step"),
+    # Of the time in which steps were timed; NULL if that was less than 2 s, or not told.
     optional(
-        "gpu_utilisation",
+        "gpu_busy",
         Double,
-        "mean share of time that a kernel ran, 0 to 1, while steps were timed (NVML)",
+        "mean share of time in which at least one kernel ran, however small (NVML's utilisation), "
+        "0 to 1: [what it means](measuring.md#what-a-gpu-did)",
     ),
-    optional("gpu_power_watts", Double, "mean power of a GPU while steps were timed (NVML)"),
+    optional("gpu_power_watts", Double, "mean power of a GPU (NVML)"),
+    optional("gpu_energy_joules", Double, "energy of all its GPUs (NVML's counter at both ends)"),
+    optional("joules_per_token", Double, "power of a GPU over its tokens per second"),
+    optional(
+        "gpu_clock_mhz", Double, "median SM clock of the slowest GPU while steps were timed (NVML)"
+    ),
+    optional("gpu_lowest_clock_mhz", Double, "lowest SM clock seen of any GPU (NVML)"),
+    optional(
+        "sm_activity",
+        Double,
+        "share of the multiprocessors that were busy, 0 to 1 (NVML's GPM: Hopper and newer)",
+    ),
+    optional("tensor_activity", Double, "share of time in which tensor cores worked (GPM)"),
+    optional("dram_activity", Double, "share of the device memory's bandwidth that was used (GPM)"),
     optional(
         "extra",
         Json,

@@ -1,4 +1,4 @@
--- The fastest layout of each cell and fingerprint, among those whose numbers may be true. Numbers of two fingerprints are not comparable: read the rows with is_current.
+-- The fastest layout of each cell and fingerprint, among those whose numbers may be true and that were timed to their end. Numbers of two fingerprints are not comparable: read the rows with is_current.
 -- is_current: whether the cell's newest measurement has this fingerprint
 CREATE VIEW v_best AS
 SELECT
@@ -38,7 +38,7 @@ FROM (
     FROM attempt
     JOIN trial ON trial.id = attempt.trial_id
     JOIN measurement ON measurement.attempt_id = attempt.id
-    WHERE attempt.state = 'measured' AND NOT attempt.superseded AND trial.state = 'measured' AND measurement.implausible IS NULL
+    WHERE attempt.state = 'measured' AND NOT attempt.superseded AND trial.state = 'measured' AND measurement.implausible IS NULL AND measurement.step_seconds_bound IS NULL
 ) AS ranked
 JOIN v_trial ON v_trial.trial_id = ranked.trial_id
 WHERE ranked.place = 1

@@ -309,6 +309,8 @@ def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records
     values: records.Columns = {
         **{name: facts.get(name) for name in _FACTS},
         "environment": facts.get("environment") or None,
+        "bound_cpus": {node: list(cores) for node, cores in (facts.get("bound_cpus") or {}).items()}
+        or None,
         "fingerprint_digest": fingerprint_digest,
         **records.phase_columns(facts.get("phases") or {}),
     }

@@ -40,6 +40,8 @@ MAX_TIED_SHOWN = 8
 MAX_OTHERS_SHOWN = 5
 # The spread of runs without drift and load is named if the whole spread is this many times larger.
 LARGER_SPREAD = 1.5
+# A median SM clock so far from the cell's median is of a device in another state.
+OTHER_CLOCK = 0.03
 # Standard deviations of one run: no two runs of one layout are so far apart.
 CLEARLY = 4.0
 
@@ -113,6 +115,8 @@ def best(
             _add_differences(others, cells, store.fingerprints(row.id))
 
         implausible = _implausible(db, row.id)
+        other_clocks = _other_clocks(db, row.id)
+        beaten = _beaten(db, row.id)
     nothing = Ranking(leading=(), tied=(), text="", drift=None)
     by_cell = [(cell, rankings.get(cell.cell.id, nothing)) for cell in cells]
     found = [
@@ -136,6 +140,8 @@ def best(
                 "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
                 "other_fingerprints": others,
                 "implausible": implausible,
+                "other_clocks": other_clocks,
+                "ended_early": beaten,
             }
             write_json("best", fields)
         case Format.CSV:
@@ -145,7 +151,8 @@ def best(
             trials = [(trial, cell.cell) for cell, s in by_cell for trial in s.leading[:top]]
             trial_text.write_markdown(trials)
         case Format.TABLE:
-            _print(row.name, by_cell, top, others, implausible)
+            remarks = _Remarks(implausible=implausible, other_clocks=other_clocks, beaten=beaten)
+            _print(row.name, by_cell, top, others, remarks)
 
 
 def ranking(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Ranking:
@@ -303,12 +310,40 @@ def _implausible(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
     return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
 
+def _other_clocks(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
+    """The runs whose GPUs had another clock than usual in their cell."""
+    from db.sql import readonly  # needs SQLAlchemy
+
+    found = readonly.own_query(
+        db,
+        "SELECT cell_id, trial_id, attempt, gpu_clock_mhz, gpu_clock_off FROM v_run"
+        f" WHERE sweep_id = {sweep_id} AND abs(gpu_clock_off) > {OTHER_CLOCK}"
+        " ORDER BY trial_id, attempt",
+    )
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+
+def _beaten(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
+    """The trials that were ended early: they are not ranked."""
+    from db.sql import readonly  # needs SQLAlchemy
+
+    found = readonly.own_query(
+        db,
+        "SELECT trial.cell_id, trial.id AS trial_id, trial.layout_key AS layout,"
+        " step_seconds_bound FROM measurement"
+        " JOIN attempt ON attempt.id = measurement.attempt_id AND NOT attempt.superseded"
+        f" JOIN trial ON trial.id = attempt.trial_id AND trial.sweep_id = {sweep_id}"
+        " WHERE step_seconds_bound IS NOT NULL ORDER BY trial.id",
+    )
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+
 def _print(
     sweep: str,
     by_cell: Sequence[tuple[CellStatus, Ranking]],
     top: int,
     others: Sequence[Mapping[str, Any]],
-    implausible: Sequence[Mapping[str, Any]],
+    remarks: _Remarks,
 ) -> None:
     if not by_cell:
         write_line(f"Sweep {sweep} has no cells yet.")
@@ -321,7 +356,7 @@ def _print(
             shown += _print_cell(of_cell, top)
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
-        _print_implausible([one for one in implausible if one["cell_id"] == cell.cell.id])
+        remarks.print(cell.cell.id)
         _print_others([other for other in others if other["cell_id"] == cell.cell.id])
     trial_text.print_why_unsure(shown)
 
@@ -365,6 +400,20 @@ def _without_drift(compared: Compared | None) -> list[str]:
     return [rate, show.confidence(compared.relative_confidence)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Remarks:
+    """Trials that are named below a cell's table, each with its `cell_id`."""
+
+    implausible: Sequence[Mapping[str, Any]]
+    other_clocks: Sequence[Mapping[str, Any]]
+    beaten: Sequence[Mapping[str, Any]]
+
+    def print(self, cell_id: int) -> None:
+        _print_implausible([one for one in self.implausible if one["cell_id"] == cell_id])
+        _print_other_clocks([one for one in self.other_clocks if one["cell_id"] == cell_id])
+        _print_beaten([one for one in self.beaten if one["cell_id"] == cell_id])
+
+
 def _print_implausible(found: Sequence[Mapping[str, Any]]) -> None:
     if not found:
         return
@@ -373,6 +422,23 @@ def _print_implausible(found: Sequence[Mapping[str, Any]]) -> None:
     more = f" ({len(reasons) - 1} other reasons: sweep trials)" if len(reasons) > 1 else ""
     text = f"  Left out, because the numbers cannot be true: {which}; {reasons[0]}{more}"
     write_line(text, style="yellow")
+
+
+def _print_other_clocks(found: Sequence[Mapping[str, Any]]) -> None:
+    if not found:
+        return
+    which = show.numbered("trial", list(dict.fromkeys(one["trial_id"] for one in found)))
+    most = max((one["gpu_clock_off"] for one in found), key=abs)
+    text = f"  Measured at another clock than usual in this cell: {which} ({most:+.1%} at most)"
+    write_line(text, style="yellow")
+
+
+def _print_beaten(found: Sequence[Mapping[str, Any]]) -> None:
+    if not found:
+        return
+    which = show.numbered("trial", [one["trial_id"] for one in found])
+    text = f"  Ended early, since they could not be the fastest, and not ranked: {which}"
+    write_line(text, style="dim")
 
 
 def _print_others(others: Sequence[Mapping[str, Any]]) -> None:

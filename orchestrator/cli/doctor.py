@@ -115,6 +115,8 @@ def _all_checks(db: str | None, ray_address: str | None) -> Iterator[Check]:
         machine_checks.clean_up,
         store_checks.clock,
         machine_checks.open_files,
+        machine_checks.shared_memory,
+        machine_checks.compiler,
     )
     for check in checks:
         found = check()

@@ -10,9 +10,11 @@ import json
 import os
 import platform
 import resource
+import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from importlib import metadata
@@ -24,6 +26,9 @@ from orchestrator.core.machines.check import Check, fail, ok, warn
 
 # Torch from a cold network file system takes minutes.
 IMPORT_SECONDS = 120.0
+SHARED_MEMORY = Path("/dev/shm")
+# NCCL takes up to 10 MiB for each pair of ranks; a container has 64 MiB unless told otherwise.
+GOOD_SHARED_MEMORY_BYTES = 1 << 30
 # Ray and a gang of eight ranks need fewer.
 GOOD_OPEN_FILES = 4096
 REQUIRED = (
@@ -267,6 +272,36 @@ def clean_up() -> Check:
         " sweep run ..."
     )
     return ok("clean-up", f"wardens, without a cgroup: {reason}", advice)
+
+
+def shared_memory() -> Check:
+    """Where ranks of one node exchange data, if their GPUs cannot reach each other."""
+    try:
+        free = shutil.disk_usage(SHARED_MEMORY).free
+    except OSError as exc:
+        return warn("shared memory", f"{SHARED_MEMORY}: {exc.strerror}", "mount a tmpfs there")
+    found = f"{free / 2**20:,.0f} MiB free in {SHARED_MEMORY}"
+    if free < GOOD_SHARED_MEMORY_BYTES:
+        advice = (
+            "NCCL and the loaders of programs need more: start the container with --shm-size=8g or"
+            " --ipc=host"
+        )
+        return warn("shared memory", found, advice)
+    return ok("shared memory", found)
+
+
+def compiler() -> Check:
+    """What torch.compile needs: Triton builds a launcher with them at its first kernel."""
+    found = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    missing = [] if found is not None else ["a C compiler (cc, gcc, or CC)"]
+    missing += [] if header.exists() else [f"Python's headers ({header})"]
+    if not missing:
+        return ok("compiler", f"{found}, {header}")
+    advice = "apt install gcc python3-dev, or option compile: false for workload llama"
+    is_needed = bool(_driver_gpus())
+    text = f"missing: {', '.join(missing)}"
+    return warn("compiler", text, advice) if is_needed else ok("compiler", text, advice)
 
 
 def open_files() -> Check:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail
     from orchestrator.core.trial.failure_kinds import Failure
     from orchestrator.core.trial.measurement import Measurement
+    from orchestrator.core.trial.node_report import GpuUsage
 
 LOG_LINES_SHOWN = 50
 EVENT_DETAIL_CHARACTERS = 160  # --json has all of it
@@ -224,6 +225,8 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
         num_steps=steps.num_steps,
         relative_confidence=steps.relative_confidence,
         implausible=measurement.implausible,
+        unsteady=measurement.unsteady,
+        step_seconds_bound=measurement.step_seconds_bound,
     )
     if why is not None:
         step += f"; less sure than asked for: {why}"
@@ -236,8 +239,15 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
         peak = f"{measurement.peak_flops / 1e12:,.3g} TFLOP/s per device ({source})"
     limit = measurement.device_memory_bytes
     memory = f"allocated {show_as.memory_of(measurement.peak_memory_allocated_bytes, limit)}"
-    if measurement.peak_memory_reserved_bytes is not None:
-        memory += f", reserved {show_as.memory(measurement.peak_memory_reserved_bytes)}"
+    more = {
+        "active": measurement.peak_memory_active_bytes,
+        "reserved": measurement.peak_memory_reserved_bytes,
+        "in pieces": measurement.inactive_split_bytes,
+        "device used": measurement.device_used_bytes,
+    }
+    memory += "".join(
+        f", {what} {show_as.memory(size)}" for what, size in more.items() if size is not None
+    )
     seen = None
     if measurement.peak_memory_driver_bytes is not None:
         kind = str(measurement.peak_memory_driver_kind)
@@ -247,11 +257,11 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
     if measurement.allocator_retries:
         edge = ": thrashing at the memory edge" if measurement.thrashing else ""
         retries = f"{measurement.allocator_retries}{edge}"
+    if measurement.allocator_ooms:
+        retries = f"{retries or 0}, and {measurement.allocator_ooms} out-of-memory errors"
     loss = None
     if measurement.loss_first is not None and measurement.loss_last is not None:
         loss = f"{measurement.loss_first:.4f} first, {measurement.loss_last:.4f} last"
-    busy = gpu.utilisation if gpu is not None else None
-    watts = gpu.power_watts if gpu is not None else None
     write_facts(
         [
             ("tokens/s/GPU", speed),
@@ -263,12 +273,36 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
             ("", seen),
             ("", ", ".join(f"{part} {show_as.memory(size)}" for part, size in parts)),
             ("allocator retries", retries),
+            ("attention", measurement.attention_kernel),
             ("loss", loss),
             ("extra", json_text(dict(measurement.extra)) if measurement.extra else None),
-            ("GPU busy", show_as.percent(busy) if busy is not None else None),
-            ("GPU power", f"{watts:.0f} W" if watts is not None else None),
+            *_gpu_facts(gpu, rate),
         ]
     )
+
+
+def _gpu_facts(gpu: GpuUsage | None, tokens_per_second_per_gpu: float) -> list[tuple[str, Any]]:
+    """What the devices did while steps were timed, as far as it is known."""
+    if gpu is None:
+        return []
+    power = clock = None
+    if (watts := gpu.power_watts) is not None:
+        power = f"{watts:.0f} W, {watts / tokens_per_second_per_gpu:.3g} J per token"
+    if gpu.clock_mhz is not None and gpu.lowest_clock_mhz is not None:
+        clock = f"median {gpu.clock_mhz:.0f} MHz, lowest {gpu.lowest_clock_mhz:.0f} MHz"
+    active = {
+        "multiprocessors": gpu.sm_activity,
+        "tensor cores": gpu.tensor_activity,
+        "memory bandwidth": gpu.dram_activity,
+    }
+    known = [f"{what} {show_as.percent(share)}" for what, share in active.items() if share]
+    busy = f"{show_as.percent(gpu.busy)} of the time a kernel ran" if gpu.busy is not None else None
+    return [
+        ("GPU busy", busy),
+        ("GPU active", ", ".join(known) or None),
+        ("GPU power", power),
+        ("SM clock", clock),
+    ]
 
 
 def _print_failure(failure: Failure) -> None:

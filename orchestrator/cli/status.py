@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,7 +146,8 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
     elif not sweeps:
         write_line(f"{store.url} holds no sweep yet; start one: sweep run FILE")
     elif len(sweeps) == 1:
-        _print(sweeps[0], _num_with_longer_steps(db, rows[0]), drifts)
+        noise = _noise_floors(db, rows[0])
+        _print(sweeps[0], _num_with_longer_steps(db, rows[0]), drifts, noise)
     else:
         _print_all(sweeps)
     return all(row.holder is None and row.state in ("finished", "stopped") for row in rows)
@@ -156,6 +157,7 @@ def _record(sweep: _SweepStatus, db: str | None) -> Record:
     from orchestrator.report import records  # every column
 
     row, reserved = sweep.row, sweep.reserved
+    noise = _noise_floors(db, row)
     return {
         **records.sweep_record(row),
         "stop_reasons": list(sweep.stop_reasons),
@@ -165,6 +167,7 @@ def _record(sweep: _SweepStatus, db: str | None) -> Record:
         "cells": [
             records.cell_status_record(cell, row.name, reserved.by_cell[cell.cell.id])
             | _stop_record(cell, has_ended=bool(sweep.stop_reasons))
+            | {"noise_floor": noise.get(cell.cell.id, (None, 0))[0]}
             for cell in sweep.cells
         ],
         "running": sweep.running,
@@ -222,6 +225,18 @@ def _num_with_longer_steps(db: str | None, sweep: SweepRow) -> int:
     return int(found.rows[0][0])
 
 
+def _noise_floors(db: str | None, sweep: SweepRow) -> dict[int, tuple[float, int]]:
+    """How much runs of one layout differ, by cell id, and how many repeats tell."""
+    from db.sql import readonly  # as above
+
+    found = readonly.own_query(
+        db,
+        "SELECT cell_id, noise_floor, num_repeats FROM v_cell"
+        f" WHERE sweep_id = {sweep.id} AND num_repeats > 0",
+    )
+    return {int(cell_id): (float(floor), int(num)) for cell_id, floor, num in found.rows}
+
+
 def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None, int | None]:
     """Phase and step of the slowest rank on this machine; None if no rank runs here."""
     from orchestrator.core.trial.protocol import BadResult, Phase, decode_heartbeat
@@ -270,7 +285,12 @@ def _without_drift(store: Store, sweep: _SweepStatus) -> tuple[list[CellStatus],
     return corrected, texts
 
 
-def _print(sweep: _SweepStatus, num_with_longer_steps: int, drifts: Sequence[str]) -> None:
+def _print(
+    sweep: _SweepStatus,
+    num_with_longer_steps: int,
+    drifts: Sequence[str],
+    noise: Mapping[int, tuple[float, int]],
+) -> None:
     row, cells, reserved = sweep.row, sweep.cells, sweep.reserved
     write_line(f"Sweep {row.name}: {_state_text(sweep)}", style="bold")
     trials = show.counted(sum(sweep.totals.values()), "trial")
@@ -307,6 +327,8 @@ def _print(sweep: _SweepStatus, num_with_longer_steps: int, drifts: Sequence[str
     layout_and_cell = [Column("layout", wrap=True), Column("cell", wrap=True)]
     columns = [*numbers("best so far", "MFU"), *layout_and_cell]
     write_table(columns, [_best_so_far(cell) for cell in cells])
+    for line in _noise_texts(cells, noise):
+        write_line(line, style="dim")
     for line in drifts:
         write_line(line, style="yellow")
     if not sweep.running:
@@ -325,6 +347,17 @@ def _print(sweep: _SweepStatus, num_with_longer_steps: int, drifts: Sequence[str
         for trial in sweep.running
     ]
     write_table(columns, running)
+
+
+def _noise_texts(
+    cells: Sequence[CellStatus], noise: Mapping[int, tuple[float, int]]
+) -> Iterator[str]:
+    for cell in cells:
+        if cell.cell.id in noise:
+            floor, num = noise[cell.cell.id]
+            of_cell = f"{cell.cell.cell.key}: " if len(cells) > 1 else ""
+            repeats = show.counted(num, "repeat")
+            yield f"{of_cell}two runs of one layout differ by {floor:.1%} ({repeats})"
 
 
 def _why_untried(sweep: _SweepStatus) -> list[str]:

@@ -150,16 +150,18 @@ def limit_warnings(known: Planning) -> list[str]:
 def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
     """The same for one cell: the best layout near a limit, how many there are, what to set."""
     from orchestrator.core.trial.limits import PredictedStep, longest_safe_step, resolve_limits
-    from orchestrator.core.trial.protocol import LimitName
+    from orchestrator.core.trial.protocol import Device, LimitName
 
     candidates, cell, measuring = planned.candidates, planned.space.cell, known.spec.measurement
     log_sd = candidates.step_log_sd() if known.table is None and measuring.limits.numbers else None
     if log_sd is None:
         return []
     fitting = candidates.order[candidates.fits[candidates.order]]
+    # Limits follow its number of steps, which no device changes.
+    plan = measuring.plan(Device.CUDA)
     lines = []
     for name, seconds in measuring.limits.numbers.items():
-        safe = longest_safe_step(name, seconds, plan=measuring.plan, log_sd=log_sd)
+        safe = longest_safe_step(name, seconds, plan=plan, log_sd=log_sd)
         near = fitting[candidates.step_seconds[fitting] > safe] if safe is not None else fitting[:0]
         if not len(near):
             continue
@@ -167,7 +169,7 @@ def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
         slowest = PredictedStep(seconds=float(candidates.step_seconds[near].max()), log_sd=log_sd)
         auto = resolve_limits(
             dict.fromkeys(LimitName),
-            plan=measuring.plan,
+            plan=plan,
             num_ranks=cell.num_gpus,
             predicted=slowest,
         )

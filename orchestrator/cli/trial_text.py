@@ -62,6 +62,7 @@ def layout_text(trial: TrialRow) -> str:
     """The layout, marked if its number is not to be trusted."""
     marks = ["  (at the memory edge: thrashing)"] if trial.thrashing else []
     marks += ["  (cannot be true)"] if trial.implausible else []
+    marks += ["  (ended early: cannot win)"] if trial.step_seconds_bound is not None else []
     marks += ["  (disturbed)"] if spoils(trial.load) else []
     return f"{trial.layout.short}{''.join(marks)}"
 
@@ -124,6 +125,8 @@ def print_why_unsure(trials: Sequence[TrialRow]) -> None:
             num_steps=trial.num_steps,
             relative_confidence=trial.relative_confidence,
             implausible=trial.implausible,
+            unsteady=trial.unsteady,
+            step_seconds_bound=trial.step_seconds_bound,
         )
         if why is not None:
             unsure.setdefault(why, []).append(trial.id)

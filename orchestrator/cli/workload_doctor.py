@@ -239,8 +239,11 @@ def _run(
     from orchestrator.sweep.verdict import judge_attempt
 
     every, num_steps = _steps_per_line(spec), WARMUP_STEPS + MAX_STEPS * _steps_per_line(spec)
-    plan = spec.measurement.plan.model_copy(
+    plan = spec.measurement.plan(device).model_copy(
         update={
+            # A few steps show what the doctor judges.
+            "warmup_seconds": 0.0,
+            "min_seconds": 0.0,
             "warmup_steps": WARMUP_STEPS,
             "min_steps": 2,
             "max_steps": num_steps - WARMUP_STEPS,

@@ -31,7 +31,6 @@ from orchestrator.core.trial.failure_kinds import (
 from orchestrator.core.trial.failures import Evidence, classify
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, passed_message
-from orchestrator.core.trial.measurement import enough
 from orchestrator.core.trial.node_report import RankOutcome
 from orchestrator.core.trial.protocol import (
     LimitName,
@@ -41,6 +40,7 @@ from orchestrator.core.trial.protocol import (
     RankResult,
     TrialRequest,
 )
+from orchestrator.core.trial.stopping import begin, look
 
 # The phases take 60 s together without the steps (core/trial/measurement.py: LAUNCH_SECONDS), each
 # with a log-normal error.
@@ -120,8 +120,8 @@ def simulate_attempt(
     rank.enter(Phase.FIRST_STEP)
     if over := ends("forward", needs.forward) or ends("step_1", 0):
         return over
-    warmup: list[float] = []
-    timed: list[float] = []
+    samples: list[float] = []
+    timing = begin(request.measurement)
     may_fail = bool(faults) or needs.step_2 > capacity
     for step, seconds in enumerate(noisy_steps(request, options, hardware), 1):
         if step > 1:
@@ -132,9 +132,11 @@ def simulate_attempt(
             return over
         if step == 1:
             rank.enter(Phase.STEADY)
-        (warmup if len(warmup) < request.measurement.warmup_steps else timed).append(seconds)
-        if enough(timed, request.measurement):
+        samples.append(seconds)
+        timing = look(timing, samples, request.measurement)
+        if timing.is_enough:
             break
+    warmup, timed = samples[: timing.num_warmup], samples[timing.num_warmup :]
     rank.phase = Phase.TEARDOWN
     teardown = phases[Phase.TEARDOWN]
     if (fault := next((fault for fault in faults if fault.at == "teardown"), None)) is not None:
@@ -148,6 +150,7 @@ def simulate_attempt(
     result = RankResult(
         step_seconds=timed,
         warmup_seconds=warmup,
+        step_seconds_bound=timing.bound,
         phase_seconds=phases,
         peak_memory_allocated_bytes=needs.step_2,
         peak_memory_reserved_bytes=min(capacity, int(1.05 * needs.step_2)),

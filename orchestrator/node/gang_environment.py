@@ -1,18 +1,27 @@
-"""The environment and the cores of a gang's ranks on one node, as torchrun would set them."""
+"""The environment and the cores of a gang's ranks on one node, as torchrun would set them.
+
+A rank on a GPU runs on the cores of its GPU's NUMA node, unless the order names others.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
+from orchestrator.node.device_environment import (
+    allocator_settings,
+    compile_caches,
+    trace_settings,
+)
 from orchestrator.node.interfaces import rank_interfaces
 
 
-def gang_environment(order: LaunchOrder, port: int, run_dir: Path) -> dict[str, str]:
-    """The variables that all ranks of this node share."""
+def gang_environment(order: LaunchOrder, port: int, run_dir: Path, *, root: Path) -> dict[str, str]:
+    """The variables that all ranks of this node share. `root`: the launcher's folder."""
     request = order.request
     if order.cpus:
         threads = len(order.cpus) // order.local_world_size
@@ -30,8 +39,22 @@ def gang_environment(order: LaunchOrder, port: int, run_dir: Path) -> dict[str, 
         "CUDA_VISIBLE_DEVICES": ",".join(order.devices),
         RUN_DIR_VARIABLE: str(run_dir),
         ATTEMPT_VARIABLE: request.tag,
+        # The rank server, which imports torch, has 0; this is torch's default.
+        "TORCH_WARM_POOL": os.environ.get("TORCH_WARM_POOL", "1"),
     }
-    return environment | gang_interfaces(order) | dict(order.environment) | dict(order.secrets)
+    unless_set = {**trace_settings(order, run_dir), **compile_caches(order, root)}
+    return (
+        {name: value for name, value in unless_set.items() if name not in os.environ}
+        | environment
+        | gang_settings(order)
+        | dict(order.environment)
+        | dict(order.secrets)
+    )
+
+
+def gang_settings(order: LaunchOrder) -> dict[str, str]:
+    """The variables by which the launcher changes how ranks communicate and allocate."""
+    return {**allocator_settings(order, os.environ), **gang_interfaces(order)}
 
 
 def gang_interfaces(order: LaunchOrder) -> dict[str, str]:
@@ -40,9 +63,14 @@ def gang_interfaces(order: LaunchOrder) -> dict[str, str]:
     return rank_interfaces(order.address if spans_nodes else None, os.environ)
 
 
-def rank_places(order: LaunchOrder) -> list[dict[str, Any]]:
-    """For each process: its first rank, its own variables, and its cores."""
+def rank_places(order: LaunchOrder, near: Sequence[Sequence[int]] = ()) -> list[dict[str, Any]]:
+    """For each process: its first rank, its own variables, and its cores.
+
+    `near`: the cores that are near the GPU of each rank, if the order names no cores.
+    """
     per_process = len(order.cpus) // order.num_processes
+    # One process for all ranks of the node starts them itself, wherever they run.
+    is_bound = not order.cpus and len(near) == order.num_processes == order.local_world_size
     return [
         {
             "rank": order.first_rank + local_rank,
@@ -50,7 +78,9 @@ def rank_places(order: LaunchOrder) -> list[dict[str, Any]]:
                 "RANK": str(order.first_rank + local_rank),
                 "LOCAL_RANK": str(local_rank),
             },
-            "cpus": list(
+            "cpus": list(near[local_rank])
+            if is_bound
+            else list(
                 order.cpus[local_rank * per_process :][:per_process] if per_process else order.cpus
             ),
         }

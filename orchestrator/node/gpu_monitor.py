@@ -1,4 +1,4 @@
-"""What NVML reports about this node's GPUs: utilisation, power, memory, clocks, errors, processes.
+"""What NVML reports about this node's GPUs: activity, power, memory, clocks, errors, processes.
 
 The only importer of nvidia-ml-py. Without it, without a driver, or for a value that the device does
 not support, the answer is None.
@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import importlib
 import logging
+import statistics
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from orchestrator.core.machines.node_health import GpuFacts, baseline_bytes
 from orchestrator.core.trial.machine_load import HARMFUL_REASONS, MachineLoad
 from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.node.gpu_counters import CounterWindow
 
 logger = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 0.2
 MOST_EVENTS = 100  # read at once
+# NVML's utilisation and power are means over up to so many seconds before the question.
+LOOKS_BACK_SECONDS = 1.0
+
+DRIVER_FILE = Path("/sys/module/nvidia/version")
+# CUDA's multi-process server, by the 15 characters of a name that the kernel keeps. It is a process
+# on each device, and computes nothing of its own.
+_MPS_SERVER = "nvidia-cuda-mps"
 
 # Why a device runs below its highest clock, by the bits of nvmlDeviceGetCurrentClocksEventReasons.
 # Idleness and clocks that an administrator has set do not count.
@@ -48,12 +58,19 @@ class GpuMonitor:
     Without devices it does nothing.
     """
 
-    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        nvml: Any,
+        handles: Sequence[Any],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._nvml, self._handles = nvml, handles
         self._counting = False
+        self._window = CounterWindow(nvml, handles, ask=self._ask, clock=clock)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._utilisation: list[float] = []
+        self._busy: list[float] = []
         self._power_watts: list[float] = []
         self._num_samples = 0
         self._fullest: GpuMemory | None = None
@@ -61,6 +78,8 @@ class GpuMonitor:
         self._used_before: dict[int, int] = {}
         self._used_most: dict[int, int] = {}
         self._clock_ratios: list[float] = []
+        # SM clocks in MHz, by the device's position among ours.
+        self._clocks: dict[int, list[float]] = {}
         self._temperatures: list[float] = []
         self._reasons: set[str] = set()
         self._num_throttled, self._num_reasons_read = 0, 0
@@ -71,10 +90,16 @@ class GpuMonitor:
         self._addresses: frozenset[str] = frozenset()
 
     @classmethod
-    def open(cls, devices: Sequence[str], *, nvml: Any = None) -> GpuMonitor:
+    def open(
+        cls,
+        devices: Sequence[str],
+        *,
+        nvml: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> GpuMonitor:
         """Load NVML if there are devices; without NVML no device is sampled."""
         nvml = (nvml or _load_nvml()) if devices else None
-        return cls(nvml, _handles(nvml, devices))
+        return cls(nvml, _handles(nvml, devices), clock=clock)
 
     def __enter__(self) -> GpuMonitor:
         self._addresses = self._read_addresses()
@@ -94,6 +119,7 @@ class GpuMonitor:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        self._window.end()
         self._read_events()
         if self._events is not None:
             self._ask("nvmlEventSetFree", self._events)
@@ -101,12 +127,26 @@ class GpuMonitor:
 
     def count(self, timed_steps_run: bool) -> None:
         """Set whether samples from now on are of timed steps: only those count as usage."""
+        if timed_steps_run and not self._counting and self._handles:
+            self._window.begin()
+        if self._counting and not timed_steps_run:
+            self._window.end()
         self._counting = timed_steps_run
 
     def usage(self) -> GpuUsage:
+        """What the timed steps used. What takes seconds to measure is unknown of short ones."""
+        counted = self._window.counted
+        watts = _mean(self._power_watts) if counted is not None else None
+        if counted is not None and counted.energy_joules is not None:
+            watts = counted.energy_joules / counted.seconds / len(self._handles)
+        clocks = self._clocks.values()
         return GpuUsage(
-            utilisation=_mean(self._utilisation),
-            power_watts=_mean(self._power_watts),
+            busy=_mean(self._busy) if counted is not None else None,
+            power_watts=watts,
+            energy_joules=counted.energy_joules if counted is not None else None,
+            clock_mhz=min((statistics.median(seen) for seen in clocks), default=None),
+            lowest_clock_mhz=min((min(seen) for seen in clocks), default=None),
+            **(counted.activity if counted is not None else {}),
             num_samples=self._num_samples,
             peak_memory_bytes=max(
                 (
@@ -200,21 +240,27 @@ class GpuMonitor:
                     key=lambda one: one.used_bytes / one.total_bytes,
                 )
             if counting:
-                rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
-                if rates is not None:
-                    self._utilisation.append(rates.gpu / 100)
-                milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
-                if milliwatts is not None:
-                    self._power_watts.append(milliwatts / 1000)
+                if self._window.seconds >= LOOKS_BACK_SECONDS:
+                    self._sample_means(handle)
                 self._sample_load(index, handle)
         if counting:
             self._num_samples += 1
         self._read_events()
 
+    def _sample_means(self, handle: Any) -> None:
+        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        if rates is not None:
+            self._busy.append(rates.gpu / 100)
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
+        if milliwatts is not None:
+            self._power_watts.append(milliwatts / 1000)
+
     def _sample_load(self, index: int, handle: Any) -> None:
         nvml = self._nvml
         clock = self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
         most = self._ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)
+        if clock is not None:
+            self._clocks.setdefault(index, []).append(float(clock))
         if clock is not None and most:
             self._clock_ratios.append(clock / most)
         temperature = self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
@@ -230,7 +276,9 @@ class GpuMonitor:
             self._num_reasons_read += 1
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is not None:
-            self._processes.setdefault(index, set()).update(process.pid for process in processes)
+            self._processes.setdefault(index, set()).update(
+                process.pid for process in processes if not _is_mps_server(process.pid)
+            )
 
 
 def device_name(device: str = "0", *, nvml: Any = None) -> str | None:
@@ -240,9 +288,24 @@ def device_name(device: str = "0", *, nvml: Any = None) -> str | None:
     return _text(_ask(nvml, "nvmlDeviceGetName", handle)) if handle is not None else None
 
 
-def driver_version(*, nvml: Any = None) -> str | None:
-    """The version of NVIDIA's driver; None without one."""
-    return _text(_ask(nvml or _load_nvml(), "nvmlSystemGetDriverVersion"))
+def driver_version(*, nvml: Any = None, file: Path = DRIVER_FILE) -> str | None:
+    """The version of NVIDIA's driver, by NVML, else by its module; None without one."""
+    if (found := _text(_ask(nvml or _load_nvml(), "nvmlSystemGetDriverVersion"))) is not None:
+        return found
+    try:
+        return file.read_text().strip() or None
+    except OSError:  # also in many containers
+        return None
+
+
+def pci_addresses(devices: Sequence[str], *, nvml: Any = None) -> list[str | None]:
+    """Where each device is on the bus, as the kernel names it: `0000:3b:00.0`; None: unknown."""
+    nvml = (nvml or _load_nvml()) if devices else None
+    places = [_ask(nvml, "nvmlDeviceGetPciInfo", handle) for handle in _handles(nvml, devices)]
+    return [
+        f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0" if place is not None else None
+        for place in places
+    ] or [None for _ in devices]
 
 
 def gpu_facts(devices: Sequence[str] | None = None, *, nvml: Any = None) -> tuple[GpuFacts, ...]:
@@ -283,7 +346,15 @@ def _processes(nvml: Any, handle: Any) -> tuple[str, ...]:
     return tuple(
         f"process {p.pid}" + (f" with {p.usedGpuMemory >> 20} MiB" if p.usedGpuMemory else "")
         for p in processes
+        if not _is_mps_server(p.pid)
     )
+
+
+def _is_mps_server(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith(_MPS_SERVER)
+    except OSError:  # outside of this container, or gone
+        return False
 
 
 def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.core.machines.node_health import xids_since
@@ -30,13 +31,21 @@ from orchestrator.core.trial.protocol import REQUEST_FILE, Device, Heartbeat, Tr
 from orchestrator.core.trial.redaction import Secrets, redacted
 from orchestrator.node.cgroups import num_oom_kills, orphaned_cgroups
 from orchestrator.node.cpu_watch import CpuWatch
-from orchestrator.node.gang_environment import gang_environment, gang_interfaces, rank_places
+from orchestrator.node.gang_environment import (
+    gang_environment,
+    gang_interfaces,
+    gang_settings,
+    rank_places,
+)
 from orchestrator.node.gpu_monitor import (
     GpuMemory,
     GpuMonitor,
+    driver_version,
+    pci_addresses,
     wait_until_clean,
 )
 from orchestrator.node.kernel_log import kernel_records
+from orchestrator.node.numa import as_list, cores_near
 from orchestrator.node.processes import kill_found, launcher_identity, orphaned
 from orchestrator.node.program_software import ProgramSoftware
 from orchestrator.node.rank_server_client import (
@@ -195,7 +204,8 @@ class NodeLauncher:
                 on_tick=on_tick,
             )
             self._gang = gang
-            server_lost = self._run_gang(gang, order, run_dir)
+            near = cores_near(pci_addresses(order.devices)) if not order.cpus else []
+            server_lost = self._run_gang(gang, order, run_dir, near=near)
         load = monitor.load(watch.load(), own=watch.pids)
         failure = None
         is_measured = gang.has_enough or all(watch.measured for watch in gang.watches)
@@ -214,11 +224,14 @@ class NodeLauncher:
             gang=gang,
             gpu=monitor.usage(),
             load=load,
-            software=program.software(),
+            software=_with_driver(program.software(), order),
+            bound_cpus=tuple(as_list(cores) for cores in near if cores),
             failure=failure,
         )
 
-    def _run_gang(self, gang: NodeGang, order: LaunchOrder, run_dir: Path) -> Failure | None:
+    def _run_gang(
+        self, gang: NodeGang, order: LaunchOrder, run_dir: Path, *, near: Sequence[Sequence[int]]
+    ) -> Failure | None:
         """Run the ranks. Returns how the rank server was lost, if it was."""
         port = order.master_port if order.master_port is not None else self.rendezvous()
         try:
@@ -226,8 +239,8 @@ class NodeLauncher:
             assert self._server is not None
             gang.run(
                 self._server,
-                environment=gang_environment(order, port, run_dir),
-                ranks=rank_places(order),
+                environment=gang_environment(order, port, run_dir, root=self.root),
+                ranks=rank_places(order, near),
             )
         except ServerLost as exc:
             server = self._server
@@ -304,9 +317,10 @@ class NodeLauncher:
         gpu: GpuUsage | None = None,
         load: MachineLoad = NO_LOAD,
         software: Software = NO_SOFTWARE,
+        bound_cpus: tuple[str, ...] = (),
         failure: tuple[Failure, float] | None,
     ) -> NodeReport:
-        interfaces = gang_interfaces(order)
+        interfaces, settings = gang_interfaces(order), gang_settings(order)
         report = NodeReport(
             node=self._node,
             ranks=tuple(watch.outcome() for watch in gang.watches) if gang is not None else (),
@@ -316,11 +330,12 @@ class NodeLauncher:
             seconds=time.monotonic() - started,
             teardown_seconds=gang.teardown_seconds if gang is not None else None,
             processes_killed=gang.processes_killed if gang is not None else 0,
-            environment=recorded({**os.environ, **interfaces}, without=order.secrets),
+            environment=recorded({**os.environ, **settings}, without=order.secrets),
             set_by_launcher=tuple(interfaces),
             gpu=gpu or GpuUsage(),
             load=load,
             software=software,
+            bound_cpus=bound_cpus,
         )
         report = redacted(report, Secrets(order.secrets), but=_OUR_OWN_TEXTS)
         if report.failure is not None:
@@ -369,6 +384,14 @@ class NodeLauncher:
             )
         if stuck:
             raise ProcessesStuck(stuck)
+
+
+def _with_driver(software: Software, order: LaunchOrder) -> Software:
+    """Add the driver's version, which ranks do not tell."""
+    if not order.devices or software.stack.driver is not None:
+        return software
+    stack = software.stack.model_copy(update={"driver": driver_version()})
+    return replace(software, stack=stack)
 
 
 def _logged_xids(since_seconds: float, addresses: Collection[str]) -> tuple[int, ...]:

@@ -200,6 +200,11 @@ def _environment(identity: str) -> dict[str, str]:
         # Ray sets both for its actors.
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        # A context does not survive a fork. If something asks whether there is a GPU, torch then
+        # asks NVML, which needs no context.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # Before 2.13 an import of torch's compiler starts processes.
+        "TORCH_WARM_POOL": "0",
         LAUNCHER_VARIABLE: identity,
     }
     # The guard of a local Ray ends every process with this variable.

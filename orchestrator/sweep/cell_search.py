@@ -373,6 +373,15 @@ class CellSearch:
         self._told[trial_id] = ToldLayout(layout=layout, seconds=run.step_seconds)
         self._note(run.step_seconds)
 
+    def note_beaten(
+        self, trial_id: int, told: ToldLayout, *, peak_memory_bytes: int | None
+    ) -> None:
+        """Note that a trial was ended early: its few steps tell the search, and it cannot win."""
+        self._told[trial_id] = told
+        self._note(told.seconds)
+        value = self.value_of(told.seconds)
+        self.searcher.tell(told.layout, Measured(value=value, peak_memory_bytes=peak_memory_bytes))
+
     def note_implausible(
         self, trial_id: int, told: ToldLayout, *, peak_memory_bytes: int | None
     ) -> None:

@@ -50,9 +50,7 @@ class CellSearches:
         steps = 0.0
         if candidates.predict is not None:
             steps = float(candidates.step_seconds[candidates.order[:1]].sum())
-        return PlannedSearch(
-            searcher=searcher, predicted_seconds=cost.launch_seconds + cost.num_steps * steps
-        )
+        return PlannedSearch(searcher=searcher, predicted_seconds=cost.seconds(steps))
 
     @property
     def trial_cost(self) -> TrialCost:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 # The distance between anchors is doubled at most this often while the machine stays the same.
 MOST_QUIET = 3
+# The first anchor of a cell with many layouts comes after so many trials: two runs of one layout in
+# fresh processes tell early which differences mean nothing.
+FIRST_ANCHOR = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +242,13 @@ class Confirmation:
 
     # -- what to measure once more -----------------------------------------------------------------
 
-    def next_check(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
+    def next_check(
+        self, confirm: Confirm, *, anchor_every: int, num_left: int = 0
+    ) -> Repeat | None:
         """Return what to repeat while the search goes on; None: nothing.
 
-        That is an anchor that is due, else a trial that contradicts physics.
+        That is an anchor that is due, else a trial that contradicts physics. `num_left`: layouts
+        still to try; the anchor of few comes with the confirmation.
         """
         if self._is_over or not confirm.repeats or not self._runs:
             return None
@@ -251,6 +257,8 @@ class Confirmation:
             if anchor_every
             else 0
         )
+        if not self._num_repeated and num_left > anchor_every:
+            gap = min(gap, FIRST_ANCHOR)
         if (
             gap
             and (self._since_anchor >= gap or self.was_paused)

@@ -62,7 +62,7 @@ class Dispatch:
         self._outcomes, self._node_pool, self._placement = outcomes, node_pool, placement
         self._missing_nodes, self._budgets = missing_nodes, budgets
         self._cell_searches = cell_searches
-        self._settings, self._plan = call.spec.search, call.spec.measurement.plan
+        self._settings = call.spec.search
         self._limits = call.spec.measurement.limits.asked
 
     def start_what_fits(self) -> None:
@@ -229,7 +229,12 @@ class Dispatch:
         is_untried = self._within_trials(search) and search.searcher.untried > 0
         if search.ahead is None and not is_untried:
             return None
-        return search.confirmation.next_check(settings.confirm, anchor_every=settings.anchor_every)
+        num_left = search.searcher.untried
+        if settings.max_trials is not None:
+            num_left = min(num_left, settings.max_trials - search.launched)
+        return search.confirmation.next_check(
+            settings.confirm, anchor_every=settings.anchor_every, num_left=num_left
+        )
 
     def _new(self, search: CellSearch, nodes: tuple[str, ...]) -> StopReason | None:
         """Decide on the layout that the search asks for, or return why not."""
@@ -374,9 +379,17 @@ class Dispatch:
 
     def _request(self, attempt: Attempt) -> TrialRequest:
         workload, layout = self._spec.workload, attempt.layout
+        begins, device = attempt.begins, self._scheduler.slots.device
+        plan = self._spec.measurement.plan(
+            device,
+            confirms=isinstance(begins, NewAttempt) and begins.purpose is Purpose.CONFIRMATION,
+        )
+        best = self._call.searches[attempt.cell_id].confirmation.best()
+        if best is not None and not attempt.is_repeat and self._settings.stops_early(device):
+            plan = plan.model_copy(update={"beat_seconds": best[1]})
         limits = resolve_limits(
             self._limits,
-            plan=self._plan,
+            plan=plan,
             num_ranks=layout.world_size,
             predicted=attempt.predicted,
         )
@@ -389,8 +402,8 @@ class Dispatch:
             model=attempt.cell.model,
             sequence_length=attempt.cell.sequence_length,
             layout=layout,
-            device=self._scheduler.slots.device,
-            measurement=self._plan,
+            device=device,
+            measurement=plan,
             limits=limits,
             seed=self._settings.seed,
             one_rank_per_node=is_one_process_per_node(workload),

@@ -90,7 +90,7 @@ def _take_up_what_was_left(call: Call) -> None:
             store=call.store,
             sweep_id=call.sweep_id,
             epoch=call.epoch,
-            plan=call.spec.measurement.plan,
+            plan=call.spec.measurement.plan(call.scheduler.slots.device),
             code=call.code,
             device_name=call.scheduler.slots.device_name,
         )

@@ -64,7 +64,7 @@ class Outcomes:
     def __init__(self, call: Call, peaks: MeasuredPeaks) -> None:
         self._call, self._store, self._epoch = call, call.store, call.epoch
         self._attempts, self._slots, self.peaks = call.attempts, call.scheduler.slots, peaks
-        self._plan = call.spec.measurement.plan
+        self._plan = call.spec.measurement.plan(call.scheduler.slots.device)
         # Trials of the sweep by their state in the store. `counts` adds those under way.
         self._stored: Counter[TrialState] = Counter()
         self.fingerprints: set[str] = set()
@@ -349,6 +349,12 @@ class Outcomes:
             search.note_implausible(trial_id, told, peak_memory_bytes=peak)
             self._free(search)
             return f"measured, but its numbers cannot be true: {measurement.implausible}"
+        if (bound := measurement.step_seconds_bound) is not None and not is_repeat:
+            self._stored[TrialState.MEASURED] += 1
+            told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
+            search.note_beaten(trial_id, told, peak_memory_bytes=peak)
+            self._free(search)
+            return f"ended early: a step takes {bound:.3g} s at least, too long to be the best"
         if is_repeat and not search.confirmation.has(trial_id):
             return "measured again, but the numbers of its trial cannot be true"
         run = Run(

@@ -24,11 +24,18 @@ from orchestrator.core.physics.links import Network, network_of
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware, from_driver_name
+from orchestrator.core.problem.hardware import (
+    DEVICES,
+    GIB,
+    UNLIMITED_BYTES,
+    Hardware,
+    from_driver_name,
+)
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.search.planner import trainer_of
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
 from orchestrator.sweep.trial_devices import data_sheet, devices_of, is_wanted, may_be_wanted
 
 # Options that change neither time nor memory of a layout, or only the limit of memory.
@@ -116,8 +123,12 @@ class PriorKnowledge:
 
     def trial_cost(self) -> TrialCost:
         """Return what a trial holds in addition to its steps, and how many steps it has."""
+        hardware = self.hardware.name if self.hardware is not None else self.spec.device
         return TrialCost.of(
-            self.spec.measurement, launch_seconds=self.launch_seconds, timed_steps=self.timed_steps
+            self.spec.measurement,
+            launch_seconds=self.launch_seconds,
+            timed_steps=self.timed_steps,
+            device=Device.CUDA if hardware in DEVICES else Device.CPU,
         )
 
     def calibration(self, cell: Cell | None = None, *, with_own: bool = True) -> Calibration:

@@ -168,8 +168,8 @@ def _request(
         sequence_length=cell.sequence_length,
         layout=layout,
         device=device,
-        measurement=spec.measurement.plan,
-        limits=_limits(spec, layout.world_size),
+        measurement=spec.measurement.plan(device),
+        limits=_limits(spec, layout.world_size, device),
         seed=spec.search.seed,
         one_rank_per_node=is_one_process_per_node(workload),
         reports_on_last_node=reports_on_last_node(workload),
@@ -178,10 +178,10 @@ def _request(
     )
 
 
-def _limits(spec: SweepSpec, num_ranks: int) -> PhaseLimits:
+def _limits(spec: SweepSpec, num_ranks: int, device: Device) -> PhaseLimits:
     measurement = spec.measurement
     limits = resolve_limits(
-        measurement.limits.asked, plan=measurement.plan, num_ranks=num_ranks, predicted=None
+        measurement.limits.asked, plan=measurement.plan(device), num_ranks=num_ranks, predicted=None
     )
     longer = {
         "first_step": max(limits.first_step, STEADY_SECONDS),

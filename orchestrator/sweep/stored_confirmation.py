@@ -27,7 +27,7 @@ def confirmation_of(
 ) -> Confirmation:
     """Return the confirmation of stored trials that have the current fingerprint.
 
-    Trials whose numbers cannot be true take no part.
+    Trials whose numbers cannot be true take no part, and none that were ended early.
     `repeats`: as the store gives them; `repeating`: trials with a repeat under way.
     """
     confirmation = Confirmation(repeating=repeating if repeating is not None else {})
@@ -38,6 +38,7 @@ def confirmation_of(
         and trial.is_current_fingerprint
         and trial.step_seconds_median is not None
         and trial.implausible is None
+        and trial.step_seconds_bound is None
     }
     runs = [
         (run, trial_id, number)

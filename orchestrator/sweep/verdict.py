@@ -205,6 +205,9 @@ def attempt_facts(
         environment=over_nodes({report.node: report.environment for report in event.reports}),
         processes_killed=sum(report.processes_killed for report in event.reports),
         load=of_gang(report.load for report in event.reports),
+        bound_cpus={
+            report.node: report.bound_cpus for report in event.reports if report.bound_cpus
+        },
     )
     if measurement is not None:
         timed, warmup = step_seconds_within(
@@ -240,11 +243,18 @@ def fingerprint_of(
 
 
 def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:
-    """Return the mean over nodes that could tell."""
+    """Return the mean over nodes that could tell, the energy of all, and the slowest clock."""
     told = [report.gpu for report in reports if report.gpu.num_samples]
+    energies = [g.energy_joules for g in told if g.energy_joules is not None]
     return GpuUsage(
-        utilisation=_mean([g.utilisation for g in told]),
+        busy=_mean([g.busy for g in told]),
         power_watts=_mean([g.power_watts for g in told]),
+        energy_joules=sum(energies) if energies and len(energies) == len(reports) else None,
+        clock_mhz=_least([g.clock_mhz for g in told]),
+        lowest_clock_mhz=_least([g.lowest_clock_mhz for g in told]),
+        sm_activity=_mean([g.sm_activity for g in told]),
+        tensor_activity=_mean([g.tensor_activity for g in told]),
+        dram_activity=_mean([g.dram_activity for g in told]),
         num_samples=sum(g.num_samples for g in told),
         peak_memory_bytes=max(
             (m for report in reports if (m := report.gpu.peak_memory_bytes) is not None),
@@ -256,6 +266,10 @@ def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known else None
+
+
+def _least(values: Sequence[float | None]) -> float | None:
+    return min((v for v in values if v is not None), default=None)
 
 
 def worst_parts(results: Sequence[RankResult]) -> dict[str, int] | None:

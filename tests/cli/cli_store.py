@@ -99,7 +99,7 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
             epoch=bench.epoch,
             measurement=measurement(speed),
             fingerprint=fingerprint(torch),
-            gpu=GpuUsage(utilisation=0.97, power_watts=612.0, num_samples=50),
+            gpu=GpuUsage(busy=0.97, power_watts=612.0, num_samples=50),
             memory_by_part={"parameters": 16 << 30, "gradients": 8 << 30, "activations": 40 << 30},
             phases={
                 Phase.START: 0.02,

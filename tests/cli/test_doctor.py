@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,47 @@ def test_doctor_says_of_every_check_what_it_found(
         checks[name]["status"] == "ok"
         for name in ("python", "packages", "database", "ports", "/proc", "clock")
     )
-    assert {"gpus", "ray access", "SWEEP_HOME", "open files", "clean-up"} <= checks.keys()
+    assert {
+        "gpus",
+        "ray access",
+        "SWEEP_HOME",
+        "open files",
+        "clean-up",
+        "compiler",
+    } <= checks.keys()
     assert f"schema {SCHEMA_VERSION}" in checks["database"]["found"]
+
+
+def test_doctor_warns_of_shared_memory_that_is_too_small_for_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "SHARED_MEMORY", tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    for free, status in ((64 << 20, "warn"), (8 << 30, "ok")):
+        found = usage._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, found=found: found)
+        check = machine_checks.shared_memory()
+        assert (check.status, check.found) == (status, f"{free >> 20:,} MiB free in {tmp_path}")
+    monkeypatch.undo()
+    monkeypatch.setattr(machine_checks, "SHARED_MEMORY", tmp_path / "none")
+    assert machine_checks.shared_memory().status == "warn"
+
+
+@pytest.mark.parametrize(("gpus", "status"), [(["0"], "warn"), ([], "ok")])
+def test_doctor_names_what_compiling_lacks_where_there_are_gpus(
+    gpus: list[str], status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "_driver_gpus", lambda: gpus)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setenv("CC", "my-cc")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name == "my-cc" else None)
+    assert machine_checks.compiler().found == f"/bin/my-cc, {tmp_path}/Python.h"
+    monkeypatch.delenv("CC")
+    check = machine_checks.compiler()
+    assert (check.status, check.found) == (status, "missing: a C compiler (cc, gcc, or CC)")
+    (tmp_path / "Python.h").unlink()
+    assert "Python's headers" in machine_checks.compiler().found
 
 
 def test_doctor_says_what_ranks_see_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,6 +249,16 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
         foreign_gpu_processes=0,
         gpu_throttle_reasons=("a", "b"),
     )
+    usage = GpuUsage(
+        busy=0.93,
+        power_watts=612.5,
+        energy_joules=3062.5,
+        clock_mhz=1755.0,
+        lowest_clock_mhz=1410.0,
+        sm_activity=0.91,
+        tensor_activity=0.62,
+        dram_activity=0.44,
+    )
     trial_id, number = bench.start()
     assert number == 1
     store.note_first_steps([(trial_id, 1)], epoch=epoch)
@@ -259,7 +269,7 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
         1,
         epoch=epoch,
         measurement=measurement(),
-        gpu=GpuUsage(utilisation=0.93, power_watts=612.5),
+        gpu=usage,
         memory_by_part={"weights": 16 << 30, "activations": 40 << 30},
         phases={Phase.START: 0.05, Phase.STEADY: 12.5},
         fingerprint=with_settings,
@@ -269,14 +279,16 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
         processes_killed=1,
         environment=environment,
         load=load,
+        bound_cpus={"node-c": ["0-3", "4-7"]},
     )
     assert counts
     detail = store.trial(trial_id)
     (attempt,) = detail.attempts
     assert attempt.measurement == measurement()
-    assert attempt.gpu == GpuUsage(utilisation=0.93, power_watts=612.5)
+    assert attempt.gpu == usage
     assert attempt.fingerprint == with_settings
     assert attempt.environment == environment
+    assert attempt.bound_cpus == {"node-c": ["0-3", "4-7"]}
     assert attempt.load == detail.trial.load == load
     assert attempt.phase_seconds == {Phase.START: 0.05, Phase.STEADY: 12.5}
     assert attempt.memory_by_part == {"weights": 16 << 30, "activations": 40 << 30}

@@ -12,6 +12,7 @@ from db.store import Store
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
+from orchestrator.core.trial.node_report import GpuUsage
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import outcome_of
 from tests.db.builders import (
@@ -116,6 +117,22 @@ def test_v_best_shows_results_of_another_fingerprint_apart(bench: Bench, store_u
         (old, False, 5000.0),
         (new, True, 800.0),
     ]
+
+
+def test_v_best_ranks_no_trial_that_was_ended_early(bench: Bench, store_url: str) -> None:
+    for size, speed, bound in ((1, 1000.0, None), (2, 2000.0, 0.2)):
+        trial_id, number = bench.start(size)
+        record_measurement(
+            bench.store,
+            trial_id,
+            number,
+            epoch=bench.epoch,
+            measurement=measurement(speed, step_seconds_bound=bound),
+        )
+    rows = ask(store_url, "SELECT tokens_per_second_per_gpu FROM v_best")
+    assert [row["tokens_per_second_per_gpu"] for row in rows] == [1000.0]
+    (ranked,) = bench.store.best(bench.sweep_id, 10).values()
+    assert [trial.tokens_per_second_per_gpu for trial in ranked] == [1000.0]
 
 
 def test_v_oom_shows_what_ran_out_and_what_it_condemned(bench: Bench, store_url: str) -> None:
@@ -259,6 +276,54 @@ def test_v_run_shows_how_each_repeat_differs_from_the_first(bench: Bench, store_
         pytest.approx(0.6),
         pytest.approx(0.0),
     ]
+
+
+def test_v_cell_tells_the_noise_floor_by_repeats_of_one_layout(
+    bench: Bench, store_url: str
+) -> None:
+    first, number = bench.start()
+    record_measurement(bench.store, first, number, epoch=bench.epoch, measurement=measurement())
+    sql = "SELECT num_runs, num_repeats, noise_floor, largest_change FROM v_cell"
+    unknown = {"num_runs": 1, "num_repeats": 0, "noise_floor": None, "largest_change": None}
+    assert ask(store_url, sql) == [unknown]
+    for median in (0.51, 0.495):
+        again = start_repeat(bench.store, first, bench.epoch, purpose=Purpose.ANCHOR)
+        step_time = replace(measurement().step_time, median=median)
+        record_measurement(
+            bench.store,
+            first,
+            again,
+            epoch=bench.epoch,
+            measurement=measurement(step_time=step_time),
+        )
+    (row,) = ask(store_url, sql)
+    # 2 % slower and 1 % faster than 0.5 s.
+    assert (row["num_runs"], row["num_repeats"]) == (3, 2)
+    assert row["noise_floor"] == pytest.approx(0.015)
+    assert row["largest_change"] == pytest.approx(0.02)
+
+
+def test_v_run_shows_which_run_had_another_clock_than_its_cell(
+    bench: Bench, store_url: str
+) -> None:
+    for power, mhz in enumerate((1700.0, 1755.0, 1755.0, None)):
+        trial_id, number = bench.start(2**power)
+        record_measurement(
+            bench.store,
+            trial_id,
+            number,
+            epoch=bench.epoch,
+            measurement=measurement(),
+            gpu=GpuUsage(clock_mhz=mhz, power_watts=500.0),
+        )
+    rows = ask(
+        store_url,
+        "SELECT gpu_clock_off, joules_per_token, usual_gpu_clock_mhz FROM v_run ORDER BY trial_id",
+    )
+    assert [row["gpu_clock_off"] for row in rows] == [pytest.approx(1700 / 1755 - 1), 0, 0, None]
+    assert {row["joules_per_token"] for row in rows} == {0.5}, "500 W at 1,000 tokens a second"
+    (of_cell,) = ask(store_url, "SELECT usual_gpu_clock_mhz FROM v_cell")
+    assert of_cell["usual_gpu_clock_mhz"] == 1755.0
 
 
 def test_v_run_shows_the_load_of_each_run(bench: Bench, store_url: str) -> None:

@@ -19,11 +19,18 @@ from typing import Any
 import pytest
 
 from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.fingerprint import Software, Stack
 from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.protocol import Device, Phase
 from orchestrator.node.gang_environment import gang_environment
-from orchestrator.node.launcher import DEVICES_CLEAN_SECONDS, NodeLauncher, hold_port
+from orchestrator.node.launcher import (
+    DEVICES_CLEAN_SECONDS,
+    NodeLauncher,
+    _with_driver,
+    hold_port,
+)
+from orchestrator.node.rank_server_client import _environment
 from tests.node.launching import LIMITS, faulty, order, survivors, tree_of, with_start_times
 
 K = FailureKind
@@ -542,7 +549,7 @@ def test_ranks_of_all_gangs_share_the_cores_of_their_node(
     threads: int,
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(num_cores)))
-    assert gang_environment(order(world_size=1, **known), 29500, tmp_path)[
+    assert gang_environment(order(world_size=1, **known), 29500, tmp_path, root=tmp_path)[
         "OMP_NUM_THREADS"
     ] == str(threads)
 
@@ -564,8 +571,31 @@ def test_ranks_of_all_gangs_share_the_cores_of_their_node(
 def test_ranks_of_several_nodes_are_told_the_interface_that_holds_the_nodes_address(
     tmp_path: Path, known: dict[str, Any], interfaces: dict[str, str]
 ) -> None:
-    told = gang_environment(order(**known), 29500, tmp_path)
+    told = gang_environment(order(**known), 29500, tmp_path, root=tmp_path)
     assert {name: value for name, value in told.items() if name.endswith("_IFNAME")} == interfaces
+
+
+def test_the_driver_of_a_gang_on_gpus_is_told_by_its_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("orchestrator.node.launcher.driver_version", lambda: "580.1")
+    assert _with_driver(Software(), order(devices=["0", "1"])).stack.driver == "580.1"
+    assert _with_driver(Software(), order()).stack.driver is None
+    told = Software(stack=Stack(driver="570.0"))
+    assert _with_driver(told, order(devices=["0", "1"])) == told
+
+
+def test_a_server_imports_without_a_gpu_or_compiler_processes_and_its_ranks_have_the_usual(
+    launcher: NodeLauncher,
+) -> None:
+    """torch asks NVML about GPUs in the server, since a context does not survive a fork."""
+    options = {"argv": ["env"], "pass_env": ["TORCH_WARM_POOL"]}
+    report = launcher.run(order("workloads.command", options=options, world_size=1))
+    told = dict(line.split("=", 1) for line in report.ranks[0].log_tail.splitlines() if "=" in line)
+    assert told["TORCH_WARM_POOL"] == "1"
+    server = _environment("identity")
+    assert (server["PYTORCH_NVML_BASED_CUDA_CHECK"], server["TORCH_WARM_POOL"]) == ("1", "0")
+    assert server["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_what_ranks_were_told_of_communication_is_reported_and_no_secret(

@@ -89,6 +89,17 @@ def test_the_first_that_was_measured_is_measured_again_after_so_many_trials() ->
     assert due.index(True) == 7
 
 
+def test_in_a_cell_of_many_layouts_the_first_is_soon_measured_again_to_know_the_noise() -> None:
+    confirmation, due = Confirmation(), list[int]()
+    for trial_id in range(1, 30):
+        note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id)
+        if confirmation.next_check(CONFIRM, anchor_every=8, num_left=100):
+            due.append(trial_id)
+            note(confirmation, 1, 2.0, 60.0 * trial_id + 30, purpose=Purpose.ANCHOR)
+    # After 3; then the distance doubles from 8.
+    assert due == [3, 19]
+
+
 def test_a_machine_that_changed_is_looked_at_after_as_many_trials_again() -> None:
     confirmation = Confirmation()
     for trial_id in range(1, 5):

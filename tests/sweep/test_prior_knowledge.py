@@ -31,7 +31,7 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialEvent
-from orchestrator.core.trial.protocol import Phase
+from orchestrator.core.trial.protocol import Device, Phase
 from orchestrator.sweep.prior_knowledge import PriorKnowledge, read_prior_knowledge, sweeps_of
 from orchestrator.sweep.trial_devices import measured_hardware
 from tests.db.builders import (
@@ -364,7 +364,7 @@ def test_a_process_that_stood_for_a_gang_says_nothing_of_its_nodes(store: Store)
 def test_what_a_trial_costs_is_what_relatives_took_else_what_is_usual(store: Store) -> None:
     small, _ = spec().cells()
     assert ask(None, spec()).trial_cost() == TrialCost.of(
-        spec().measurement, launch_seconds=None, timed_steps=None
+        spec().measurement, launch_seconds=None, timed_steps=None, device=Device.CUDA
     )
     Past(store, spec(name="relative")).measure(small, layouts_of(small), times(small, 1.3))
     cost = ask(store, spec()).trial_cost()

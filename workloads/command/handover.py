@@ -149,10 +149,9 @@ class Handover:
         if result.loss_first is not None and has_null:
             # So orjson and JavaScript write NaN.
             raise NotFiniteResult("loss_last", "null")
-        if result.seen is not None:
-            raise BadResult("seen: no field of a document; leave it out")
-        if result.profile is not None:
-            raise BadResult("profile: no field of a document; leave it out")
+        for name in ("seen", "step_seconds_bound", "profile"):
+            if getattr(result, name) is not None:
+                raise BadResult(f"{name}: no field of a document; leave it out")
         return result
 
     def _of_lines(self) -> RankResult:
@@ -210,7 +209,8 @@ class Handover:
         result = with_resident_memory(result, self.rank, self.program, least=self._resident_bytes)
         if not is_told:
             self._resident_bytes = result.peak_memory_resident_bytes or 0
-        result = result.model_copy(update={"seen": seen})
+        bound = self.metrics.step_seconds_bound
+        result = result.model_copy(update={"seen": seen, "step_seconds_bound": bound})
         self.rank.finish(redacted(result, self.secrets), enough=enough)
         self._phases = self._phases or result.phase_seconds
 

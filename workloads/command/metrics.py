@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core.trial.measurement import first_enough
 from orchestrator.core.trial.protocol import (
     MAX_SECONDS,
     LinesRead,
     Phase,
     ProgramSeen,
 )
+from orchestrator.core.trial.stopping import begin, look
 from workloads.command.appended_lines import AppendedLines
 from workloads.command.divergence import Divergence
 from workloads.command.printed import PrintedMetrics
@@ -65,13 +65,22 @@ class Metrics:
         self._steps_per_line = steps_per_line
         self._knows_num_steps = knows_num_steps
         # A line that covers a step of the warm-up belongs to it.
-        self.num_warmup = math.ceil(self._plan.warmup_steps / steps_per_line)
-        self._num_asked = self.num_warmup + math.ceil(self._plan.max_steps / steps_per_line)
+        self._least_warmup = math.ceil(self._plan.warmup_steps / steps_per_line)
+        self._num_asked = self._least_warmup + math.ceil(self._plan.max_steps / steps_per_line)
+        # Lines are the samples, and a line takes the time of its steps.
+        self._line_plan = self._plan.model_copy(
+            update={
+                "warmup_steps": self._least_warmup,
+                "warmup_seconds": self._plan.warmup_seconds / steps_per_line,
+                "min_seconds": self._plan.min_seconds / steps_per_line,
+            }
+        )
         self.step_seconds: list[float] = []
         # Of lines after the last one that counts.
         self._later_seconds: list[float] = []
         # Lines with a step, also those after the last one that counts.
         self.num_steps_told = 0
+        self._timing = begin(self._line_plan)
         self._has_enough = False
         self._last_at: float | None = None  # the last report, monotonic
         self.num_unread, self.first_unread = 0, ""  # lines that are no metric
@@ -96,6 +105,20 @@ class Metrics:
     @property
     def num_steps_asked(self) -> int:
         return self._num_asked
+
+    @property
+    def num_warmup(self) -> int:
+        """Lines of the warm-up: more than asked for if these are too short, or show a trend.
+
+        A program has only as many steps as it was asked for, so half of them are timed in any case.
+        """
+        num = self._timing.num_warmup or 0
+        return max(self._least_warmup, min(num, self._num_asked // 2))
+
+    @property
+    def step_seconds_bound(self) -> float | None:
+        """The fastest step, if it shows that the layout cannot be the best."""
+        return self._timing.bound
 
     @property
     def times_steps(self) -> bool:
@@ -211,7 +234,7 @@ class Metrics:
             self._note_read(at)
         if len(self.step_seconds) > before:
             self._last_at = at
-            self._note_enough(before)
+            self._note_enough()
             done = len(self.step_seconds)
             self._rank.heartbeat(Phase.STEADY, done, timed=self.times_steps)
 
@@ -245,12 +268,11 @@ class Metrics:
                 said = f"step_seconds is {repr(error['input'])[:80]}"
                 self.bad_step = f"line {self._num_lines}: {said}: {_why_bad(error['input'])}"
 
-    def _note_enough(self, before: int) -> None:
-        """Note whether the timed steps are enough, since there were `before` steps."""
-        warmup = self.num_warmup
-        timed, after = self.step_seconds[warmup:], max(0, before - warmup)
+    def _note_enough(self) -> None:
+        """Note whether the timed steps are enough."""
+        self._timing = look(self._timing, self.step_seconds, self._line_plan)
         are_all_in = len(self.step_seconds) >= self.num_steps_asked
-        self._has_enough = are_all_in or first_enough(timed, self._plan, after=after) is not None
+        self._has_enough = are_all_in or self._timing.is_enough
 
     @property
     def _counts_next(self) -> bool:

@@ -24,13 +24,25 @@ _HIGHEST = frozenset(
         "peak_memory_allocated_bytes",
         "peak_memory_reserved_bytes",
         "peak_memory_resident_bytes",
+        "peak_memory_active_bytes",
+        "inactive_split_bytes",
+        "device_used_bytes",
         "allocator_retries",
     }
 )
 # Fields that only a document may have, or that others read from a line.
 _NOT_FIELDS = frozenset(
-    {"step_seconds", "step", "iteration", "warmup_seconds", "phase_seconds", "collectives", "seen"}
-    | {"profile"}
+    {
+        "step_seconds",
+        "step",
+        "iteration",
+        "warmup_seconds",
+        "phase_seconds",
+        "collectives",
+        "seen",
+        "step_seconds_bound",
+        "profile",
+    }
 )
 _MAX_NAMES = 4 * MAX_FIELDS
 _MAX_BYTES = 64 * MAX_RESULT_BYTES

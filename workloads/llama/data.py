@@ -83,6 +83,13 @@ class Tokens:
             ]
         ).reshape(layout.grad_accum_steps, layout.micro_batch_size, self._length)
         taken = np.arange(self._length - 1) if positions is None else positions
-        inputs = torch.from_numpy(np.ascontiguousarray(ids[..., taken])).to(device)
-        targets = torch.from_numpy(np.ascontiguousarray(ids[..., taken + 1])).to(device)
+        inputs, targets = _on(device, ids[..., taken]), _on(device, ids[..., taken + 1])
         return list(zip(inputs, targets, strict=True))
+
+
+def _on(device: torch.device, ids: NDArray[np.int64]) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(ids))
+    if device.type != "cuda":
+        return tensor.to(device)
+    # From pageable memory the host would wait until the device has done all steps before.
+    return tensor.pin_memory().to(device, non_blocking=True)

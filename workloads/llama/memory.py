@@ -1,19 +1,23 @@
 """A rank's peak memory by part: from CUDA's allocator, or the sum of live tensors on a CPU.
 
 Both measure a whole optimizer step after all lazy allocations, and activations in a step that is
-not timed.
+not timed. On a device that step may not find its memory: then the parts are unknown, and what was
+measured before stands.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from workloads.llama.live_tensors import LiveTensors
+
+logger = logging.getLogger(__name__)
 
 # An optimizer step that calls its argument at the end of its forward pass.
 StepWithProbe = Callable[[Callable[[], None]], None]
@@ -43,13 +47,20 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """The parts add up to the peak; temporaries are what is neither state nor activation."""
+    """The parts add up to the peak; temporaries are what is neither state nor activation.
+
+    Without parts, only the peaks are known.
+    """
 
     peak_allocated_bytes: int
     bytes_by_part: dict[str, int]
     peak_reserved_bytes: int | None = None
+    peak_active_bytes: int | None = None
+    inactive_split_bytes: int | None = None  # at most
+    device_used_bytes: int | None = None  # by everything, after the timed steps
     device_bytes: int | None = None
     allocator_retries: int | None = None
+    allocator_ooms: int | None = None
 
 
 class LiveMemory:
@@ -65,6 +76,10 @@ class LiveMemory:
 
     def after_first_step(self) -> None:
         pass
+
+    def peaks(self) -> MemoryReport | None:
+        """None: only the untimed step of `report` shows them."""
+        return None
 
     def report(self, step: StepWithProbe) -> MemoryReport:
         tracker = LiveTensors(self.states.tensors())
@@ -96,20 +111,36 @@ class DeviceMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
         self._retries_before = self._num_retries()
 
+    def peaks(self) -> MemoryReport:
+        """The peaks since the first step, without a step of its own."""
+        stats = torch.cuda.memory_stats(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        return MemoryReport(
+            peak_allocated_bytes=torch.cuda.max_memory_allocated(self._device),
+            bytes_by_part={},
+            peak_reserved_bytes=torch.cuda.max_memory_reserved(self._device),
+            peak_active_bytes=stats.get("active_bytes.all.peak"),
+            inactive_split_bytes=stats.get("inactive_split_bytes.all.peak"),
+            device_used_bytes=total - free,
+            device_bytes=torch.cuda.get_device_properties(self._device).total_memory,
+            allocator_retries=self._num_retries() - self._retries_before,
+            allocator_ooms=stats.get("num_ooms"),
+        )
+
     def report(self, step: StepWithProbe) -> MemoryReport:
-        peak = torch.cuda.max_memory_allocated(self._device)
-        reserved = torch.cuda.max_memory_reserved(self._device)
-        retries = self._num_retries() - self._retries_before
+        peaks = self.peaks()
         bytes_before = torch.cuda.memory_allocated(self._device)
         activations: list[int] = []
-        step(lambda: activations.append(torch.cuda.memory_allocated(self._device) - bytes_before))
-        return MemoryReport(
-            peak_allocated_bytes=peak,
-            bytes_by_part=_by_part(self.states, max(activations), peak),
-            peak_reserved_bytes=reserved,
-            device_bytes=torch.cuda.get_device_properties(self._device).total_memory,
-            allocator_retries=retries,
-        )
+        try:
+            step(
+                lambda: activations.append(torch.cuda.memory_allocated(self._device) - bytes_before)
+            )
+        except torch.OutOfMemoryError as exc:
+            # A layout at the edge of memory was measured, and this step finds the memory in pieces.
+            logger.warning("The memory by part is unknown: %s", str(exc).partition("\n")[0])
+            return peaks
+        parts = _by_part(self.states, max(activations), peaks.peak_allocated_bytes)
+        return replace(peaks, bytes_by_part=parts)
 
     def _num_retries(self) -> int:
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))

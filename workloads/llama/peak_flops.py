@@ -7,7 +7,6 @@ comparable.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +14,13 @@ import torch
 from orchestrator.core.problem.hardware import data_sheet_peak
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.trial.protocol import MEASURED_PEAK, TrialRequest
-from workloads.llama.timing import synchronize
+from workloads.tools.matmul import product_flops
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 _SIZES = {"cpu": (256, 512, 768), "cuda": (4096, 8192)}
-# All sizes together take well under half a second.
-_SECONDS_PER_SIZE = 0.08
+# On CPUs all sizes together take well under half a second. A GPU warms up for two seconds, and
+# keeps its speed up for two.
+_SECONDS_PER_SIZE = {"cpu": 0.08, "cuda": 4.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def trial_peak(
     If the trial was faster than that, the earlier measurement was too low (the machine was busy):
     then measure again, and use the larger. All ranks of a node have the same data and do the same.
     """
-    listed = _data_sheet_peak(device, request.layout.precision)
+    listed = listed_peak(device, request.layout.precision)
     if listed is not None:
         return listed
     known = next((p for p in request.peaks if (p.node, p.device_name) == (node, device_name)), None)
@@ -66,7 +66,11 @@ def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | Non
         torch.cuda.empty_cache()
     try:
         flops, size, dtype_used = max(
-            (_best_matmul(n, d, device), n, str(d))
+            (
+                product_flops(device, size=n, dtype=d, seconds=_SECONDS_PER_SIZE[device.type]),
+                n,
+                str(d),
+            )
             for d in _dtypes_to_try(dtype, device)
             for n in _SIZES[device.type]
         )
@@ -79,7 +83,8 @@ def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | Non
     )
 
 
-def _data_sheet_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
+def listed_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
+    """The peak in the device's data sheet; None: it has none here."""
     if device.type != "cuda":
         return None
     listed = data_sheet_peak(torch.cuda.get_device_name(device), precision)
@@ -91,18 +96,3 @@ def _dtypes_to_try(dtype: torch.dtype, device: torch.device) -> tuple[torch.dtyp
     # of both counts.
     is_emulated = device.type == "cpu" and dtype is not torch.float32
     return (dtype, torch.float32) if is_emulated else (dtype,)
-
-
-def _best_matmul(size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """The best FLOP/s of repeated products of two square matrices, after a first one as warm-up."""
-    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    out = torch.empty_like(a)
-    torch.mm(a, b, out=out)
-    best, start = 0.0, time.perf_counter()
-    while time.perf_counter() - start < _SECONDS_PER_SIZE:
-        synchronize(device)
-        before = time.perf_counter()
-        torch.mm(a, b, out=out)
-        synchronize(device)
-        best = max(best, 2.0 * size**3 / (time.perf_counter() - before))
-    return best

@@ -1,4 +1,7 @@
-"""The software and the device that a rank runs on, as the rank sees them."""
+"""The software and the device that a rank runs on, as the rank sees them.
+
+The driver's version is the launcher's to tell: it asks NVML.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ import torch.distributed as dist
 
 from orchestrator.core.trial.fingerprint import Stack
 
-_DRIVER_FILE = Path("/sys/module/nvidia/version")
-
 
 def describe_stack(device: torch.device) -> Stack:
     cuda = device.type == "cuda"
@@ -20,7 +21,6 @@ def describe_stack(device: torch.device) -> Stack:
         torch=torch.__version__,
         cuda=torch.version.cuda if cuda else None,
         nccl=_nccl_version() if cuda else None,
-        driver=_DRIVER_FILE.read_text().strip() if cuda and _DRIVER_FILE.exists() else None,
         device_name=torch.cuda.get_device_name(device) if cuda else _processor_name(),
     )
 

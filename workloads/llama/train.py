@@ -40,7 +40,7 @@ from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, State
 from workloads.llama.mesh import Groups, RankPlace
 from workloads.llama.model import Llama, is_uncut
 from workloads.llama.optimizer import AdamW
-from workloads.llama.peak_flops import trial_peak
+from workloads.llama.peak_flops import PeakFlops, listed_peak, trial_peak
 from workloads.llama.pipeline import Pipeline
 from workloads.llama.stack import describe_stack
 from workloads.llama.timing import TimedSteps, time_steps
@@ -68,13 +68,51 @@ def train(rank: Rank) -> RankResult:
     device = open_device(rank, options)
     if rank.world_size > 1:
         join_gang(rank, device)
-    timed, report, kernel, rendezvous_seconds = _train_and_measure(
-        rank, options, device=device, begin=begin
-    )
-    # The model: a measured peak needs memory.
-    gc.collect()
     stack = describe_stack(device)
     tokens = request.layout.global_batch_size * request.sequence_length
+
+    def result_of(
+        timed: TimedSteps, report: MemoryReport, *, peak: PeakFlops | None, kernel: str | None
+    ) -> RankResult:
+        phases = {
+            **({Phase.START: start_seconds} if start_seconds is not None else {}),
+            Phase.RENDEZVOUS: timed.began_at - begin,
+            Phase.FIRST_STEP: timed.first_step_seconds,
+            Phase.STEADY: timed.steady_seconds,
+        }
+        return RankResult(
+            step_seconds=timed.step_seconds,
+            warmup_seconds=timed.warmup_seconds,
+            step_seconds_bound=timed.step_seconds_bound,
+            tokens_per_step=tokens,
+            phase_seconds=rank.with_teardown(phases),
+            peak_memory_allocated_bytes=report.peak_allocated_bytes,
+            peak_memory_reserved_bytes=report.peak_reserved_bytes,
+            peak_memory_active_bytes=report.peak_active_bytes,
+            inactive_split_bytes=report.inactive_split_bytes,
+            device_used_bytes=report.device_used_bytes,
+            memory_bytes_by_part=report.bytes_by_part,
+            device_memory_bytes=report.device_bytes,
+            allocator_retries=report.allocator_retries,
+            allocator_ooms=report.allocator_ooms,
+            peak_flops=peak.flops if peak is not None else None,
+            peak_flops_source=peak.source if peak is not None else None,
+            loss_first=timed.loss_first,
+            loss_last=timed.loss_last,
+            attention_kernel=kernel,
+            stack=stack,
+        )
+
+    handed_over: list[RankResult] = []
+
+    def hand_over(timed: TimedSteps, peaks: MemoryReport) -> None:
+        peak = listed_peak(device, request.layout.precision)
+        handed_over.append(result_of(timed, peaks, peak=peak, kernel=None))
+        rank.finish(handed_over[0])
+
+    timed, report, kernel = _train_and_measure(rank, options, device=device, hand_over=hand_over)
+    # The model: a measured peak needs memory.
+    gc.collect()
     peak = trial_peak(
         request,
         node=socket.gethostname(),  # as the launcher names its node
@@ -84,29 +122,11 @@ def train(rank: Rank) -> RankResult:
             request, tokens_per_second=tokens / timed.slowest_median_seconds
         ),
     )
-    phases = {
-        **({Phase.START: start_seconds} if start_seconds is not None else {}),
-        Phase.RENDEZVOUS: rendezvous_seconds,
-        Phase.FIRST_STEP: timed.first_step_seconds,
-        Phase.STEADY: timed.steady_seconds,
-    }
-    result = RankResult(
-        step_seconds=timed.step_seconds,
-        warmup_seconds=timed.warmup_seconds,
-        tokens_per_step=tokens,
-        phase_seconds=rank.with_teardown(phases),
-        peak_memory_allocated_bytes=report.peak_allocated_bytes,
-        peak_memory_reserved_bytes=report.peak_reserved_bytes,
-        memory_bytes_by_part=report.bytes_by_part,
-        device_memory_bytes=report.device_bytes,
-        allocator_retries=report.allocator_retries,
-        peak_flops=peak.flops if peak is not None else None,
-        peak_flops_source=peak.source if peak is not None else None,
-        loss_first=timed.loss_first,
-        loss_last=timed.loss_last,
-        attention_kernel=kernel,
-        stack=stack,
-    )
+    result = result_of(timed, report, peak=peak, kernel=kernel)
+    if handed_over:
+        # Since then its launcher counts the teardown.
+        phases = handed_over[0].phase_seconds
+        result = result.model_copy(update={"phase_seconds": phases})
     # First: a hang in the end of the process group then changes nothing.
     rank.finish(result)
     if dist.is_initialized():
@@ -123,11 +143,15 @@ def _achieved_flops(request: TrialRequest, *, tokens_per_second: float) -> float
 
 
 def _train_and_measure(
-    rank: Rank, options: LlamaOptions, *, device: torch.device, begin: float
-) -> tuple[TimedSteps, MemoryReport, str, float]:
-    """Timed steps, memory, the kernel of attention, and the seconds until the model was built.
+    rank: Rank,
+    options: LlamaOptions,
+    *,
+    device: torch.device,
+    hand_over: Callable[[TimedSteps, MemoryReport], None],
+) -> tuple[TimedSteps, MemoryReport, str]:
+    """Timed steps, memory, and the kernel of attention; frees the model.
 
-    Frees the model.
+    `hand_over` gets what is known before the look at the memory by part, whatever happens there.
     """
     request = rank.request
     trainer = training_loop(rank, options, device=device)
@@ -136,7 +160,6 @@ def _train_and_measure(
         if device.type == "cuda"
         else LiveMemory(trainer.states(), limit_bytes=options.memory_limit_bytes)
     )
-    rendezvous_seconds = time.perf_counter() - begin
 
     def step(micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
         with memory.first_step() if rank.phase is Phase.FIRST_STEP else nullcontext():
@@ -147,10 +170,8 @@ def _train_and_measure(
         step,
         plan=request.measurement,
         device=device,
-        before_step=lambda number: rank.heartbeat(
-            Phase.STEADY if number else Phase.FIRST_STEP,
-            number,
-            timed=number >= request.measurement.warmup_steps,
+        before_step=lambda number, timed: rank.heartbeat(
+            Phase.STEADY if number else Phase.FIRST_STEP, number, timed=timed
         ),
         after_first_step=memory.after_first_step,
     )
@@ -160,8 +181,11 @@ def _train_and_measure(
         raise NotFinite.of("gradient norm", norm, step=rank.step + 1)
     # A pipeline has made its receive buffers.
     memory.states = trainer.states()
+    peaks = memory.peaks()
+    if peaks is not None:
+        hand_over(timed, peaks)
     report = memory.report(trainer.untimed_step)
-    return timed, report, trainer.attention_kernel(), rendezvous_seconds
+    return timed, report, trainer.attention_kernel()
 
 
 def training_loop(rank: Rank, options: LlamaOptions, *, device: torch.device) -> TrainingLoop:

@@ -14,8 +14,8 @@ from orchestrator.core.pretend.synthetic import MemoryByPhase, memory, noisy_ste
 from orchestrator.core.problem.hardware import DEVICES, Hardware
 from orchestrator.core.sweepfile.synthetic_options import SyntheticFault, SyntheticOptions
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.measurement import enough
 from orchestrator.core.trial.protocol import Phase, RankResult
+from orchestrator.core.trial.stopping import Timing, begin, look
 from workloads import rank as ranks
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank
@@ -49,10 +49,11 @@ def pretend_to_train(rank: Rank) -> RankResult:
     _allocate(rank, needs.forward, capacity)
     _inject(faults, "step_1", rank)
 
-    warmup, timed = _run_steps(rank, options, hardware, faults, needs, capacity)
+    samples, timing = _run_steps(rank, options, hardware, faults, needs, capacity)
     result = RankResult(
-        step_seconds=timed,
-        warmup_seconds=warmup,
+        step_seconds=samples[timing.num_warmup :],
+        warmup_seconds=samples[: timing.num_warmup],
+        step_seconds_bound=timing.bound,
         phase_seconds=rank.phase_seconds(),
         peak_memory_allocated_bytes=needs.step_2,
         peak_memory_reserved_bytes=min(capacity, int(1.05 * needs.step_2)),
@@ -74,24 +75,23 @@ def _run_steps(
     faults: list[SyntheticFault],
     needs: MemoryByPhase,
     capacity: int,
-) -> tuple[list[float], list[float]]:
-    """Warm-up and timed seconds."""
-    request = rank.request
-    warmup: list[float] = []
-    timed: list[float] = []
+) -> tuple[list[float], Timing]:
+    """The seconds of all steps, and which of them are timed."""
+    request, plan = rank.request, rank.request.measurement
+    samples: list[float] = []
+    timing = begin(plan)
     for step, seconds in enumerate(noisy_steps(request, options, hardware), 1):
         if step > 1:
-            rank.heartbeat(
-                Phase.STEADY, step, timed=len(warmup) >= request.measurement.warmup_steps
-            )
+            rank.heartbeat(Phase.STEADY, step, timed=timing.is_timed)
             _inject(faults, f"step_{step}", rank)
             _allocate(rank, needs.step_2, capacity)
         if options.sleep:
             time.sleep(seconds)
-        (warmup if len(warmup) < request.measurement.warmup_steps else timed).append(seconds)
-        if enough(timed, request.measurement):
+        samples.append(seconds)
+        timing = look(timing, samples, plan)
+        if timing.is_enough:
             break
-    return warmup, timed
+    return samples, timing
 
 
 def _inject(faults: list[SyntheticFault], at: str, rank: Rank) -> None:

@@ -18,6 +18,7 @@ from orchestrator.core.search.expectation import even_selection
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.sweepfile.sections import Measuring
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
+from orchestrator.core.trial.protocol import Device
 
 TIMED_STEPS = 22.0  # of a typical measurement
 # Standard deviations of logarithms. Launches differ threefold between clusters, less on one.
@@ -33,6 +34,8 @@ class TrialCost:
     launch_sd: float
     num_steps: float  # warm-up and timed
     num_steps_sd: float
+    # All steps together, at least: short steps are timed for seconds.
+    least_seconds: float = 0.0
 
     @property
     def is_launch_measured(self) -> bool:
@@ -41,13 +44,19 @@ class TrialCost:
 
     def seconds(self, step_seconds: float) -> float:
         """Return how long a trial with such steps reserves its GPUs."""
-        return self.launch_seconds + self.num_steps * step_seconds
+        return self.launch_seconds + max(self.num_steps * step_seconds, self.least_seconds)
 
     @classmethod
     def of(
-        cls, plan: Measuring, *, launch_seconds: float | None, timed_steps: float | None
+        cls,
+        plan: Measuring,
+        *,
+        launch_seconds: float | None,
+        timed_steps: float | None,
+        device: Device = Device.CPU,
     ) -> TrialCost:
         """Use the times of stored trials if there are any, else usual ones."""
+        asked = plan.plan(device)
         timed = TIMED_STEPS if timed_steps is None else timed_steps
         timed = min(max(timed, plan.min_steps), plan.max_steps)
         return cls(
@@ -55,6 +64,7 @@ class TrialCost:
             launch_sd=MEASURED_LAUNCH_SD if launch_seconds is not None else LAUNCH_SD,
             num_steps=plan.warmup_steps + timed,
             num_steps_sd=MEASURED_STEPS_SD if timed_steps is not None else STEPS_SD,
+            least_seconds=asked.warmup_seconds + asked.min_seconds,
         )
 
 
@@ -92,23 +102,26 @@ def cost_of(
     rows = candidates.order[:num_trials]
     if candidates.predict is None or not len(rows):
         return None
-    steps = np.where(candidates.fits[rows], candidates.step_seconds[rows] * trial.num_steps, 0.0)
+    by_steps = candidates.step_seconds[rows] * trial.num_steps
+    is_longer = by_steps > trial.least_seconds
+    steps = np.where(candidates.fits[rows], np.maximum(by_steps, trial.least_seconds), 0.0)
     launches = trial.launch_seconds * len(rows)
     seconds = float(steps.sum()) + launches
     in_launches = launches / seconds
     selected = even_selection(len(rows))
     predicted = candidates.predict(candidates.table.take(rows[selected]))
-    shares = steps[selected] * (1 - in_launches) / (steps[selected].sum() or 1.0)
+    # A trial that lasts its least seconds lasts them whatever its steps take.
+    uncertain = np.where(is_longer[selected], steps[selected], 0.0)
+    shares = uncertain * (1 - in_launches) / (steps[selected].sum() or 1.0)
     # Of the logarithm of the seconds, by the logarithms of the constants.
     slope = shares @ predicted.step_jacobian
     constants = float(slope @ predicted.step_covariance @ slope)
-    of_cell = 0.0 if knows_cell else ((1 - in_launches) * CELL_OFFSET_SD) ** 2
+    in_steps = float(shares.sum())
+    of_cell = 0.0 if knows_cell else (in_steps * CELL_OFFSET_SD) ** 2
     return PlannedCost(
         gpu_hours=seconds * cell.num_gpus / 3600,
         shared_sd=sqrt(
-            constants
-            + (in_launches * trial.launch_sd) ** 2
-            + ((1 - in_launches) * trial.num_steps_sd) ** 2
+            constants + (in_launches * trial.launch_sd) ** 2 + (in_steps * trial.num_steps_sd) ** 2
         ),
         own_sd=sqrt(float((shares**2).sum()) * predicted.step_residual_sd**2 + of_cell),
     )

@@ -40,11 +40,14 @@ from orchestrator.core.sweepfile.spec_values import (
     whole,
 )
 from orchestrator.core.sweepfile.suggestion import did_you_mean
-from orchestrator.core.trial.protocol import LimitName, MeasurementPlan
+from orchestrator.core.trial.protocol import Device, LimitName, MeasurementPlan
 
 # A node reboots, or is replaced, within ten minutes. 64 nodes that wait so long cost 128 GPU-hours.
 WAIT_FOR_NODES_SECONDS = 900.0
 ANCHOR_EVERY = 8
+# What `auto` asks of a GPU, whose power and clock settle within seconds: of the warm-up, of the
+# timed steps, and of those that confirm the best.
+GPU_WARMUP_SECONDS, GPU_SECONDS, GPU_CONFIRMING_SECONDS = 2.0, 5.0, 10.0
 _COUNTS, _LIMIT, _FLAG = "`auto`, a number, a list", "`auto`, duration", "`true`, `false`"
 
 
@@ -267,7 +270,9 @@ class Profiled(StrEnum):
 class Measuring(Section):
     """How steps are timed: warm-up first, then steps until their median is known well enough."""
 
-    OMITTED_DEFAULTS = frozenset({"exclusive", "preflight", "wait_for_nodes", "profile"})
+    OMITTED_DEFAULTS = frozenset(
+        {"exclusive", "min_seconds", "preflight", "wait_for_nodes", "profile"}
+    )
 
     # A layout fits if two steps do: the first one creates the optimizer states.
     warmup_steps: Annotated[
@@ -278,7 +283,24 @@ class Measuring(Section):
         whole(2, 1000),
         key("number, at least 2", "Fewest timed steps. A confidence interval needs 6"),
     ] = 5
-    max_steps: Annotated[int, whole(2, 10_000), key("number", "Most timed steps")] = 50
+    max_steps: Annotated[
+        int,
+        whole(2, 10_000),
+        key(
+            "number",
+            "Most timed steps; more if they took less than `min_seconds`. A program of workload"
+            " `command` runs no more than this",
+        ),
+    ] = 50
+    min_seconds: Annotated[
+        OrAuto[Annotated[float, Field(strict=True, ge=0, le=3600)]],
+        key(
+            "`auto`, a number",
+            "Seconds that the timed steps take together, at least. If more than 0, the steps must"
+            " also show no [trend](measuring.md#a-device-that-settles). `auto`: on GPUs 5, and 10"
+            " for repeats that confirm the best; on CPUs 0",
+        ),
+    ] = "auto"
     precision: Annotated[
         float,
         Field(strict=True, gt=0, lt=1),
@@ -326,14 +348,26 @@ class Measuring(Section):
             raise ValueError(f"min_steps {self.min_steps} is more than max_steps {self.max_steps}")
         return self
 
-    @property
-    def plan(self) -> MeasurementPlan:
+    def plan(self, device: Device, *, confirms: bool = False) -> MeasurementPlan:
+        """Return the plan of one attempt; `confirms`: it repeats one of the fastest layouts."""
         return MeasurementPlan(
             warmup_steps=self.warmup_steps,
             min_steps=self.min_steps,
             max_steps=self.max_steps,
             relative_confidence=self.precision,
+            warmup_seconds=GPU_WARMUP_SECONDS if self._asks_for_seconds(device) else 0.0,
+            min_seconds=self._seconds(device, confirms=confirms),
         )
+
+    def _asks_for_seconds(self, device: Device) -> bool:
+        return device is Device.CUDA and self.min_seconds != 0
+
+    def _seconds(self, device: Device, *, confirms: bool) -> float:
+        if self.min_seconds != "auto":
+            return self.min_seconds
+        if device is Device.CPU:
+            return 0.0
+        return GPU_CONFIRMING_SECONDS if confirms else GPU_SECONDS
 
 
 class Strategy(StrEnum):
@@ -383,7 +417,7 @@ class Confirm(Section):
 class Search(Section):
     """How the next layout is selected, and when to stop. Budgets include failed attempts."""
 
-    OMITTED_DEFAULTS = frozenset({"max_cost", "anchor_every", "dominance"})
+    OMITTED_DEFAULTS = frozenset({"max_cost", "anchor_every", "early_stop", "dominance"})
 
     strategy: Annotated[
         Strategy,
@@ -453,6 +487,16 @@ class Search(Section):
             " contradict their neighbours are still repeated",
         ),
     ] = ANCHOR_EVERY
+    early_stop: Annotated[
+        OrAuto[Flag],
+        key(
+            "`auto`, `true`, `false`",
+            "End a trial after a few steps if even the fastest of them is 25 % slower than those of"
+            " the best layout: its numbers are bounds, and"
+            " [never win](measuring.md#trials-that-cannot-win). `auto`: on GPUs, unless `strategy`"
+            " is `exhaustive`",
+        ),
+    ] = "auto"
     dominance: Annotated[
         OrAuto[Dominance],
         key(
@@ -461,6 +505,12 @@ class Search(Section):
             " [search.md](search.md#what-an-out-of-memory-rules-out)",
         ),
     ] = "auto"
+
+    def stops_early(self, device: Device) -> bool:
+        """Return whether trials that cannot win are ended early."""
+        if self.early_stop != "auto":
+            return self.early_stop
+        return device is Device.CUDA and self.strategy is not Strategy.EXHAUSTIVE
 
 
 class Objective(StrEnum):

@@ -145,7 +145,8 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="lost communication",
             max_retries=2,
             means="communication failed, and no rank did worse before",
-            cure="`NCCL_DEBUG=INFO` before `sweep run`; the network, the firewall, `ulimit -l`",
+            cure="`NCCL_DEBUG=INFO` before `sweep run`; the network, the firewall, `ulimit -l`, "
+            "the size of /dev/shm; `nccl-trace-*` in the run folder",
         ),
         _K.DEVICE_ERROR: Policy(
             fault=Fault.MACHINE,

@@ -70,6 +70,8 @@ _MESSAGES: tuple[tuple[FailureKind, str], ...] = (
     (_K.DEVICE_ERROR, r"Found no NVIDIA driver|invalid device ordinal"),
     (_K.DEVICE_ERROR, r"CUDA-capable device\(s\) is/are busy or unavailable"),
     (_K.DEVICE_ERROR, r"system not yet initialized|unspecified launch failure"),
+    # A container's /dev/shm, 64 MB by default, is a setting of the machine and no disk.
+    (_K.NCCL, r"failed to extend /dev/shm/nccl-|/dev/shm/nccl-[^\n]{0,120}No space left on device"),
     (_K.STORAGE, r"No space left on device|Disk quota exceeded|Read-only file system"),
     (_K.STORAGE, r"Stale (?:NFS )?file handle|Input/output error|Too many open files"),
     (_K.NCCL, r"Dist(?:Backend|Network|Store)Error|Rendezvous(?:Connection|Timeout|Closed)Error"),

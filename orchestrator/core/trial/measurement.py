@@ -1,4 +1,4 @@
-"""Computes the numbers of an attempt from its step samples, and decides when there are enough.
+"""Computes the numbers of an attempt from its step samples.
 
 The confidence interval of the median comes from order statistics (the sign test's inverse), so it
 assumes nothing about the distribution of step times. With fewer than six samples no 95 % interval
@@ -7,12 +7,10 @@ exists, and none is given.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any
 
 from orchestrator.core.problem.layout import Layout
@@ -20,13 +18,7 @@ from orchestrator.core.problem.model_shape import MFU_FORMULA, ModelShape
 from orchestrator.core.trial.extra import bounded_extra
 from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.protocol import DriverMemoryKind, MeasurementPlan, RankResult
-
-CONFIDENCE = 0.95
-# Stopping once the 95 % interval is narrow would select samples for which it is too narrow (by
-# simulation, docs/decisions).
-STOPPING_CONFIDENCE = 0.99
-# Numbers of samples after which timing may stop: 8, 12, 16, 24, 32, 48, ...
-_STOPPING_COUNTS = frozenset(first << doublings for first in (8, 12) for doublings in range(12))
+from orchestrator.core.trial.stopping import has_trend, relative_confidence, relative_trend
 
 # A 95 % interval needs so many. Even the full range of fewer holds the median less often.
 FEWEST_STEPS = 6
@@ -58,6 +50,7 @@ class Unsure(StrEnum):
         f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} "
         "(measurement.max_steps, or a program that reports more)"
     )
+    BEATEN = "ended early: even its fastest step was far slower than the best layout's"
     VARIED = (
         "the steps varied too much for the precision asked for (measurement.precision, max_steps)"
     )
@@ -84,6 +77,11 @@ class Measurement:
     thrashing: bool
     loss_first: float | None
     loss_last: float | None
+    # Of the worst rank, as its GPU's allocator counts; all of a device, by whomever it is used.
+    peak_memory_active_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    device_used_bytes: int | None = None
+    allocator_ooms: int | None = None
     # As the driver or the kernel saw it, with its kind; kept apart from the allocator's bytes.
     peak_memory_driver_bytes: int | None = None
     peak_memory_driver_kind: DriverMemoryKind | None = None
@@ -91,6 +89,12 @@ class Measurement:
     extra: Mapping[str, Any] | None = None
     # Why the numbers cannot be true (plausibility.py), with the cure; None: nothing shows it.
     implausible: str | None = None
+    attention_kernel: str | None = None  # that ran, as the program names it
+    # Why the steps do not show the speed of a long run; None: nothing shows it.
+    unsteady: str | None = None
+    # A step takes at least so long: the trial was ended early, since it cannot be the best. Its
+    # other numbers are of a few steps, and are not ranked. None: it was timed to its end.
+    step_seconds_bound: float | None = None
 
 
 def why_unsure(
@@ -99,61 +103,38 @@ def why_unsure(
     num_steps: int | None,
     relative_confidence: float | None,
     implausible: str | None = None,
+    unsteady: str | None = None,
+    step_seconds_bound: float | None = None,
 ) -> str | None:
     """Return why a measurement is less sure than the plan asks; None: it is not."""
     if confident is not False:
         return None
     if implausible is not None:
         return f"its numbers cannot be true: {implausible}"
+    if step_seconds_bound is not None:
+        return Unsure.BEATEN
     if num_steps == 1:
         return Unsure.ONE_NUMBER
-    return Unsure.FEW_STEPS if relative_confidence is None else Unsure.VARIED
+    if relative_confidence is None:
+        return Unsure.FEW_STEPS
+    return unsteady or Unsure.VARIED
 
 
-def enough(samples: Sequence[float], plan: MeasurementPlan) -> bool:
-    """Return whether timing may stop: at the precision of the plan, or the maximum.
-
-    It tests few counts, at a higher confidence than is reported: a test after every step stops by
-    luck.
-    """
-    if not _may_stop_at(len(samples), plan):
-        return False
-    if len(samples) >= plan.max_steps:
-        return True
-    confidence = relative_confidence(samples, level=STOPPING_CONFIDENCE)
-    return confidence is not None and confidence <= plan.relative_confidence
-
-
-def first_enough(samples: Sequence[float], plan: MeasurementPlan, *, after: int = 0) -> int | None:
-    """Return the first number of samples above `after` at which timing may stop; None: not yet."""
-    counts = (n for n in range(after + 1, len(samples) + 1) if _may_stop_at(n, plan))
-    return next((n for n in counts if enough(samples[:n], plan)), None)
-
-
-def _may_stop_at(count: int, plan: MeasurementPlan) -> bool:
-    is_few = count < plan.min_steps
-    return count >= plan.max_steps or (not is_few and count in _STOPPING_COUNTS)
-
-
-def relative_confidence(samples: Sequence[float], *, level: float = CONFIDENCE) -> float | None:
-    """Return half the median's interval over the median; None: too few samples for an interval."""
-    rank = _median_interval_rank(len(samples), level)
-    if rank is None:
-        return None
-    ordered = sorted(samples)
-    return (ordered[len(ordered) - 1 - rank] - ordered[rank]) / 2 / statistics.median(ordered)
-
-
-@lru_cache(maxsize=1024)
-def _median_interval_rank(n: int, level: float = CONFIDENCE) -> int | None:
-    """The largest k with P(x[k] < median < x[n-1-k]) >= level for sorted x, by Binomial(n, 1/2)."""
-    tail, best = 0.0, None
-    for k in range(n // 2):
-        tail += math.comb(n, k) / 2**n
-        if 1 - 2 * tail < level:
-            break
-        best = k
-    return best
+def why_unsteady(samples: Sequence[float], plan: MeasurementPlan) -> str | None:
+    """Return why timed steps do not show the speed of a long run; None: nothing shows it."""
+    if has_trend(samples, plan):
+        change = relative_trend(samples)
+        return (
+            f"its steps became {abs(change):.1%} {'slower' if change > 0 else 'faster'} while they"
+            " were timed (measurement.max_steps, or a device that does not settle)"
+        )
+    # One number may be the median of any number of steps.
+    if len(samples) > 1 and sum(samples) < plan.min_seconds:
+        return (
+            f"its timed steps took {sum(samples):.2g} s of the {plan.min_seconds:g} s that a device"
+            " needs to settle (measurement.max_steps, min_seconds)"
+        )
+    return None
 
 
 def summarise_steps(samples: Sequence[float]) -> StepTime:
@@ -188,7 +169,10 @@ def measure(
     if len(counts) != 1:
         raise ImplausibleMeasurement(f"ranks timed different numbers of steps: {sorted(counts)}")
     slowest = tuple(max(step) for step in zip(*(r.step_seconds for r in timed), strict=True))
+    bounds = [r.step_seconds_bound for r in results if r.step_seconds_bound is not None]
+    bound = max(bounds, default=None)
     step_time = summarise_steps(slowest)
+    unsteady = why_unsteady(slowest, plan) if bound is None else None
     tokens = timed[0].tokens_per_step or layout.global_batch_size * sequence_length
     per_gpu = tokens / step_time.median / layout.world_size
     peak, source = min(
@@ -217,7 +201,9 @@ def measure(
         step_time=step_time,
         step_seconds=slowest,
         confident=step_time.relative_confidence is not None
-        and step_time.relative_confidence <= plan.relative_confidence,
+        and step_time.relative_confidence <= plan.relative_confidence
+        and unsteady is None
+        and bound is None,
         mfu=mfu,
         hfu=hfu,
         mfu_formula=MFU_FORMULA,
@@ -225,6 +211,10 @@ def measure(
         peak_flops_source=source,
         peak_memory_allocated_bytes=_worst(r.peak_memory_allocated_bytes for r in results),
         peak_memory_reserved_bytes=_worst(r.peak_memory_reserved_bytes for r in results),
+        peak_memory_active_bytes=_worst(r.peak_memory_active_bytes for r in results),
+        inactive_split_bytes=_worst(r.inactive_split_bytes for r in results),
+        device_used_bytes=_worst(r.device_used_bytes for r in results),
+        allocator_ooms=_worst(r.allocator_ooms for r in results),
         device_memory_bytes=min(capacities, default=None),
         allocator_retries=retries,
         # The allocator retries only if the device is full, however much of it NCCL and others use.
@@ -232,6 +222,11 @@ def measure(
         loss_first=timed[0].loss_first,
         loss_last=timed[0].loss_last,
         extra=_merged_extra([*timed, *results]),
+        attention_kernel=next(
+            (r.attention_kernel for r in results if r.attention_kernel is not None), None
+        ),
+        unsteady=unsteady,
+        step_seconds_bound=bound,
     )
 
 

@@ -13,10 +13,19 @@ from orchestrator.core.trial.protocol import Phase, RankFailure, RankResult
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUsage:
-    """NVML samples of one node during timed steps. Unknown is None."""
+    """What NVML reports of one node's GPUs during timed steps. Unknown is None."""
 
-    utilisation: float | None = None  # mean, 0..1
+    # Mean share of time in which at least one kernel ran, however small.
+    busy: float | None = None
     power_watts: float | None = None  # mean per GPU
+    energy_joules: float | None = None  # of all GPUs together
+    # SM clock: the median of the slowest device, and the lowest of all samples.
+    clock_mhz: float | None = None
+    lowest_clock_mhz: float | None = None
+    # Means by GPM, 0..1: of multiprocessors, of tensor cores, of the memory's bandwidth.
+    sm_activity: float | None = None
+    tensor_activity: float | None = None
+    dram_activity: float | None = None
     num_samples: int = 0
     # Of the fullest device, whether steps were timed or not, less what was used before.
     peak_memory_bytes: int | None = None
@@ -58,4 +67,7 @@ class NodeReport:
     set_by_launcher: tuple[str, ...] = ()  # names only the launcher set
     gpu: GpuUsage = field(default_factory=GpuUsage)
     load: MachineLoad = field(default_factory=MachineLoad)  # during timed steps
-    software: Software = field(default_factory=Software)  # of a user's program
+    # Of a user's program; of ours only the driver.
+    software: Software = field(default_factory=Software)
+    # The cores near each GPU, to which its rank was bound: `0-31,64-95`; empty: to none.
+    bound_cpus: tuple[str, ...] = ()

@@ -87,6 +87,12 @@ class MeasurementPlan(_Message):
     max_steps: Annotated[int, Field(ge=2, le=MAX_SAMPLES)]
     # Half-width of the median's 95 % interval over the median.
     relative_confidence: Annotated[float, Field(gt=0)]
+    # Of work, at least: in the warm-up after the first step, and in timed steps. They may take more
+    # than `max_steps`.
+    warmup_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    min_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    # The best layout's step time: a trial that cannot beat it is ended early. None: none is.
+    beat_seconds: PositiveSeconds | None = None
 
 
 class DriverMemoryKind(StrEnum):
@@ -274,6 +280,17 @@ class RankResult(_Message):
         description="highest memory of a process on a CPU; without it that of the program's "
         "largest process, by the kernel",
     )
+    peak_memory_active_bytes: Bytes | None = Field(
+        default=None, description="highest memory of blocks in use, by any stream"
+    )
+    inactive_split_bytes: Bytes | None = Field(
+        default=None, description="highest sum of free rests of split blocks: fragmentation"
+    )
+    device_used_bytes: Bytes | None = Field(
+        default=None,
+        description="memory in use on the device after the timed steps, by everything "
+        "(`torch.cuda.mem_get_info`: total less free)",
+    )
     device_memory_bytes: Bytes | None = Field(default=None, description="memory of the device")
     allocator_retries: int | None = Field(
         default=None,
@@ -281,12 +298,15 @@ class RankResult(_Message):
         le=1 << 40,
         description="how often the allocator freed its cache and tried again",
     )
+    allocator_ooms: int | None = Field(
+        default=None, ge=0, le=1 << 40, description="out-of-memory errors that it raised"
+    )
     peak_flops: PositiveFlops | None = Field(
         default=None,
         description="peak FLOP/s of one device at this precision; without it there is no MFU",
     )
     peak_flops_source: PeakSource | None = Field(default=None, description="source of that peak")
-    attention_kernel: Annotated[str, Field(max_length=200)] | None = Field(
+    attention_kernel: Annotated[str, Field(max_length=200, pattern=WITHOUT_NUL)] | None = Field(
         default=None, description="the kernel of attention that ran"
     )
     loss_first: float | None = Field(
@@ -320,8 +340,10 @@ class RankResult(_Message):
         description="`python`, `torch`, `cuda`, `nccl`, `driver`, `device_name`: part of the "
         "fingerprint",
     )
-    # Not fields of a program's document: its rank adds them.
+    # The next three are no fields of a program's document: its rank adds them.
     seen: ProgramSeen | None = None
+    # The fastest step of a trial that was ended early since it cannot be the best.
+    step_seconds_bound: PositiveSeconds | None = None
     profile: RankProfile | None = None
 
 

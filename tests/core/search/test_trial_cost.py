@@ -22,6 +22,7 @@ from orchestrator.core.search.trial_cost import (
 from orchestrator.core.sweepfile.sections import Measuring
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
+from orchestrator.core.trial.protocol import Device
 
 TRIAL = TrialCost(launch_seconds=30.0, launch_sd=0.0, num_steps=20.0, num_steps_sd=0.0)
 
@@ -117,3 +118,25 @@ def test_steps_of_a_trial_stay_within_what_the_file_allows() -> None:
     assert (measured.num_steps, measured.launch_seconds) == (9.0, 4.0)
     assert measured.launch_sd < usual.launch_sd
     assert measured.num_steps_sd < usual.num_steps_sd
+
+
+def test_short_steps_on_a_gpu_are_timed_for_seconds_and_cost_them() -> None:
+    usual = TrialCost.of(Measuring(), launch_seconds=60.0, timed_steps=None, device=Device.CUDA)
+    # 2 s of warm-up and 5 s of timed steps.
+    assert usual.seconds(0.06) == 60.0 + 7.0
+    assert usual.seconds(10.0) == 60.0 + usual.num_steps * 10.0
+    on_cpu = TrialCost.of(Measuring(), launch_seconds=60.0, timed_steps=None)
+    assert on_cpu.seconds(0.06) == pytest.approx(60.0 + on_cpu.num_steps * 0.06)
+
+
+def test_a_plan_counts_the_seconds_that_short_steps_are_timed_for() -> None:
+    planned, num = plan(), 5
+    longest = float(planned.candidates.step_seconds.max())
+    least = replace(TRIAL, least_seconds=3 * TRIAL.num_steps * longest)
+    found = cost_of(planned.candidates, planned.space.cell, num_trials=num, trial=least)
+    assert found is not None
+    rows = planned.candidates.order[:num]
+    seconds = num * TRIAL.launch_seconds + planned.candidates.fits[rows].sum() * least.least_seconds
+    assert found.gpu_hours == pytest.approx(seconds * planned.space.cell.num_gpus / 3600)
+    by_steps = cost(planned, num)
+    assert found.own_sd < by_steps.own_sd, "their own errors no longer matter"

@@ -9,6 +9,7 @@ from orchestrator.core.problem.layout import Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.limits import resolve_limits
+from orchestrator.core.trial.protocol import Device
 
 
 def sweep(**changes: Any) -> SweepSpec:
@@ -205,12 +206,31 @@ def test_the_conditions_are_those_that_make_numbers_incomparable() -> None:
         assert sweep(**changes).conditions() != before
 
 
+def test_a_gpu_is_timed_for_seconds_and_longer_to_confirm_the_best() -> None:
+    auto, asked = sweep().measurement, sweep(measurement={"min_seconds": 1.5}).measurement
+    seconds = [auto.plan(device).min_seconds for device in (Device.CPU, Device.CUDA)]
+    assert seconds == [0.0, 5.0]
+    assert auto.plan(Device.CUDA, confirms=True).min_seconds == 10.0
+    assert auto.plan(Device.CPU, confirms=True).min_seconds == 0.0
+    assert auto.plan(Device.CUDA).warmup_seconds == 2.0
+    assert asked.plan(Device.CPU).min_seconds == asked.plan(Device.CUDA).min_seconds == 1.5
+    none = sweep(measurement={"min_seconds": 0}).measurement.plan(Device.CUDA)
+    assert (none.min_seconds, none.warmup_seconds) == (0.0, 0.0)
+
+
+def test_trials_that_cannot_win_are_ended_early_on_gpus_unless_all_are_to_be_measured() -> None:
+    search, exhaustive = sweep().search, sweep(search={"strategy": "exhaustive"}).search
+    assert [search.stops_early(device) for device in (Device.CPU, Device.CUDA)] == [False, True]
+    assert not exhaustive.stops_early(Device.CUDA)
+    asked = sweep(search={"strategy": "exhaustive", "early_stop": True}).search
+    assert asked.stops_early(Device.CPU)
+
+
 def test_defaults_are_what_the_measurement_and_the_limits_need() -> None:
     spec = sweep()
-    assert spec.measurement.plan.warmup_steps >= 2
-    limits = resolve_limits(
-        spec.measurement.limits.asked, plan=spec.measurement.plan, num_ranks=1, predicted=None
-    )
+    plan = spec.measurement.plan(Device.CPU)
+    assert plan.warmup_steps >= 2
+    limits = resolve_limits(spec.measurement.limits.asked, plan=plan, num_ranks=1, predicted=None)
     assert limits.first_step == 300.0
     assert spec.axes.data_parallel_size == "auto"
     assert spec.axes.tensor_parallel_size == (1,)

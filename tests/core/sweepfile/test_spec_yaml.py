@@ -504,7 +504,7 @@ BAD = [
         10,
         "measurement: []\nx_y:",
         "10:14: measurement: expected a mapping of warmup_steps, min_steps, max_steps,"
-        " precision, limits, exclusive, preflight, wait_for_nodes, profile, got []",
+        " min_seconds, precision, limits, exclusive, preflight, wait_for_nodes, profile, got []",
     ),
     (
         4,

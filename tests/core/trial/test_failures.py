@@ -312,6 +312,11 @@ CORPUS: list[tuple[FailureKind, str]] = [
         "RuntimeError: unable to write to file </torch_77_1>: No space left on device (28)",
     ),
     (K.STORAGE, "OSError: [Errno 28] No space left on device: '/scratch/step-3.pt'"),
+    (
+        K.NCCL,
+        "node-1:77:90 [0] misc/shmutils.cc:87 NCCL WARN Error: failed to extend "
+        "/dev/shm/nccl-Jr1Z9b to 33030532 bytes, error: No space left on device (28)",
+    ),
     (K.STORAGE, "OSError: [Errno 122] Disk quota exceeded"),
     (K.STORAGE, "OSError: [Errno 116] Stale file handle: '/data/tokens.bin'"),
     (K.STORAGE, "OSError: [Errno 5] Input/output error"),

@@ -182,7 +182,9 @@ def test_auto_is_the_default_and_what_an_earlier_program_stored_stays_a_number()
     }
     before = Measuring.model_validate({"limits": stored})
     assert before.limits.numbers == {LimitName(name): value for name, value in stored.items()}
-    resolved = resolve_limits(before.limits.asked, plan=before.plan, num_ranks=16, predicted=SURE)
+    resolved = resolve_limits(
+        before.limits.asked, plan=before.plan(Device.CUDA), num_ranks=16, predicted=SURE
+    )
     assert resolved.steady == 60.0
     again = Limits.model_validate(Limits(steady=7.0).model_dump(mode="json"))
     assert again.numbers == {LimitName.STEADY: 7.0}

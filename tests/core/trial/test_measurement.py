@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import math
 import statistics
-from random import Random
 from typing import Any
 
 import pytest
@@ -16,9 +14,6 @@ from orchestrator.core.trial.measurement import (
     ImplausibleMeasurement,
     Measurement,
     Unsure,
-    _median_interval_rank,
-    enough,
-    first_enough,
     measure,
     relative_confidence,
     summarise_steps,
@@ -39,120 +34,6 @@ def result(*seconds: float, **known: Any) -> RankResult:
 
 def measured(*results: RankResult, layout: Layout = LAYOUT) -> Measurement:
     return measure(results, model=MODEL, sequence_length=4096, layout=layout, plan=PLAN)
-
-
-# --- confidence of the median ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("num_samples", "rank"),
-    [
-        # Two-sided 95 % intervals of the median from order statistics, as tabled for the sign test
-        # (Conover 1999, table A3): the interval runs from the (rank+1)-th smallest sample to the
-        # (rank+1)-th largest; below six samples there is none.
-        (1, None), (5, None), (6, 0), (7, 0), (8, 0), (9, 1), (10, 1), (11, 1), (12, 2), (15, 3),
-        (17, 4), (20, 5), (25, 7), (30, 9), (50, 17),
-    ],
-)  # fmt: skip
-def test_the_interval_of_the_median_is_that_of_the_binomial_table(
-    num_samples: int, rank: int | None
-) -> None:
-    assert _median_interval_rank(num_samples) == rank
-
-
-@pytest.mark.parametrize("num_samples", range(6, 60))
-def test_the_interval_covers_95_percent_and_the_next_narrower_does_not(num_samples: int) -> None:
-    def coverage(rank: int) -> float:
-        return 1 - 2 * sum(math.comb(num_samples, k) for k in range(rank + 1)) / 2**num_samples
-
-    rank = _median_interval_rank(num_samples)
-    assert rank is not None
-    assert coverage(rank) >= 0.95 > coverage(rank + 1)
-
-
-def test_the_confidence_is_half_the_interval_over_the_median() -> None:
-    # Six: from the smallest to the largest.
-    samples = [9.0, 10.0, 10.0, 10.0, 10.5, 13.0]
-    assert relative_confidence(samples) == (13.0 - 9.0) / 2 / 10.0
-    assert relative_confidence(samples[:5]) is None
-
-
-@given(samples=st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=40), factor=st.floats(0.1, 10))
-def test_the_confidence_depends_on_no_unit_and_no_order(
-    samples: list[float], factor: float
-) -> None:
-    confidence = relative_confidence(samples)
-    assert confidence is not None
-    assert confidence >= 0
-    assert relative_confidence(samples[::-1]) == confidence
-    assert relative_confidence([sample * factor for sample in samples]) == pytest.approx(confidence)
-
-
-# --- when to stop ---------------------------------------------------------------------------------
-
-
-def test_timing_goes_on_until_the_median_is_known_well_enough() -> None:
-    assert not enough([], PLAN)
-    assert not enough(
-        [1.0] * 7,
-        PLAN,
-        # More than min_steps, but seven samples give no 99 % interval: 1 - 2/2^7 = 98.4 %.
-    )
-    assert enough([1.0] * 8, PLAN)
-    assert not enough([1.0] * 8, PLAN.model_copy(update={"min_steps": 9}))
-    # 5 % is more than 2 %.
-    assert not enough([1.0] * 7 + [1.1], PLAN)
-    assert enough([1.0] * 7 + [1.03], PLAN)
-
-
-def test_timing_ends_at_the_maximum_whatever_the_noise() -> None:
-    noisy = [1.0, 2.0] * 10
-    assert not enough(noisy[:19], PLAN)
-    assert enough(noisy, PLAN)
-
-
-def test_one_outlier_among_many_does_not_prolong_timing() -> None:
-    assert enough(
-        [1.0] * 11 + [9.0],
-        PLAN,
-        # Twelve samples: the 99 % interval leaves out the largest.
-    )
-
-
-def test_timing_looks_at_few_counts_only() -> None:
-    plan = PLAN.model_copy(update={"max_steps": 100})
-    assert [n for n in range(100) if enough([1.0] * n, plan)] == [8, 12, 16, 24, 32, 48, 64, 96]
-
-
-def test_samples_that_come_several_at_a_time_are_looked_at_as_if_they_came_one_by_one() -> None:
-    samples = [1.0] * 7 + [1.1, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert first_enough(samples[:11], PLAN) is None, "the eighth is far off"
-    assert first_enough(samples, PLAN) == first_enough(samples, PLAN, after=9) == 12
-    assert first_enough(samples, PLAN, after=12) is None
-    assert first_enough([1.0, 2.0] * 20, PLAN) == PLAN.max_steps
-
-
-@pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
-def test_stopping_when_it_looks_good_leaves_the_reported_interval_honest(noise: float) -> None:
-    """Simulated: 96 and 93 % at 3 and 5 % noise.
-
-    Testing the 95 % interval after every step gave 92 and 89 %.
-    """
-    plan = MeasurementPlan(warmup_steps=2, min_steps=5, max_steps=50, relative_confidence=0.02)
-    random = Random(3)
-    covered = []
-    for _ in range(600):
-        samples: list[float] = []
-        while not enough(samples, plan):
-            samples.append(random.lognormvariate(0, noise))  # its median is 1
-        found = summarise_steps(samples)
-        if (
-            found.relative_confidence is not None
-            and found.relative_confidence <= plan.relative_confidence
-        ):
-            covered.append(abs(found.median - 1) <= found.relative_confidence * found.median)
-    assert len(covered) > 300
-    assert statistics.mean(covered) > 0.91
 
 
 # --- numbers of an attempt ------------------------------------------------------------------------
@@ -346,3 +227,56 @@ def test_why_a_number_is_less_sure_than_asked_for(
 def test_the_fewest_steps_that_have_an_interval_are_those_that_are_named() -> None:
     assert relative_confidence([1.0] * (FEWEST_STEPS - 1)) is None
     assert relative_confidence([1.0] * FEWEST_STEPS) is not None
+
+
+# --- what a measurement does not show -------------------------------------------------------------
+
+
+GPU_PLAN = PLAN.model_copy(update={"min_seconds": 5.0, "warmup_seconds": 2.0})
+
+
+def on_gpu(*seconds: float, **known: Any) -> Measurement:
+    return measure(
+        [result(*seconds, **known)],
+        model=MODEL,
+        sequence_length=4096,
+        layout=LAYOUT,
+        plan=GPU_PLAN,
+    )
+
+
+def why(measurement: Measurement) -> str | None:
+    return why_unsure(
+        confident=measurement.confident,
+        num_steps=measurement.step_time.num_steps,
+        relative_confidence=measurement.step_time.relative_confidence,
+        implausible=measurement.implausible,
+        unsteady=measurement.unsteady,
+        step_seconds_bound=measurement.step_seconds_bound,
+    )
+
+
+def test_steps_that_become_slower_while_they_are_timed_are_no_confident_measurement() -> None:
+    found = on_gpu(*[1.0 + place / 500 for place in range(20)])
+    assert not found.confident
+    assert found.unsteady == why(found)
+    assert "its steps became 2.7% slower while they were timed" in str(found.unsteady)
+    assert measured(result(*[1.0 + place / 500 for place in range(20)])).unsteady is None
+
+
+def test_a_program_that_ran_too_few_seconds_on_a_gpu_is_told_what_to_change() -> None:
+    found = on_gpu(*[0.06] * 20)
+    assert not found.confident
+    assert found.unsteady is not None
+    assert "1.2 s of the 5 s" in found.unsteady
+    assert "max_steps" in found.unsteady
+    assert on_gpu(*[0.5] * 10).confident
+    assert on_gpu(0.5).unsteady is None, "one number of a table may stand for many steps"
+
+
+def test_numbers_of_a_trial_that_was_ended_early_are_bounds() -> None:
+    found = on_gpu(1.5, 1.6, step_seconds_bound=1.4)
+    assert found.step_seconds_bound == 1.4
+    assert not found.confident
+    assert found.unsteady is None
+    assert why(found) == Unsure.BEATEN

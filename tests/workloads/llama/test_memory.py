@@ -422,6 +422,7 @@ def test_what_the_allocator_of_a_gpu_did_before_the_second_step_does_not_count(
     )
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: counters["peak"])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 800)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 1000))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: counters["allocated"])
     monkeypatch.setattr(
         torch.cuda,

@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,11 +47,12 @@ from orchestrator.core.trial.protocol import (
 from workloads.llama import main
 from workloads.llama.data import Tokens
 from workloads.llama.gradient_norm import gradient_norm
+from workloads.llama.memory import LiveMemory, MemoryReport
 from workloads.llama.model import Llama
 from workloads.llama.optimizer import AdamW
 from workloads.llama.peak_flops import measured_peak, trial_peak
 from workloads.llama.stack import describe_stack
-from workloads.llama.train import check, train
+from workloads.llama.train import TrainingLoop, check, train
 from workloads.rank import ConfigRejected, NotFinite, Rank, context
 
 TINY = PRESETS["llama-tiny"]
@@ -506,6 +508,40 @@ def test_only_steps_after_the_warm_up_are_told_to_be_timed(
     ]
 
 
+def test_what_was_measured_stands_whatever_happens_while_memory_is_looked_at(
+    told: list[tuple[Phase, int, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> MemoryReport:
+        raise RuntimeError("CUDA error: misaligned address")
+
+    # As on a GPU, whose allocator knows the peaks without a step of its own.
+    peaks = MemoryReport(peak_allocated_bytes=7, bytes_by_part={}, device_used_bytes=9)
+    monkeypatch.setattr(LiveMemory, "peaks", lambda _: peaks)
+    monkeypatch.setattr(LiveMemory, "report", die)
+    with pytest.raises(RuntimeError, match="misaligned"):
+        train(context())
+    result = decode_result((tmp_path / result_file(0)).read_bytes())
+    assert len(result.step_seconds) >= PLAN.min_steps
+    assert (result.peak_memory_allocated_bytes, result.device_used_bytes) == (7, 9)
+    assert told[-1][0] is Phase.TEARDOWN, "its launcher takes the result, however the rank ends"
+
+
+def test_a_look_at_memory_amends_the_result_that_was_handed_over(
+    told: list[tuple[Phase, int, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        LiveMemory, "peaks", lambda _: MemoryReport(peak_allocated_bytes=7, bytes_by_part={})
+    )
+    result = train(context())
+    stored = decode_result((tmp_path / result_file(0)).read_bytes())
+    assert stored == result
+    assert stored.memory_bytes_by_part["parameters"] > 0
+    # The launcher counts the teardown from the first time on.
+    ended = [phase for phase, _, _ in told if phase is Phase.TEARDOWN]
+    assert len(ended) == 2
+    assert stored.phase_seconds[Phase.TEARDOWN] < 1.0
+
+
 def test_a_peak_is_measured_when_the_model_is_gone_and_unknown_without_room(
     told: list[tuple[Phase, int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -517,15 +553,47 @@ def test_a_peak_is_measured_when_the_model_is_gone_and_unknown_without_room(
         models.append(weakref.ref(model))
         materialise(model, device, seed=seed)
 
-    def no_room(*_: object) -> float:
+    def no_room(*_: object, **__: object) -> float:
         alive_at_the_peak.append(models[0]() is not None)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(Llama, "materialise", remember)
-    monkeypatch.setattr("workloads.llama.peak_flops._best_matmul", no_room)
+    monkeypatch.setattr("workloads.llama.peak_flops.product_flops", no_room)
     result = train(context())
     assert (result.peak_flops, result.peak_flops_source) == (None, None)
     assert alive_at_the_peak == [False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_no_step_waits_for_the_device(
+    told: list[tuple[Phase, int, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = request(Layout(micro_batch_size=2), device=Device.CUDA)
+    (tmp_path / REQUEST_FILE).write_bytes(encode(trial))
+    step, prepare = TrainingLoop.step, TrainingLoop.micro_batches
+    num_steps: list[int] = []
+
+    def unsynchronised(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            # The first steps make what is made once.
+            torch.cuda.set_sync_debug_mode("error" if len(num_steps) > 2 else "default")
+            try:
+                return call(*given)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return called
+
+    def counted(*given: Any) -> Any:
+        num_steps.append(1)
+        return step(*given)
+
+    monkeypatch.setattr(TrainingLoop, "step", unsynchronised(counted))
+    monkeypatch.setattr(TrainingLoop, "micro_batches", unsynchronised(prepare))
+    result = train(context())
+    assert len(num_steps) == len(result.warmup_seconds) + len(result.step_seconds) > 5
+    assert result.device_used_bytes > result.peak_memory_allocated_bytes
 
 
 @pytest.mark.gpu

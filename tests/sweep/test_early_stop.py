@@ -1,0 +1,103 @@
+"""A trial that cannot win is ended early: its numbers are bounds, which never win."""
+
+from __future__ import annotations
+
+import pytest
+
+from db.store import Store
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.fingerprint import Stack
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
+from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.stopping import begin, look
+from tests.sweep.fake_scheduler import FakeScheduler
+from tests.sweep.test_loop import run, spec
+
+
+class Timer:
+    """Times layouts as ranks do, and remembers what each was to beat."""
+
+    def __init__(self) -> None:
+        self.to_beat: list[tuple[int, float | None]] = []
+
+    def __call__(self, request: TrialRequest) -> RankResult:
+        self.to_beat.append((request.attempt, request.measurement.beat_seconds))
+        # The larger the micro-batch, the faster: from 2.5 s to 1 s.
+        seconds = 1.0 + 1.5 / request.layout.micro_batch_size
+        samples, timing = list[float](), begin(request.measurement)
+        while not timing.is_enough:
+            samples.append(seconds)
+            timing = look(timing, samples, request.measurement)
+        return RankResult(
+            warmup_seconds=samples[: timing.num_warmup],
+            step_seconds=samples[timing.num_warmup :],
+            step_seconds_bound=timing.bound,
+            stack=Stack(torch="2.13.0"),
+        )
+
+
+def asked(early_stop: bool | str = True, *, repeats: int = 1) -> SweepSpec:
+    return spec(
+        gpus=1, repeats=repeats, search={"early_stop": early_stop, "confirm": {"repeats": repeats}}
+    )
+
+
+def test_what_cannot_win_is_ended_early_stored_as_a_bound_and_never_ranked(store: Store) -> None:
+    timer, words = Timer(), list[str]()
+    result, _ = run(
+        store, timer, spec=asked(), observe=lambda s: words.extend(one.text for one in s.ended)
+    )
+    trials = store.trials(result.sweep_id)
+    assert {trial.state for trial in trials} == {TrialState.MEASURED}
+    ended = [trial for trial in trials if trial.step_seconds_bound is not None]
+    assert ended
+    assert timer.to_beat[0] == (1, None), "there is nothing to beat yet"
+    best = min(
+        trial.step_seconds_median for trial in trials if trial.step_seconds_median is not None
+    )
+    for trial in ended:
+        assert trial.step_seconds_bound is not None
+        assert trial.step_seconds_bound > 1.25 * best
+        assert trial.num_steps == 2
+        assert trial.confident is False
+        assert trial.num_measurements == 1, "it is not measured again"
+    (ranked,) = store.best(result.sweep_id, 100).values()
+    assert not {trial.id for trial in ended} & {trial.id for trial in ranked}
+    assert ranked[0].step_seconds_median == best
+    assert any("ended early: a step takes" in text for text in words)
+
+
+def test_a_repeat_is_timed_to_its_end_and_so_is_everything_if_the_file_says_so(
+    store: Store,
+) -> None:
+    timer = Timer()
+    result, _ = run(store, timer, spec=asked(repeats=2))
+    attempts = [
+        attempt
+        for trial in store.trials(result.sweep_id)
+        for attempt in store.trial(trial.id).attempts
+    ]
+    assert any(attempt.purpose is Purpose.CONFIRMATION for attempt in attempts)
+    assert all(beat is None for number, beat in timer.to_beat if number > 1)
+    told = Timer()
+    run(store, told, spec=asked(early_stop=False).model_copy(update={"name": "all"}))
+    assert {beat for _, beat in told.to_beat} == {None}
+
+
+def test_a_call_that_continues_launches_nothing_again_that_was_ended_early(store: Store) -> None:
+    first, _ = run(store, Timer(), spec=asked())
+    timer = Timer()
+    again, _ = run(store, timer, spec=asked())
+    assert again.sweep_id == first.sweep_id
+    assert timer.to_beat == []
+    assert {trial.state for trial in store.trials(first.sweep_id)} == {TrialState.MEASURED}
+
+
+@pytest.mark.parametrize(("device", "is_raced"), [(Device.CPU, False), (Device.CUDA, True)])
+def test_on_gpus_trials_race_unless_the_file_says_otherwise(
+    store: Store, device: Device, is_raced: bool
+) -> None:
+    timer = Timer()
+    run(store, timer, spec=asked("auto"), scheduler=FakeScheduler(timer, device=device))
+    assert any(beat is not None for _, beat in timer.to_beat) is is_raced
