@@ -1,1 +1,1 @@
-"""Programs that measure this project. The tests do not run them."""
+"""Programs that measure this project. The tests rehearse those for GPUs."""

@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# Measures on NVIDIA GPUs through the whole program (Ray, SQL, search): the demo in bf16 and fp32, and
-# a part of sweeps/8b.yaml that fits one GPU.
+# Measures on NVIDIA GPUs through the whole program (Ray, SQL, search): the nodes' health, the demo in
+# bf16, and a sweep of the 1B Llama on one GPU. Ends within nine minutes.
 #
 #   bash benchmarks/gpu/run.sh OUT_DIR            needs a GPU and an installed environment; no network
 #   bash benchmarks/gpu/run.sh OUT_DIR --dry-run  prints and plans what it would run; needs no GPU
 #
 # PYTHON      the interpreter, 3.11 or newer (default: .venv/bin/python if it exists, else python3)
 # PYTHONPATH  unpacked wheels; the repository itself comes before them
-# SECONDS_DEMO, SECONDS_CUT  a sweep starts no further trial after this time
-#             (default 60 and 200; about 8 minutes in all)
+# SECONDS_ALL every part ends by then (default 530)
 #
-# OUT_DIR gets ten small files: facts.txt, run.log, nodes.json, netbench.json (with two or more GPUs),
-# best.jsonl, failures.csv, quickstart-bf16.csv, quickstart-fp32.csv, one-gpu.csv, sweep.sqlite.
-# Exit codes: 0 if all three sweeps measured something and the node is fit, 2 if there is no GPU or
+# OUT_DIR gets nine small files: facts.txt, run.log, nodes.json, netbench.json (with two or more
+# GPUs), best.jsonl, failures.csv, quickstart.csv, one-gpu.csv, sweep.sqlite.
+# Exit codes: 0 if both sweeps measured something and the node is fit, 2 if there is no GPU or
 # something is missing, else 1.
 set -uo pipefail
 
@@ -68,39 +67,30 @@ if ((num_gpus > 0)) && ! "$PYTHON" -c 'import torch; raise SystemExit(not torch.
     exit 2
 fi
 
-# Weights, gradients and AdamW states take 16 bytes a parameter: 120 GiB for 8B, 48 for 3B, 18 for 1B.
-# Activations and logits need more. A dry run plans for an H200.
+# Weights, gradients and AdamW states take 16 bytes a parameter: 18 GiB for 1B. Activations and
+# logits need more. The larger models have scripts of their own (python -m benchmarks.gpu.truth_8b).
+# A dry run plans for an H200.
 smallest_mib=$(printf '%s\n' "${memory_mib[@]:-143771}" | sort -n | head -n 1)
-if ((smallest_mib >= 133000)); then
-    cut=(name=one-gpu model=llama-3.1-8b global_batch_tokens=32K)
-elif ((smallest_mib >= 62000)); then
-    cut=(name=one-gpu model=llama-3.2-3b global_batch_tokens=64K)
-elif ((smallest_mib >= 30000)); then
-    cut=(name=one-gpu model=llama-3.2-1b global_batch_tokens=64K)
-else
-    cut=(name=one-gpu model=llama-60m global_batch_tokens=64K)
-fi
+cut=(name=one-gpu model=llama-3.2-1b global_batch_tokens=64K)
+((smallest_mib >= 30000)) || cut=(name=one-gpu model=llama-60m global_batch_tokens=64K)
 device=auto
 ((num_gpus > 0)) || device=h200
 cut+=("gpus=1" "gpus_per_node=1" "device=$device" 'axes.micro_batch_size=[1, 2, 4, 8]'
-    'axes.recompute=[none, selective_ops, full, "full:16", "full:24"]'
+    'axes.recompute=[none, selective_ops, full, "full:8"]' 'axes.zero_stage=[0]'
     measurement.warmup_steps=2 measurement.max_steps=10
-    'measurement.limits={rendezvous: 1min, first_step: 2min, steady: 1min, total: 3min}'
-    search.max_trials=12 "search.max_wall_time=${SECONDS_CUT:-200}s")
+    'measurement.limits={rendezvous: 1min, first_step: 90s, steady: 30s, total: 2min}'
+    search.max_trials=16)
 # Two GPUs at most: the demo's second cell is data parallelism over two.
 demo_gpus='[1]'
 ((num_gpus < 2)) || demo_gpus='[1, 2]'
-demo=("gpus=$demo_gpus" "device=$device" "search.max_wall_time=${SECONDS_DEMO:-60}s")
+demo=("gpus=$demo_gpus" "device=$device" name=quickstart precision=bf16)
 
 if [[ $dry == --dry-run ]]; then
     echo "+ sweep doctor --cluster --json"
     ((num_gpus == 1)) || echo "+ sweep netbench --device cuda --json"
     echo "dry run: $num_gpus GPU(s) here; planned for $device with $smallest_mib MiB"
-    for precision in bf16 fp32; do
-        echo "+ sweep run sweeps/quickstart.yaml name=quickstart-$precision precision=$precision ${demo[*]}"
-        sweep plan sweeps/quickstart.yaml "name=quickstart-$precision" "precision=$precision" \
-            "${demo[@]}" --top 3 || exit 1
-    done
+    echo "+ sweep run sweeps/quickstart.yaml ${demo[*]}"
+    sweep plan sweeps/quickstart.yaml "${demo[@]}" --top 3 || exit 1
     echo "+ sweep run sweeps/8b.yaml ${cut[*]}"
     sweep plan sweeps/8b.yaml "${cut[@]}" --top 5 || exit 1
     exit 0
@@ -133,10 +123,21 @@ PY
 }
 
 bad=0
+all=${SECONDS_ALL:-530}
+# within SECONDS: the smaller of these and what is left of all.
+within() {
+    local left=$((all - SECONDS))
+    ((left > 1)) || left=1
+    echo $(($1 < left ? $1 : left))
+}
+
 # measure NAME LIMIT_SECONDS FILE OVERRIDE...: run a sweep, then store its best layouts and all trials.
+# It starts no further trial a minute before its limit, so that the last one can end.
 measure() {
-    local name=$1 limit=$2 file=$3
+    local name=$1 limit file=$3
+    limit=$(within "$2")
     shift 3
+    set -- "$@" "search.max_wall_time=$((limit > 80 ? limit - 60 : limit / 4 + 1))s"
     echo "+ sweep run $file $*"
     # At the limit SIGTERM ends the running trials; everything measured is in the store. --foreground
     # sends it to the sweep alone, and not to its Ray.
@@ -154,7 +155,7 @@ facts >"$out/facts.txt" 2>&1
 {
     # Real NVML: processes, memory at rest, ECC, Xids, and two seconds of matrix products per GPU.
     echo "+ sweep doctor --cluster --json"
-    timeout --foreground 240 "${program[@]}" doctor --cluster --json >"$out/nodes.json" || bad=1
+    timeout --foreground "$(within 90)" "${program[@]}" doctor --cluster --json >"$out/nodes.json" || bad=1
     "$PYTHON" - "$out/nodes.json" <<'PY' || bad=1
 import json, sys
 for node in json.load(open(sys.argv[1]))["nodes"]:
@@ -168,17 +169,15 @@ for node in json.load(open(sys.argv[1]))["nodes"]:
 PY
     if ((num_gpus > 1)); then
         echo "+ sweep netbench --device cuda --json"
-        timeout --foreground 300 "${program[@]}" netbench --device cuda --json \
+        timeout --foreground "$(within 90)" "${program[@]}" netbench --device cuda --json \
             >"$out/netbench.json" || bad=1
         sweep sql --format csv 'select collective, num_ranks,
             max(bus_bytes_per_second) / 1e9 as gigabytes_per_second
             from link group by 1, 2 order by 1, 2'
     fi
-    for precision in bf16 fp32; do
-        measure "quickstart-$precision" $((${SECONDS_DEMO:-60} + 60)) sweeps/quickstart.yaml \
-            "name=quickstart-$precision" "precision=$precision" "${demo[@]}"
-    done
-    measure one-gpu $((${SECONDS_CUT:-200} + 100)) sweeps/8b.yaml "${cut[@]}"
+    measure quickstart 100 sweeps/quickstart.yaml "${demo[@]}"
+    # What follows it takes some seconds.
+    measure one-gpu $((all - SECONDS - 25)) sweeps/8b.yaml "${cut[@]}"
     sweep sql 'select * from v_failure' --format csv >"$out/failures.csv"
 } > >(tee "$out/run.log") 2>&1
 "$PYTHON" - "$SWEEP_HOME/sweep.sqlite" "$SWEEP_HOME/copy.sqlite" <<'PY' &&

@@ -1,0 +1,423 @@
+"""One run of a GPU script: its command line, deadline and launcher, and the file of what it found.
+
+Every script is `python -m benchmarks.gpu.NAME OUT_DIR [--rehearse]` and writes OUT_DIR/NAME.json
+after each attempt. What the file has already is not measured again, so the same command goes on
+after its deadline. Ranks start through the project's own launcher: a request file, a fresh process,
+a result file. Ray and the store take no part, and no network is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from benchmarks.machine import describe_machine
+from orchestrator.core.problem.layout import Layout, Options, Precision, Recompute
+from orchestrator.core.problem.model_shape import PRESETS, ModelShape
+from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.measurement import ImplausibleMeasurement, measure
+from orchestrator.core.trial.node_report import NodeReport
+from orchestrator.core.trial.protocol import (
+    Device,
+    MeasurementPlan,
+    PhaseLimits,
+    RankResult,
+    TrialRequest,
+)
+from orchestrator.node.launcher import NodeLauncher
+from orchestrator.node.processes import descendants, global_identity
+
+# All scripts end within nine minutes: the last attempt may need this long after the deadline.
+MARGIN_SECONDS = 25.0
+DEADLINE_SECONDS = 540.0 - MARGIN_SECONDS
+REHEARSAL_SECONDS = 170.0  # on two cores that others use, too
+# An attempt is not started when less time is left than the longest attempt of its kind took.
+FIRST_GUESS_SECONDS = 20.0
+MOST_SECONDS = 150.0  # of one attempt
+SEED = 0
+# Where compiled kernels are kept between attempts and between commands.
+COMPILE_CACHE = Path(tempfile.gettempdir()) / "layout-sweep-compiled"
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One layout to run on one GPU, or on one core in a rehearsal."""
+
+    model: str | ModelShape
+    sequence_length: int
+    layout: Layout
+    options: Mapping[str, Any]  # of workload llama, in addition to the layout's
+    # Timed work: at least so many seconds (of a GPU) and steps.
+    seconds: float = 3.0
+    min_steps: int = 6
+    run: int = 0  # numbers the repeats of one layout
+
+    @property
+    def shape(self) -> ModelShape:
+        return PRESETS[self.model] if isinstance(self.model, str) else self.model
+
+    @property
+    def key(self) -> str:
+        words = [f"{name}={self.options[name]}".lower() for name in sorted(self.options)]
+        run = [f"run{self.run}"] if self.run else []
+        cell = f"{self.shape.name}_s{self.sequence_length}"
+        return " ".join([cell, self.layout.key, *words, *run])
+
+
+def layout(
+    recompute: str = "none", *, mbs: int = 1, ga: int = 1, precision: str = "bf16", **options: Any
+) -> Layout:
+    """A layout on one device; `options` are the workload's that vary."""
+    return Layout(
+        micro_batch_size=mbs,
+        grad_accum_steps=ga,
+        recompute=Recompute.parse(recompute),
+        precision=Precision(precision),
+        options=_sorted(options),
+    )
+
+
+def _sorted(options: Mapping[str, Any]) -> Options:
+    return tuple(sorted(options.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What nvidia-smi says of the first visible GPU."""
+
+    name: str
+    total_bytes: int
+    used_bytes: int
+
+
+class Session:
+    """The records of one script, each under its key, and the means to make more of them."""
+
+    def __init__(
+        self, name: str, out_dir: Path, *, rehearse: bool, seconds: float = DEADLINE_SECONDS
+    ) -> None:
+        self.name, self.rehearse = name, rehearse
+        self.path = out_dir / f"{name}.json"
+        self.end = time.monotonic() + (REHEARSAL_SECONDS if rehearse else seconds)
+        self.visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+        self._folder = tempfile.TemporaryDirectory(prefix="gpu-script-")
+        self._launcher: NodeLauncher | None = None
+        self._number = 0
+        self._longest: dict[str, float] = {}
+        self._known = self._read()
+        self._known.setdefault("machines", [])
+        self._is_described = False
+        self.left_out: list[str] = []
+
+    @classmethod
+    def of_command(
+        cls, about: str | None, *, name: str, seconds: float = DEADLINE_SECONDS
+    ) -> Session:
+        parser = argparse.ArgumentParser(
+            description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("out_dir", type=Path, help="the folder of NAME.json")
+        parser.add_argument(
+            "--rehearse", action="store_true", help="the same with tiny models on a CPU"
+        )
+        arguments = parser.parse_args()
+        arguments.out_dir.mkdir(parents=True, exist_ok=True)
+        return cls(name, arguments.out_dir, rehearse=arguments.rehearse, seconds=seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._launcher is not None:
+            self._launcher.close()
+        self._folder.cleanup()
+
+    @property
+    def folder(self) -> Path:
+        """A folder that is removed in the end."""
+        return Path(self._folder.name)
+
+    @property
+    def device(self) -> Device:
+        return Device.CPU if self.rehearse else Device.CUDA
+
+    @property
+    def precision(self) -> str:
+        return "fp32" if self.rehearse else "bf16"
+
+    @property
+    def records(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = self._known.setdefault("records", {})
+        return found
+
+    def time_left(self) -> float:
+        return self.end - time.monotonic()
+
+    def keep(
+        self, key: str, make: Callable[[], Mapping[str, Any] | None], *, kind: str = ""
+    ) -> dict[str, Any] | None:
+        """The record of this key; made now if there is none, and None if no time is left for it.
+
+        Records of one `kind` take about as long as each other. `make` returns None for nothing to
+        keep.
+        """
+        if key in self.records:
+            return self.records[key]
+        expected = self._longest.get(kind, 0.0 if self.rehearse else FIRST_GUESS_SECONDS)
+        if self.time_left() < expected:
+            self.left_out.append(key)
+            return None
+        self._require_device()
+        begin = time.monotonic()
+        made = make()
+        seconds = time.monotonic() - begin
+        self._longest[kind] = max(self._longest.get(kind, 0.0), seconds)
+        if made is None:
+            self.left_out.append(key)
+            return None
+        machine = len(self._known["machines"]) - 1
+        self.records[key] = {**made, "seconds": round(seconds, 2), "machine": machine}
+        self._write()
+        print(f"{seconds:6.1f} s  {key}: {_headline(made)}", flush=True)
+        return self.records[key]
+
+    def measure(self, attempt: Attempt) -> dict[str, Any] | None:
+        """The record of an attempt; None if it had to be left out."""
+        return self.keep(attempt.key, lambda: self._run(attempt), kind=_kind(attempt))
+
+    def memory_used_bytes(self) -> int:
+        """What is used of the GPU; in a rehearsal, the memory of all processes started here."""
+        if not self.rehearse:
+            return self.gpu().used_bytes
+        return sum(_resident_bytes(pid) for pid in descendants(os.getpid()))
+
+    def gpu(self) -> Gpu:
+        """Ask nvidia-smi. Ends with exit code 2 if there is no GPU."""
+        if shutil.which("nvidia-smi") is None:
+            raise SystemExit(self._without_gpu())
+        fields = "name,memory.total,memory.used"
+        command = ("nvidia-smi", "-i", self.visible, f"--query-gpu={fields}")
+        said = subprocess.run(
+            [*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=False
+        )
+        words = said.stdout.strip().rsplit(",", 2)
+        if said.returncode or len(words) != 3:
+            raise SystemExit(self._without_gpu())
+        name, total, used = (word.strip() for word in words)
+        return Gpu(name=name, total_bytes=int(total) * MIB, used_bytes=int(used) * MIB)
+
+    def known_gpu(self) -> Gpu:
+        """The GPU that was measured on; before anything was, the one here."""
+        machines = self._known["machines"]
+        return Gpu(**machines[-1]["gpu"]) if machines else self.gpu()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, and say whether the script has all its records."""
+        self._known |= {"summary": dict(summary), "left_out": self.left_out}
+        self._known["is_complete"] = not self.left_out
+        self._write()
+        print(json.dumps(self._known["summary"], indent=1))
+        if self.left_out:
+            print(
+                f"{self.name}: the time is over; {len(self.left_out)} of the records are missing."
+                " The same command goes on."
+            )
+
+    def request(self, attempt: Attempt) -> TrialRequest:
+        """The request of an attempt, as a sweep would make it."""
+        self._number += 1
+        left = max(5.0, min(MOST_SECONDS, self.time_left() + MARGIN_SECONDS / 2))
+        limits = dict.fromkeys(("start", "rendezvous", "first_step", "steady", "total"), left)
+        return TrialRequest(
+            sweep=f"gpu-{self.name}",
+            trial_id=self._number,
+            attempt=1,
+            workload="llama",
+            options={**attempt.options, **dict(attempt.layout.options)},
+            model=attempt.shape,
+            sequence_length=attempt.sequence_length,
+            layout=attempt.layout,
+            device=self.device,
+            measurement=self._plan(attempt),
+            limits=PhaseLimits(**limits, teardown=15.0),
+            seed=SEED,
+        )
+
+    def _plan(self, attempt: Attempt) -> MeasurementPlan:
+        if self.rehearse:
+            return MeasurementPlan(
+                warmup_steps=1, min_steps=2, max_steps=2, relative_confidence=0.02
+            )
+        # They may take more steps than `max_steps`, until the seconds have passed.
+        long = {"warmup_seconds": min(2.0, attempt.seconds / 2), "min_seconds": attempt.seconds}
+        return MeasurementPlan(
+            warmup_steps=2,
+            min_steps=attempt.min_steps,
+            max_steps=attempt.min_steps,
+            relative_confidence=0.02,
+            **long,
+        )
+
+    def _run(self, attempt: Attempt) -> dict[str, Any] | None:
+        request = self.request(attempt)
+        report = self.launch(request)
+        is_late = self.time_left() <= 0
+        kind = report.failure.kind if report.failure is not None else None
+        if is_late and kind in (FailureKind.HUNG, FailureKind.CANCELLED):
+            return None  # our own limit has ended it
+        return record_of(request, report)
+
+    def launch(self, request: TrialRequest) -> NodeReport:
+        """Run a request on this machine until its last process has ended."""
+        if self._launcher is None:
+            self._launcher = NodeLauncher(self.folder / "runs", node="local")
+        threads = {"OMP_NUM_THREADS": "1"} if self.rehearse else {}
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": str(COMPILE_CACHE / "inductor"),
+            "TRITON_CACHE_DIR": str(COMPILE_CACHE / "triton"),
+        }
+        order = LaunchOrder(
+            request=request,
+            program="workloads.llama",
+            local_world_size=1,
+            devices=() if self.rehearse else (self.visible,),
+            orchestrator=global_identity(),
+            environment={**threads, **caches},
+        )
+        return self._launcher.run(order)
+
+    def _require_device(self) -> None:
+        """Describe this machine, once and before anything is measured on it."""
+        if self._is_described:
+            return
+        gpu = None if self.rehearse else asdict(self.gpu())
+        self._known["machines"].append({**describe_machine(), "gpu": gpu})
+        self._is_described = True
+
+    def _without_gpu(self) -> int:
+        print(
+            f"{self.name}: no NVIDIA GPU here (nvidia-smi names none).\n"
+            "--rehearse runs the same with tiny models on a CPU.",
+            file=sys.stderr,
+        )
+        return 2
+
+    def _read(self) -> dict[str, Any]:
+        new = {"benchmark": f"gpu.{self.name}", "is_rehearsal": self.rehearse}
+        if not self.path.exists():
+            return new
+        known: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        if {key: known.get(key) for key in new} != new:
+            raise SystemExit(
+                f"{self.path} is of another script, or one is a rehearsal and the other is not:"
+                " choose another folder"
+            )
+        return known
+
+    def _write(self) -> None:
+        temporary = self.path.with_suffix(".new")
+        temporary.write_text(json.dumps(self._known, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(self.path)
+
+
+def record_of(request: TrialRequest, report: NodeReport) -> dict[str, Any]:
+    """What an attempt came to, with every number that its rank and its launcher told."""
+    attempt = {
+        "model": request.model.name,
+        "sequence_length": request.sequence_length,
+        "layout": request.layout.key,
+        "options": dict(request.options),
+        "gpu": _told(asdict(report.gpu)),
+        "load": _told(asdict(report.load)),
+    }
+    failure = report.failure
+    if failure is not None:
+        is_oom = failure.kind in (FailureKind.OOM_GPU, FailureKind.OOM_HOST)
+        return {
+            **attempt,
+            "outcome": failure.kind.value,
+            "message": failure.message[:500],
+            "phase": failure.phase,
+            "step": failure.step,
+            "log_tail": "" if is_oom else failure.log_tail[-1500:],
+        }
+    results = [rank.result for rank in report.ranks if rank.result is not None]
+    return {**attempt, "outcome": "measured", **numbers_of(request, results)}
+
+
+def numbers_of(request: TrialRequest, results: Sequence[RankResult]) -> dict[str, Any]:
+    first = results[0]
+    told = first.model_dump(mode="json", exclude={"step_seconds", "warmup_seconds", "extra"})
+    try:
+        found = measure(
+            results,
+            model=request.model,
+            sequence_length=request.sequence_length,
+            layout=request.layout,
+            plan=request.measurement,
+        )
+    except ImplausibleMeasurement as exc:
+        return {"implausible": str(exc), "told": told}
+    return {
+        "tokens_per_second": found.tokens_per_second_per_gpu,
+        "step_seconds_median": found.step_time.median,
+        "relative_confidence": found.step_time.relative_confidence,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "step_seconds": [round(seconds, 6) for seconds in found.step_seconds],
+        "told": told,
+    }
+
+
+def is_measured(record: Mapping[str, Any] | None) -> bool:
+    return record is not None and record.get("tokens_per_second") is not None
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """(largest - smallest) / median; None: fewer than two."""
+    if len(values) < 2:
+        return None
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, (), [], {})}
+
+
+def _kind(attempt: Attempt) -> str:
+    """Attempts that take about as long: compiling takes most of the time."""
+    options = {**attempt.options, **dict(attempt.layout.options)}
+    return f"{attempt.shape.name} {attempt.seconds} {options.get('compile')}"
+
+
+def _headline(record: Mapping[str, Any]) -> str:
+    speed = record.get("tokens_per_second")
+    return f"{speed:,.0f} tokens/s" if speed else str(record.get("outcome", "done"))
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
