@@ -275,7 +275,8 @@ def read_prior_knowledge(
                 row,
                 device,
                 gpus_per_node=gpus_per_node,
-                has_this_trainer=_trainer_of(row) == trainer,
+                trainer=_trainer_of(row),
+                is_planned=_trainer_of(row) == trainer,
             ),
             is_current=row.out_of_memory or _stack(row) == stack,
         )
@@ -363,11 +364,17 @@ def _stack(row: ObservationRow) -> tuple[str | None, ...]:
 
 
 def _observation(
-    row: ObservationRow, device: Hardware, *, gpus_per_node: int, has_this_trainer: bool
+    row: ObservationRow,
+    device: Hardware,
+    *,
+    gpus_per_node: int,
+    trainer: Trainer,
+    is_planned: bool,
 ) -> Observation:
     """Return what calibration takes of a trial.
 
-    Options that vary may make another trainer of it: its memory then tells nothing of this one's.
+    Options that vary may make another trainer of it than the planned one: its memory then tells
+    nothing of that one's.
     """
     said, in_file = (
         row.sweep.conditions.get("gpus_per_node"),
@@ -386,12 +393,13 @@ def _observation(
         gpus_per_node=max(per_node, 1),
         step_seconds=None if row.thrashing else row.step_seconds,
         peak_memory_bytes=float(row.peak_memory_bytes)
-        if has_this_trainer and row.peak_memory_bytes is not None
+        if is_planned and row.peak_memory_bytes is not None
         else None,
-        out_of_memory=has_this_trainer
+        out_of_memory=is_planned
         and row.out_of_memory
         and (limit is not None or device.memory_bytes < UNLIMITED_BYTES),
         memory_limit_bytes=None if limit is None else float(limit),
+        trainer=trainer,
     )
 
 

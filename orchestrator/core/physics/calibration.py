@@ -27,7 +27,7 @@ from orchestrator.core.physics.step_time import (
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
-from orchestrator.core.problem.layout_table import LayoutTable
+from orchestrator.core.problem.layout_table import BLOCK_ROWS, LayoutTable
 from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.problem.quantile import Z90
 
@@ -244,7 +244,16 @@ class Calibration:
         stage: Stage = Stage.FULLEST,
     ) -> tuple[Floats, Floats]:
         """Seconds of a step and bytes at the peak: `predict` without uncertainty."""
-        model = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node)
+        if len(table) > BLOCK_ROWS:
+            blocks = [
+                self.expect(block, cell, hardware, gpus_per_node=gpus_per_node, stage=stage)
+                for block in table.blocks()
+            ]
+            times, bytes_ = zip(*blocks, strict=True)
+            return np.concatenate(times), np.concatenate(bytes_)
+        model = StepTimeModel.of(
+            table, cell, hardware, gpus_per_node=gpus_per_node, trainer=self.base_trainer
+        )
         seconds = model.seconds(self.constants).total
         peaks = predict_memory(table, cell, self.trainer, stage=stage).total
         return seconds * np.exp(self.log_correction(table, cell, hardware)), peaks
@@ -310,7 +319,9 @@ class Calibration:
         self, table: LayoutTable, cell: Cell, hardware: Hardware, gpus_per_node: int
     ) -> tuple[Floats, Floats]:
         """Log seconds by the formula, and their derivatives by log constants (n x k)."""
-        model = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node)
+        model = StepTimeModel.of(
+            table, cell, hardware, gpus_per_node=gpus_per_node, trainer=self.base_trainer
+        )
 
         def log_seconds(log_constants: Floats) -> Floats:
             found: Floats = np.log(model.seconds(constants_of(log_constants)).total)

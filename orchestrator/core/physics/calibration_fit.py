@@ -81,7 +81,7 @@ def _with_times(
         return prior
     timed.sort(key=_hardware_name)
     models = [
-        StepTimeModel.joined([group.step_time_model() for group in same])
+        StepTimeModel.joined([group.step_time_model(prior.base_trainer) for group in same])
         for _, same in groupby(timed, key=_hardware_name)
     ]
     measured = np.log(np.array([row.step_seconds for group in timed for row in group.timed]))

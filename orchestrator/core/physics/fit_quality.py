@@ -120,13 +120,17 @@ def agreement(observations: Sequence[Observation], calibration: Calibration) -> 
     layouts = [row.layout for row in observations]
     seconds, memory = np.empty(len(observations)), np.empty(len(observations))
     for group in by_cell(observations):
-        seconds[group.places], memory[group.places] = calibration.expect(
-            LayoutTable.of(row.layout for row in group.rows),
-            group.cell,
-            group.hardware,
-            gpus_per_node=group.gpus_per_node,
-            stage=group.stage,
-        )
+        for trainer in {row.trainer for row in group.rows}:
+            mine = [n for n, row in enumerate(group.rows) if row.trainer == trainer]
+            places = [group.places[n] for n in mine]
+            of_trainer = replace(calibration, base_trainer=trainer or calibration.base_trainer)
+            seconds[places], memory[places] = of_trainer.expect(
+                LayoutTable.of(group.rows[n].layout for n in mine),
+                group.cell,
+                group.hardware,
+                gpus_per_node=group.gpus_per_node,
+                stage=group.stage,
+            )
 
     def compared(predicted: Floats, measured: Sequence[float | None]) -> Agreement:
         both = [(n, float(predicted[n]), m) for n, m in enumerate(measured) if m is not None]

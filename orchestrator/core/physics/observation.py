@@ -9,6 +9,7 @@ from math import isfinite
 
 from orchestrator.core.physics.memory import Stage
 from orchestrator.core.physics.step_time import StepTimeModel
+from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout import Layout
@@ -32,6 +33,8 @@ class Observation:
     out_of_memory: bool = False
     memory_limit_bytes: float | None = None  # None: the device's own
     stage: Stage = Stage.FULLEST  # whose peak it is
+    # Of the time; None: the trainer that is calibrated.
+    trainer: Trainer | None = None
 
     def __post_init__(self) -> None:
         for name in ("step_seconds", "peak_memory_bytes", "memory_limit_bytes"):
@@ -68,7 +71,16 @@ class CellObservations:
 
     @cached_property
     def timed(self) -> list[Observation]:
-        return [row for row in self.rows if row.step_seconds is not None and not row.thrashes]
+        """The rows with a time, trainer by trainer."""
+        return [row for rows in self._timed_by_trainer.values() for row in rows]
+
+    @cached_property
+    def _timed_by_trainer(self) -> dict[Trainer | None, list[Observation]]:
+        found: dict[Trainer | None, list[Observation]] = {}
+        for row in self.rows:
+            if row.step_seconds is not None and not row.thrashes:
+                found.setdefault(row.trainer, []).append(row)
+        return found
 
     @cached_property
     def peaked(self) -> list[Observation]:
@@ -79,9 +91,19 @@ class CellObservations:
     def timed_table(self) -> LayoutTable:
         return LayoutTable.of(row.layout for row in self.timed)
 
-    def step_time_model(self) -> StepTimeModel:
-        return StepTimeModel.of(
-            self.timed_table, self.cell, self.hardware, gpus_per_node=self.gpus_per_node
+    def step_time_model(self, trainer: Trainer) -> StepTimeModel:
+        """The demands of the timed layouts, of `trainer` unless another one ran them."""
+        return StepTimeModel.joined(
+            [
+                StepTimeModel.of(
+                    LayoutTable.of(row.layout for row in rows),
+                    self.cell,
+                    self.hardware,
+                    gpus_per_node=self.gpus_per_node,
+                    trainer=own or trainer,
+                )
+                for own, rows in self._timed_by_trainer.items()
+            ]
         )
 
 

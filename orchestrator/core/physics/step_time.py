@@ -15,19 +15,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
-from orchestrator.core.problem.layout import Precision
-from orchestrator.core.problem.layout_table import Ints, LayoutTable
+from orchestrator.core.problem.layout import Precision, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 
 Floats = NDArray[np.float64]
 
 # Seconds per FLOP of a precision that the device lacks: last in every order, and still a number.
 NEVER = 1e6
-# Gradients are reduced in buckets of this size, each a collective with its own latency: the default
-# of torch's DistributedDataParallel (`bucket_cap_mb`). Programs with larger buckets show a smaller
-# latency.
-BUCKET_BYTES = 25 << 20
+# Ring passes of a layer over its activations with tensor parallelism: 2 all-reduces forward and 2
+# backward, or as many gathers and scatters with sequence parallelism. A layer that is computed
+# again gathers twice and scatters once more: its last result is not needed.
+_TENSOR_PASSES, _REDONE_TENSOR_PASSES = 8.0, 3.0
+# The same over keys and values with context parallelism: a ring passes them and their gradients on,
+# twice forward and twice backward; or they are gathered, and their gradients scattered, once.
+_RING_CONTEXT_PASSES, _CONTEXT_PASSES = 4.0, 2.0
+# The host's time for a layer, forward and backward, over that without recomputation: in plain torch
+# by benchmarks (0.6 ms; attention 0.95, full 1.7, ops 3.9 through a dispatch mode), and compiled,
+# where a layer is recomputed without a dispatch mode.
+_HOST_EAGER = {RecomputeMode.FULL: 2.8, SelectivePolicy.ATTENTION: 1.6, SelectivePolicy.OPS: 6.5}
+_HOST_COMPILED = {RecomputeMode.FULL: 1.5, SelectivePolicy.ATTENTION: 1.3, SelectivePolicy.OPS: 1.5}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +69,9 @@ class StepTimeConstants:
     kernel_seconds_per_layer: float = _prior(150e-6, log_sd=0.8)
     """Seconds of a layer's forward and backward that no GPU work hides: some 30 kernel launches of
     5 us."""
+    host_seconds_per_layer: float = _prior(0.6e-3, log_sd=0.7)
+    """Seconds of the host for a layer's forward and backward in plain torch, nothing recomputed; a
+    quicker device waits. Of workload llama only."""
     activation_traffic_bytes: float = _prior(60.0, log_sd=0.5)
     """Bytes that unfused elementwise kernels move per element of a layer's activation: norms,
     rotations, SwiGLU, residuals and casts."""
@@ -114,12 +126,14 @@ class StepTimePrediction:
     tensor_parallel: Floats
     pipeline: Floats
     optimizer: Floats
+    host: Floats  # beyond the device's work
     fixed: Floats
 
     @property
     def total(self) -> Floats:
         parts = self.compute + self.recompute + self.bubble + self.data_parallel
-        return parts + self.tensor_parallel + self.pipeline + self.optimizer + self.fixed
+        parts = parts + self.tensor_parallel + self.pipeline
+        return parts + self.optimizer + self.host + self.fixed
 
 
 def predict_step_time(
@@ -129,13 +143,14 @@ def predict_step_time(
     *,
     gpus_per_node: int,
     constants: StepTimeConstants | None = None,
+    trainer: Trainer | None = None,
 ) -> StepTimePrediction:
     """Predict the parts for every layout of a table, in seconds.
 
     A precision that the hardware lacks takes longer than any other. Ranks are laid out as Megatron,
     nanotron and torchtitan do: tensor parallel innermost, then context, data, pipeline outermost.
     """
-    model = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node)
+    model = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node, trainer=trainer)
     return model.seconds(constants or StepTimeConstants())
 
 
@@ -148,20 +163,29 @@ class StepTimeModel:
 
     hardware: Hardware
     layers: Floats  # of the fullest stage
+    # Layers, as many as launch all kernels of theirs, and as take the host's time of one.
+    launching_layers: Floats
+    host_layers: Floats
     micro_batches: Floats
     stages: Floats
+    # Of each rank: so many times as often a micro-batch hops, and so much shorter is the bubble.
+    virtual_stages: Floats
     # Of one micro-batch on one GPU, in the fullest stage.
     flops: Floats
     recomputed_flops: Floats
     peak: Floats
-    elements: Floats  # of a layer's activation
+    # Of a layer's activation; fewer where fused kernels move less.
+    elements: Floats
     # Of the widest matrix product of a layer.
     kernel_flops: Floats
     # Of a forward and backward pass that is done again.
     recomputed_share: Floats
-    tensor_bytes: Floats  # per micro-batch
+    # Per micro-batch.
+    tensor_bytes: Floats
+    tensor_collectives: Floats
     tensor_group: _Group
     context_bytes: Floats
+    context_collectives: Floats
     context_group: _Group
     pipeline_bytes: Floats  # of one boundary and micro-batch
     pipeline_crosses: NDArray[np.bool_]
@@ -172,12 +196,21 @@ class StepTimeModel:
     data_collectives: Floats
     zero_passes: NDArray[np.bool_]  # ZeRO 1 and 2
     data_group: _Group
+    # Of fully sharded weights: passes that overlap with computing. None: no layout has them.
+    sharded: _Sharded | None
     weights_in_optimizer: Floats
 
     @classmethod
     def of(
-        cls, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int
+        cls,
+        table: LayoutTable,
+        cell: Cell,
+        hardware: Hardware,
+        *,
+        gpus_per_node: int,
+        trainer: Trainer | None = None,
     ) -> StepTimeModel:
+        trainer = trainer or Trainer()
         model, length = cell.model, cell.sequence_length
         tp, pp = table.tensor_parallel_size, table.pipeline_parallel_size
         cp, dp = table.context_parallel_size, table.data_parallel_size
@@ -194,36 +227,49 @@ class StepTimeModel:
         hidden_bytes = tokens * model.hidden_size * element
         weights = model.num_parameters / (tp * pp)
         ranks = dp * cp
+        sharded = _Sharded.of(
+            table, trainer, weights=weights, element=element, layers=layers, per_node=gpus_per_node
+        )
         shard = np.where(table.zero_stage >= 1, ranks, 1)
+        if sharded is not None:
+            shard = np.where(sharded.rows, sharded.shards, shard)
+        # Of an all-reduce of gradients.
+        sent = weights * np.maximum(element, trainer.reduce_bytes)
+        tensor_passes, context_passes = _passes(table, cell, trainer)
         return cls(
             hardware=hardware,
             layers=layers,
+            launching_layers=layers * trainer.launch_share,
+            host_layers=layers * _host_factors(table, cell, trainer),
             micro_batches=ga,
             stages=pp.astype(np.float64),
+            virtual_stages=virtual_stages(table),
             flops=tokens * per_token * fullest / tp,
             recomputed_flops=tokens * extra / (tp * pp),
             peak=peaks[table.precision],
-            elements=tokens * model.hidden_size / tp,
+            elements=tokens * model.hidden_size / tp * trainer.traffic_share,
             kernel_flops=2.0 * tokens * model.hidden_size * model.ffn_hidden_size / tp,
             recomputed_share=extra / per_token,
-            # 8 passes a layer: 2 all-reduces forward and 2 backward, or as many gathers and
-            # scatters with sequence parallelism.
-            tensor_bytes=8.0 * layers * hidden_bytes * (tp - 1) / tp,
+            tensor_bytes=tensor_passes * layers * hidden_bytes * (tp - 1) / tp,
+            tensor_collectives=tensor_passes * layers,
             tensor_group=_Group.of(tp, np.ones_like(tp), gpus_per_node),
-            context_bytes=4.0 * layers * tokens * 2 * model.kv_size / tp * element * (cp - 1),
+            context_bytes=context_passes
+            * (layers * tokens * 2 * model.kv_size / tp * element * (cp - 1)),
+            context_collectives=context_passes * layers,
             context_group=_Group.of(cp, tp, gpus_per_node),
             pipeline_bytes=np.where(pp > 1, 2.0 * hidden_bytes / tp, 0.0),
             pipeline_crosses=np.asarray(tp * cp * dp * pp > gpus_per_node),
-            data_bytes=(ranks - 1) / ranks * weights * element,
+            data_bytes=(ranks - 1) / ranks * sent,
             # ZeRO 3 gathers the weights for each forward and backward.
             data_passes=np.where(table.zero_stage == 3, 1.0 + 2.0 * ga, 2.0),
             data_collectives=np.where(
                 table.zero_stage == 3,
                 layers + 1.0,
-                np.maximum(weights * element / BUCKET_BYTES, 1.0),
+                np.maximum(sent / trainer.reduction_bucket_bytes, 1.0),
             ),
             zero_passes=np.asarray((table.zero_stage == 1) | (table.zero_stage == 2)),
             data_group=_Group.of(ranks, tp, gpus_per_node),
+            sharded=sharded,
             weights_in_optimizer=weights / shard,
         )
 
@@ -233,6 +279,9 @@ class StepTimeModel:
         columns: dict[str, Any] = {}
         for name in (f.name for f in fields(cls) if f.name != "hardware"):
             parts = [getattr(model, name) for model in models]
+            if name == "sharded":
+                columns[name] = _Sharded.joined(parts, [len(model.layers) for model in models])
+                continue
             is_group = isinstance(parts[0], _Group)
             columns[name] = _Group.joined(parts) if is_group else np.concatenate(parts)
         return cls(hardware=models[0].hardware, **columns)
@@ -246,36 +295,192 @@ class StepTimeModel:
         seconds_per_flop = np.divide(1.0, rate, out=np.full(len(rate), NEVER), where=rate > 0)
         memory_bandwidth = self.hardware.memory_bandwidth
         traffic_per_element = c.activation_traffic_bytes / memory_bandwidth
-        per_layer = self.elements * traffic_per_element + c.kernel_seconds_per_layer
-        work = self.flops * seconds_per_flop + self.layers * per_layer
-        recomputed = (
-            self.recomputed_flops * seconds_per_flop
-            + self.recomputed_share * self.layers * per_layer
+        of_layers = (
+            self.layers * self.elements * traffic_per_element
+            + self.launching_layers * c.kernel_seconds_per_layer
         )
+        work = self.flops * seconds_per_flop + of_layers
+        recomputed = self.recomputed_flops * seconds_per_flop + self.recomputed_share * of_layers
+        host = np.maximum(self.host_layers * c.host_seconds_per_layer - work - recomputed, 0.0)
         inside = self.hardware.intra_node_bandwidth * c.intra_node_share
         across = self.hardware.inter_node_bandwidth * c.inter_node_share
         tensor = self.tensor_bytes / self.tensor_group.bandwidth(inside, across, c.node_congestion)
-        tensor += 8.0 * self.layers * self.tensor_group.latency(c)
+        tensor += self.tensor_collectives * self.tensor_group.latency(c)
         tensor += self.context_bytes / self.context_group.link(inside, across, c.node_congestion)
-        tensor += 4.0 * self.layers * self.context_group.latency(c)
+        tensor += self.context_collectives * self.context_group.latency(c)
         traffic = self.data_bytes / self.data_group.bandwidth(inside, across, c.node_congestion)
         traffic += self.data_collectives * self.data_group.latency(c)
         traffic *= np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
         exposed = np.where(self.zero_passes, c.exposed_zero_1_share, c.exposed_data_parallel_share)
+        # What could hide needs the time of a backward pass, two thirds of the work.
+        data_parallel = exposed * traffic + (1.0 - np.minimum(exposed, 1.0)) * np.maximum(
+            traffic - 2 / 3 * work, 0.0
+        )
+        if self.sharded is not None:
+            data_parallel = np.where(
+                self.sharded.rows,
+                self.sharded.exposed_seconds(
+                    c,
+                    inside=inside,
+                    across=across,
+                    forward=work / 3.0,
+                    backward=work * (2.0 / 3.0) + recomputed,
+                ),
+                data_parallel,
+            )
         link = np.where(self.pipeline_crosses, across, inside)
         hop = np.where(self.stages > 1, self.pipeline_bytes / link + c.pipeline_hop_seconds, 0.0)
         return StepTimePrediction(
             compute=self.micro_batches * work,
             recompute=self.micro_batches * recomputed,
-            bubble=(self.stages - 1.0) * (work + recomputed + tensor) * c.bubble_factor,
-            # What could hide needs the time of a backward pass, two thirds of the work.
-            data_parallel=exposed * traffic
-            + (1.0 - np.minimum(exposed, 1.0)) * np.maximum(traffic - 2 / 3 * work, 0.0),
+            bubble=(self.stages - 1.0)
+            / self.virtual_stages
+            * (work + recomputed + host + tensor)
+            * c.bubble_factor,
+            data_parallel=data_parallel,
             tensor_parallel=self.micro_batches * tensor,
-            pipeline=(self.micro_batches + self.stages - 1.0) * hop,
+            pipeline=(self.micro_batches * self.virtual_stages + self.stages - 1.0) * hop,
             optimizer=self.weights_in_optimizer * c.optimizer_traffic_bytes / memory_bandwidth,
+            host=self.micro_batches * host,
             fixed=np.full(len(work), c.fixed_seconds),
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Sharded:
+    """Weights that are fully sharded: gathers and scatters that computing may hide.
+
+    At ZeRO 1 and 2 weights are gathered in the first forward pass of a step, at 3 in each forward
+    and each backward pass.
+    """
+
+    rows: Mask  # that shard
+    shards: Floats
+    # Collectives of a pass: of each layer, and of the head.
+    units: Floats
+    # Of one ring pass.
+    gather_bytes: Floats
+    scatter_bytes: Floats
+    # Ranks with the same shards sum up theirs: the bytes of a ring pass.
+    replica_bytes: Floats
+    # Passes of a step.
+    forward_gathers: Floats
+    backward_gathers: Floats
+    scatters: Floats
+    shard_group: _Group
+    replica_group: _Group
+
+    @classmethod
+    def of(
+        cls,
+        table: LayoutTable,
+        trainer: Trainer,
+        *,
+        weights: Floats,
+        element: Floats,
+        layers: Floats,
+        per_node: int,
+    ) -> _Sharded | None:
+        ranks = table.data_parallel_size * table.context_parallel_size
+        rows = (table.zero_stage >= 1) & (ranks > 1)
+        if not trainer.fully_shards or not rows.any():
+            return None
+        tp, ga = table.tensor_parallel_size, table.grad_accum_steps.astype(np.float64)
+        replicas = np.minimum(trainer.replicas, ranks)
+        shards = ranks // replicas
+        gathers_again = table.zero_stage == 3
+        reduced = np.maximum(element, trainer.reduce_bytes)
+        return cls(
+            rows=rows,
+            shards=shards.astype(np.float64),
+            units=layers + 1.0,
+            gather_bytes=(shards - 1) / shards * weights * element,
+            scatter_bytes=(shards - 1) / shards * weights * reduced,
+            replica_bytes=(replicas - 1) / replicas * weights / shards * reduced,
+            forward_gathers=np.where(gathers_again, ga, 1.0),
+            backward_gathers=np.where(gathers_again, ga, 0.0),
+            scatters=ga if trainer.scatters_each else np.ones_like(ga),
+            shard_group=_Group.of(shards, tp, per_node),
+            replica_group=_Group.of(replicas, tp * shards, per_node),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Sharded | None], lengths: Sequence[int]) -> _Sharded | None:
+        if all(part is None for part in parts):
+            return None
+        whole = [part or cls._none(n) for part, n in zip(parts, lengths, strict=True)]
+        columns: dict[str, Any] = {}
+        for name in (f.name for f in fields(cls)):
+            some = [getattr(part, name) for part in whole]
+            is_group = isinstance(some[0], _Group)
+            columns[name] = _Group.joined(some) if is_group else np.concatenate(some)
+        return cls(**columns)
+
+    @classmethod
+    def _none(cls, length: int) -> _Sharded:
+        ones = np.ones(length)
+        group = _Group(size=ones, members_per_node=ones, crosses=np.zeros(length, dtype=np.bool_))
+        columns: dict[str, Any] = {f.name: ones for f in fields(cls)}
+        columns |= {"rows": group.crosses, "shard_group": group, "replica_group": group}
+        return cls(**columns)
+
+    def exposed_seconds(
+        self,
+        c: StepTimeConstants,
+        *,
+        inside: float,
+        across: float,
+        forward: Floats,
+        backward: Floats,
+    ) -> Floats:
+        """Seconds of a step in which nothing is computed.
+
+        A pass hides behind the forward or backward pass of one micro-batch.
+        """
+        bandwidth = self.shard_group.bandwidth(inside, across, c.node_congestion)
+        latency = self.units * self.shard_group.latency(c)
+        gather = self.gather_bytes / bandwidth + latency
+        replicas = self.replica_bytes / self.replica_group.bandwidth(
+            inside, across, c.node_congestion
+        )
+        scatter = self.scatter_bytes / bandwidth + latency
+        scatter += 2.0 * (replicas + self.units * self.replica_group.latency(c))
+        again = np.where(self.backward_gathers > 0, gather, 0.0)
+        without_scatter = np.maximum(self.backward_gathers - self.scatters, 0.0)
+        exposed: Floats = (
+            self.forward_gathers * np.maximum(gather - forward, 0.0)
+            + self.scatters * np.maximum(scatter + again - backward, 0.0)
+            + without_scatter * np.maximum(gather - backward, 0.0)
+        )
+        return exposed
+
+
+def _passes(
+    table: LayoutTable, cell: Cell, trainer: Trainer
+) -> tuple[Floats | float, Floats | float]:
+    """Ring passes of a layer: over activations of tensor parallel ranks, over keys and values."""
+    if not trainer.gathers_context:
+        return _TENSOR_PASSES, _RING_CONTEXT_PASSES
+    num = cell.model.num_layers
+    shares = [
+        r.layers_of(num) / num if r.mode is RecomputeMode.FULL else 0.0 for r in table.recomputes
+    ]
+    redone = np.array(shares)[table.recompute]
+    return _TENSOR_PASSES + _REDONE_TENSOR_PASSES * redone, _CONTEXT_PASSES + redone
+
+
+def _host_factors(table: LayoutTable, cell: Cell, trainer: Trainer) -> Floats | float:
+    """The host's time for a layer, over that in plain torch without recomputation."""
+    if not trainer.host_share:
+        return 0.0
+    factors = _HOST_COMPILED if trainer.compiled else _HOST_EAGER
+    num = cell.model.num_layers
+    kinds = [
+        1.0 + r.layers_of(num) / num * (factors.get(r.policy or r.mode, 1.0) - 1.0)
+        for r in table.recomputes
+    ]
+    found: Floats = trainer.host_share * np.array(kinds)[table.recompute]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -346,6 +551,13 @@ def ring_seconds(
     through = num_bytes * (num_ranks - 1) / num_ranks
     found: Floats = through / group.bandwidth(inside, across, constants.node_congestion)
     return found + group.latency(constants)
+
+
+def virtual_stages(table: LayoutTable) -> Floats:
+    """Pipeline stages of each rank, by row."""
+    of_code = np.array([float(s.virtual_stages) for s in table.pipeline_schedules])
+    found: Floats = of_code[table.pipeline_schedule]
+    return found
 
 
 def element_bytes(table: LayoutTable) -> Floats:

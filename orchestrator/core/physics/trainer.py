@@ -61,6 +61,44 @@ class Trainer:
     use and the next."""
     reserve_bytes: float = 0.0
     """Held in addition by every layout: buffers of an allocator and a communication library."""
+    fully_shards: bool = False
+    """True if ZeRO 1 to 3 shard fp32 weights (torch's fully_shard): the shards are the masters, and
+    what computes are copies, gathered for it. Its collectives overlap with computing."""
+    replicas: int = 1
+    """Groups of ranks that each hold all shards: between them, gradients are summed up."""
+    scatters_each: bool = True
+    """True if gradients are reduced after each micro-batch; false: after the last of a step, and
+    until then each rank holds them whole."""
+    reduce_bytes: float = 0.0
+    """Bytes in which a gradient is reduced, at least those of its element."""
+    copied_reductions: float = 0.0
+    """Copies of what it reduces that the communication library makes: 1 with gloo, on CPUs."""
+    reduction_bucket_bytes: float = 25.0 * (1 << 20)
+    """Gradients are reduced in buckets of this size, each a collective with its own latency. The
+    default is that of torch's DistributedDataParallel; programs with larger buckets show a smaller
+    latency."""
+    frees_gradients: bool = False
+    """True if a step of one micro-batch makes its gradients in the backward pass and frees them
+    after the optimizer's step."""
+    loss_chunks: int = 0
+    """Parts of a micro-batch whose loss is computed in turn, forward and backward, so that the
+    logits of one are alive at once; 0: as a whole."""
+    pipeline_buffers: bool = False
+    """True if a pipeline stage keeps a buffer for what it receives of each micro-batch."""
+    gathers_context: bool = False
+    """True if context parallelism gathers keys and values once, and scatters their gradients;
+    false: they go round a ring."""
+    has_masks: bool = False
+    """True if attention over pieces of a sequence keeps its masks, as on CPUs."""
+    compiled: bool = False
+    """True if each layer is compiled: fused kernels keep and move less."""
+    launch_share: float = 1.0
+    """Share of a layer's kernels in plain torch that are launched."""
+    traffic_share: float = 1.0
+    """Share of the bytes that a layer's elementwise kernels move in plain torch."""
+    host_share: float = 0.0
+    """The host's time for a layer, over that of workload llama in plain torch; 0: it is not known,
+    and does not count."""
     traced: TracedMemory | None = None
     """What layers, head and loss hold, by a trace; None: the closed forms of a Llama."""
 
@@ -131,6 +169,43 @@ def with_options(trainer: Trainer, options: Mapping[str, object]) -> Trainer:
     if not any(map(keeps_scores, kernels)):
         return trainer
     return replace(trainer, eager_attention=True)
+
+
+# What compiling a layer leaves: of its kernels and of the host's time, and of the bytes that
+# elementwise kernels move.
+COMPILED_LAUNCHES, COMPILED_TRAFFIC = 0.3, 0.4
+
+
+def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
+    """Return the trainer that workload llama is with these options, by their names.
+
+    `on_gpu`: layers are compiled unless the options say otherwise.
+    """
+    told = options.get("compile")
+    compiled = on_gpu if told is None else bool(told)
+    chunks = int(str(options.get("loss") or "whole").partition(":")[2] or 0)
+    bucket = options.get("bucket_megabytes") or (200 if on_gpu else 25)
+    return Trainer(
+        gradient_bytes=6.0 if options.get("gradient_dtype") == "fp32" else 2.0,
+        eager_attention=options.get("attention") == "eager",
+        fully_shards=True,
+        replicas=int(str(options.get("replicas") or 1)),
+        scatters_each=options.get("accumulate") != "last",
+        reduce_bytes=2.0 if options.get("reduce_dtype") == "bf16" else 4.0,
+        copied_reductions=0.0 if on_gpu else 1.0,
+        reduction_bucket_bytes=float(str(bucket)) * (1 << 20),
+        frees_gradients=True,
+        loss_chunks=chunks,
+        # Of a chunk: the logits and their log-softmax, both in fp32.
+        logit_bytes=8.0 if chunks else 12.0,
+        pipeline_buffers=True,
+        gathers_context=True,
+        has_masks=not on_gpu,
+        compiled=compiled,
+        launch_share=COMPILED_LAUNCHES if compiled else 1.0,
+        traffic_share=COMPILED_TRAFFIC if compiled else 1.0,
+        host_share=COMPILED_LAUNCHES if compiled else 1.0,
+    )
 
 
 def profile_of_words(words: Mapping[str, str]) -> str:

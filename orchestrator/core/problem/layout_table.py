@@ -19,6 +19,8 @@ from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 COLUMNS = (*SIZES, *CODED)
+# So many rows that some columns of them stay in a processor's cache.
+BLOCK_ROWS = 1 << 14
 _DISTINCT = {name: axis.distinct for name, axis in CODED.items()}
 
 if TYPE_CHECKING:
@@ -90,10 +92,15 @@ class LayoutTable(_Columns):
         """The row of each layout. Made once for a cell, which is ranked again as it is measured."""
         return {layout: row for row, layout in enumerate(self.layouts())}
 
-    def take(self, rows: Ints | Mask) -> LayoutTable:
-        """The rows of an index array or mask, in its order."""
+    def take(self, rows: Ints | Mask | slice) -> LayoutTable:
+        """The rows of an index array, mask or slice, in its order."""
         columns = {name: getattr(self, name)[rows] for name in COLUMNS}
         return LayoutTable(**columns, **{name: getattr(self, name) for name in _DISTINCT.values()})
+
+    def blocks(self) -> list[LayoutTable]:
+        """All rows, in parts for formulas that make many columns."""
+        starts = range(0, len(self), BLOCK_ROWS)
+        return [self.take(slice(start, start + BLOCK_ROWS)) for start in starts]
 
     @classmethod
     def of(cls, layouts: Iterable[Layout]) -> LayoutTable:

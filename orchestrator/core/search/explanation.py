@@ -95,7 +95,12 @@ def explain(
     seconds = predicted = None
     if hardware is not None:
         steps = predict_step_time(
-            table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants
+            table,
+            cell,
+            hardware,
+            gpus_per_node=gpus_per_node,
+            constants=calibration.constants,
+            trainer=calibration.trainer,
         )
         correction = float(np.exp(calibration.log_correction(table, cell, hardware)[0]))
         seconds = {part: float(getattr(steps, part)[0]) * correction for part in STEP_PARTS}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.physics.calibration import Calibration, Predicted
 from orchestrator.core.physics.memory import predict_memory
-from orchestrator.core.physics.trainer import Trainer, with_options
+from orchestrator.core.physics.trainer import Trainer, llama_trainer, with_options
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware
 from orchestrator.core.problem.layout import Layout, Options
@@ -23,12 +23,7 @@ from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.search.space import CellSpace, enumerate_cell
 from orchestrator.core.sweepfile.spec import OUR_OWN, SweepSpec
 from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
-from orchestrator.core.sweepfile.workload_options import (
-    AttentionKind,
-    GradientDtype,
-    LlamaOptions,
-    WorkloadOptions,
-)
+from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.sweepfile.workload_section import varied
 
 Floats = NDArray[np.float64]
@@ -120,18 +115,15 @@ def rank_space(
 
 def trainer_of(spec: SweepSpec, varying: Options = ()) -> Trainer:
     """Return what is known of a sweep's trainer before any trial, with a layout's options."""
-    known = _trainer_of_workload(varied(spec.workload.options, varying))
+    options = varied(spec.workload.options, varying)
+    # On device auto, layers are taken to be compiled once a trial's options say so.
+    known = (
+        llama_trainer(dict(options), on_gpu=spec.device not in ("auto", "cpu"))
+        if isinstance(options, LlamaOptions)
+        else Trainer()
+    )
     declared = known if spec.trainer is None else spec.trainer.trainer(known)
     return declared if spec.workload.name in OUR_OWN else with_options(declared, dict(varying))
-
-
-def _trainer_of_workload(options: WorkloadOptions) -> Trainer:
-    if not isinstance(options, LlamaOptions):
-        return Trainer()
-    return Trainer(
-        gradient_bytes=6.0 if options.gradient_dtype is GradientDtype.FP32 else 2.0,
-        eager_attention=options.attention is AttentionKind.EAGER,
-    )
 
 
 def memory_limit_bytes(spec: SweepSpec, hardware: Hardware | None) -> float | None:

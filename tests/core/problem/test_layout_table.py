@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.problem.layout import CODED, Layout, Precision, Recompute
-from orchestrator.core.problem.layout_table import COLUMNS, LayoutTable
+from orchestrator.core.problem.layout_table import BLOCK_ROWS, COLUMNS, LayoutTable
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 
 layouts = st.lists(
@@ -73,3 +73,14 @@ def test_a_table_of_nothing_is_empty() -> None:
     table = LayoutTable.of([])
     assert len(table) == 0
     assert table.take(np.zeros(0, dtype=np.bool_)).world_size.tolist() == []
+
+
+def test_blocks_are_all_rows_in_their_order() -> None:
+    layouts = [Layout(grad_accum_steps=number) for number in (1, 2, 3)]
+    table = LayoutTable.of(layouts)
+    many = table.take(np.arange(BLOCK_ROWS + 2) % 3)
+    blocks = many.blocks()
+    assert [len(block) for block in blocks] == [BLOCK_ROWS, 2]
+    rows = np.concatenate([block.grad_accum_steps for block in blocks])
+    assert rows.tolist() == many.grad_accum_steps.tolist()
+    assert [len(block) for block in table.blocks()] == [3]

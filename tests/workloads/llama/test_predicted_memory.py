@@ -1,0 +1,162 @@
+"""The peak of every combination that is proved to train is predicted within 2 %.
+
+The ranks of a gang train combination after combination; each counts its live tensors in a step.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from orchestrator.core.physics.memory import predict_memory
+from orchestrator.core.physics.trainer import llama_trainer
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout_table import LayoutTable
+from orchestrator.core.problem.model_shape import ModelShape
+from tests.workloads.llama.equivalence.combination import NARROW, Combination
+from tests.workloads.llama.equivalence.combinations import COMBINATIONS
+from workloads.llama.live_tensors import LiveTensors
+from workloads.llama.mesh import Groups, RankPlace
+from workloads.llama.train import TrainingLoop
+
+PATIENCE_SECONDS = 540
+# Longer than the hidden size: what is made of weights alone is then small beside what tokens need.
+LENGTH = 128
+WITHIN = 0.02
+COUNTED_STEPS = 2
+
+
+def _larger(shape: ModelShape) -> ModelShape:
+    return replace(
+        shape,
+        hidden_size=64,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        ffn_hidden_size=160,
+        vocab_size=512,
+    )
+
+
+def counted(num_ranks: int) -> list[Combination]:
+    """The combinations that are counted.
+
+    A compiled layer keeps what its compiler decides, and a CPU's is another one than a GPU's. A
+    shard of few rows is padded to as many as its neighbour has.
+    """
+    return [
+        replace(combination, shape=_larger(combination.shape))
+        for combination in COMBINATIONS[num_ranks]
+        if combination.shape != NARROW and "compile" not in dict(combination.options)
+    ]
+
+
+def predicted_bytes(combination: Combination) -> float:
+    layout, shape = combination.layout, combination.shape
+    options = dict(combination.llama_options)
+    cell = Cell(
+        model=shape,
+        num_gpus=layout.world_size,
+        sequence_length=LENGTH,
+        global_batch_size=layout.global_batch_size,
+    )
+    found = predict_memory(LayoutTable.of([layout]), cell, llama_trainer(options, on_gpu=False))
+    # Of each position: cosines and sines of half a head, and a row of the mask of eager attention.
+    constants = LENGTH * 4 * shape.head_dim
+    constants += LENGTH**2 if options["attention"] == "eager" else 0
+    # Ids and targets of a step.
+    sequences = layout.micro_batch_size * layout.grad_accum_steps
+    tokens = 16 * sequences * LENGTH // layout.context_parallel_size
+    return float(found.total[0]) + constants + tokens
+
+
+def counted_bytes(combination: Combination, place: RankPlace) -> int:
+    """The peak of a step: the lowest of some, since gloo's threads may free a buffer late."""
+    request = combination.request().model_copy(update={"sequence_length": LENGTH})
+    loop = TrainingLoop(request, combination.llama_options, device=torch.device("cpu"), place=place)
+    loop.step(loop.micro_batches(0))
+    peaks = []
+    for step in range(1, 1 + COUNTED_STEPS):
+        micro_batches = loop.micro_batches(step)
+        tokens = [tensor for micro_batch in micro_batches for tensor in micro_batch]
+        with LiveTensors([*loop.states().tensors(), *tokens]) as tracker:
+            loop.step(micro_batches)
+        peaks.append(tracker.peak_bytes)
+    return min(peaks)
+
+
+@pytest.mark.parametrize("num_ranks", COMBINATIONS)
+def test_the_peak_is_predicted_within_2_percent(num_ranks: int, tmp_path: Path) -> None:
+    combinations = counted(num_ranks)
+    peaks = _peaks(num_ranks, tmp_path)
+    errors = {
+        combination.name: predicted_bytes(combination) / peak - 1.0
+        for combination, peak in zip(combinations, peaks, strict=True)
+    }
+    for name, error in errors.items():
+        print(f"{100 * error:6.2f} % {name}")
+    assert {name: error for name, error in errors.items() if abs(error) > WITHIN} == {}
+
+
+def test_seventy_combinations_are_counted() -> None:
+    assert sum(len(counted(num_ranks)) for num_ranks in COMBINATIONS) >= 70
+
+
+def _peaks(num_ranks: int, folder: Path) -> list[int]:
+    """The peak of each combination on its fullest rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # A fork would inherit dead threads of torch.
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__])
+    ranks = [
+        server.Process(target=_run_rank, args=(rank, num_ranks, port, folder))
+        for rank in range(num_ranks)
+    ]
+    for process in ranks:
+        process.start()
+    end = time.monotonic() + PATIENCE_SECONDS
+    for process in ranks:
+        process.join(timeout=max(end - time.monotonic(), 0.1))
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    notes = [path.read_text() for path in sorted(folder.glob("failure-*.txt"))]
+    if notes or any(process.exitcode for process in ranks):
+        raise RuntimeError("\n\n".join(notes) or f"exit codes {[p.exitcode for p in ranks]}")
+    found: list[int] = torch.load(folder / "peaks.pt")
+    return found
+
+
+def _run_rank(rank: int, num_ranks: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    groups, peaks = Groups(), []
+    for combination in counted(num_ranks):
+        try:
+            place = groups.place(combination.layout, replicas=combination.llama_options.replicas)
+            peaks.append(counted_bytes(combination, place))
+        except Exception:  # noqa: BLE001
+            note = f"rank {rank}, {combination.name}\n{traceback.format_exc()}"
+            (folder / f"failure-{rank}.txt").write_text(note)
+            # Without the other ranks, nothing can be ended in order.
+            os._exit(1)
+    worst = torch.tensor(peaks)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        torch.save(worst.tolist(), folder / "peaks.pt")
+    dist.destroy_process_group()
