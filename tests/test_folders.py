@@ -7,7 +7,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Tests that concern several packages (docs/decisions/folders.md).
-WITHOUT_A_PACKAGE = {"acceptance", "benchmarks", "compat", "faults", "multi_host", "recipes"}
+WITHOUT_A_PACKAGE = {
+    "acceptance",
+    "benchmarks",
+    "compat",
+    "faults",
+    "multi_host",
+    "recipes",
+    "workloads/llama/equivalence",
+}
 # Packages without behaviour of their own; the modules above them have the tests.
 WITHOUT_TESTS = {"db/migrations", "db/migrations/versions"}
 
