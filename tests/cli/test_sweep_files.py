@@ -174,10 +174,10 @@ def test_where_no_layout_is_legal_that_is_said_before_anything_is_started(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/none.sqlite")
-    assert cli.main(["run", str(file), "device=cpu", "gpus=1", "axes.zero_stage=3"]) == 2
+    assert cli.main(["run", str(file), "device=cpu", "gpus=1", "axes.recompute=full:999"]) == 2
     said = capsys.readouterr().err
     assert "no layout is legal in any cell" in said
-    assert re.search(r": of [\d,]+ layouts?, zero_stage is none that workload llama can do", said)
+    assert re.search(r": of [\d,]+ layouts?, recomputes more than the model's \d+ layers", said)
     assert not (tmp_path / "none.sqlite").exists()
 
 

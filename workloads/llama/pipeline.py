@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -110,6 +111,9 @@ class Pipeline:
         self._placed, self._is_first = placed, placed[0].is_first
         self._is_last = placed[-1].is_last
         is_interleaved = schedule.kind is ScheduleKind.INTERLEAVED
+        # Older versions of torch keep the losses that they would return.
+        has_choice = "return_outputs" in signature(_SCHEDULES[schedule.kind].step).parameters
+        self._no_outputs = {"return_outputs": False} if has_choice else {}
         self._schedule = _SCHEDULES[schedule.kind](
             placed if is_interleaved else placed[0],
             n_microbatches=num_micro_batches,
@@ -166,7 +170,7 @@ class Pipeline:
         inputs = [tokens] if self._is_first else []
         # Once for the last stage itself, and once for the schedule, which asks for it.
         outputs = {"targets": targets, "target": targets} if self._is_last else {}
-        self._schedule.step(*inputs, **outputs, losses=losses, return_outputs=False)
+        self._schedule.step(*inputs, **outputs, losses=losses, **self._no_outputs)
         for stage in self._stages:
             stage.average()
         if not losses:
