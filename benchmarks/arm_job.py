@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,19 +36,13 @@ class ArmJob:
     num_threads: int = 1
 
 
-def run_arm(
-    job: ArmJob,
-    *,
-    python: str = sys.executable,
-    environment: Mapping[str, str] | None = None,
-    timeout: float,
-) -> dict[str, Any]:
+def run_arm(job: ArmJob, *, python: str = sys.executable, timeout: float) -> dict[str, Any]:
     """What the arm printed, or `{"error": ...}` with the end of what it said."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, file = Path(folder) / "tokens.npy", Path(folder) / "job.json"
         np.save(tokens, tokens_of(job.request))
         file.write_text(json.dumps(described(job, tokens)))
-        variables = {**os.environ, "OMP_NUM_THREADS": str(job.num_threads), **(environment or {})}
+        variables = {**os.environ, "OMP_NUM_THREADS": str(job.num_threads)}
         if job.arm == "llama":
             variables["PYTHONPATH"] = os.pathsep.join(
                 filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.arm_job import ArmJob, run_arm
+from benchmarks.arm_job import ArmJob
 from benchmarks.gpu.session import Attempt, Session, is_measured, layout, spread
 
 RUNS, PAIRS, LONG_SECONDS = 10, 3, 60.0
@@ -67,18 +67,15 @@ def timed(session: Session, run: int, *, synchronised: bool) -> dict[str, Any] |
     """Steps in a process of their own, timed by events or with the host waiting for each."""
     word = "synchronised" if synchronised else "events"
 
-    def trained() -> dict[str, Any]:
-        job = ArmJob(
-            arm="llama",
-            request=session.request(attempt_of(session, seconds=1.0)),
-            num_warmup=2 if session.rehearse else 20,
-            num_steps=4 if session.rehearse else 60,
-            seconds=0.0 if session.rehearse else 5.0,
-            synchronised=synchronised,
-        )
-        return run_arm(job, timeout=session.time_left() + 15)
-
-    return session.keep(f"{word} run{run}", trained, kind="timed")
+    job = ArmJob(
+        arm="llama",
+        request=session.request(attempt_of(session, seconds=1.0)),
+        num_warmup=2 if session.rehearse else 20,
+        num_steps=4 if session.rehearse else 60,
+        seconds=0.0 if session.rehearse else 5.0,
+        synchronised=synchronised,
+    )
+    return session.train(f"{word} run{run}", job)
 
 
 def ratio_of(events: dict[str, Any] | None, waits: dict[str, Any] | None) -> float | None:

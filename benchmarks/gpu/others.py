@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.arm_job import ArmJob, can_import, run_arm
+from benchmarks.arm_job import ArmJob, can_import
 from benchmarks.gpu.session import Attempt, Session, layout, spread
 from benchmarks.gpu.truth_8b import cell_of
 
@@ -39,29 +39,26 @@ def cases(session: Session) -> list[str]:
     return ["eager none"] if session.rehearse else ["compiled full", "eager full"]
 
 
-def train(session: Session, program: str, case: str, run: int) -> dict[str, Any] | None:
-    """One process of one program."""
+def train(session: Session, program: str, case: str, run: int) -> None:
+    """Train in one process of one program."""
     compiled, recompute = case.startswith("compiled"), case.split()[1]
     sizes, _ = cell_of(session)
 
-    def trained() -> dict[str, Any]:
-        attempt = Attempt(
-            model=str(sizes["model"]),
-            sequence_length=int(str(sizes["sequence_length"])),
-            layout=layout(recompute, mbs=1, ga=2, precision=session.precision),
-            options={"compile": compiled},
-        )
-        job = ArmJob(
-            arm=program,
-            request=session.request(attempt),
-            num_warmup=1 if session.rehearse else 4,
-            num_steps=2 if session.rehearse else 6,
-            seconds=0.0 if session.rehearse else 6.0,
-            compile=compiled,
-        )
-        return {"program": program, "case": case, **run_arm(job, timeout=session.time_left() + 15)}
-
-    return session.keep(f"{case}: {program} run{run}", trained, kind=f"{case} {program}")
+    attempt = Attempt(
+        model=str(sizes["model"]),
+        sequence_length=int(str(sizes["sequence_length"])),
+        layout=layout(recompute, mbs=1, ga=2, precision=session.precision),
+        options={"compile": compiled},
+    )
+    job = ArmJob(
+        arm=program,
+        request=session.request(attempt),
+        num_warmup=1 if session.rehearse else 4,
+        num_steps=2 if session.rehearse else 6,
+        seconds=0.0 if session.rehearse else 6.0,
+        compile=compiled,
+    )
+    session.train(f"{case}: {program} run{run}", job, program=program, case=case)
 
 
 def summary(session: Session, programs: Sequence[str]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from typing import Any, Self
 
 import psutil
 
-from benchmarks.machine import describe_machine
+from benchmarks.arm_job import ArmJob, run_arm
+from benchmarks.machine import PROJECT, describe_machine
 from orchestrator.core.problem.layout import Layout, Options, Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.trial.failure_kinds import FailureKind
@@ -45,7 +46,7 @@ from orchestrator.node.processes import descendants, global_identity
 # All scripts end within nine minutes: the last attempt may need this long after the deadline.
 MARGIN_SECONDS = 25.0
 DEADLINE_SECONDS = 540.0 - MARGIN_SECONDS
-REHEARSAL_SECONDS = 170.0  # on two cores that others use, too
+REHEARSAL_SECONDS = 280.0  # on two cores that others use, too
 # An attempt is not started when less time is left than the longest attempt of its kind took.
 FIRST_GUESS_SECONDS = 20.0
 MOST_SECONDS = 150.0  # of one attempt
@@ -205,6 +206,36 @@ class Session:
     def measure(self, attempt: Attempt) -> dict[str, Any] | None:
         """The record of an attempt; None if it had to be left out."""
         return self.keep(attempt.key, lambda: self._run(attempt), kind=_kind(attempt))
+
+    def train(self, key: str, job: ArmJob, **facts: Any) -> dict[str, Any] | None:
+        """The record of a process of `trainer_arm.py`, with facts about it."""
+
+        def trained() -> dict[str, Any] | None:
+            found = run_arm(job, timeout=max(self.time_left(), 1.0) + MARGIN_SECONDS / 2)
+            is_late = "error" in found and self.time_left() <= 0
+            return None if is_late else {**facts, **found}
+
+        return self.keep(key, trained, kind=f"{job.arm} {facts}")
+
+    def product_flops(self) -> float | None:
+        """FLOP/s of matrix products kept up for some seconds on this device."""
+
+        def multiplied() -> dict[str, Any]:
+            wanted = ("--seconds", "0.2") if self.rehearse else ("--seconds", "5", "--devices", "0")
+            done = subprocess.run(
+                [sys.executable, "-m", "workloads.tools.matmul", *wanted],
+                cwd=PROJECT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                return {"error": done.stderr[-500:]}
+            said = json.loads(done.stdout)
+            return {**said, "flops": next(iter(said["flops"].values()), None)}
+
+        record = self.keep("matrix products", multiplied)
+        return None if record is None else record.get("flops")
 
     def memory_used_bytes(self) -> int:
         """What is used of the GPU; in a rehearsal, the memory of all processes started here."""

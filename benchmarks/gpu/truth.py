@@ -92,12 +92,19 @@ class Truth:
         fitted_to = {attempt.layout.key for attempt in self._fit()}
         judged = [row for row in rows if row["layout"] not in fitted_to]
         measured = [row for row in rows if row["tokens_per_second"] is not None]
+        best = max(measured, key=lambda row: float(row["tokens_per_second"]), default=None)
+        products = self.session.product_flops()
         return {
             "model": self.cell.model.name,
             "device": self.hardware.name,
             "num_layouts": len(self.attempts),
             "num_recorded": len(rows),
-            "best": max(measured, key=lambda row: float(row["tokens_per_second"]), default=None),
+            "best": best,
+            "product_flops": products,
+            # Of what this device does in bare matrix products, recomputed ones included.
+            "best_over_products": best["flops"] / products
+            if best is not None and best["flops"] is not None and products is not None
+            else None,
             "before_calibration": errors(rows, "before"),
             "after_calibration": errors(judged, "after"),
             "rows": rows,
@@ -186,6 +193,7 @@ class Truth:
             "tokens_per_second": record.get("tokens_per_second"),
             "mfu": record.get("mfu"),
             "hfu": record.get("hfu"),
+            "flops": record["hfu"] * told["peak_flops"] if record.get("hfu") else None,
             "step_seconds": record.get("step_seconds_median"),
             "memory_bytes": told.get("peak_memory_allocated_bytes"),
             "device_used_bytes": told.get("device_used_bytes"),

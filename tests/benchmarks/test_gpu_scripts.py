@@ -75,6 +75,8 @@ def test_truth_1b_measures_every_layout_and_replays_the_search(tmp_path: Path) -
 def test_truth_8b_has_predicted_beside_measured(tmp_path: Path) -> None:
     summary = rehearsed("truth_8b", tmp_path)["summary"]
     assert summary["num_recorded"] == 4
+    flops, products = summary["best"]["flops"], summary["product_flops"]
+    assert summary["best_over_products"] == pytest.approx(flops / products)
     check_predictions(summary)
 
 
