@@ -11,7 +11,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 # Environments: the recipe of accelerate runs in that of transformers.
 RECIPES := transformers fsdp2 deepspeed litgpt torchtitan
 
-.PHONY: demo test chaos compat recipes check install install-dev clean
+.PHONY: demo test chaos compat mutants recipes check install install-dev clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -46,6 +46,11 @@ chaos: install-dev
 # Run sweeps on each minor version of Ray in the range of pyproject.toml; takes 20 minutes.
 compat: install-dev
 	$(BIN)/python -m tests.compat.ray_versions
+
+# Change the core in 50 random places, one by one, and count the changes that its tests notice; takes
+# 20 minutes.
+mutants: install-dev
+	$(BIN)/python -m benchmarks.mutants
 
 # Make an environment for each framework that trains on a CPU, and run its recipe for real: two ranks,
 # some minutes. Packages that are built (DeepSpeed) find torch in the environment.
