@@ -20,12 +20,11 @@ from db.store import Store
 from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.physics.memory import predict_memory
 from orchestrator.core.physics.step_time import StepTimeConstants, predict_step_time, ring_seconds
-from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, UNLIMITED_BYTES, Hardware
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
-from orchestrator.core.search.planner import plan_cell
+from orchestrator.core.search.planner import plan_cell, trainer_of
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
@@ -104,7 +103,9 @@ class Past:
     ) -> None:
         """Trials that took so many seconds and, allocated, what is predicted."""
         cell_id = self.store.ensure_cell(self.sweep_id, cell, self.epoch)
-        memory = predict_memory(LayoutTable.of(layouts), cell, Trainer()).total + reserve_bytes
+        memory = (
+            predict_memory(LayoutTable.of(layouts), cell, trainer_of(spec())).total + reserve_bytes
+        )
         for layout, taken, peak in zip(
             layouts, seconds(LayoutTable.of(layouts)), memory, strict=True
         ):
@@ -167,9 +168,14 @@ def layouts_of(cell: Cell) -> list[Layout]:
 def times(
     cell: Cell, factor: float, hardware: Hardware = H100, gpus_per_node: int = 8
 ) -> Callable[[LayoutTable], Any]:
-    return lambda table: (
-        factor * predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node).total
-    )
+    return lambda table: factor * seconds_of(table, cell, hardware, gpus_per_node=gpus_per_node)
+
+
+def seconds_of(table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int) -> Any:
+    """What the formulas say of workload llama."""
+    return predict_step_time(
+        table, cell, hardware, gpus_per_node=gpus_per_node, trainer=trainer_of(spec())
+    ).total
 
 
 def ratio(found: PriorKnowledge, cell: Cell, **choice: Any) -> float:
@@ -182,9 +188,7 @@ def ratio(found: PriorKnowledge, cell: Cell, **choice: Any) -> float:
         .predict(table, cell, hardware, gpus_per_node=8)
         .step_seconds
     )
-    return float(
-        np.median(predicted / predict_step_time(table, cell, hardware, gpus_per_node=8).total)
-    )
+    return float(np.median(predicted / seconds_of(table, cell, hardware, gpus_per_node=8)))
 
 
 def ask(
@@ -442,14 +446,14 @@ def test_memory_that_every_trial_held_besides_is_learned_and_an_out_of_memory_bo
     small, large = spec().cells()
     past = Past(store, spec(name="relative"))
     fitting = [layout for layout in layouts_of(small) if layout.zero_stage == 1]
-    past.measure(small, fitting, times(small, 1.0), reserved=1.0, reserve_bytes=4 << 30)
+    past.measure(small, fitting, times(small, 1.0), reserved=1.0, reserve_bytes=2 << 30)
     past.run_out(small, Layout(data_parallel_size=8, micro_batch_size=8, grad_accum_steps=4))
     found = ask(store, spec())
     assert found.calibration().num_out_of_memory == 1
     table = LayoutTable.of(layouts_of(large))
     before, after = (
         predict_memory(table, large, trainer).total
-        for trainer in (Trainer(), found.calibration(large).trainer)
+        for trainer in (trainer_of(spec()), found.calibration(large).trainer)
     )
     assert np.all(after > before + (1 << 30))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from orchestrator.core.physics.memory import Trainer as Planned
 from orchestrator.core.physics.memory import predict_memory
+from orchestrator.core.physics.trainer import llama_trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
@@ -329,9 +329,8 @@ def test_the_planner_predicts_the_peak_within_1_percent(
     layout = Layout(grad_accum_steps=2, recompute=Recompute.parse(recompute), precision=precision)
     measured = report(trainer(layout, shape=shape, length=length, attention=attention))
     cell = Cell(model=shape, num_gpus=1, sequence_length=length, global_batch_size=2)
-    predicted = predict_memory(
-        LayoutTable.of([layout]), cell, Planned(eager_attention=attention is AttentionKind.EAGER)
-    )
+    options = {"attention": attention, "loss": "whole"}
+    predicted = predict_memory(LayoutTable.of([layout]), cell, llama_trainer(options, on_gpu=False))
     assert measured.peak_allocated_bytes == pytest.approx(float(predicted.total[0]), rel=0.01)
 
 
