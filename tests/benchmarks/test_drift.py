@@ -7,7 +7,7 @@ import pytest
 from benchmarks.drift import WRONG, Case, run_case
 
 # Drifts and seeds. The earlier rule named a wrong winner in the first list.
-MISLEADING = [("slow_start", 3), ("slow_start", 7), ("step", 8)]
+MISLEADING = [("slow_start", 3), ("slow_start", 7), ("step", 10)]
 OTHERS = [("wave", 1), ("wave", 4), ("slow_node", 1), ("slow_node", 4)]
 
 
