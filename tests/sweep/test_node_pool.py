@@ -20,6 +20,7 @@ from orchestrator.cluster.contract import Finished, Prober
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.node_health import NodeFacts
 from orchestrator.core.physics.step_time import predict_step_time
+from orchestrator.core.physics.trainer import llama_trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout_table import LayoutTable
@@ -308,9 +309,13 @@ def physics(scheduler: Callable[[], FakeScheduler], slower: Mapping[str, float])
             global_batch_size=request.layout.global_batch_size,
         )
         seconds = float(
-            predict_step_time(LayoutTable.of([request.layout]), cell, H100, gpus_per_node=1).total[
-                0
-            ]
+            predict_step_time(
+                LayoutTable.of([request.layout]),
+                cell,
+                H100,
+                gpus_per_node=1,
+                trainer=llama_trainer(request.options, on_gpu=False),
+            ).total[0]
         )
         (where,) = scheduler().nodes_of[request.trial_id]
         return seconds * noise.lognormvariate(0.0, 0.01) * (1 + slower.get(where, 0.0))
