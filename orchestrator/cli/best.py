@@ -365,29 +365,29 @@ def _print_cell(of_cell: Ranking, top: int) -> list[TrialRow]:
     """Print the fastest layouts and those that the text below them names; return them."""
     named = of_cell.tied[:MAX_TIED_SHOWN]
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
-    has_drifted = of_cell.drift is not None
+    speeds = [trial.tokens_per_second_per_gpu or 0.0 for trial in found]
+    is_order_of_others = speeds != sorted(speeds, reverse=True)
+    shows_compared = of_cell.drift is not None or is_order_of_others
     rows = [
         [
             str(trial.id),
-            *(_without_drift(of_cell.compared.get(trial.id)) if has_drifted else ()),
+            *(_without_drift(of_cell.compared.get(trial.id)) if shows_compared else ()),
             *trial_text.speed_cells(trial),
             trial_text.layout_text(trial),
         ]
         for trial in found
     ]
     first, *others = trial_text.SPEED_COLUMNS
-    added = numbers("without drift", "±95%") if has_drifted else ()
+    added = numbers("without drift", "±95%") if shows_compared else ()
     write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
     for remark in (_load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")
-    speeds = [trial.tokens_per_second_per_gpu or 0.0 for trial in found]
-    if speeds != sorted(speeds, reverse=True):
-        which = "the other numbers" if has_drifted else "the numbers"
+    if is_order_of_others:
         write_line(
-            f"  The order is that of speeds without drift and the load of others; {which} are as"
-            " they were measured",
+            "  The order is that of speeds without drift and the load of others; the other numbers"
+            " are as they were measured",
             style="yellow",
         )
     return found

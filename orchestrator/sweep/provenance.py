@@ -26,6 +26,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 SOURCE_SUFFIXES = frozenset(
     {".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"}
 )
+# A program writes them, also where its arguments name them.
+LOG_SUFFIXES = frozenset({".err", ".log", ".out"})
 # Of more new files only the number counts: so many are no sources but a forgotten environment.
 MAX_UNTRACKED_FILES = 1_000
 # The contents of a file up to this size count; of a larger one only the size does.
@@ -248,11 +250,12 @@ def _program_digest(
 
 
 def _named_files(argv: Sequence[str], cwd: Path | None) -> Iterator[tuple[str, Path]]:
-    """Return the arguments, also as `--name=value`, that name existing files."""
+    """Return the arguments, also as `--name=value`, that name existing files other than logs."""
     for argument in argv:
         for text in dict.fromkeys((argument, argument.partition("=")[2])):
             path = (cwd or Path()) / text
-            if text and (cwd is not None or path.is_absolute()) and _is_file(path):
+            is_named = text and (cwd is not None or path.is_absolute())
+            if is_named and path.suffix not in LOG_SUFFIXES and _is_file(path):
                 yield text, path
 
 

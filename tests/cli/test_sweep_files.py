@@ -452,6 +452,7 @@ def test_where_the_machine_drifted_status_names_the_layout_that_best_names(
     assert answer("status", "priced-simulated")["sweeps"][0]["cells"][0]["best"]["trial_id"] == best
     assert answer("sql", "select trial_id from v_best where is_current")["rows"] != [[best]]
     assert "The order is that of speeds without drift and the load of others" in shown
+    assert "without drift" in shown.splitlines()[1]  # the column that they are in
 
 
 @pytest.mark.parametrize(

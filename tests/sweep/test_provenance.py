@@ -264,6 +264,15 @@ def test_what_a_trial_writes_and_what_is_no_part_of_the_program_changes_nothing(
     assert program_digest(program) == before
 
 
+def test_a_log_that_the_arguments_name_is_written_by_the_program_and_changes_nothing(
+    program: Path,
+) -> None:
+    argv = [*ARGV, "--log=train.log"]
+    before = program_digest(program, *argv)
+    (program / "train.log").write_text("step 1\n")
+    assert program_digest(program, *argv) == before
+
+
 def test_a_link_is_known_by_where_it_leads_and_not_followed(program: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

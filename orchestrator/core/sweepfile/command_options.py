@@ -121,7 +121,11 @@ class CommandOptions(WorkloadOptions):
         tuple[Template, ...],
         BeforeValidator(few_entries),
         Field(min_length=1),
-        key("list of texts", "The program and its arguments, with `{names}` filled in; no shell"),
+        key(
+            "list of texts",
+            "The program and its arguments, with `{names}` filled in; no shell. Files that it names"
+            " are part of the code: put what the program writes under `{run_dir}`",
+        ),
     ]
     # It comes before `env`, which it decides about.
     processes: Annotated[
