@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
+from orchestrator.core.trial.rank_environment import RANK_SERVERS_OWN
 from orchestrator.node.device_environment import (
     allocator_settings,
     compile_caches,
@@ -39,13 +40,13 @@ def gang_environment(order: LaunchOrder, port: int, run_dir: Path, *, root: Path
         "CUDA_VISIBLE_DEVICES": ",".join(order.devices),
         RUN_DIR_VARIABLE: str(run_dir),
         ATTEMPT_VARIABLE: request.tag,
-        # The rank server, which imports torch, has 0; this is torch's default.
-        "TORCH_WARM_POOL": os.environ.get("TORCH_WARM_POOL", "1"),
     }
+    as_the_user_set = {name: os.environ[name] for name in RANK_SERVERS_OWN if name in os.environ}
     unless_set = {**trace_settings(order, run_dir), **compile_caches(order, root)}
     return (
         {name: value for name, value in unless_set.items() if name not in os.environ}
         | environment
+        | as_the_user_set
         | gang_settings(order)
         | dict(order.environment)
         | dict(order.secrets)

@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.trial.rank_environment import RANK_SERVERS_OWN
 from orchestrator.node.cgroups import Cgroup
 from orchestrator.node.processes import adopt_orphans, die_with, kill, kill_subtree, wake_with
 
@@ -266,6 +267,8 @@ def _be_rank(message: dict[str, Any], place: dict[str, Any]) -> int:
     # A dump of a hundred gigabytes would delay the death of a rank by minutes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prefer_as_victim()
+    for name in RANK_SERVERS_OWN:
+        os.environ.pop(name, None)
     os.environ.update(message["environment"] | place["environment"])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)

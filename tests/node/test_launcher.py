@@ -23,6 +23,7 @@ from orchestrator.core.trial.fingerprint import Software, Stack
 from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.protocol import Device, Phase
+from orchestrator.core.trial.rank_environment import RANK_SERVERS_OWN
 from orchestrator.node.gang_environment import gang_environment
 from orchestrator.node.launcher import (
     DEVICES_CLEAN_SECONDS,
@@ -589,10 +590,10 @@ def test_a_server_imports_without_a_gpu_or_compiler_processes_and_its_ranks_have
     launcher: NodeLauncher,
 ) -> None:
     """torch asks NVML about GPUs in the server, since a context does not survive a fork."""
-    options = {"argv": ["env"], "pass_env": ["TORCH_WARM_POOL"]}
-    report = launcher.run(order("workloads.command", options=options, world_size=1))
+    report = launcher.run(order("workloads.command", options={"argv": ["env"]}, world_size=1))
     told = dict(line.split("=", 1) for line in report.ranks[0].log_tail.splitlines() if "=" in line)
-    assert told["TORCH_WARM_POOL"] == "1"
+    assert "LOCAL_WORLD_SIZE" in told
+    assert not told.keys() & set(RANK_SERVERS_OWN)
     server = _environment("identity")
     assert (server["PYTORCH_NVML_BASED_CUDA_CHECK"], server["TORCH_WARM_POOL"]) == ("1", "0")
     assert server["CUDA_VISIBLE_DEVICES"] == ""

@@ -46,6 +46,8 @@ RANKS_OWN = frozenset({
 DEVICES_OWN = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
 # The launcher sets these. With other values, ranks would not find each other.
 LAUNCHERS_OWN = RANKS_OWN | DEVICES_OWN
+# The rank server sets these for itself; its ranks have them as the user set them.
+RANK_SERVERS_OWN = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_WARM_POOL")
 # Every process of a local Ray has this variable, the folder of that Ray, and is found by it.
 RAY_FOLDER_VARIABLE = "SWEEP_RAY_FOLDER"
 # No pattern passes these: this program's, Ray's, the database's, and the launcher's share of
