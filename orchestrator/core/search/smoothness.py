@@ -87,13 +87,13 @@ def _matern(squared: Floats) -> Floats:
 def likeliest(
     now: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats
 ) -> Smoothness:
-    best, found = now, _log_likelihood(now, guess, axes, y, shared)
+    best, found = now, log_likelihood(now, guess, axes, y, shared)
     for factor in (1.65, 1.28):
         for parameter in [*range(len(now.lengths)), "joint_sd", "additive_sd", "noise_sd"]:
             for step in (factor, 1 / factor):
                 for _ in range(4):
                     tried = _scaled(best, parameter, step)
-                    likelihood = _log_likelihood(tried, guess, axes, y, shared)
+                    likelihood = log_likelihood(tried, guess, axes, y, shared)
                     if likelihood <= found + 1e-3:
                         break
                     best, found = tried, likelihood
@@ -119,7 +119,7 @@ def noise_variances(
     return noise
 
 
-def _log_likelihood(
+def log_likelihood(
     tried: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats
 ) -> float:
     every = np.arange(len(y))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import exp
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.search.expectation import (
+    even_selection,
     expected_out_of_memory,
     fitting,
     probability_of_fitting,
@@ -72,3 +77,28 @@ def test_other_failures_are_as_usual_until_trials_tell() -> None:
     assert share_that_fails(num_failed=0, num_measured=0) == FAILS_UNTIL_KNOWN
     assert share_that_fails(num_failed=0, num_measured=90) == pytest.approx(0.01)
     assert share_that_fails(num_failed=40, num_measured=50) == pytest.approx(0.41)
+
+
+def test_without_a_device_the_chance_to_fit_is_normal_in_the_logarithm() -> None:
+    """Of 95.5 % of the limit, with 18 % for what is not known of the device."""
+    wanted = spec(device="cpu", precision="bf16", device_memory_gib=80)
+    (cell,) = wanted.cells()
+    candidates = plan_cell(wanted, cell, hardware=None, gpus_per_node=8).candidates
+    limit = 80 * 2**30
+    chosen = replace(candidates, memory_bytes=np.full(len(candidates), 0.955 * limit * exp(0.18)))
+    found = probability_of_fitting(chosen, np.arange(3))
+    assert found is not None
+    assert found.tolist() == pytest.approx([NormalDist().cdf(-1.0)] * 3, abs=1e-6)
+    half = replace(candidates, memory_bytes=np.full(len(candidates), 0.955 * limit))
+    whole = fitting(half)
+    assert whole is not None
+    assert whole.expected == pytest.approx(len(candidates) / 2, rel=1e-6)
+    assert (whole.at_least, whole.at_most) == (0, len(candidates))
+    assert expected_out_of_memory(half, num_trials=4) == pytest.approx(2.0, abs=1e-5)
+
+
+def test_of_many_rows_an_even_selection_counts() -> None:
+    assert even_selection(0).tolist() == []
+    assert even_selection(3).tolist() == [0, 1, 2]
+    many = even_selection(10_000)
+    assert (len(many), many[0], many[-1]) == (4096, 0, 9999)

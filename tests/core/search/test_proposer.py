@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -353,3 +354,78 @@ def test_the_expected_gain_shrinks_as_the_best_is_found_and_counts_what_may_not_
     tight = unlikely.expected_gain(np.array([False, False, False, True]))
     assert tight is not None
     assert tight < 0.05
+
+
+def improvement(ahead: float, sd: float) -> float:
+    """The expected improvement of a Gaussian score: sd (z F(z) + f(z)), with z = ahead / sd."""
+    z = ahead / sd
+    density = np.exp(-z * z / 2) / np.sqrt(2 * np.pi)
+    return float(sd * (z * NormalDist().cdf(z) + density))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_row_with_the_largest_expected_improvement_per_second_is_chosen(seed: int) -> None:
+    """Times its worth by what may not fit or fail: half at a chance of 0.46, cubed."""
+    rng = np.random.default_rng(seed)
+    space = lattice(np.exp(rng.normal(0, 0.5, 12)), np.exp(rng.normal(4.2, 0.3, 12)))
+    assert space.seconds is not None
+    proposer = Proposer(space, seed=0, steps_per_trial=15.0, launch_seconds=60.0)
+    for row in (0, 1):
+        seconds = float(space.seconds.mean[row]) + 0.1 * row
+        proposer.tell(Told(row=row, score=seconds, peak_memory_bytes=50.0))
+    best = proposer.best
+    assert best is not None
+    open_rows = np.arange(12) > 1
+    alone = [proposer.choose(np.arange(12) == row) for row in range(12)]
+    worth, gains = np.full(12, -1.0), []
+    for row in range(2, 12):
+        one = alone[row]
+        assert one.score is not None
+        assert one.fits is not None
+        gain = improvement(best[1] - one.score, one.score_sd)
+        gains.append(gain * one.fits * (1 - one.fails))
+        careful = (1 - one.fails) * one.fits**3 / (one.fits**3 + 0.46**3)
+        worth[row] = gain * careful / (60.0 + 15.0 * np.exp(one.score))
+    assert proposer.choose(open_rows).row == int(np.argmax(worth))
+    assert proposer.expected_gain(open_rows) == pytest.approx(max(gains), rel=1e-4)
+    assert proposer.expected_gain(np.zeros(12, dtype=np.bool_)) == 0.0
+
+
+def test_the_chance_to_fit_is_that_of_the_usable_memory() -> None:
+    """95.5 % of the limit, 2 % uncertain; the surrogate's own noise is 4 %."""
+    space = lattice(np.ones(3), np.array([60.0, 76.4, 90.0]))
+    found = Proposer(space, seed=0).probability_of_fitting()
+    assert found is not None
+    # Of the belief: 0.1 of the constant, and 0.05 of what no constant explains, twice.
+    sd = np.sqrt(0.01 + 2 * 0.05**2 + 0.04**2 + 0.02**2)
+    usable = np.log(80.0 * 0.955)
+    expected = [NormalDist().cdf((usable - np.log(peak)) / sd) for peak in (60.0, 76.4, 90.0)]
+    assert found == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_without_predictions_the_farthest_row_is_next() -> None:
+    """Steps over the axis's length; words are apart by one, or not at all."""
+    sizes = Axis.of("size", [0.0, 1.0, 2.0, 3.0, 4.0, 4.0])
+    words = Axis.of_words("word", ["a", "a", "a", "a", "a", "b"])
+    space = Lattice(axes=(sizes, words), seconds=None, memory=None, memory_limit_bytes=None)
+    proposer = Proposer(space, seed=0)
+    proposer.tell(Told(row=0, score=0.0))
+    open_rows = np.arange(6) > 0
+    # One axis end to end, and another word.
+    assert proposer.choose(open_rows).row == 5
+    open_rows[5] = False
+    assert proposer.choose(open_rows).row == 4
+    proposer.add_pending(4)
+    open_rows[4] = False
+    assert proposer.choose(open_rows).row == 2
+
+
+def test_nothing_is_gained_before_anything_ran() -> None:
+    space = lattice(np.array([4.0, 2.0]))
+    proposer = Proposer(space, seed=0)
+    assert proposer.expected_gain(np.ones(2, dtype=np.bool_)) is None
+    blind = Proposer(replace(space, seconds=None), seed=0)
+    blind.tell(Told(row=0, score=0.0))
+    assert blind.expected_gain(np.ones(2, dtype=np.bool_)) is None
+    blind.tell(Told(row=1, score=0.1))
+    assert blind.expected_gain(np.ones(2, dtype=np.bool_)) is not None

@@ -14,6 +14,7 @@ from orchestrator.core.search.smoothness import (
     Smoothness,
     kernels_of,
     likeliest,
+    log_likelihood,
     noise_variances,
     residual_covariance,
 )
@@ -106,3 +107,45 @@ def test_larger_values_teach_larger_parts_and_noise() -> None:
     level = likeliest(guess, guess, axes, y + 3.0, np.full((40, 40), 9.0))
     assert level.joint_sd < 1.5 * usual.joint_sd
     assert replace(level, lengths=usual.lengths) != guess
+
+
+def test_the_likelihood_is_that_of_a_normal_value_less_what_parts_from_the_guess() -> None:
+    """One value y of variance v: -y² / 2v - log(v) / 2, and a normal prior on each logarithm."""
+    guess = Smoothness(lengths=np.array([3.0]), joint_sd=0.4, additive_sd=0.3, noise_sd=0.2)
+    axes, y, shared = (Axis.of("size", [0.0]),), np.array([0.1]), np.array([[0.05]])
+
+    def variance(of: Smoothness) -> float:
+        # A value that the others do not contradict keeps the base's noise.
+        return of.joint_sd**2 + of.additive_sd**2 + 0.05 + of.noise_sd**2 + 1e-8
+
+    def expected(of: Smoothness, prior: float) -> float:
+        v = variance(of)
+        return -(0.1**2) / (2 * v) - log(v) / 2 - prior
+
+    assert log_likelihood(guess, guess, axes, y, shared) == pytest.approx(expected(guess, 0.0))
+    for name, sd in (("joint_sd", 0.5), ("additive_sd", 0.5), ("noise_sd", 0.7)):
+        tried = replace(guess, **{name: getattr(guess, name) * 1.5})
+        found = log_likelihood(tried, guess, axes, y, shared)
+        assert found == pytest.approx(expected(tried, log(1.5) ** 2 / (2 * sd**2)))
+    longer = replace(guess, lengths=np.array([3.0 * 1.5]))
+    assert log_likelihood(longer, guess, axes, y, shared) == pytest.approx(
+        expected(longer, log(1.5) ** 2 / (2 * 0.4**2))
+    )
+
+
+def test_without_values_the_guess_is_likeliest() -> None:
+    guess = Smoothness(lengths=np.array([3.0]), joint_sd=0.4, additive_sd=0.3, noise_sd=0.2)
+    for factor in (1.65, 1 / 1.65):
+        far = Smoothness(
+            lengths=guess.lengths * factor,
+            joint_sd=0.4 * factor,
+            additive_sd=0.3 * factor,
+            noise_sd=0.2 * factor,
+        )
+        nothing = np.zeros((0, 0))
+        empty = Axis(
+            name="size", ordered=True, steps=np.zeros(0, dtype=np.int64), places=SIZES.places
+        )
+        found = likeliest(far, guess, (empty,), np.zeros(0), nothing)
+        assert found.lengths == pytest.approx(guess.lengths)
+        assert (found.joint_sd, found.additive_sd, found.noise_sd) == pytest.approx((0.4, 0.3, 0.2))

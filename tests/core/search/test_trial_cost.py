@@ -140,3 +140,41 @@ def test_a_plan_counts_the_seconds_that_short_steps_are_timed_for() -> None:
     assert found.gpu_hours == pytest.approx(seconds * planned.space.cell.num_gpus / 3600)
     by_steps = cost(planned, num)
     assert found.own_sd < by_steps.own_sd, "their own errors no longer matter"
+
+
+def test_the_spread_of_one_trial_is_that_of_its_steps_and_its_launch() -> None:
+    """The share of the steps times the constants' spread, the formula's, and the cell's 15 %."""
+    planned = plan()
+    candidates = planned.candidates
+    row = candidates.order[:1]
+    assert candidates.predict is not None
+    predicted = candidates.predict(candidates.table.take(row))
+    steps = 20.0 * float(candidates.step_seconds[row[0]])
+    share = steps / (steps + 30.0)
+    slope = share * predicted.step_jacobian[0]
+    constants = float(slope @ predicted.step_covariance @ slope)
+    trial = replace(TRIAL, launch_sd=0.6, num_steps_sd=0.3)
+    found = cost(planned, 1, trial)
+    assert found.shared_sd == pytest.approx(
+        sqrt(constants + ((1 - share) * 0.6) ** 2 + (share * 0.3) ** 2)
+    )
+    residual = predicted.step_residual_sd
+    assert residual == 0.2
+    assert found.own_sd == pytest.approx(sqrt((share * residual) ** 2 + (share * 0.15) ** 2))
+    known = cost(planned, 1, trial, knows_cell=True)
+    assert known.own_sd == pytest.approx(share * residual)
+    # Two alike even out what each has of its own.
+    twice = replace(candidates, order=np.array([row[0], row[0]]))
+    both = cost_of(twice, planned.space.cell, num_trials=2, trial=trial, knows_cell=True)
+    assert both is not None
+    assert both.own_sd == pytest.approx(share * residual / sqrt(2))
+
+
+def test_usual_launches_and_steps_are_less_known_than_measured_ones() -> None:
+    plan = Measuring(warmup_steps=3, min_steps=5, max_steps=100)
+    usual = TrialCost.of(plan, launch_seconds=None, timed_steps=None)
+    measured = TrialCost.of(plan, launch_seconds=4.0, timed_steps=6.0)
+    assert (usual.launch_sd, usual.num_steps_sd, usual.num_steps) == (0.6, 0.3, 25.0)
+    assert (measured.launch_sd, measured.num_steps_sd) == (0.2, 0.1)
+    assert (usual.is_launch_measured, measured.is_launch_measured) == (False, True)
+    assert measured.seconds(2.0) == 4.0 + 9.0 * 2.0
