@@ -371,3 +371,53 @@ def test_the_steps_of_a_document_are_compared_with_the_pace_of_lines() -> None:
     assert judge(document) is None
     reason = judge(document.model_copy(update={"step_seconds": noisy(0.05, 40)}))
     assert reason is not None and "10 times less" in reason
+
+
+@pytest.mark.parametrize(
+    ("share", "told"), [(0.0199, False), (0.0201, True), (-0.0199, False), (-0.0201, True)]
+)
+def test_tokens_may_differ_by_two_percent(share: float, told: bool) -> None:
+    layout = Layout(micro_batch_size=10)
+    result = RankResult(
+        step_seconds=[0.1, 0.11, 0.12],
+        tokens_per_step=round(1e6 * (1 + share)),
+        seen=ProgramSeen(seconds=60.0),
+    )
+    plan = MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=9, relative_confidence=0.02)
+    found = judge_run(result, layout=layout, sequence_length=100_000, plan=plan)
+    assert (found is not None) is told
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "num", "told"),
+    # The first and the last third of at least twelve steps: no more than threefold.
+    [(3.0, 1.0, 12, False), (3.01, 1.0, 12, True), (1.0, 3.01, 12, True), (9.0, 1.0, 11, False)],
+)
+def test_steps_may_change_threefold(first: float, last: float, num: int, told: bool) -> None:
+    third = num // 3
+    steps = [first] * third + [2.0 + 0.001 * n for n in range(num - 2 * third)] + [last] * third
+    result = RankResult(step_seconds=steps, seen=ProgramSeen(seconds=1e3))
+    plan = MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=99, relative_confidence=0.02)
+    found = judge_run(result, layout=Layout(), sequence_length=64, plan=plan)
+    assert (found is not None) is told
+    assert found is None or "its steps went" in found
+
+
+@pytest.mark.parametrize(("seconds", "refused"), [(10.0, False), (9.0, True)])
+def test_steps_may_add_up_to_the_time_of_the_program_and_a_little(
+    seconds: float, refused: bool
+) -> None:
+    """2 % and a fifth of a second: 10.2 and 0.2 of ten seconds."""
+    result = RankResult(step_seconds=[2.0, 3.0, 5.39], seen=ProgramSeen(seconds=seconds))
+    plan = MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=99, relative_confidence=0.02)
+
+    def judge(of: RankResult) -> str | None:
+        return judge_run(of, layout=Layout(), sequence_length=64, plan=plan)
+
+    if refused:
+        with pytest.raises(ImplausibleMeasurement, match="had run for"):
+            judge(result)
+        return
+    assert judge(result) is None
+    with pytest.raises(ImplausibleMeasurement):
+        judge(result.model_copy(update={"step_seconds": [2.0, 3.0, 5.41]}))
