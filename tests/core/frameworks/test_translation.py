@@ -369,3 +369,22 @@ def test_a_job_has_the_gpus_of_its_cell_on_whole_nodes() -> None:
         Job(cell=CELL, layout=small, gpus_per_node=8)
     with pytest.raises(ValueError, match="16 GPUs are not whole nodes of 5"):
         job(gpus_per_node=5)
+
+
+def test_accelerate_shards_matrices_with_fsdp2_only() -> None:
+    rule = TABLES[Framework.ACCELERATE].rules["tensor_parallel_size"]
+    for zero_stage in (0, 1):
+        asked = job(tensor_parallel_size=2, zero_stage=zero_stage)
+        assert rule(asked).impossible is not None
+    for zero_stage in (2, 3):
+        assert said(
+            Framework.ACCELERATE,
+            "tensor_parallel_size",
+            tensor_parallel_size=2,
+            zero_stage=zero_stage,
+        ) == {
+            "parallelism_config.parallelism_config_dp_shard_size": 8,
+            "parallelism_config.parallelism_config_tp_size": 2,
+        }
+        whole = said(Framework.ACCELERATE, "zero_stage", zero_stage=zero_stage)
+        assert (whole["distributed_type"], whole["fsdp_config.fsdp_version"]) == ("FSDP", 2)

@@ -382,3 +382,10 @@ def test_a_constraint_may_name_the_schedule_and_its_stages() -> None:
         True,
     ]
     assert holds("virtual_stages < 4", *layouts) == [True, True, True, False]
+
+
+def test_numbers_beyond_64_bits_are_exact() -> None:
+    """2 billion to the fourth power is 1.6e37: as 64 bits it would be 0."""
+    large = "2000000000"
+    assert holds(f"{large} * {large} * {large} * {large} * tp > {large} * {large}") == [True]
+    assert holds(f"{large} * {large} * 2 * tp > 0") == [True]  # 1.6e19, above 2**63

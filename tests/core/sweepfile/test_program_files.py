@@ -89,3 +89,19 @@ def test_what_is_missing_is_named_with_the_rule_and_the_fix(
 ) -> None:
     found = why_not(*argv, cwd=cwd)
     assert found is not None and said in found, found
+
+
+@pytest.mark.parametrize(
+    ("argv", "script"),
+    [
+        (["bash", "-o", "pipefail", "run.sh"], "run.sh"),
+        (["bash", "+O", "extglob", "run.sh"], "run.sh"),
+        (["bash", "--rcfile", "my.rc", "run.sh"], "run.sh"),
+        (["bash", "-e", "run.sh"], "run.sh"),
+        (["bash", "-s", "run.sh"], None),
+        (["bash", "-x", None, "run.sh"], None),
+        (["bash", "-x"], None),
+    ],
+)
+def test_options_of_a_shell_are_no_script(argv: list[str | None], script: str | None) -> None:
+    assert script_of(argv) == script

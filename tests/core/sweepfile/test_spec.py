@@ -234,3 +234,9 @@ def test_defaults_are_what_the_measurement_and_the_limits_need() -> None:
     assert limits.first_step == 300.0
     assert spec.axes.data_parallel_size == "auto"
     assert spec.axes.tensor_parallel_size == (1,)
+
+
+def test_a_bound_on_the_gain_needs_a_strategy_that_predicts_one() -> None:
+    assert sweep(search={"bound": 0.1}).search.bound == 0.1
+    assert sweep(search={"bound": 0.1, "strategy": "auto"}).search.bound == 0.1
+    assert "predicts no gain" in refused(search={"bound": 0.1, "strategy": "random"})

@@ -123,3 +123,14 @@ def test_the_json_schema_knows_the_short_forms() -> None:
     assert not validator.is_valid({**FILE, "trainer": {"activations": {"none": {"kept": 1}}}})
     with pytest.raises(ValidationError):
         SweepSpec.model_validate({**FILE, "trainer": 3})
+
+
+def test_parts_of_bytes_per_parameter_that_are_left_out_are_those_of_bf16() -> None:
+    for part in ("parameters", "gradients", "optimizer"):
+        usual = {"parameters": 2.0, "gradients": 2.0, "optimizer": 12.0}
+        found = trainer_of(spec({"bytes_per_parameter": {part: 5.0}}))
+        assert {
+            "parameters": found.parameter_bytes,
+            "gradients": found.gradient_bytes,
+            "optimizer": found.optimizer_bytes,
+        } == usual | {part: 5.0}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.sweepfile.yaml_document import Place, YamlRefused, read, scalar
+from orchestrator.core.sweepfile.yaml_document import MAX_BYTES, Place, YamlRefused, read, scalar
 
 
 @pytest.mark.parametrize(
@@ -154,3 +154,13 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         read(text)
     except YamlRefused as exc:
         assert exc.place >= Place(1, 1)  # noqa: PT017
+
+
+def test_the_size_of_a_text_is_that_of_its_bytes() -> None:
+    text = "a: 1 #"
+    assert read(text + "a" * (MAX_BYTES - len(text))).value == {"a": 1}
+    with pytest.raises(YamlRefused, match="larger than"):
+        read(text + "a" * (MAX_BYTES - len(text) + 1))
+    # Half as many letters as bytes.
+    with pytest.raises(YamlRefused, match="larger than"):
+        read(text + "é" * (MAX_BYTES // 2))

@@ -888,3 +888,15 @@ def test_an_exit_without_an_exception_is_told_with_the_last_line_of_its_log(
     assert last.endswith(said) and len(last) < 400
     nothing = classify(evidence(exit_code=code, log_tail="\n==\n", phase="first_step"))
     assert nothing.message == before
+
+
+def test_an_error_of_the_gpu_is_told_with_the_line_that_a_rank_ended_with() -> None:
+    printed = classify(evidence(xids=(79,), log_tail="first\nbetween\nlast\n\n"))
+    assert printed.evidence == "Xid 79 (GPU has fallen off the bus): last"
+    raised = classify(evidence(xids=(79,), exception="RuntimeError", message="first\nlast"))
+    assert (raised.evidence or "").endswith("first")
+
+
+def test_the_line_that_shows_a_cause_is_told_alone() -> None:
+    line = "CUDA out of memory. Tried to allocate 2 MiB"
+    assert classify(evidence(log_tail=f"before\n{line}\nafter\nmore")).evidence == line

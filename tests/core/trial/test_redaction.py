@@ -146,3 +146,27 @@ def test_every_text_of_a_report_is_redacted_and_nothing_else_changes() -> None:
 
 def test_a_text_never_becomes_longer_so_that_its_bounds_hold() -> None:
     assert redacted("K=e", Secrets({"K": "e"})) == "K=*"
+
+
+@pytest.mark.parametrize(
+    ("value", "in_a_word", "is_held"),
+    [
+        ("abc", "abc", True),  # three characters need their name
+        ("abcd", "***", False),  # four are a word
+        ("abcdefg", "***", False),
+        ("abcdefgh", "***", False),
+    ],
+)
+def test_a_value_is_judged_by_its_length(value: str, in_a_word: str, is_held: bool) -> None:
+    secrets = Secrets({"PW": value})
+    assert secrets.redact(f"({value})") == f"({in_a_word})"
+    everywhere = len(value) >= 8
+    assert secrets.redact(f"x{value}x") == ("x***x" if everywhere else f"x{value}x")
+    # Whether a line names it is known at its end.
+    assert SecretStream(secrets).take(b"step 1 of 2.") == (b"" if is_held else b"step 1 of 2.")
+
+
+def test_a_line_of_a_key_is_a_secret_from_eight_characters_on() -> None:
+    secrets = Secrets({"KEY": "-----BEGIN-----\n12345678\n1234567"})
+    assert secrets.redact("a 12345678 b") == "a *** b"
+    assert secrets.redact("a 1234567 b") == "a 1234567 b"

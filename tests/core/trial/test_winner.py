@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log, sqrt
 from random import Random
+
+import pytest
 
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import judge, most_repeats_with_drift
@@ -192,3 +195,12 @@ def test_repeats_still_to_come_are_counted_layout_by_layout() -> None:
     assert most_repeats_with_drift([0, 0, 0], contenders=2, repeats=2) == 12
     assert most_repeats_with_drift([1, 5, 4], contenders=2, repeats=2) == 4
     assert most_repeats_with_drift([0] * 40, contenders=2, repeats=2) == 5 * 2 + 2 * 14
+
+
+def test_the_spread_is_that_of_the_logarithms_of_repeats_pooled_over_layouts() -> None:
+    # Deviations of log 1.2 / 2 from two means, twice each, and none of a single run: of 1 + 1
+    # degrees of freedom.
+    runs = {1: [run(1.0), run(1.2)], 2: [run(2.0), run(2.4)], 3: [run(9.0)]}
+    verdict = judge(runs, contenders=3, repeats=2)
+    assert verdict is not None
+    assert verdict.spread == pytest.approx(sqrt(4 * (log(1.2) / 2) ** 2 / 2))
