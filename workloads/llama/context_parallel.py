@@ -34,8 +34,9 @@ class ContextParallel:
         )
         piece = sequence_length // (2 * size)
         ends = (piece * (index + 1), piece * (2 * size - index))
-        # Made here: selective recomputation can't make them.
-        self._biases = [causal_lower_right(piece, end) for end in ends]
+        # Made here: selective recomputation can't make them. A trace of memory can't either, and
+        # one rank needs none.
+        self._biases = [causal_lower_right(piece, end) for end in ends] if size > 1 else []
 
     def gather(self, x: Tensor) -> Tensor:
         """Turn this rank's tokens (b, s / size, ...) into the whole sequence, in its order."""
