@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.physics.memory import predict_memory
 from orchestrator.core.physics.traced_memory import TracedMemory, TracedMode
-from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.physics.trainer import Trainer, llama_trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
@@ -104,7 +104,7 @@ def test_a_trace_predicts_what_the_closed_forms_of_a_llama_do(
     assert set(traced.modes) == set(recomputes)
     assert traced.parameters_per_layer == SHAPE.parameters_per_layer
     assert all(abs(error) < 1e-3 for error in traced.check.values())
-    known = Trainer(eager_attention=attention is AttentionKind.EAGER)
+    known = llama_trainer({"loss": "whole", "attention": attention}, on_gpu=False)
     layouts = [
         Layout(
             recompute=Recompute.parse(text),
