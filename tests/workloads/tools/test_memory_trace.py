@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.physics.memory import predict_memory
 from orchestrator.core.physics.traced_memory import TracedMemory, TracedMode
-from orchestrator.core.physics.trainer import Trainer, llama_trainer
+from orchestrator.core.physics.trainer import llama_trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
