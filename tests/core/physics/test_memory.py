@@ -17,12 +17,14 @@ from orchestrator.core.physics.memory import (
     predict_memory,
 )
 from orchestrator.core.physics.traced_memory import TracedBytes, TracedMemory, TracedMode
-from orchestrator.core.physics.trainer import TRAINERS, Trainer
+from orchestrator.core.physics.trainer import TRAINERS, Trainer, llama_trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.dominance import needs_at_least
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
+from orchestrator.core.sweepfile.llama_rules import refusal
+from orchestrator.core.sweepfile.workload_options import LlamaOptions
 
 LLAMA_8B = PRESETS["llama-3.1-8b"]
 PARAMETERS_8B = 8_030_261_248
@@ -222,6 +224,48 @@ def test_what_a_proof_condemns_is_never_predicted_to_need_less(
     chosen = dataclasses.replace(TRAINERS[trainer], eager_attention=eager)
     total = predict(*layouts, model=model, sequence_length=length, trainer=chosen).total
     for row, layout in enumerate(layouts):
+        condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)
+        assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
+
+
+@given(
+    cells_layouts(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([64, 4096]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "compile": st.booleans(),
+            "attention": st.sampled_from(["auto", "eager"]),
+            "loss": st.sampled_from(["whole", "chunked:8"]),
+            "accumulate": st.sampled_from(["scatter", "last"]),
+            "gradient_dtype": st.sampled_from(["bf16", "fp32"]),
+            "reduce_dtype": st.sampled_from(["bf16", "fp32"]),
+            "replicas": st.sampled_from([1, 2]),
+        },
+    ),
+)
+@settings(max_examples=300, deadline=None)
+def test_no_layout_of_workload_llama_needs_less_than_one_that_a_proof_puts_below_it(
+    layouts: list[Layout], tied: bool, on_gpu: bool, length: int, options: dict[str, object]
+) -> None:
+    first = layouts[0]
+    model = dataclasses.replace(
+        LLAMA_8B, tied_embeddings=tied and first.pipeline_parallel_size == 1
+    )
+    told = LlamaOptions.model_validate(options)
+    legal = [
+        one
+        for one in layouts
+        if refusal(one, model=model, sequence_length=length, options=told) is None
+    ]
+    if not legal:
+        return
+    table = LayoutTable.of(legal)
+    trainer = llama_trainer(options, on_gpu=on_gpu)
+    total = predict(*legal, model=model, sequence_length=length, trainer=trainer).total
+    for row, layout in enumerate(legal):
         condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)
         assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
 
