@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from orchestrator.core.machines.check import Check, Status
-from orchestrator.core.machines.program_contract import ContractRun, StepTimes, judge_run
+from orchestrator.core.machines.program_contract import (
+    ContractRun,
+    StepTimes,
+    judge_run,
+    layout_check,
+)
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial import plausibility
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
@@ -127,3 +132,18 @@ def test_a_program_with_fewer_lines_than_steps_may_write_one_for_several(
     check = check_of("steps", found, num_lines=num_lines)
     assert (check.status is Status.WARN) is is_said
     assert ("If a line covers several steps" in check.advice) is is_said
+
+
+def test_what_varies_reaches_a_program_by_its_name_or_by_what_it_follows_from() -> None:
+    varying = {"micro_batch_size": ["1", "2"], "grad_accum_steps": ["8", "4"]}
+    both = {"micro_batch_size", "global_batch_size"}
+    assert layout_check(varying, both).status is Status.OK
+    assert layout_check(varying, {"grad_accum_steps", "global_batch_size"}).status is Status.OK
+    one = layout_check(varying, {"micro_batch_size"})
+    assert one.status is Status.WARN
+    assert "nowhere: grad_accum_steps (8, 4)" in one.found
+    # The number of ranks tells these; nothing tells a ZeRO stage.
+    assert layout_check({"data_parallel_size": ["1", "2"]}, set()).status is Status.OK
+    missing = layout_check({"zero_stage": ["0", "1"]}, both)
+    assert "nowhere: zero_stage (0, 1)" in missing.found
+    assert layout_check({}, set()).found == "one layout, and nothing of it is passed"

@@ -485,6 +485,24 @@ def test_a_left_out_cell_is_predicted_from_the_others() -> None:
     assert left[0] == pytest.approx(0.1 - 0.1 * 0.04 / (0.04 + noise[1]))
 
 
+def test_a_left_out_cell_of_several_runs_is_predicted_from_all_the_others() -> None:
+    """errors - K (K + noise)^-1 errors of the others, each cell in turn."""
+    at, errors, cells = np.array([0.0, 1.0, 3.0, 4.0]), np.array([0.2, 0.1, 0.3, 0.0]), [0, 0, 1, 2]
+    covariance = 0.04 * np.exp(-np.abs(at[:, None] - at[None, :]) / 3.0)
+    noise, rest = np.zeros(4), errors
+    for _ in range(4):
+        noise = 0.01 + (rest / 2) ** 2
+        rest = errors - covariance @ np.linalg.solve(covariance + np.diag(noise), errors)
+    expected = np.empty(4)
+    for mine in ([0, 1], [2], [3]):
+        others = [row for row in range(4) if row not in mine]
+        known = covariance[np.ix_(others, others)] + np.diag(noise[others])
+        predicted = covariance[np.ix_(mine, others)] @ np.linalg.solve(known, errors[others])
+        expected[mine] = errors[mine] - predicted
+    _, left = left_out_errors(at[:, None], errors, np.array(cells))
+    assert left == pytest.approx(expected)
+
+
 # Bands
 
 

@@ -50,6 +50,15 @@ def test_larger_micro_batches_of_the_same_work_are_not_slower() -> None:
     )  # the bubble is larger
 
 
+def test_so_much_slower_may_a_layout_be_that_does_less_work() -> None:
+    """5 % if it recomputes less, 15 % if its micro-batches are larger; without noise."""
+    for slower, contradicts in ((1.049, False), (1.051, True)):
+        taken = (layout(recompute="none"), slower), (layout(recompute="full"), 1.0)
+        assert bool(pairs(*taken, sd=0.0)) is contradicts
+    for slower, contradicts in ((1.149, False), (1.151, True)):
+        assert bool(pairs((layout(mbs=8), slower), (layout(mbs=4), 1.0), sd=0.0)) is contradicts
+
+
 def test_a_difference_within_noise_contradicts_nothing() -> None:
     assert pairs((layout(recompute="none"), 1.07), (layout(recompute="full"), 1.0), sd=0.02) == []
 

@@ -115,6 +115,8 @@ def test_replicas_are_groups_of_several_ranks_that_shard() -> None:
     # Ranks of the same tokens' parts shard as well: two groups of 2 ranks.
     with_context = layout(data_parallel_size=2, context_parallel_size=2, zero_stage=1)
     assert not why_not(with_context, replicas=2)
+    more = layout(data_parallel_size=4, context_parallel_size=2, zero_stage=1)
+    assert not why_not(more, replicas=2)
 
 
 @pytest.mark.parametrize(

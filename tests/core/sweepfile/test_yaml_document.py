@@ -164,3 +164,13 @@ def test_the_size_of_a_text_is_that_of_its_bytes() -> None:
     # Half as many letters as bytes.
     with pytest.raises(YamlRefused, match="larger than"):
         read(text + "é" * (MAX_BYTES // 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("\x01", Place(1, 1)), ("a: \x01", Place(1, 4)), ("a: 1\nbc: \x01", Place(2, 5))],
+)
+def test_a_control_character_is_refused_at_its_place(text: str, place: Place) -> None:
+    with pytest.raises(YamlRefused, match="control character") as caught:
+        read(text)
+    assert caught.value.place == place

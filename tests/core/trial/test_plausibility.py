@@ -117,6 +117,13 @@ def test_milliseconds_that_are_told_at_the_end_are_found_by_the_time_that_the_pr
         judge(run(steps, told=told, buffered=1000).result())
 
 
+@pytest.mark.parametrize("factor", [0.75, 1.0, 1.35])
+def test_kiloseconds_are_not_taken_for_seconds(factor: float) -> None:
+    steps = noisy(2.0)
+    reason = judge(run(steps, told=[step / (1000 * factor) for step in steps]).result())
+    assert reason is not None and "1,000 times too large" in reason
+
+
 def test_the_time_since_the_start_is_no_step_time() -> None:
     one = run(steps := noisy(0.2))
     told = [end - one.ends[0] + steps[0] for end in one.ends]
