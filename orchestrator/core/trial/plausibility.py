@@ -144,7 +144,8 @@ def _why_too_long(told: ToldSteps, ratio: float, layout: Layout, *, is_exact: bo
         by_ranks = layout.world_size % num == 0
         what = f"{num} steps, or lines that {num} ranks write" if by_ranks else f"{num} steps"
         return f"the time of {what}? {wanted[0].upper()}{wanted[1:]}"
-    return f"{wanted}, by a clock that is read once a step and never set (time.perf_counter())"
+    by_clock = f"{wanted}, by a clock that is read once a step and never set (time.perf_counter())"
+    return by_clock if layout.world_size == 1 else f"{by_clock}, and from one rank alone"
 
 
 def _why_too_short(ratio: float, layout: Layout) -> str:

@@ -269,9 +269,9 @@ def test_short_steps_that_each_rank_writes_are_found_by_the_pace_after_they_are_
         plan=PLAN.model_copy(update={"max_steps": 50, "relative_confidence": 0.9}),
     )
     reason = outcome.message if isinstance(outcome, Failure) else outcome.implausible
-    # Where the ranks start far apart, more lines than time for them are seen first.
-    said = ("lines that 2 ranks write?", "and the program had run for")
-    assert reason is not None and any(words in reason for words in said)
+    # On a busy machine the lines are read too seldom for a pace, and their sum shows it.
+    assert reason is not None
+    assert "lines that 2 ranks write?" in reason or reason.endswith("and from one rank alone")
 
 
 def test_the_same_numbers_for_every_layout_are_found_in_the_cell(launcher: NodeLauncher) -> None:
