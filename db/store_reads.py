@@ -136,6 +136,14 @@ class StoreReads:
         """One trial with its attempts and events. Raises UsageInvalid if there is none."""
         return self._read(trial_detail.trial_detail, trial_id)
 
+    def trial_details(self, sweep_id: int) -> list[TrialDetail]:
+        """All trials of a sweep, each with its attempts and events, oldest first."""
+        return self._read(trial_detail.trial_details, sweep_id)
+
+    def sessions(self, sweep_id: int) -> list[SessionRow]:
+        """Each `sweep run` that got the sweep, oldest first."""
+        return self._read(sweeps.sessions, sweep_id)
+
     def trials_by_id(self, trial_ids: Sequence[int]) -> list[TrialRow]:
         """The trials of these ids, in their order."""
         return self._read(trials.trials_by_id, trial_ids) if trial_ids else []

@@ -73,10 +73,13 @@ def newest_session(connection: Connection, sweep_id: int) -> SessionRow | None:
     of_sweep = sa.select(session).where(session.c.sweep_id == sweep_id)
     newest = connection.execute(of_sweep.order_by(session.c.epoch.desc()).limit(1))
     row = newest.mappings().one_or_none()
-    if row is None:
-        return None
-    stop_reasons = tuple(row["stop_reasons"] or ())
-    return records.build(SessionRow, row, stop_reasons=stop_reasons)
+    return None if row is None else _session_row(row)
+
+
+def sessions(connection: Connection, sweep_id: int) -> list[SessionRow]:
+    of_sweep = sa.select(session).where(session.c.sweep_id == sweep_id)
+    ordered = connection.execute(of_sweep.order_by(session.c.epoch)).mappings()
+    return [_session_row(row) for row in ordered]
 
 
 def cells(connection: Connection, sweep_id: int) -> list[CellRow]:
@@ -149,6 +152,10 @@ def _sweep_row(row: sa.Row[Any]) -> SweepRow:
         holder=live_holder(row),
         stop_requested=StopRequest(row.stop_requested) if row.stop_requested else None,
     )
+
+
+def _session_row(row: sa.RowMapping) -> SessionRow:
+    return records.build(SessionRow, row, stop_reasons=tuple(row["stop_reasons"] or ()))
 
 
 def cell_of(row: records.Row) -> Cell:

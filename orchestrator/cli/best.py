@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from math import sqrt
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,63 +23,28 @@ from orchestrator.cli.output import (
     write_rows,
     write_table,
 )
-from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.machine_load import relative_sd, said_of, spoils
 from orchestrator.report import quantities as show
+from orchestrator.report import trial_line
+from orchestrator.report.ranking import (
+    MAX_TIED_SHOWN,
+    NOT_COMPARED,
+    Compared,
+    Ranking,
+    beaten_text,
+    implausible_text,
+    load_text,
+    rank_cell,
+    why_no_best,
+)
 
 if TYPE_CHECKING:
     from db.read.rows import CellStatus, TrialRow
-    from db.store import Store
-    from orchestrator.core.trial.drift import SpeedChange
     from orchestrator.core.trial.fingerprint import Fingerprint
-    from orchestrator.core.trial.winner import Verdict
 
-MAX_TIED_SHOWN = 8
 # Other conditions shown per cell: every commit of the measured code is a fingerprint.
 MAX_OTHERS_SHOWN = 5
-# The spread of runs without drift and load is named if the whole spread is this many times larger.
-LARGER_SPREAD = 1.5
 # A median SM clock so far from the cell's median is of a device in another state.
 OTHER_CLOCK = 0.03
-# Standard deviations of one run: no two runs of one layout are so far apart.
-CLEARLY = 4.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """The speed of a layout as it was compared: on the machine of the last run."""
-
-    step_seconds: float
-    tokens_per_second_per_gpu: float | None
-    # Half of the 95 % interval of the step time, relative.
-    relative_confidence: float
-
-    @property
-    def record(self) -> dict[str, float | None]:
-        """The fields of a machine-readable row."""
-        return {f"compared_{name}": value for name, value in asdict(self).items()}
-
-
-NOT_COMPARED = dict.fromkeys(f"compared_{field.name}" for field in fields(Compared))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """The fastest layouts of a cell, and how sure their order is."""
-
-    # The fastest first, at the machine's present speed.
-    leading: Sequence[TrialRow]
-    tied: Sequence[int]
-    text: str
-    # None: the machine's speed changed by no more than noise.
-    drift: str | None
-    # By trial id. Layouts that were far from the best are not compared.
-    compared: Mapping[int, Compared] = field(default_factory=dict)
-
-    def record(self, trial_id: int) -> dict[str, float | None]:
-        """The fields of a trial's comparison; each is None if it was not compared."""
-        found = self.compared.get(trial_id)
-        return NOT_COMPARED if found is None else found.record
 
 
 def best(
@@ -107,7 +71,7 @@ def best(
         row = select_sweep(store, sweep)
         cells = store.status(row.id)
         rankings = {
-            cell_id: ranking(store, row.id, cell_id, found)
+            cell_id: rank_cell(store, row.id, cell_id, found)
             for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
         }
         others = _other_fingerprints(db, row.id)
@@ -153,116 +117,6 @@ def best(
         case Format.TABLE:
             remarks = _Remarks(implausible=implausible, other_clocks=other_clocks, beaten=beaten)
             _print(row.name, by_cell, top, others, remarks)
-
-
-def ranking(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Ranking:
-    """Order the layouts of a cell. `leading`: its fastest layouts by their stored numbers."""
-    from orchestrator.core.trial.winner import USUAL_VARIATION
-    from orchestrator.sweep.stored_confirmation import leading_confirmation  # needs SQLAlchemy
-
-    confirmation, rows = leading_confirmation(store, sweep_id, cell_id, leading)
-    verdict = confirmation.verdict()
-    if verdict is None:
-        return Ranking(leading=leading, tied=(), text="", drift=None)
-    varies = f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
-    if verdict.spread is not None:
-        repeats = show.counted(verdict.num_repeats, "repeat")
-        varies = f"runs of one layout vary by {verdict.spread:.1%} ({repeats})"
-        if verdict.spread > LARGER_SPREAD * verdict.run_sd:
-            varies += f", and by {verdict.run_sd:.1%} without drift and the load of others"
-    num_runs = confirmation.num_runs(verdict.best)
-    if not verdict.is_settled:
-        tied = ", ".join(map(str, verdict.tied[:MAX_TIED_SHOWN]))
-        more = " and others" if len(verdict.tied) > MAX_TIED_SHOWN else ""
-        text = f"No single winner: trials {tied}{more} are tied; {varies}"
-        text += f"{_why_tied(verdict, rows)}, and with that any of them could be the fastest"
-    elif len(rows) == 1:
-        text = (
-            f"Trial {verdict.best} is the only layout measured with the current code and software"
-        )
-    elif num_runs == 1:
-        text = f"Trial {verdict.best} is ahead after one run; {varies}"
-        text += "; not confirmed by another (search.confirm)"
-    else:
-        text = f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; {varies}"
-        text += ", and with that no other could be faster"
-    # Layouts that are not compared follow in the store's order.
-    compared = {row.id for row in rows}
-    rest = [row for row in leading if row.id not in compared]
-    drift = _drift_text(verdict.change) if verdict.change is not None else None
-    return Ranking(
-        leading=[*rows, *rest],
-        tied=verdict.tied,
-        text=text,
-        drift=drift,
-        compared={row.id: _compared(row, verdict.intervals[row.id]) for row in rows},
-    )
-
-
-def _compared(row: TrialRow, interval: tuple[float, float]) -> Compared:
-    low, high = interval
-    # The interval is one of the logarithm.
-    seconds, rate = sqrt(low * high), None
-    if row.tokens_per_second_per_gpu is not None and row.step_seconds_median is not None:
-        rate = row.tokens_per_second_per_gpu * row.step_seconds_median / seconds
-    return Compared(
-        step_seconds=seconds,
-        tokens_per_second_per_gpu=rate,
-        relative_confidence=(high - low) / 2 / seconds,
-    )
-
-
-def why_no_best(status: CellStatus) -> str:
-    """Why a cell has no best layout: nothing fits, nothing worked, or nothing is known yet."""
-    count = status.num_trials.get
-    oom, pruned = count(TrialState.OUT_OF_MEMORY, 0), count(TrialState.PRUNED, 0)
-    failed = count(TrialState.FAILED, 0)
-    unfinished = (TrialState.QUEUED, TrialState.LAUNCHING, TrialState.RUNNING)
-    if count(TrialState.MEASURED, 0):
-        return "nothing is measured under the current conditions"
-    if any(count(state, 0) for state in unfinished) or not (oom or pruned or failed):
-        return "nothing measured yet"
-    memory = f"{oom} out of memory, {pruned} pruned with them"
-    if failed:
-        return f"nothing could be measured: {memory}, {failed} failed"
-    return f"nothing has fitted: {memory}"
-
-
-def _drift_text(change: SpeedChange) -> str:
-    """A line about a change of the machine's speed."""
-    later = "later"
-    if change.apart_seconds is not None:
-        later = f"{show.duration(change.apart_seconds)} later"
-    return (
-        f"The machine drifted: trial {change.key} took {show.step_time(change.first_seconds)} at"
-        f" first and {show.step_time(change.then_seconds)} {later}; layouts are"
-        f" compared without drift, which corrects runs by up to {change.largest_correction:.0%} and"
-        " widens their intervals"
-    )
-
-
-def _why_tied(verdict: Verdict, rows: Sequence[TrialRow]) -> str:
-    """Why layouts are tied that differ by more than their runs vary; empty if they do not."""
-    tied = [row for row in rows if row.id in verdict.tied]
-    seconds = [row.step_seconds_median for row in tied if row.step_seconds_median]
-    if not seconds or max(seconds) < min(seconds) * (1 + CLEARLY * verdict.run_sd):
-        return ""
-    load = max(relative_sd(row.load) for row in tied)
-    if load > verdict.run_sd:
-        return f"; the load of others may have slowed a run by {2 * load:.0%} or more"
-    return "; between runs that were not repeated the machine's speed may have changed"
-
-
-def _load_text(trials: Sequence[TrialRow]) -> str | None:
-    """A line about the worst load by others; None if no trial was disturbed."""
-    busy = [trial for trial in trials if spoils(trial.load)]
-    if not busy:
-        return None
-    worst = max(busy, key=lambda trial: relative_sd(trial.load))
-    load, trial_ids = said_of(worst.load), show.numbered("trial", [trial.id for trial in busy])
-    if len(busy) == 1:
-        return f"{trial_ids}: {load} while it was measured"
-    return f"{trial_ids}: {load} while they were measured, at the worst (trial {worst.id})"
 
 
 def _other_fingerprints(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
@@ -351,7 +205,7 @@ def _print(
     for number, (cell, of_cell) in enumerate(by_cell):
         if number:
             write()
-        write_line(trial_text.cell_title(cell.cell), style="bold")
+        write_line(trial_line.cell_title(cell.cell), style="bold")
         if of_cell.leading:
             shown += _print_cell(of_cell, top)
         else:
@@ -373,7 +227,7 @@ def _print_cell(of_cell: Ranking, top: int) -> list[TrialRow]:
             str(trial.id),
             *(_without_drift(of_cell.compared.get(trial.id)) if shows_compared else ()),
             *trial_text.speed_cells(trial),
-            trial_text.layout_text(trial),
+            trial_line.layout_text(trial),
         ]
         for trial in found
     ]
@@ -381,7 +235,7 @@ def _print_cell(of_cell: Ranking, top: int) -> list[TrialRow]:
     added = numbers("without drift", "±95%") if shows_compared else ()
     write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
-    for remark in (_load_text(found), of_cell.drift):
+    for remark in (load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")
     if is_order_of_others:
@@ -415,13 +269,8 @@ class _Remarks:
 
 
 def _print_implausible(found: Sequence[Mapping[str, Any]]) -> None:
-    if not found:
-        return
-    which = show.numbered("trial", [one["trial_id"] for one in found])
-    reasons = list(dict.fromkeys(one["implausible"] for one in found))
-    more = f" ({len(reasons) - 1} other reasons: sweep trials)" if len(reasons) > 1 else ""
-    text = f"  Left out, because the numbers cannot be true: {which}; {reasons[0]}{more}"
-    write_line(text, style="yellow")
+    if found:
+        write_line(f"  {implausible_text(found)}", style="yellow")
 
 
 def _print_other_clocks(found: Sequence[Mapping[str, Any]]) -> None:
@@ -434,11 +283,8 @@ def _print_other_clocks(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_beaten(found: Sequence[Mapping[str, Any]]) -> None:
-    if not found:
-        return
-    which = show.numbered("trial", [one["trial_id"] for one in found])
-    text = f"  Ended early, since they could not be the fastest, and not ranked: {which}"
-    write_line(text, style="dim")
+    if found:
+        write_line(f"  {beaten_text([one['trial_id'] for one in found])}", style="dim")
 
 
 def _print_others(others: Sequence[Mapping[str, Any]]) -> None:

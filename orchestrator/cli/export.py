@@ -15,9 +15,10 @@ import typer
 
 from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, Json, SweepArgument
-from orchestrator.cli.output import SCHEMA, csv_text, json_text, note, write, write_json
+from orchestrator.cli.output import SCHEMA, csv_text, note, write, write_json
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.frameworks.translation import Framework
+from orchestrator.report.json_text import json_text
 from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:

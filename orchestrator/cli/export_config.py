@@ -16,6 +16,7 @@ from orchestrator.core.frameworks.translation import (
     arguments,
     translate,
 )
+from orchestrator.report.ranking import rank_cell
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow, TrialDetail
@@ -88,14 +89,13 @@ def export_config(
 
 def _winner(store: Store, sweep: SweepRow | None) -> int:
     """The fastest layout of the sweep's only cell with a measured one."""
-    from orchestrator.cli.best import ranking  # numpy
-    from orchestrator.core.trial.winner import CONSIDERED
+    from orchestrator.core.trial.winner import CONSIDERED  # numpy
 
     if sweep is None:
         raise UsageInvalid("--all has no winner: name a sweep, or a trial with --trial")
     cells = {cell.id: cell.cell.key for cell in store.cells(sweep.id)}
     rankings = {
-        cell_id: ranking(store, sweep.id, cell_id, found)
+        cell_id: rank_cell(store, sweep.id, cell_id, found)
         for cell_id, found in store.best(sweep.id, CONSIDERED).items()
         if found
     }

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from datetime import UTC, date, datetime
-from enum import Enum, StrEnum
-from pathlib import Path
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.report.json_text import json_text, jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,11 +64,6 @@ def write_error(kind: str, message: str, exit_code: int) -> None:
     """Write an error as JSON to stdout, in place of the command's document."""
     error = {"kind": kind, "message": shortened(plain(message, lines=True)), "exit_code": exit_code}
     write(json_text({"schema": SCHEMA, "error": error}, indent=2))
-
-
-def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON: control characters are escaped, infinity and NaN become null."""
-    return json.dumps(_jsonable(value), indent=indent, allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,32 +222,8 @@ def _shortened_line(line: str) -> str:
     return f"{line[:head]} ... [{len(line) - head - tail:,} characters] ... {line[-tail:]}"
 
 
-def _jsonable(value: Any) -> Any:
-    """A value in JSON's types: times as ISO 8601 in UTC, enums as their values, NaN as null."""
-    match value:
-        case Enum():
-            return value.value
-        case float() if not math.isfinite(value):
-            return None
-        case None | bool() | int() | float() | str():
-            return value
-        case datetime():
-            moment = (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC)
-            return moment.isoformat().replace("+00:00", "Z")
-        case date() | Path():
-            return str(value)
-        case Mapping():
-            return {str(_jsonable(key)): _jsonable(item) for key, item in value.items()}
-        case bytes():
-            return value.hex()
-        case list() | tuple() | set() | frozenset():
-            return [_jsonable(item) for item in value]
-        case _:
-            return str(value)
-
-
 def _csv_cell(value: Any) -> Any:
-    simple = _jsonable(value)
+    simple = jsonable(value)
     if isinstance(simple, dict | list):
         simple = json_text(simple)
     if isinstance(simple, bool):
@@ -269,7 +237,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def _markdown_cell(value: Any) -> str:
-    simple = _jsonable(value)
+    simple = jsonable(value)
     if simple is None:
         return ""
     text = plain(simple if isinstance(simple, str) else json_text(simple))

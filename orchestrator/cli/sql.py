@@ -12,7 +12,6 @@ from orchestrator.cli.output import (
     Column,
     Format,
     StyledText,
-    json_text,
     narrowest,
     note,
     output_format,
@@ -23,6 +22,7 @@ from orchestrator.cli.output import (
     write_table,
 )
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.report.json_text import json_text
 from orchestrator.report.quantities import UNKNOWN
 
 if TYPE_CHECKING:

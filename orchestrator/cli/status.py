@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import best, trial_text
+from orchestrator.cli import trial_text
 from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.home import attempt_folders
 from orchestrator.cli.options import Db, Json, complete_names
@@ -29,6 +29,8 @@ from orchestrator.cli.output import (
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
+from orchestrator.report import trial_line
+from orchestrator.report.ranking import rank_cell, why_no_best
 
 if TYPE_CHECKING:
     from db.read.rows import CellStatus, ReservedBySweep, SessionRow, SweepRow
@@ -276,7 +278,7 @@ def _without_drift(store: Store, sweep: _SweepStatus) -> tuple[list[CellStatus],
     for cell in cells:
         cell_id = cell.cell.id
         if cell_id in drifted & leading.keys():
-            ranking = best.ranking(store, row.id, cell_id, leading[cell_id])
+            ranking = rank_cell(store, row.id, cell_id, leading[cell_id])
             cell = replace(cell, best=ranking.leading[0])
             if ranking.drift is not None:
                 of_cell = f"{cell.cell.cell.key}: " if len(cells) > 1 else ""
@@ -408,10 +410,10 @@ def _count_cells(status: CellStatus, titles: Sequence[str]) -> list[StyledText]:
 def _best_so_far(status: CellStatus) -> list[str | StyledText]:
     found, key = status.best, status.cell.cell.key
     if found is None:
-        why = StyledText(best.why_no_best(status), "yellow")
+        why = StyledText(why_no_best(status), "yellow")
         return [show.UNKNOWN, show.UNKNOWN, why, key]
     speed = f"{show.tokens_rate(found.tokens_per_second_per_gpu)} tokens/s/GPU"
-    layout = trial_text.layout_text(found)
+    layout = trial_line.layout_text(found)
     return [StyledText(speed, "green"), show.percent(found.mfu), layout, key]
 
 

@@ -25,6 +25,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.report import trial_line
 
 if TYPE_CHECKING:
     from db.read.rows import CellRow, SweepRow, TrialRow
@@ -122,7 +123,7 @@ def _print(found: Sequence[TrialRow], cells: Mapping[int, CellRow]) -> None:
     for number, cell_id in enumerate(dict.fromkeys(trial.cell_id for trial in found)):
         if number:
             write()
-        write_line(trial_text.cell_title(cells[cell_id]), style="bold")
+        write_line(trial_line.cell_title(cells[cell_id]), style="bold")
         rows = [
             [
                 str(trial.id),

@@ -25,7 +25,6 @@ from orchestrator.cli.output import (
     Format,
     StyledText,
     csv_text,
-    json_text,
     output_format,
     plain,
     shortened,
@@ -34,6 +33,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.core.errors import SweepInUse, UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.report.json_text import json_text
 from tests.cli.cli_store import HOSTILE
 from tests.kept_loggers import kept_loggers
 

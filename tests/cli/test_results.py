@@ -26,11 +26,11 @@ from db.store import Store
 from db.types import SweepState
 from db.write.writes import StoppedCell
 from orchestrator import cli
-from orchestrator.cli import best
 from orchestrator.cli.sweep_file import store_if_any
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.reserved_time import Leased
+from orchestrator.report import ranking
 from tests.cli.cli_store import BUSY, FORMULA, Filled, fill, layout
 from tests.db.builders import CONDITIONS, Bench, begin_trial, cell, record_measurement
 from tests.kept_loggers import kept_loggers
@@ -387,7 +387,7 @@ def test_a_tie_of_clearly_different_layouts_has_its_reason(
         SimpleNamespace(id=3, step_seconds_median=9.0, load=BUSY),  # not tied
     ]
     verdict: Any = SimpleNamespace(tied=(1, 2), run_sd=0.02)
-    why = best._why_tied(verdict, rows)
+    why = ranking.why_tied(verdict, rows)
     assert why.startswith(said) and bool(why) == bool(said)
 
 

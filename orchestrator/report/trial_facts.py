@@ -1,0 +1,330 @@
+"""All that is known of a trial, as short texts: for `sweep show` and for its page in a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.trial.machine_load import MachineLoad, said_of
+from orchestrator.report import quantities as show_as
+from orchestrator.report.json_text import json_text
+
+if TYPE_CHECKING:
+    from db.read.rows import AttemptRow, TrialDetail, TrialRow
+    from orchestrator.core.trial.failure_kinds import Failure
+    from orchestrator.core.trial.measurement import Measurement
+    from orchestrator.core.trial.node_report import GpuUsage
+
+LOG_LINES_SHOWN = 50
+EVENT_DETAIL_CHARACTERS = 160  # --json has all of it
+# By the value of DriverMemoryKind.
+_SEEN_MEMORY = {
+    "nvml": "used on the device, as the driver saw it",
+    "rss": "resident, as the kernel saw it",
+}
+
+# A name and its text; an empty name continues the one above, an empty text is not shown.
+Fact = tuple[str, str | None]
+COMPARED_COLUMNS = ("predicted", "measured", "predicted/measured")
+EVENT_COLUMNS = ("at (UTC)", "event", "attempt", "state", "detail")
+
+
+def title(trial: TrialRow) -> str:
+    """`Trial 7: out of memory`."""
+    return f"Trial {trial.id}: {trial.state.replace('_', ' ')}"
+
+
+def head_facts(detail: TrialDetail) -> list[Fact]:
+    """Its sweep, cell and layout, and why it was tried or pruned."""
+    trial, layout = detail.trial, detail.trial.layout
+    sizes = f"world size {layout.world_size}, global batch {layout.global_batch_size}"
+    proof = None
+    if trial.condemned_by is not None:
+        proof = f"trial {trial.condemned_by}: this layout needs at least as much memory"
+    return [
+        ("sweep", detail.sweep_name),
+        ("cell", detail.cell.cell.key),
+        ("layout", layout.key),
+        ("", f"{sizes}, {layout.short}"),
+        ("why", trial.why),
+        ("pruned because of", proof),
+    ]
+
+
+def compared_rows(trial: TrialRow) -> list[list[str]]:
+    """What was predicted beside what was measured: a name, and COMPARED_COLUMNS."""
+    predicted_rate = trial.predicted_tokens_per_second_per_gpu
+    measured_rate, peak = trial.tokens_per_second_per_gpu, trial.peak_memory_allocated_bytes
+    return [
+        _compared("tokens/s/GPU", predicted_rate, measured_rate, show_as.tokens_rate),
+        _compared("peak memory", trial.predicted_memory_bytes, peak, show_as.memory),
+    ]
+
+
+def _compared(
+    name: str,
+    predicted: float | None,
+    measured: float | None,
+    text: Callable[[float | None], str],
+) -> list[str]:
+    ratio = f"{predicted / measured:.2f}" if predicted is not None and measured else show_as.UNKNOWN
+    return [name, text(predicted), text(measured), ratio]
+
+
+def attempt_title(attempt: AttemptRow) -> str:
+    """`Attempt 2: measured`, and whether it counts."""
+    title = f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}"
+    if attempt.superseded and attempt.pooled:
+        title += "; the median of all measured runs counts"
+    elif attempt.superseded:
+        title += ", superseded: it does not count"
+    return title
+
+
+def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
+    """When, where and with which software it ran, and what it measured or how it failed."""
+    started = f"{show_as.at(attempt.started_at)} UTC"
+    if attempt.ended_at is not None:
+        seconds = show_as.age_seconds(attempt.started_at, attempt.ended_at)
+        started += f", took {show_as.duration(seconds)}"
+    phases = [
+        f"{phase.replace('_', ' ')} {show_as.duration(value)}"
+        for phase, value in attempt.phase_seconds.items()
+    ]
+    hours = None
+    seconds_of = attempt.reserved(num_gpus)
+    if seconds_of is not None and seconds_of.reserved:
+        hours = f"{show_as.gpu_hours(seconds_of.reserved)}: {show_as.shares(seconds_of.parts)}"
+    killed = attempt.processes_killed
+    facts = [
+        ("made for", attempt.purpose),
+        ("started", started),
+        ("nodes", ", ".join(attempt.nodes or ())),
+        ("shared nodes", "other trials ran on them too" if attempt.shared_nodes else None),
+        ("machine load", _load_text(attempt.load)),
+        ("phases", ", ".join(phases)),
+        ("GPU-hours", hours),
+        ("", _more_than_reserved(attempt, num_gpus)),
+        ("processes killed", f"{killed} that the ranks had left" if killed else None),
+        ("environment", _environment_text(attempt.environment or {})),
+        ("fingerprint", _fingerprint_text(attempt)),
+    ]
+    if attempt.measurement is not None:
+        facts += _measurement_facts(attempt.measurement, attempt)
+    if attempt.failure is not None:
+        facts += _failure_facts(attempt.failure)
+    return facts
+
+
+def log_lines(attempt: AttemptRow) -> list[str]:
+    """The last lines of the rank that failed."""
+    if attempt.failure is None or not attempt.failure.log_tail.strip():
+        return []
+    return attempt.failure.log_tail.rstrip().splitlines()[-LOG_LINES_SHOWN:]
+
+
+def event_rows(detail: TrialDetail) -> list[list[str]]:
+    """Its events, oldest first, by EVENT_COLUMNS."""
+    return [
+        [
+            show_as.at(event.at),
+            event.event,
+            str(event.attempt) if event.attempt is not None else "",
+            " -> ".join(state for state in (event.from_state, event.to_state) if state),
+            json_text(event.detail)[:EVENT_DETAIL_CHARACTERS] if event.detail else "",
+        ]
+        for event in detail.events
+    ]
+
+
+def _more_than_reserved(attempt: AttemptRow, num_gpus: int) -> str | None:
+    """Say that the reported steps take longer than the attempt did: all its time is "useful"."""
+    if attempt.measurement is None or attempt.gpu_seconds is None or attempt.timed_seconds is None:
+        return None
+    steps, reserved = sum(attempt.measurement.step_seconds), attempt.gpu_seconds / num_gpus
+    if steps <= reserved or attempt.timed_seconds < reserved:
+        return None
+    return (
+        f"the program reported {show_as.duration(steps)} of steps, but its GPUs were reserved for"
+        f" {show_as.duration(reserved)}: it did not run them in real time"
+    )
+
+
+def _load_text(load: MachineLoad) -> str | None:
+    """The use of cores by others, and the GPUs' clocks; first what disturbed the result."""
+    if not load.is_known:
+        return None
+    texts = [disturbed] if (disturbed := said_of(load)) is not None else []
+    if load.cpu_cores is not None and load.others_cpu_cores is not None:
+        shares = {
+            "its own": load.own_cpu_cores,
+            "its sweep's": load.sweep_cpu_cores,
+            "others'": load.others_cpu_cores,
+        }
+        used = [f"{name} {cores:.1f}" for name, cores in shares.items() if cores is not None]
+        texts.append(f"of {load.cpu_cores:g} cores: {', '.join(used)}")
+    if load.gpu_clock_ratio is not None:
+        clock = f"GPUs at {load.gpu_clock_ratio:.0%} of their clock"
+        if load.gpu_temperature_celsius is not None:
+            clock += f", {load.gpu_temperature_celsius:.0f} °C"
+        if load.gpu_throttle_reasons:
+            reasons = [reason.replace("_", " ") for reason in load.gpu_throttle_reasons]
+            clock += f", limited by {', '.join(reasons)}"
+        texts.append(clock)
+    return "; ".join(texts)
+
+
+def _environment_text(environment: Mapping[str, Any]) -> str:
+    """`NAME=value, ...`; if nodes differ, `NAME=value on NODE / value on NODE`."""
+
+    def text(value: str | Mapping[str, str | None]) -> str:
+        if isinstance(value, str):
+            return value
+        return " / ".join(f"{one or 'not set'} on {node}" for node, one in value.items())
+
+    return ", ".join(f"{name}={text(value)}" for name, value in environment.items())
+
+
+def _fingerprint_text(attempt: AttemptRow) -> str | None:
+    fingerprint = attempt.fingerprint
+    if fingerprint is None:
+        return None
+    parts = [fingerprint.digest, f"layout-sweep {fingerprint.orchestrator_version}"]
+    if fingerprint.git_sha:
+        parts.append(f"git {fingerprint.git_sha[:12]}")
+        if fingerprint.dirty_diff_digest:
+            parts.append(f"uncommitted changes {fingerprint.dirty_diff_digest[:8]}")
+    elif fingerprint.dirty_diff_digest:
+        parts.append(f"program {fingerprint.dirty_diff_digest}")
+    stack = fingerprint.stack.model_dump().items()
+    parts += [f"{name} {value}" for name, value in stack if value is not None]
+    return ", ".join([*parts, *(f"{name}={value}" for name, value in fingerprint.settings)])
+
+
+def _measurement_facts(measurement: Measurement, attempt: AttemptRow) -> list[Fact]:
+    from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
+
+    steps, gpu = measurement.step_time, attempt.gpu
+    rate, all_gpus = measurement.tokens_per_second_per_gpu, measurement.tokens_per_second
+    speed = f"{show_as.tokens_rate(rate)}, all GPUs {show_as.tokens_rate(all_gpus)}"
+    step = (
+        f"median {show_as.step_time(steps.median)} {show_as.confidence(steps.relative_confidence)}"
+        f" (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
+    )
+    why = why_unsure(
+        confident=measurement.confident,
+        num_steps=steps.num_steps,
+        relative_confidence=steps.relative_confidence,
+        implausible=measurement.implausible,
+        unsteady=measurement.unsteady,
+        step_seconds_bound=measurement.step_seconds_bound,
+    )
+    if why is not None:
+        step += f"; less sure than asked for: {why}"
+    mfu = None
+    if measurement.mfu is not None:
+        mfu = f"{show_as.percent(measurement.mfu)}, {show_as.percent(measurement.hfu)}"
+    peak = None
+    if measurement.peak_flops is not None:
+        source = measurement.peak_flops_source or "its source is not told"
+        peak = f"{measurement.peak_flops / 1e12:,.3g} TFLOP/s per device ({source})"
+    limit = measurement.device_memory_bytes
+    memory = f"allocated {show_as.memory_of(measurement.peak_memory_allocated_bytes, limit)}"
+    more = {
+        "active": measurement.peak_memory_active_bytes,
+        "reserved": measurement.peak_memory_reserved_bytes,
+        "in pieces": measurement.inactive_split_bytes,
+        "device used": measurement.device_used_bytes,
+    }
+    memory += "".join(
+        f", {what} {show_as.memory(size)}" for what, size in more.items() if size is not None
+    )
+    seen = None
+    if measurement.peak_memory_driver_bytes is not None:
+        kind = str(measurement.peak_memory_driver_kind)
+        seen = f"{show_as.memory(measurement.peak_memory_driver_bytes)} {_SEEN_MEMORY[kind]}"
+    parts = (attempt.memory_by_part or {}).items()
+    retries = None
+    if measurement.allocator_retries:
+        edge = ": thrashing at the memory edge" if measurement.thrashing else ""
+        retries = f"{measurement.allocator_retries}{edge}"
+    if measurement.allocator_ooms:
+        retries = f"{retries or 0}, and {measurement.allocator_ooms} out-of-memory errors"
+    loss = None
+    if measurement.loss_first is not None and measurement.loss_last is not None:
+        loss = f"{measurement.loss_first:.4f} first, {measurement.loss_last:.4f} last"
+    return [
+        ("tokens/s/GPU", speed),
+        ("step", step),
+        ("MFU, HFU", mfu),
+        ("", f"formula {measurement.mfu_formula}"),
+        ("peak", peak),
+        ("memory", memory),
+        ("", seen),
+        ("", ", ".join(f"{part} {show_as.memory(size)}" for part, size in parts)),
+        ("allocator retries", retries),
+        ("attention", measurement.attention_kernel),
+        ("loss", loss),
+        ("extra", json_text(dict(measurement.extra)) if measurement.extra else None),
+        *_gpu_facts(gpu, rate),
+    ]
+
+
+def _gpu_facts(gpu: GpuUsage | None, tokens_per_second_per_gpu: float) -> list[tuple[str, Any]]:
+    """What the devices did while steps were timed, as far as it is known."""
+    if gpu is None:
+        return []
+    power = clock = None
+    if (watts := gpu.power_watts) is not None:
+        power = f"{watts:.0f} W, {watts / tokens_per_second_per_gpu:.3g} J per token"
+    if gpu.clock_mhz is not None and gpu.lowest_clock_mhz is not None:
+        clock = f"median {gpu.clock_mhz:.0f} MHz, lowest {gpu.lowest_clock_mhz:.0f} MHz"
+    active = {
+        "multiprocessors": gpu.sm_activity,
+        "tensor cores": gpu.tensor_activity,
+        "memory bandwidth": gpu.dram_activity,
+    }
+    known = [f"{what} {show_as.percent(share)}" for what, share in active.items() if share]
+    busy = f"{show_as.percent(gpu.busy)} of the time a kernel ran" if gpu.busy is not None else None
+    return [
+        ("GPU busy", busy),
+        ("GPU active", ", ".join(known) or None),
+        ("GPU power", power),
+        ("SM clock", clock),
+    ]
+
+
+def _failure_facts(failure: Failure) -> list[Fact]:
+    where = {
+        "rank": failure.rank,
+        "node": failure.node or None,
+        "phase": failure.phase or None,
+        "step": failure.step,
+        "signal": failure.signal,
+        "exit code": failure.exit_code if failure.signal is None else None,
+    }
+    return [
+        ("failure", failure.kind),
+        ("", failure.message),
+        ("where", ", ".join(f"{k} {v}" for k, v in where.items() if v is not None)),
+        ("out of memory in", _out_of_memory_in(failure)),
+        ("evidence", failure.evidence),
+        ("log", failure.log_path),
+    ]
+
+
+_STEP_PARTS = {
+    "init": "building the model, before the first step",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+}
+
+
+def _out_of_memory_in(failure: Failure) -> str | None:
+    part = failure.memory.step_part if failure.memory is not None else None
+    if part is None:
+        return None
+    text = _STEP_PARTS[part]
+    # Ranks count steps from 0, people from 1.
+    return text if part == "init" or failure.step is None else f"{text} of step {failure.step + 1}"

@@ -1,0 +1,79 @@
+"""A trial and a cell in one line: the texts that tables of `sweep` and of its reports share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.core.trial.machine_load import spoils
+from orchestrator.report import quantities as show
+
+if TYPE_CHECKING:
+    from db.read.rows import CellRow, TrialRow
+
+SPEED_TITLES = ("trial", "tokens/s/GPU", "±95%", "runs", "MFU", "step", "peak memory", "layout")
+
+
+def speed_texts(trial: TrialRow) -> list[str]:
+    """The texts of SPEED_TITLES between trial and layout."""
+    sure = show.confidence(trial.relative_confidence)
+    return [
+        show.tokens_rate(trial.tokens_per_second_per_gpu),
+        f"{sure}?" if trial.confident is False else sure,
+        str(trial.num_measurements or "-"),
+        show.percent(trial.mfu),
+        show.step_time(trial.step_seconds_median),
+        memory_text(trial),
+    ]
+
+
+def memory_text(trial: TrialRow) -> str:
+    """The peak that the program told; else what a driver or kernel saw, marked with its kind."""
+    told, seen = trial.peak_memory_allocated_bytes, trial.peak_memory_driver_bytes
+    if told is None and seen is not None:
+        return (
+            f"{show.memory_of(seen, trial.device_memory_bytes)} ({trial.peak_memory_driver_kind})"
+        )
+    return show.memory_of(told, trial.device_memory_bytes)
+
+
+def layout_text(trial: TrialRow) -> str:
+    """The layout, marked if its number is not to be trusted."""
+    marks = ["  (at the memory edge: thrashing)"] if trial.thrashing else []
+    marks += ["  (cannot be true)"] if trial.implausible else []
+    marks += ["  (ended early: cannot win)"] if trial.step_seconds_bound is not None else []
+    marks += ["  (disturbed)"] if spoils(trial.load) else []
+    return f"{trial.layout.short}{''.join(marks)}"
+
+
+def cell_title(row: CellRow) -> str:
+    cell = row.cell
+    gpus = f"{cell.num_gpus} GPU{'s' if cell.num_gpus > 1 else ''}"
+    batch = f"sequence {cell.sequence_length:,}, global batch {cell.global_batch_size:,}"
+    under = ""
+    if row.fingerprint_digest:
+        under = f", fingerprint {show.short_digest(row.fingerprint_digest)}"
+    return f"{cell.key}  ({cell.model.name} on {gpus}, {batch}{under})"
+
+
+def why_unsure_lines(trials: Sequence[TrialRow]) -> list[str]:
+    """Explain each `?` of a table; if the reasons differ, name the trials of each."""
+    from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
+
+    unsure: dict[str, list[int]] = {}
+    for trial in trials:
+        why = why_unsure(
+            confident=trial.confident,
+            num_steps=trial.num_steps,
+            relative_confidence=trial.relative_confidence,
+            implausible=trial.implausible,
+            unsteady=trial.unsteady,
+            step_seconds_bound=trial.step_seconds_bound,
+        )
+        if why is not None:
+            unsure.setdefault(why, []).append(trial.id)
+    lines = []
+    for reason, ids in unsure.items():
+        of = f", of {show.numbered('trial', ids)}" if len(unsure) > 1 else ""
+        lines.append(f"?: {reason}{of}")
+    return lines
