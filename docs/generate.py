@@ -70,6 +70,7 @@ from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, POLICIES,
 from orchestrator.core.trial.lifecycle import mermaid
 from orchestrator.core.trial.protocol import RankResult
 from orchestrator.core.trial.trace_split import MEANS
+from orchestrator.report.pictures.all_pictures import pictures
 from orchestrator.sweep.cell_life import mermaid as cell_mermaid
 
 DOCS = Path(__file__).parent
@@ -78,6 +79,8 @@ FOLDERS = (
     "layout_sweep",
     "orchestrator/cli",
     "orchestrator/report",
+    "orchestrator/report/pictures",
+    "orchestrator/report/pages",
     "orchestrator/sweep",
     "orchestrator/search",
     "orchestrator/cluster",
@@ -209,6 +212,10 @@ def _part(name: str) -> str:
         "modules": module_tables,
         "states": lambda: f"```mermaid\n{mermaid()}\n```",
         "cell-states": lambda: f"```mermaid\n{cell_mermaid()}\n```",
+        "pictures": lambda: _table(
+            "name | picture | its question",
+            ([f"`{one.name}`", one.title, one.question] for one in pictures([])),
+        ),
         "failures": failure_table,
         "models": model_table,
         "devices": device_table,

@@ -1,0 +1,147 @@
+"""Writes a report: a folder of pages that a browser opens from files, without a network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import __version__
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.report.pages.headline import headlines
+from orchestrator.report.pages.script_data import compressed_script
+from orchestrator.report.pages.trial_document import TABLE_TITLES, document, sort_keys, table_row
+from orchestrator.report.pictures.all_pictures import pictures
+from orchestrator.report.sweep_rows import SweepRows
+from orchestrator.report.trial_line import SPEED_TITLES
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from orchestrator.report.pictures.picture import Picture
+
+HERE = Path(__file__).parent.parent
+# A page of a trial loads the documents of so many.
+TRIALS_PER_FILE = 250
+# Cells of the headline that are shown at once; the others open on a click.
+OPEN_CELLS = 4
+# Only what is beside the page, and no script within it. Plotly sets styles of its elements.
+POLICY = (
+    "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline';"
+    " img-src 'self' file: data: blob:; base-uri 'none'; form-action 'none'"
+)
+MISSING = "a report needs {}, which is not installed: pip install 'layout-sweep[report]'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a report consists of."""
+
+    index: Path
+    num_trials: int
+    num_bytes: int
+    pictures: Sequence[Picture]
+
+
+def write_report(sweeps: Sequence[SweepRows], folder: Path) -> Written:
+    """Write the report of sweeps into a folder, which may be there. Replaces its own files.
+
+    Raises UsageInvalid if a package is missing, or the folder cannot be written.
+    """
+    plotly, pages = plotly_script(), environment()
+    drawn = pictures(sweeps)
+    try:
+        for name in ("data", "assets"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for file in (HERE / "static").iterdir():
+            shutil.copyfile(file, folder / "assets" / file.name)
+        shutil.copyfile(plotly, folder / "assets" / plotly.name)
+        for old in (folder / "data").glob("*.js"):
+            old.unlink()
+        for name, text in _data(sweeps, drawn):
+            (folder / "data" / name).write_text(text, encoding="utf-8")
+        for name, more in _pages(sweeps, drawn):
+            (folder / name).write_text(pages.get_template(name).render(more), encoding="utf-8")
+    except OSError as exc:
+        raise UsageInvalid(f"cannot write the report to {folder}: {exc.strerror}") from exc
+    return Written(
+        index=folder / "index.html",
+        num_trials=sum(len(sweep.trials) for sweep in sweeps),
+        num_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        pictures=drawn,
+    )
+
+
+def _data(sweeps: Sequence[SweepRows], drawn: Sequence[Picture]) -> Iterator[tuple[str, str]]:
+    """The scripts with the data of the pages."""
+    figures = {one.name: one.figure for one in drawn if one.figure is not None}
+    yield "figures.js", compressed_script("figures", figures)
+    every = [(sweep, one) for sweep in sweeps for one in sweep.trials]
+    table = {
+        "titles": TABLE_TITLES,
+        "rows": [table_row(sweep, one) for sweep, one in every],
+        "keys": [sort_keys(one) for _, one in every],
+        "files": {one.trial.id: number // TRIALS_PER_FILE for number, (_, one) in enumerate(every)},
+    }
+    yield "trials.js", compressed_script("trials", table)
+    for start in range(0, len(every), TRIALS_PER_FILE):
+        some = every[start : start + TRIALS_PER_FILE]
+        number = start // TRIALS_PER_FILE
+        documents = {one.trial.id: document(sweep, one) for sweep, one in some}
+        yield f"trials-{number}.js", compressed_script(f"trials-{number}", documents)
+
+
+def _pages(
+    sweeps: Sequence[SweepRows], drawn: Sequence[Picture]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The pages with the values of their templates."""
+    names = [sweep.name for sweep in sweeps]
+    common = {"policy": POLICY, "sweeps": names, "version": __version__}
+    counts = {
+        "trials": sum(len(sweep.trials) for sweep in sweeps),
+        "attempts": sum(1 for sweep in sweeps for _ in sweep.attempts()),
+    }
+    simulated = [sweep.name for sweep in sweeps if sweep.sweep.is_simulated]
+    yield (
+        "index.html",
+        {
+            **common,
+            "cells": headlines(sweeps),
+            "titles": SPEED_TITLES,
+            "pictures": drawn,
+            "counts": counts,
+            "simulated": simulated,
+            "open_cells": OPEN_CELLS,
+        },
+    )
+    yield "trials.html", common
+    yield "trial.html", common
+
+
+def environment() -> Environment:
+    """The templates, which escape all that they show."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError:
+        raise UsageInvalid(MISSING.format("jinja2")) from None
+    return Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def plotly_script() -> Path:
+    """The file of plotly.js within the package plotly, which is not imported."""
+    found = find_spec("plotly")
+    if found is None or not found.submodule_search_locations:
+        raise UsageInvalid(MISSING.format("plotly"))
+    file = Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
+    if not file.is_file():
+        raise UsageInvalid(MISSING.format("plotly with its plotly.min.js"))
+    return file

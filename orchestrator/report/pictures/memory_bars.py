@@ -1,0 +1,169 @@
+"""Memory by part: predicted beside measured, against the limit of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.report import quantities as show
+from orchestrator.report.pictures.peak import kinds_of, peak_of
+from orchestrator.report.pictures.picture import COLORS, GIB, GREY, Axis, Picture, figure, line_at
+from orchestrator.report.sweep_rows import SweepRows
+
+if TYPE_CHECKING:
+    from db.read.rows import TrialDetail
+
+MOST_SHOWN = 12
+PER_CELL = 3
+# Of parts that are not known one by one.
+WHOLE = "all parts together"
+REST = "allocated beyond the parts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryBar:
+    """A trial's peak memory: what was predicted, and what was measured by part. In bytes."""
+
+    trial_id: int
+    layout: str
+    predicted_bytes: int | None
+    # They add up to the measured peak, or to more if the parts had their own peaks.
+    measured_parts: Mapping[str, int]
+    measured_bytes: int | None
+    limit_bytes: int | None
+
+
+def bars(sweeps: Sequence[SweepRows]) -> tuple[MemoryBar, ...]:
+    """Return the leading layouts of each cell, and of each the layout that needed most."""
+    chosen: dict[int, TrialDetail] = {}
+    for sweep in sweeps:
+        details = {one.trial.id: one for one in sweep.trials}
+        for status in sweep.cells:
+            ranking = sweep.rankings.get(status.cell.id)
+            leading = ranking.leading if ranking is not None else ()
+            some = [details[trial.id] for trial in leading if peak_of(trial) is not None]
+            largest = max(some[1:], key=lambda one: peak_of(one.trial) or 0, default=None)
+            first = some[: PER_CELL - 1]
+            for one in [*first, *([largest] if largest is not None else [])]:
+                chosen.setdefault(one.trial.id, one)
+    return tuple(_bar(one) for one in list(chosen.values())[:MOST_SHOWN])
+
+
+def _bar(one: TrialDetail) -> MemoryBar:
+    trial = one.trial
+    return MemoryBar(
+        trial_id=trial.id,
+        layout=trial.layout.short,
+        predicted_bytes=trial.predicted_memory_bytes,
+        measured_parts=_parts(one),
+        measured_bytes=peak_of(trial),
+        limit_bytes=trial.device_memory_bytes,
+    )
+
+
+def _parts(one: TrialDetail) -> dict[str, int]:
+    """Return the parts of the attempt that counts, with what they leave of the peak."""
+    peak = peak_of(one.trial)
+    parts = next(
+        (
+            dict(attempt.memory_by_part)
+            for attempt in one.attempts
+            if attempt.measurement is not None and not attempt.superseded and attempt.memory_by_part
+        ),
+        None,
+    )
+    if parts is None:
+        return {} if peak is None else {WHOLE: peak}
+    rest = (peak or 0) - sum(parts.values())
+    return parts | ({REST: rest} if rest > 0 else {})
+
+
+def picture(sweeps: Sequence[SweepRows]) -> Picture:
+    """Draw two bars for each layout: predicted, and measured by part."""
+    found = bars(sweeps)
+    blank = Picture(
+        name="memory",
+        title="Memory: predicted beside measured",
+        question="What must shrink?",
+    )
+    if not found:
+        return replace(blank, why_empty=_why_empty(sweeps))
+    names = list(dict.fromkeys(part for one in found for part in one.measured_parts))
+    labels = [f"trial {one.trial_id}" for one in found]
+    ids = [one.trial_id for one in found]
+    hover = "%{x}: %{y:.2f} GiB"
+    traces = [
+        {
+            "type": "bar",
+            "name": "predicted",
+            "offsetgroup": "predicted",
+            "x": labels,
+            "y": [_gib(one.predicted_bytes) for one in found],
+            "customdata": ids,
+            "hovertemplate": hover + "<extra>predicted</extra>",
+            "marker": {"color": GREY},
+        }
+    ]
+    for number, name in enumerate(names):
+        traces.append(
+            {
+                "type": "bar",
+                "name": name.replace("_", " "),
+                "offsetgroup": "measured",
+                "x": labels,
+                "y": [_gib(one.measured_parts.get(name)) for one in found],
+                "base": [_gib(_below(one.measured_parts, names[:number])) for one in found],
+                "customdata": ids,
+                "hovertemplate": hover + f"<extra>{name.replace('_', ' ')}</extra>",
+                "marker": {"color": COLORS[number % len(COLORS)]},
+            }
+        )
+    limits = sorted({one.limit_bytes for one in found if one.limit_bytes is not None})
+    kinds = kinds_of(one.trial for sweep in sweeps for one in sweep.trials)
+    lines = [line_at(limit / GIB, f"limit {show.memory(limit)}") for limit in limits[-1:]]
+    return replace(
+        blank,
+        caption=_caption(found),
+        figure=figure(
+            traces,
+            x=Axis(title="", names=labels),
+            y=Axis(title=f"peak memory, {kinds}, worst rank (GiB)", from_zero=True),
+            barmode="group",
+            shapes=[shape for shape, _ in lines],
+            annotations=[label for _, label in lines],
+        ),
+    )
+
+
+def _gib(size: int | None) -> float | None:
+    return None if size is None else size / GIB
+
+
+def _below(parts: Mapping[str, int], names: Sequence[str]) -> int:
+    return sum(parts.get(name, 0) for name in names)
+
+
+def _caption(found: Sequence[MemoryBar]) -> str:
+    ratios = [
+        one.predicted_bytes / one.measured_bytes
+        for one in found
+        if one.predicted_bytes is not None and one.measured_bytes
+    ]
+    text = f"The leading layouts of each cell, {show.counted(len(found), 'trial')}."
+    if ratios:
+        text += f" Predicted over measured: {min(ratios):.2f} to {max(ratios):.2f}."
+    if all(set(one.measured_parts) == {WHOLE} for one in found):
+        text += " The program told no parts of its memory."
+    return text
+
+
+def _why_empty(sweeps: Sequence[SweepRows]) -> str:
+    states = [one.trial.state for sweep in sweeps for one in sweep.trials]
+    if TrialState.MEASURED in states:
+        return (
+            "No program told its peak memory; a program of workload command tells it as"
+            " peak_memory_allocated_bytes (docs/workloads.md)."
+        )
+    return "Nothing is measured yet; `sweep run` measures."
