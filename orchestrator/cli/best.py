@@ -304,7 +304,7 @@ def _print_others(others: Sequence[Mapping[str, Any]]) -> None:
             show.percent(other["mfu"]),
             show.step_time(other["step_seconds_median"]),
             show.memory_of(other["peak_memory_allocated_bytes"], other["device_memory_bytes"]),
-            trial_text.short(str(other["layout"])),
+            trial_line.short(str(other["layout"])),
             show.short_digest(other["fingerprint_digest"]),
         ]
         for other in others[:MAX_OTHERS_SHOWN]

@@ -343,7 +343,7 @@ def _print(
             str(trial["trial_id"]),
             _phase_text(trial, has_holder=has_holder),
             show.duration(trial["seconds"]),
-            trial_text.short(str(trial["layout"])),
+            trial_line.short(str(trial["layout"])),
             str(trial["cell"]),
         ]
         for trial in sweep.running

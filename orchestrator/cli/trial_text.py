@@ -64,16 +64,6 @@ def explained_layout(trial: TrialRow) -> str:
     return f"{trial.layout.short}\n{reason[:200]}" if reason else trial.layout.short
 
 
-def short(key: str) -> str:
-    """A stored layout key in the short form for tables."""
-    from orchestrator.core.problem.layout import parse_key
-
-    try:
-        return parse_key(key).short
-    except ValueError:  # written by a later version
-        return key
-
-
 def write_markdown(trials: Sequence[tuple[TrialRow, CellRow]]) -> None:
     """The table for people, to be pasted into a document; CSV and JSON have every field."""
     names = ["cell", "trial", "state", *(column.title for column in SPEED_COLUMNS[1:])]

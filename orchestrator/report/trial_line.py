@@ -46,6 +46,16 @@ def layout_text(trial: TrialRow) -> str:
     return f"{trial.layout.short}{''.join(marks)}"
 
 
+def short(key: str) -> str:
+    """A stored layout key in the short form for tables."""
+    from orchestrator.core.problem.layout import parse_key
+
+    try:
+        return parse_key(key).short
+    except ValueError:  # written by a later version
+        return key
+
+
 def cell_title(row: CellRow) -> str:
     cell = row.cell
     gpus = f"{cell.num_gpus} GPU{'s' if cell.num_gpus > 1 else ''}"

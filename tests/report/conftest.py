@@ -10,10 +10,16 @@ import pytest
 
 from db.sql import readonly
 from db.store import Store
+from db.write.writes import ProfileEnd
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
+from orchestrator.core.trial.memory_timeline import MemoryKind
+from orchestrator.core.trial.rank_profile import MemoryMoment
+from orchestrator.core.trial.step_part import StepPart
+from orchestrator.core.trial.trace_split import Part
 from orchestrator.report.sweep_rows import SweepRows, read_rows
 from tests.cli.cli_store import Filled, fill
+from tests.core.trial.rank_profiles import rank_profile
 from tests.db.builders import (
     Bench,
     begin_trial,
@@ -92,6 +98,29 @@ def _scale(store: Store) -> None:
             device_memory_bytes=80 << 30,
             gpu_seconds=12.0,
         )
+    _profile(store, bench.cell_id)
+
+
+def _profile(store: Store, cell_id: int) -> None:
+    """A profile of the fastest trial, with the memory of its first steps."""
+    trial_id = store.best(2)[cell_id][0].id
+    moments = [
+        MemoryMoment(step=step, part=part, num_bytes={MemoryKind.PARAMETERS: size << 30})
+        for step in (1, 2)
+        for part, size in ((StepPart.FORWARD, 2), (StepPart.BACKWARD, 3 + step))
+    ]
+    found = rank_profile({Part.EXPOSED_DP: 300_000}, is_slowest=True, memory=moments)
+    store.end_profile(
+        ProfileEnd(
+            trial_id=trial_id,
+            number=store.begin_profile(trial_id),
+            nodes=("node-a",),
+            gpu_seconds=1.0,
+            ranks={0: rank_profile(memory=moments), 1: found},
+            advice=("overlap the gradients",),
+            failure=None,
+        )
+    )
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,7 @@ class Axis:
         if self.names:
             found |= {"type": "category", "categoryorder": "array"}
             found["categoryarray"] = list(self.names)
+            found["range"] = [-0.6, len(self.names) - 0.4]
         if self.from_zero:
             found["rangemode"] = "tozero"
         if self.range is not None:

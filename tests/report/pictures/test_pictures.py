@@ -7,15 +7,25 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
+from orchestrator.report.comparison import Change, Compared, speed_of
 from orchestrator.report.pictures import (
     best_so_far,
+    compared,
+    efficiency,
     failures,
     gantt,
     heat_map,
+    importance,
     memory_bars,
+    memory_boundary,
+    parallel,
+    pareto,
     prediction,
+    profiles,
 )
 from orchestrator.report.pictures import scaling as scatter
 from orchestrator.report.pictures.all_pictures import PICTURES, pictures
@@ -166,3 +176,159 @@ def test_gpu_seconds_by_use_are_those_of_the_view(scaling: SweepRows, query: Que
     assert figure is not None
     drawn = sum(trace["x"][0] for trace in figure["data"])
     assert drawn == pytest.approx(total.reserved / 3600)
+
+
+def test_efficiency_is_that_of_the_view(scaling: SweepRows, query: Query) -> None:
+    strong = [line for line in efficiency.lines([scaling]) if not line.is_weak]
+    expected = query(
+        "SELECT trial_id, num_gpus, efficiency FROM v_scaling WHERE sweep = 'scaling' ORDER BY 2"
+    )
+    [line] = strong
+    assert [(it.trial_id, it.num_gpus) for it in line.points] == [row[:2] for row in expected]
+    assert [it.efficiency for it in line.points] == pytest.approx([row[2] for row in expected])
+
+
+def test_the_front_is_the_one_that_comparing_all_pairs_finds(
+    scaling: SweepRows, tiny: SweepRows
+) -> None:
+    found = pareto.candidates([scaling])
+
+    def beats(a: pareto.Candidate, b: pareto.Candidate) -> bool:
+        ours = (-a.tokens_per_second_per_gpu, a.memory_bytes, a.num_gpus)
+        theirs = (-b.tokens_per_second_per_gpu, b.memory_bytes, b.num_gpus)
+        return ours != theirs and all(x <= y for x, y in zip(ours, theirs, strict=True))
+
+    front = {one.trial_id for one in found if not any(beats(other, one) for other in found)}
+    assert {one.trial_id for one in found if one.is_on_front} == front
+    assert 0 < len(front) < len(found) == 6
+    # Power is known there: 612 W at the measured speed.
+    [joules] = {
+        round(it.joules_per_token * it.tokens_per_second_per_gpu)
+        for it in pareto.candidates([tiny])
+        if it.joules_per_token is not None
+    }
+    assert joules == 612
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 6), st.integers(1, 6), st.sampled_from([8, 16]), st.integers(1, 4)
+        ),
+        max_size=30,
+    )
+)
+def test_the_front_of_any_layouts_is_that_of_all_pairs(
+    rows: list[tuple[int, int, int, int]],
+) -> None:
+    some = [
+        pareto.Candidate(
+            trial_id=number,
+            problem="one",
+            tokens_per_second_per_gpu=float(speed),
+            memory_bytes=memory,
+            num_gpus=gpus,
+            joules_per_token=float(joules),
+        )
+        for number, (speed, memory, gpus, joules) in enumerate(rows)
+    ]
+
+    def is_beaten(mine: tuple[int, int, int, int]) -> bool:
+        return any(
+            other != mine
+            and other[0] >= mine[0]
+            and other[1:] <= mine[1:]
+            and all(a <= b for a, b in zip(other[1:], mine[1:], strict=True))
+            for other in rows
+        )
+
+    front = {number for number, row in enumerate(rows) if not is_beaten(row)}
+    assert {one.trial_id for one in pareto.front(some)} == front
+
+
+def test_the_caption_of_the_boundary_counts_as_sql_does(
+    scaling: SweepRows, tiny: SweepRows, query: Query
+) -> None:
+    found = memory_boundary.foretold([scaling, tiny])
+    [(fits, alarms)] = query(
+        "SELECT sum(predicted_memory_bytes <= device_memory_bytes),"
+        " sum(predicted_memory_bytes > device_memory_bytes) FROM v_trial WHERE state = 'measured'"
+    )
+    assert (found.fits, found.false_alarms) == (fits, alarms)
+    [(missed, caught)] = query(
+        "SELECT sum(predicted_memory_bytes <= failure_device_memory_bytes),"
+        " sum(predicted_memory_bytes > failure_device_memory_bytes) FROM v_oom"
+        " WHERE state = 'out_of_memory'"
+    )
+    assert (found.missed, found.caught) == (missed or 0, caught or 0)
+    drawn = query(
+        "SELECT count(*) FROM v_trial WHERE state IN ('measured', 'out_of_memory', 'pruned')"
+    )
+    assert [(len(memory_boundary.points([scaling, tiny])),)] == drawn
+
+
+def test_an_axis_that_decides_everything_has_all_of_the_importance(scaling: SweepRows) -> None:
+    found = {one.axis: one.share for one in importance.importances([scaling])}
+    # Micro-batch and accumulation follow from each other here.
+    assert found == {"mbs": pytest.approx(1.0), "ga": pytest.approx(1.0)}
+
+
+def test_chance_alone_has_no_importance() -> None:
+    groups = [[0.1, -0.1], [0.1, -0.1], [-0.1, 0.1]]
+    assert importance.between(groups, 0.06) == 0.0
+
+
+def test_parallel_coordinates_have_a_line_for_each_layout(scaling: SweepRows) -> None:
+    figure = parallel.picture([scaling]).figure
+    assert figure is not None
+    ends = [trace["x"].count(None) for trace in figure["data"]]
+    assert sum(ends) == 6
+
+
+def test_the_parts_of_a_step_add_up_to_it(scaling: SweepRows) -> None:
+    [split] = profiles.splits([scaling])
+    assert split.rank == 1  # the slowest
+    assert sum(split.seconds.values()) == pytest.approx(1e-3)
+    figure = profiles.step_split([scaling]).figure
+    assert figure is not None
+    assert sum(trace["x"][0] for trace in figure["data"]) == pytest.approx(1.0)
+
+
+def test_the_peak_of_the_memory_timeline_is_named(scaling: SweepRows) -> None:
+    found = profiles.memory_timeline([scaling])
+    assert "the peak of 5.0 GiB is in backward of step 2" in found.caption
+    assert found.num_marks == 4
+
+
+def test_two_sweeps_are_compared_by_the_layouts_of_both(
+    scaling: SweepRows, tiny: SweepRows
+) -> None:
+    found = compared.comparison([scaling, scaling])
+    assert found is not None
+    assert len(found.layouts) == 6
+    assert {one.change for one in found.layouts} == {Change.NOISE}
+    assert "6 noise" in compared.picture([scaling, scaling]).caption
+    of_one = compared.comparison([tiny])
+    assert of_one is not None
+    assert of_one.changed == "torch 2.9.0 -> 2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("after", "change"),
+    [
+        (1000.0, Change.NOISE),
+        (1070.0, Change.NOISE),
+        (1090.0, Change.FASTER),
+        (900.0, Change.SLOWER),
+    ],
+)
+def test_a_difference_within_the_intervals_is_noise(after: float, change: Change) -> None:
+    # Two single runs of 2 % each: their intervals of 95 % touch at 1.96 * 2 * 2 % = 8 %.
+    one = Compared(
+        cell="c",
+        layout="l",
+        before=speed_of(1, [(1000.0, None)]),
+        after=speed_of(2, [(after, 0.01)]),
+    )
+    assert one.change is change
+    assert one.ratio == pytest.approx(after / 1000)

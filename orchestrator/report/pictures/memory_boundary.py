@@ -1,0 +1,169 @@
+"""The boundary of memory: which micro-batches fit, for each way to divide the model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.report import quantities as show
+from orchestrator.report.pictures.picture import (
+    BLUE,
+    GREY,
+    HOVER_TRIAL,
+    ORANGE,
+    Axis,
+    Picture,
+    figure,
+)
+from orchestrator.report.sweep_rows import SweepRows
+
+if TYPE_CHECKING:
+    from db.read.rows import TrialDetail
+
+MOST_ROWS = 40
+_STATES = {
+    TrialState.MEASURED: ("fits", "circle", BLUE),
+    TrialState.OUT_OF_MEMORY: ("out of memory", "x", ORANGE),
+    TrialState.PRUNED: ("pruned: needs at least as much", "circle-open", GREY),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundaryPoint:
+    """A trial that fits or does not, by its micro-batch and by the rest of its layout."""
+
+    trial_id: int
+    rest: str
+    micro_batch_size: int
+    state: TrialState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foretold:
+    """How well predicted memory told which trials fit. Pruned trials were not tried."""
+
+    fits: int = 0  # predicted to fit, and did
+    missed: int = 0  # predicted to fit, and ran out of memory
+    false_alarms: int = 0  # predicted not to fit, and did
+    caught: int = 0  # predicted not to fit, and ran out of memory
+
+
+def points(sweeps: Sequence[SweepRows]) -> tuple[BoundaryPoint, ...]:
+    """Return a point for each trial that fits or does not."""
+    cells = {one.cell.id for sweep in sweeps for one in sweep.trials}
+    return tuple(
+        BoundaryPoint(
+            trial_id=one.trial.id,
+            rest=_rest(one, with_gpus=len(cells) > 1),
+            micro_batch_size=one.trial.layout.micro_batch_size,
+            state=one.trial.state,
+        )
+        for sweep in sweeps
+        for one in sweep.trials
+        if one.trial.state in _STATES
+    )
+
+
+def _rest(one: TrialDetail, *, with_gpus: bool) -> str:
+    """The layout without its micro-batch and accumulation, which follow from each other."""
+    words = [
+        word
+        for word in one.trial.layout.short.split()
+        if not word.startswith(("mbs", "ga")) or "=" in word
+    ]
+    cell = one.cell.cell
+    return " ".join(
+        [f"{cell.model.name} {cell.num_gpus} GPUs:" if with_gpus else "", *words]
+    ).strip()
+
+
+def foretold(sweeps: Sequence[SweepRows]) -> Foretold:
+    """Return the confusion counts of predicted memory, where a prediction and a limit are known."""
+    counts = dict.fromkeys(("fits", "missed", "false_alarms", "caught"), 0)
+    for sweep in sweeps:
+        known = [
+            it.trial.device_memory_bytes for it in sweep.trials if it.trial.device_memory_bytes
+        ]
+        for one in sweep.trials:
+            trial = one.trial
+            limit = trial.device_memory_bytes or max(known, default=None)
+            if trial.predicted_memory_bytes is None or limit is None:
+                continue
+            fits = trial.predicted_memory_bytes <= limit
+            if trial.state is TrialState.MEASURED:
+                counts["fits" if fits else "false_alarms"] += 1
+            elif trial.state is TrialState.OUT_OF_MEMORY:
+                counts["missed" if fits else "caught"] += 1
+    return Foretold(**counts)
+
+
+def picture(sweeps: Sequence[SweepRows]) -> Picture:
+    """Draw rows of layouts that differ in the micro-batch alone, those with a boundary first."""
+    found = points(sweeps)
+    blank = Picture(
+        name="memory-boundary",
+        title="How large a micro-batch fits",
+        question="How far can I push?",
+    )
+    if not found:
+        return replace(blank, why_empty="No trial has ended yet; `sweep run` measures some.")
+    rows: defaultdict[str, set[TrialState]] = defaultdict(set)
+    for one in found:
+        rows[one.rest].add(one.state)
+    if all(states == {TrialState.MEASURED} for states in rows.values()):
+        return replace(
+            blank,
+            why_empty=f"All {len(found):,} layouts that were tried fit. Larger values of"
+            " axes.micro_batch_size would show the boundary.",
+        )
+    # Rows in which something fits and something does not tell most.
+    names = sorted(rows, key=lambda name: (-len(rows[name]), name))[:MOST_ROWS]
+    sizes = sorted({one.micro_batch_size for one in found})
+    traces = []
+    for state, (name, symbol, color) in _STATES.items():
+        some = [one for one in found if one.state is state and one.rest in names]
+        if some:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": name,
+                    "x": [one.micro_batch_size for one in some],
+                    "y": [one.rest for one in some],
+                    "customdata": [one.trial_id for one in some],
+                    "hovertemplate": HOVER_TRIAL,
+                    "marker": {"symbol": symbol, "size": 9, "color": color},
+                }
+            )
+    caption = _caption(foretold(sweeps))
+    if len(rows) > len(names):
+        caption += f" Shown are {len(names)} of {len(rows):,} rows, those with a boundary first."
+    return replace(
+        blank,
+        caption=caption,
+        figure=figure(
+            traces,
+            x=Axis(
+                title="micro-batch size (sequences)",
+                is_log=True,
+                ticks=sizes,
+                texts=[f"{size:,}" for size in sizes],
+            ),
+            y=Axis(title="", names=list(reversed(names))),
+            height=160 + 20 * len(names),
+        ),
+    )
+
+
+def _caption(it: Foretold) -> str:
+    if not it.fits + it.missed + it.false_alarms + it.caught:
+        return "Nothing was predicted of their memory."
+    oom = it.missed + it.caught
+    return (
+        f"Of {show.counted(oom, 'trial')} that ran out of memory, the prediction told"
+        f" {it.caught:,} and missed {it.missed:,}; of {it.fits + it.false_alarms:,} that fit, it"
+        f" took {it.false_alarms:,} for too large."
+    )
