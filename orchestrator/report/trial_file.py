@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
@@ -16,75 +16,102 @@ from orchestrator.core.sweepfile.template import fill_known, text_of
 if TYPE_CHECKING:
     from db.read.rows import TrialDetail
 
-# Of a sweep file: they say which cells and layouts there are, or follow from those.
-_REPLACED = ("name", "model", "gpus", "sequence_length", "global_batch_tokens", "constraints")
+# The keys of a sweep file that say which cells and layouts there are, or follow from those.
+_OWN = ("name", "model", "gpus", "sequence_length", "global_batch_size", "precision", "axes")
+_DROPPED = ("global_batch_tokens", "constraints", "search")
 # The longest name of a sweep that a file may have.
 MOST_CHARACTERS = 63
 
 
-def sweep_file(spec_json: str, detail: TrialDetail) -> str | None:
-    """Return the YAML of a sweep with this layout alone; None: the store has no sweep file."""
-    spec: dict[str, Any] = json.loads(spec_json)
-    if "axes" not in spec:
-        return None
-    cell, layout = detail.cell.cell, detail.trial.layout
-    ending = f"-trial-{detail.trial.id}"
-    own = {
-        "name": f"{detail.sweep_name[: MOST_CHARACTERS - len(ending)]}{ending}",
-        "model": asdict(cell.model),
-        "gpus": cell.num_gpus,
-        "sequence_length": cell.sequence_length,
-        "global_batch_size": cell.global_batch_size,
-        "precision": layout.precision.value,
-        "axes": _axes(layout, spec["axes"]),
-    }
-    kept = {
-        name: value
-        for name, value in spec.items()
-        if name not in (*_REPLACED, *own) and value is not None
-    }
-    # Only this layout, however often: what the search may try and spend does not matter.
-    kept["search"] = {"max_trials": 1}
-    return yaml.safe_dump(own | kept, sort_keys=False, allow_unicode=True, width=100)
+@dataclass(frozen=True, kw_only=True)
+class TrialFiles:
+    """Writes the sweep files of the trials of one sweep."""
+
+    # Keys of the axes that the sweep's file has; None: the store has no file.
+    axes: Sequence[str] | None
+    # The YAML that all trials share.
+    shared: str
+    # Of workload command: the program and its arguments, with names in braces.
+    argv: Sequence[str]
+
+    @classmethod
+    def of(cls, spec_json: str) -> Self:
+        """Read the sweep's file as the store has it."""
+        spec: dict[str, Any] = json.loads(spec_json)
+        kept = {
+            name: value
+            for name, value in spec.items()
+            if name not in (*_OWN, *_DROPPED) and value is not None
+        }
+        # Only one layout: what the search may try does not matter.
+        shared = yaml.safe_dump(
+            {**kept, "search": {"max_trials": 1}}, sort_keys=False, allow_unicode=True, width=100
+        )
+        workload = spec.get("workload") or {}
+        options = workload.get("options") or {} if workload.get("name") == "command" else {}
+        axes = spec.get("axes")
+        return cls(
+            axes=None if axes is None else tuple(axes),
+            shared=shared,
+            argv=tuple(options.get("argv") or ()),
+        )
+
+    def sweep_file(self, detail: TrialDetail) -> str | None:
+        """Return the YAML of a sweep with this layout alone; None: the store has no sweep file."""
+        if self.axes is None:
+            return None
+        cell, layout = detail.cell.cell, detail.trial.layout
+        ending = f"-trial-{detail.trial.id}"
+        own = {
+            "name": f"{detail.sweep_name[: MOST_CHARACTERS - len(ending)]}{ending}",
+            "model": asdict(cell.model),
+            "gpus": cell.num_gpus,
+            "sequence_length": cell.sequence_length,
+            "global_batch_size": cell.global_batch_size,
+            "precision": layout.precision.value,
+        }
+        return "\n".join(
+            [*_lines(own), "axes:", *_lines(self._axes(layout), indent="  "), self.shared]
+        )
+
+    def _axes(self, layout: Layout) -> dict[str, Any]:
+        axes: dict[str, Any] = {}
+        for field in fields(Layout):
+            value = getattr(layout, field.name)
+            if field.name in (self.axes or ()) and field.name != "options":
+                axes[field.name] = value if isinstance(value, int) else str(value)
+        if layout.options:
+            axes["options"] = {name: [value] for name, value in layout.options}
+        return axes
+
+    def program_command(self, detail: TrialDetail) -> str | None:
+        """Return the user's own command of workload command; None for other workloads.
+
+        Names that only a rank knows, such as {master_addr}, stay in braces.
+        """
+        if not self.argv:
+            return None
+        layout, cell = detail.trial.layout, detail.cell.cell
+        values = {
+            field.name: text_of(value)
+            for field in fields(Layout)
+            if isinstance(value := getattr(layout, field.name), str | int)
+        }
+        values |= {name: text_of(value) for name, value in layout.options}
+        values |= {
+            "recompute": str(layout.recompute),
+            "world_size": str(layout.world_size),
+            "global_batch_size": str(cell.global_batch_size),
+            "sequence_length": str(cell.sequence_length),
+        }
+        return shlex.join(fill_known(text, values) or text for text in self.argv)
 
 
-def _axes(layout: Layout, given: Mapping[str, Any]) -> dict[str, Any]:
-    axes: dict[str, Any] = {}
-    for field in fields(Layout):
-        value = getattr(layout, field.name)
-        if field.name in given and field.name != "options":
-            axes[field.name] = value if isinstance(value, int) else str(value)
-    if layout.options:
-        axes["options"] = {name: [value] for name, value in layout.options}
-    return axes
-
-
-def program_command(spec_json: str, detail: TrialDetail) -> str | None:
-    """Return the user's own command of workload command; None for other workloads.
-
-    Names that only a rank knows, such as {master_addr}, stay in braces.
-    """
-    workload = json.loads(spec_json).get("workload") or {}
-    argv = (
-        (workload.get("options") or {}).get("argv") if workload.get("name") == "command" else None
-    )
-    if not argv:
-        return None
-    layout, cell = detail.trial.layout, detail.cell.cell
-    values = {
-        field.name: text_of(value)
-        for field in fields(Layout)
-        if isinstance(value := getattr(layout, field.name), str | int)
-    }
-    values |= {name: text_of(value) for name, value in layout.options}
-    values |= {
-        "recompute": str(layout.recompute),
-        "world_size": str(layout.world_size),
-        "global_batch_size": str(cell.global_batch_size),
-        "sequence_length": str(cell.sequence_length),
-    }
-    filled = [fill_known(text, values) or text for text in argv]
-    return shlex.join(filled)
+def _lines(values: Mapping[str, Any], *, indent: str = "") -> list[str]:
+    """A key a line; values are JSON, which is YAML."""
+    return [
+        f"{indent}{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()
+    ]
 
 
 def commands(detail: TrialDetail) -> list[tuple[str, str]]:

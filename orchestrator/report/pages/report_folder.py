@@ -16,6 +16,7 @@ from orchestrator.report.pages.script_data import compressed_script
 from orchestrator.report.pages.trial_document import TABLE_TITLES, document, sort_keys, table_row
 from orchestrator.report.pictures.all_pictures import pictures
 from orchestrator.report.sweep_rows import SweepRows
+from orchestrator.report.trial_file import TrialFiles
 from orchestrator.report.trial_line import SPEED_TITLES
 
 if TYPE_CHECKING:
@@ -87,10 +88,11 @@ def _data(sweeps: Sequence[SweepRows], drawn: Sequence[Picture]) -> Iterator[tup
         "files": {one.trial.id: number // TRIALS_PER_FILE for number, (_, one) in enumerate(every)},
     }
     yield "trials.js", compressed_script("trials", table)
+    files = {sweep.name: TrialFiles.of(sweep.sweep.spec_json) for sweep in sweeps}
     for start in range(0, len(every), TRIALS_PER_FILE):
         some = every[start : start + TRIALS_PER_FILE]
         number = start // TRIALS_PER_FILE
-        documents = {one.trial.id: document(sweep, one) for sweep, one in some}
+        documents = {one.trial.id: document(files[sweep.name], one) for sweep, one in some}
         yield f"trials-{number}.js", compressed_script(f"trials-{number}", documents)
 
 

@@ -26,6 +26,6 @@ def compressed_script(name: str, value: Any) -> str:
 
     It is deflated JSON in base64, a tenth of the size, which the page inflates.
     """
-    content = zlib.compress(json_for_script(value).encode(), 9)
+    content = zlib.compress(json_for_script(value).encode())
     text = base64.b64encode(content).decode()
     return f"sweepReport.takeCompressed({json.dumps(name)}, {json.dumps(text)});\n"

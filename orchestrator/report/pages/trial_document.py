@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.report import trial_facts
 from orchestrator.report.profile_text import remarks, split_rows
 from orchestrator.report.sweep_rows import SweepRows
-from orchestrator.report.trial_file import commands, program_command, sweep_file
+from orchestrator.report.trial_file import TrialFiles, commands
 from orchestrator.report.trial_line import SPEED_TITLES, layout_text, speed_texts
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 TABLE_TITLES = ("trial", "state", *SPEED_TITLES[1:-1], "GPUs", "sweep", "layout")
 
 
-def document(sweep: SweepRows, one: TrialDetail) -> dict[str, Any]:
+def document(files: TrialFiles, one: TrialDetail) -> dict[str, Any]:
     """Return all that the page of a trial shows."""
-    spec = sweep.sweep.spec_json
     return {
         "id": one.trial.id,
         "title": trial_facts.title(one.trial),
@@ -30,8 +29,8 @@ def document(sweep: SweepRows, one: TrialDetail) -> dict[str, Any]:
         "attempts": [_attempt(attempt, one) for attempt in one.attempts],
         "profiles": [_profile(profile) for profile in one.profiles],
         "events": trial_facts.event_rows(one),
-        "file": sweep_file(spec, one),
-        "program": program_command(spec, one),
+        "file": files.sweep_file(one),
+        "program": files.program_command(one),
         "commands": commands(one),
     }
 

@@ -61,8 +61,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
             "type": "bar",
             "orientation": "h",
             "name": kind.value,
-            "x": [counts[kind, node] or None for node in nodes],
-            "y": nodes,
+            "x": [counts[kind, node] for node in nodes if counts[kind, node]],
+            "y": [node for node in nodes if counts[kind, node]],
             "hovertemplate": f"%{{y}}: %{{x}}<extra>{kind.value}</extra>",
             "marker": {"color": COLORS[number % len(COLORS)]},
         }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Self
 
 from orchestrator.core.trial.reserved_time import Outcome, ReservedGpuSeconds
 from orchestrator.report import quantities as show
@@ -24,6 +26,9 @@ from orchestrator.report.pictures.picture import (
 from orchestrator.report.sweep_rows import SweepRows
 
 MOST_NODES = 64
+# A browser draws so many bars in a second. Closer together than a share of the time they are one.
+MOST_BARS = 4_000
+RESOLUTION = 400
 UNKNOWN_NODE = "unknown node"
 _COLORS = {
     Outcome.COUNTS: ("measured", BLUE),
@@ -87,11 +92,11 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
                 " `sweep run` measures on a cluster, and `sweep run --simulate` pretends to."
             )
         return replace(blank, why_empty=why)
-    nodes = list(dict.fromkeys(sorted((bar.node for bar in found), key=_natural)))
-    shown = set(nodes[:MOST_NODES])
+    merged = _merged(found) if len(found) > MOST_BARS else [_Drawn.of(bar) for bar in found]
+    nodes, shown = _nodes(merged)
     traces = []
     for outcome, (name, color) in _COLORS.items():
-        some = [bar for bar in found if bar.span.outcome is outcome and bar.node in shown]
+        some = [bar for bar in merged if bar.outcome is outcome and bar.node in shown]
         if some:
             traces.append(
                 {
@@ -99,25 +104,84 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
                     "orientation": "h",
                     "name": name,
                     "y": [bar.node for bar in some],
-                    "base": [_at(bar.span.start) for bar in some],
-                    "x": [round(1000 * (bar.span.end - bar.span.start), 3) for bar in some],
-                    "customdata": [bar.span.trial_id for bar in some],
+                    "base": [_at(bar.start) for bar in some],
+                    "x": [round(1000 * (bar.end - bar.start), 3) for bar in some],
+                    "customdata": [bar.trial_id for bar in some],
                     "hovertemplate": HOVER_TRIAL,
                     "marker": {"color": color, "line": {"width": 0.5, "color": "#ffffff"}},
                 }
             )
     caption = _caption(sweeps, found, len(nodes))
-    if len(nodes) > MOST_NODES:
-        caption += f" Shown are {MOST_NODES} of {len(nodes):,} nodes."
+    if len(merged) < len(found):
+        caption += (
+            " A bar is several attempts of one kind that follow each other closely; it leads to"
+            " the first of them."
+        )
+    if len(nodes) > len(shown):
+        caption += f" Shown are {len(shown)} of {len(nodes):,} nodes."
     made = figure(
         traces,
         x=Axis(title="time (UTC)"),
-        y=Axis(title="", names=[node for node in reversed(nodes) if node in shown]),
-        height=170 + 24 * min(len(nodes), MOST_NODES),
+        y=Axis(title="", names=list(reversed(shown))),
+        height=170 + 24 * len(shown),
         barmode="overlay",
     )
     made["layout"]["xaxis"]["type"] = "date"
     return replace(blank, caption=caption, figure=made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """A bar of the figure: one attempt, or several that follow each other closely."""
+
+    node: str
+    outcome: Outcome | None
+    start: float
+    end: float
+    trial_id: int
+
+    @classmethod
+    def of(cls, bar: Bar) -> Self:
+        span = bar.span
+        return cls(
+            node=bar.node,
+            outcome=span.outcome,
+            start=span.start,
+            end=span.end,
+            trial_id=span.trial_id,
+        )
+
+
+def _merged(found: Sequence[Bar]) -> list[_Drawn]:
+    """Join bars of one node and outcome with a gap too small to be seen between them."""
+    first, last = min(bar.span.start for bar in found), max(bar.span.end for bar in found)
+    gap = (last - first) / RESOLUTION
+    open_bars: dict[tuple[str, Outcome | None], _Drawn] = {}
+    merged: list[_Drawn] = []
+    for bar in sorted(found, key=lambda it: it.span.start):
+        key, span = (bar.node, bar.span.outcome), bar.span
+        before = open_bars.get(key)
+        if before is not None and span.start - before.end <= gap:
+            open_bars[key] = replace(before, end=max(before.end, span.end))
+            continue
+        if before is not None:
+            merged.append(before)
+        open_bars[key] = _Drawn.of(bar)
+    return [*merged, *open_bars.values()]
+
+
+def _nodes(drawn: Sequence[_Drawn]) -> tuple[list[str], list[str]]:
+    """Return all nodes in order, and the first of them that have few enough bars together."""
+    counts = Counter(bar.node for bar in drawn)
+    nodes = sorted(counts, key=_natural)
+    total = 0
+    shown: list[str] = []
+    for node in nodes[:MOST_NODES]:
+        total += counts[node]
+        if shown and total > MOST_BARS:
+            break
+        shown.append(node)
+    return nodes, shown
 
 
 def _natural(node: str) -> tuple[int, str]:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
 from orchestrator.report.pictures.peak import kinds_of, peak_of
-from orchestrator.report.pictures.picture import COLORS, GIB, GREY, Axis, Picture, figure, line_at
+from orchestrator.report.pictures.picture import (
+    COLORS,
+    GIB,
+    GREY,
+    Axis,
+    Picture,
+    Trace,
+    figure,
+    line_at,
+)
 from orchestrator.report.sweep_rows import SweepRows
 
 if TYPE_CHECKING:
@@ -92,34 +102,11 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         return replace(blank, why_empty=_why_empty(sweeps))
     names = list(dict.fromkeys(part for one in found for part in one.measured_parts))
     labels = [f"trial {one.trial_id}" for one in found]
-    ids = [one.trial_id for one in found]
-    hover = "%{x}: %{y:.2f} GiB"
-    traces = [
-        {
-            "type": "bar",
-            "name": "predicted",
-            "offsetgroup": "predicted",
-            "x": labels,
-            "y": [_gib(one.predicted_bytes) for one in found],
-            "customdata": ids,
-            "hovertemplate": hover + "<extra>predicted</extra>",
-            "marker": {"color": GREY},
-        }
+    traces = [_trace(found, "predicted", GREY)]
+    traces += [
+        _trace(found, name, COLORS[number % len(COLORS)], names[:number])
+        for number, name in enumerate(names)
     ]
-    for number, name in enumerate(names):
-        traces.append(
-            {
-                "type": "bar",
-                "name": name.replace("_", " "),
-                "offsetgroup": "measured",
-                "x": labels,
-                "y": [_gib(one.measured_parts.get(name)) for one in found],
-                "base": [_gib(_below(one.measured_parts, names[:number])) for one in found],
-                "customdata": ids,
-                "hovertemplate": hover + f"<extra>{name.replace('_', ' ')}</extra>",
-                "marker": {"color": COLORS[number % len(COLORS)]},
-            }
-        )
     limits = sorted({one.limit_bytes for one in found if one.limit_bytes is not None})
     kinds = kinds_of(one.trial for sweep in sweeps for one in sweep.trials)
     lines = [line_at(limit / GIB, f"limit {show.memory(limit)}") for limit in limits[-1:]]
@@ -137,12 +124,29 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     )
 
 
-def _gib(size: int | None) -> float | None:
-    return None if size is None else size / GIB
-
-
-def _below(parts: Mapping[str, int], names: Sequence[str]) -> int:
-    return sum(parts.get(name, 0) for name in names)
+def _trace(
+    found: Sequence[MemoryBar], name: str, color: str, below: Sequence[str] | None = None
+) -> Trace:
+    """The bars of a part; `below`: the parts under it. None: of what was predicted."""
+    sizes = [
+        (one, one.predicted_bytes if below is None else one.measured_parts.get(name))
+        for one in found
+    ]
+    known = [(one, size) for one, size in sizes if size is not None]
+    words = name.replace("_", " ")
+    return {
+        "type": "bar",
+        "name": words,
+        "offsetgroup": "predicted" if below is None else "measured",
+        "x": [f"trial {one.trial_id}" for one, _ in known],
+        "y": [size / GIB for _, size in known],
+        "base": [
+            sum(one.measured_parts.get(part, 0) for part in below or ()) / GIB for one, _ in known
+        ],
+        "customdata": [one.trial_id for one, _ in known],
+        "hovertemplate": f"%{{x}}: %{{y:.2f}} GiB<extra>{escape(words)}</extra>",
+        "marker": {"color": color},
+    }
 
 
 def _caption(found: Sequence[MemoryBar]) -> str:

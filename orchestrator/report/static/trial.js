@@ -25,7 +25,7 @@ function profile(one) {
   const titles = ["part of a step", ...one.ranks.flatMap((rank) => [rank, "share"])];
   return [
     make("h2", {}, one.title),
-    ...(one.rows.length ? [table(titles, one.rows, new Set(titles.keys()).difference?.(new Set([0])) || new Set([1, 2]))] : []),
+    ...(one.rows.length ? [table(titles, one.rows, new Set([...titles.keys()].slice(1)))] : []),
     ...one.remarks.map((line) => make("p", { class: "remark" }, line)),
     ...(one.traces.length ? [make("p", {}, "Traces, to open in ui.perfetto.dev:"), code(one.traces.join("\n"))] : []),
   ];
@@ -37,7 +37,7 @@ function show(trial) {
   const parts = [
     make("h1", {}, trial.title),
     facts(trial.facts),
-    table(["", "predicted", "measured", "predicted/measured"], trial.compared, new Set([1, 2, 3])),
+    table(["quantity", "predicted", "measured", "predicted/measured"], trial.compared, new Set([1, 2, 3])),
     ...trial.attempts.flatMap((attempt) => [
       make("h2", {}, attempt.title),
       facts(attempt.facts),

@@ -19,6 +19,7 @@ from orchestrator.report.pages import report_folder
 from orchestrator.report.pages.report_folder import POLICY, Written, write_report
 from orchestrator.report.pages.script_data import json_for_script
 from orchestrator.report.sweep_rows import SweepRows
+from orchestrator.report.trial_file import TrialFiles
 from tests.cli.cli_store import FORMULA, HOSTILE
 
 PAYLOADS = (
@@ -155,15 +156,13 @@ def test_the_command_writes_pages_and_markdown(
 
 
 def test_a_replayed_trial_has_a_sweep_file_that_loads(scaling: SweepRows) -> None:
-    from orchestrator.report.trial_file import sweep_file
-
     spec = load(
         "name: mine\nmodel: llama-tiny\ngpus: 2\nsequence_length: 128\nglobal_batch_size: 64\n"
         "axes: {micro_batch_size: [1, 2, 4], zero_stage: [0, 1]}\nsearch: {max_trials: 3}\n",
         source="test",
     )
     one = scaling.trials[1]
-    text = sweep_file(spec.model_dump_json(), one)
+    text = TrialFiles.of(spec.model_dump_json()).sweep_file(one)
     assert text is not None
     again = load(text, source="trial.yaml")
     assert again.name == f"scaling-trial-{one.trial.id}"

@@ -1,0 +1,85 @@
+"""A headless Chromium that opens a report, and says what went wrong in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+DRAWN_SECONDS = 20
+
+
+class Browser:
+    """A window of Chromium, driven by selenium."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.run = driver.execute_script
+
+    def get(self, url: str) -> None:
+        """Open a page anew, also if its address differs in what follows # alone."""
+        self.driver.get("about:blank")
+        self.driver.get(url)
+        self.wait("return document.readyState === 'complete'")
+
+    def wait(self, script: str, *arguments: Any) -> Any:
+        """Wait until a script returns something true, and return it."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        return WebDriverWait(self.driver, DRAWN_SECONDS, 0.05).until(
+            lambda driver: driver.execute_script(script, *arguments)
+        )
+
+    def window(self, width: int, height: int, *, is_dark: bool = False) -> None:
+        """Set the size of the window, and the colours that the page should have."""
+        send = self.driver.execute_cdp_cmd
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700}
+        send("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        send("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def pictures(self) -> list[str]:
+        """The names of the pictures of the page that have a figure."""
+        found = "[...document.querySelectorAll('[data-picture]')]"
+        return list(self.run(f"return {found}.map(element => element.dataset.picture)"))
+
+    def draw(self, name: str) -> float:
+        """Bring a picture into view; return the milliseconds that drawing it took."""
+        self.run("document.getElementById('picture-' + arguments[0]).scrollIntoView()", name)
+        taken = self.wait(
+            "return document.getElementById('picture-' + arguments[0]).dataset.milliseconds", name
+        )
+        return float(taken)
+
+    def complaints(self) -> list[str]:
+        """The errors and warnings of the page's console since the last call."""
+        return [f"{one['level']}: {one['message']}" for one in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """The addresses that the page has asked for."""
+        entries = "return performance.getEntriesByType('resource').map(e => e.name)"
+        return list(self.run(entries))
+
+
+@contextmanager
+def chromium() -> Iterator[Browser | None]:
+    """A browser; None if Chromium or its driver is not installed."""
+    program, server = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or server is None:
+        yield None
+        return
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    # Its sandbox does not start for root, and GPUs are not for it.
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(server))
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()

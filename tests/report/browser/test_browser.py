@@ -1,0 +1,233 @@
+"""A report as a person sees it, in a headless Chromium: marks, links, words, colours, time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.report.pages.report_folder import Written, write_report
+from orchestrator.report.sweep_rows import SweepRows
+from tests.cli.cli_store import HOSTILE
+from tests.report.browser.chromium import Browser, chromium
+
+pytestmark = pytest.mark.browser
+MANY = 4_000
+# The file of axe-core, which CI takes from npm; it is not part of the project.
+AXE = "AXE_CORE"
+# The heading of a trial's page, once its data are there.
+HEADING = (
+    "const found = document.querySelector('#trial h1')?.textContent;"
+    " return found !== 'Trial' && found"
+)
+PHONE, DESK = (390, 844), (1280, 900)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        if found is None:
+            reason = "no chromium and chromium-driver (Debian's packages) are installed"
+            if os.environ.get("CI") == "true":
+                pytest.fail(reason)
+            pytest.skip(reason)
+        found.window(*DESK)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def written(
+    tiny: SweepRows, scaling: SweepRows, tmp_path_factory: pytest.TempPathFactory
+) -> Written:
+    return write_report([tiny, scaling], tmp_path_factory.mktemp("browser") / "report")
+
+
+@pytest.fixture(scope="module")
+def many(scaling: SweepRows, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The report of one sweep with thousands of measured trials."""
+    some = [one for one in scaling.trials if one.trial.state is TrialState.MEASURED]
+    trials = [
+        replace(
+            some[number % len(some)],
+            trial=replace(some[number % len(some)].trial, id=1000 + number),
+            attempts=(),
+            events=(),
+        )
+        for number in range(MANY)
+    ]
+    leading = {
+        trial.trial.cell_id: replace(
+            scaling.rankings[trial.trial.cell_id], leading=[trial.trial], tied=()
+        )
+        for trial in trials
+    }
+    rows = replace(scaling, trials=trials, rankings=leading)
+    return write_report([rows], tmp_path_factory.mktemp("many") / "report")
+
+
+def url(written: Written, page: str = "index.html") -> str:
+    name, hash_sign, trial = page.partition("#")
+    return f"{(written.index.parent / name).as_uri()}{hash_sign}{trial}"
+
+
+def expected_marks(figure: dict[str, Any]) -> int:
+    """The points and bars that plotly draws for a figure."""
+    num = 0
+    for trace in figure["data"]:
+        if trace["type"] == "scatter" and "markers" in trace["mode"]:
+            num += sum(value is not None for value in trace["y"])
+        elif trace["type"] == "bar":
+            num += sum(
+                x is not None and y is not None for x, y in zip(trace["x"], trace["y"], strict=True)
+            )
+        elif trace["type"] == "heatmap":
+            num += 1  # one image
+    return num
+
+
+def test_every_picture_has_its_marks(browser: Browser, written: Written) -> None:
+    browser.get(url(written))
+    drawn = {one.name: one for one in written.pictures if one.figure is not None}
+    assert browser.pictures() == list(drawn)
+    for name, picture in drawn.items():
+        browser.draw(name)
+        found = browser.run(
+            "const e = document.getElementById('picture-' + arguments[0]);"
+            "return [e.querySelectorAll('.scatterlayer .point, .barlayer .point > path,"
+            " .heatmaplayer image').length, e.querySelectorAll('.scatterlayer .js-line').length]",
+            name,
+        )
+        assert picture.figure is not None
+        lines = sum(
+            trace["type"] == "scatter" and "lines" in trace["mode"]
+            for trace in picture.figure["data"]
+        )
+        assert found[0] == expected_marks(picture.figure), name
+        assert found[1] >= lines, name
+    assert browser.complaints() == []
+    assert all(address.startswith("file://") for address in browser.requests())
+
+
+def test_a_click_on_a_point_opens_the_page_of_its_trial(browser: Browser, written: Written) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.get(url(written))
+    browser.draw("efficiency")
+    point = browser.driver.find_element("css selector", "#picture-efficiency .point")
+    trial_id = browser.run(
+        "return document.getElementById('picture-efficiency').data[1].customdata[0]"
+    )
+    ActionChains(browser.driver).move_to_element(point).pause(0.2).click().perform()
+    browser.wait("return location.hash === '#' + arguments[0]", trial_id)
+    heading = browser.wait(HEADING)
+    assert heading == f"Trial {trial_id}: measured"
+    assert browser.complaints() == []
+
+
+def test_every_link_of_the_pages_leads_somewhere(browser: Browser, written: Written) -> None:
+    browser.get(url(written))
+    links = browser.run("return [...document.querySelectorAll('a[href]')].map(a => a.href)")
+    for link in set(links):
+        page, _, trial = link.removeprefix("file://").partition("#")
+        assert Path(page).is_file()
+        if page.endswith("trial.html"):
+            browser.get(link)
+            shown = browser.wait(HEADING)
+            assert shown.startswith(f"Trial {trial}: ")
+
+
+def test_hostile_text_is_shown_and_does_nothing(
+    browser: Browser, written: Written, tiny: SweepRows
+) -> None:
+    failed = next(one for one in tiny.trials if one.trial.state is TrialState.FAILED)
+    browser.get(url(written, f"trial.html#{failed.trial.id}"))
+    log = browser.wait("const p = document.querySelector('pre.log'); return p && p.textContent")
+    assert HOSTILE.splitlines()[1] in log
+    assert "<script>alert(1)</script>" in log
+    inside = "return document.querySelectorAll('main script, main img, main iframe').length"
+    assert browser.run(inside) == 0
+    for page in ("index.html", "trials.html"):
+        browser.get(url(written, page))
+        assert browser.run(inside) == 0
+    assert browser.complaints() == []
+
+
+def test_a_trial_that_is_not_there_is_said_so(browser: Browser, written: Written) -> None:
+    browser.get(url(written, "trial.html#999999"))
+    assert browser.wait(
+        "return document.querySelector('#trial h1').textContent === 'No such trial'"
+    )
+
+
+def test_the_table_of_trials_is_filtered_and_sorted_and_its_address_keeps_it(
+    browser: Browser, written: Written, tiny: SweepRows, scaling: SweepRows
+) -> None:
+    browser.get(url(written, "trials.html"))
+    browser.wait("return document.querySelectorAll('#trials tbody tr').length")
+    num = len(tiny.trials) + len(scaling.trials)
+    assert browser.run("return document.getElementById('count').textContent") == (
+        f"{num} of {num} trials"
+    )
+    browser.driver.find_element("id", "words").send_keys("scaling mbs4")
+    rows = (
+        "return [...document.querySelectorAll('#trials tbody tr')].map(r => r.cells[2].textContent)"
+    )
+    assert browser.run(rows) == ["1,000", "800"]
+    browser.driver.find_element("id", "words").clear()
+    browser.driver.find_element("id", "words").send_keys("scaling")
+    button = browser.driver.find_element("css selector", "#trials th:nth-child(3) button")
+    button.click()
+    found = browser.run(rows)
+    assert found == ["1,000", "900", "800", "720", "700", "560", "-", "-"]
+    browser.driver.refresh()
+    browser.wait("return document.querySelectorAll('#trials tbody tr').length === 8")
+
+
+def test_thousands_of_points_are_drawn_within_a_second(browser: Browser, many: Written) -> None:
+    taken = []
+    for _ in range(3):
+        browser.get(url(many))
+        taken.append(browser.draw("scaling"))
+    points = browser.run(
+        "return document.querySelectorAll('#picture-scaling .scatterlayer .point').length"
+    )
+    assert points == MANY
+    assert min(taken) < 1000
+
+
+@pytest.mark.parametrize("page", ["index.html", "trials.html", "trial.html#1"])
+def test_nothing_is_wider_than_a_phone(browser: Browser, written: Written, page: str) -> None:
+    browser.window(*PHONE)
+    try:
+        browser.get(url(written, page))
+        browser.wait("return document.querySelector('main')?.textContent.length > 100")
+        assert browser.run("return document.documentElement.scrollWidth") <= PHONE[0]
+    finally:
+        browser.window(*DESK)
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("page", ["index.html", "trials.html", "trial.html#1"])
+def test_axe_finds_nothing_that_keeps_people_out(
+    browser: Browser, written: Written, page: str, is_dark: bool
+) -> None:
+    file = os.environ.get(AXE)
+    if not file:
+        pytest.skip(f"{AXE} does not name the file of axe-core, which .ci/run takes from npm")
+    browser.window(*DESK, is_dark=is_dark)
+    try:
+        browser.get(url(written, page))
+        browser.wait("return document.querySelector('main')?.textContent.length > 100")
+        browser.run(Path(file).read_text(encoding="utf-8"))
+        found = browser.driver.execute_async_script(
+            "axe.run().then(r => arguments[0](r.violations.map(v => v.id + ': ' +"
+            " v.nodes.map(n => n.html).slice(0, 3).join(' | '))))"
+        )
+        assert found == []
+    finally:
+        browser.window(*DESK)
