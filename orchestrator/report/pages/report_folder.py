@@ -21,6 +21,7 @@ from orchestrator.report.trial_line import SPEED_TITLES
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
     from orchestrator.report.pictures.picture import Picture
 
@@ -129,13 +130,29 @@ def environment() -> Environment:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
         raise UsageInvalid(MISSING.format("jinja2")) from None
-    return Environment(
+    found = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.filters["code"] = code
+    return found
+
+
+def code(text: str) -> Markup:
+    """Show what is in backticks as code, and escape everything."""
+    from markupsafe import Markup, escape  # of jinja2
+
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    shown = [
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
+        for number, part in enumerate(parts)
+    ]
+    return Markup("").join(shown)
 
 
 def plotly_script() -> Path:
