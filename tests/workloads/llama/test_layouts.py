@@ -109,34 +109,27 @@ ONE_RANK = [
         for recompute in ("none", "full", "selective_ops")
     ),
 ]
+# What the table of combinations (tests/workloads/llama/equivalence) has not.
 SEVERAL_RANKS = [
-    *(
-        case(ranks=2, micro_batch_size=size, recompute=recompute)
-        for size in (1, 2)
-        for recompute in RECOMPUTES
-    ),
+    *(case(ranks=2, recompute=recompute) for recompute in ("full:1", "selective_ops:2")),
     *(case(ranks=2, precision=BF16, gradient_dtype=dtype) for dtype in ("bf16", "fp32")),
     case(ranks=2, micro_batch_size=2, precision=BF16, reduce_dtype="bf16"),
-    case(ranks=2, precision=FP16),
     case(ranks=2, micro_batch_size=2, compile=True),
     *(
-        case(ranks=2, micro_batch_size=size, recompute=recompute, zero_stage=stage)
-        for size in (1, 2)
-        for stage in (1, 2, 3)
-        for recompute in ("none", "full", "selective_ops")
+        case(ranks=2, zero_stage=stage, recompute=recompute)
+        for stage in (1, 2)
+        for recompute in ("full", "selective_ops")
     ),
-    case(ranks=2, zero_stage=1, accumulate="last"),
     case(ranks=2, zero_stage=1, accumulate="last", precision=BF16),
     *(
         case(ranks=2, zero_stage=stage, precision=precision)
-        for stage in (1, 2, 3)
+        for stage in (1, 2)
         for precision in (BF16, FP16)
     ),
     case(ranks=2, zero_stage=3, precision=BF16, reduce_dtype="bf16", loss="whole"),
     case(ranks=2, micro_batch_size=2, zero_stage=3, recompute="selective_ops", compile=True),
-    case(ranks=4, zero_stage=3),
-    *(case(ranks=4, zero_stage=stage, replicas=2) for stage in (1, 3)),
     case(ranks=4, zero_stage=1, replicas=2, accumulate="last"),
+    case(ranks=4, zero_stage=3),
     case(ranks=4),
 ]
 # Four micro-batches on each of two ranks.
