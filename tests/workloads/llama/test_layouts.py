@@ -28,7 +28,7 @@ from workloads.llama.data_parallel import Replica
 from workloads.llama.memory import LiveMemory, MemoryReport
 from workloads.llama.mesh import Groups, Line, RankPlace
 from workloads.llama.optimizer import AdamW
-from workloads.llama.train import TrainingLoop
+from workloads.llama.training_loop import TrainingLoop
 
 SHAPE = ModelShape(
     name="grouped",

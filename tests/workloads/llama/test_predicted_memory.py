@@ -27,7 +27,7 @@ from tests.workloads.llama.equivalence.combination import NARROW, Combination
 from tests.workloads.llama.equivalence.combinations import COMBINATIONS
 from workloads.llama.live_tensors import LiveTensors
 from workloads.llama.mesh import Groups, RankPlace
-from workloads.llama.train import TrainingLoop
+from workloads.llama.training_loop import TrainingLoop
 
 PATIENCE_SECONDS = 540
 # Longer than the hidden size: what is made of weights alone is then small beside what tokens need.

@@ -51,8 +51,10 @@ from workloads.llama.memory import LiveMemory, MemoryReport
 from workloads.llama.model import Llama
 from workloads.llama.optimizer import AdamW
 from workloads.llama.peak_flops import measured_peak, trial_peak
+from workloads.llama.refusals import check
 from workloads.llama.stack import describe_stack
-from workloads.llama.train import TrainingLoop, check, train
+from workloads.llama.train import train
+from workloads.llama.training_loop import TrainingLoop
 from workloads.rank import ConfigRejected, NotFinite, Rank, context
 
 TINY = PRESETS["llama-tiny"]
@@ -487,7 +489,7 @@ def test_a_training_whose_last_gradient_alone_is_not_finite_is_not_measured(
         gradients[0].view(-1)[0] = number
         return gradient_norm(gradients, groups, **copies)
 
-    monkeypatch.setattr("workloads.llama.train.gradient_norm", spoilt)
+    monkeypatch.setattr("workloads.llama.training_loop.gradient_norm", spoilt)
     monkeypatch.setattr(AdamW, "step", lambda *_, **__: None)
     with pytest.raises(NotFinite) as raised:
         train(context())

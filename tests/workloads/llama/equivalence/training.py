@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.workloads.llama.equivalence.combination import NUM_STEPS, Combination, Distance
 from workloads.llama.mesh import RankPlace
-from workloads.llama.train import TrainingLoop
+from workloads.llama.training_loop import TrainingLoop
 
 CPU = torch.device("cpu")
 
