@@ -128,8 +128,9 @@ class LlamaOptions(WorkloadOptions):
         Field(pattern=r"^(whole|chunked:[1-9]\d{0,3})$"),
         key(
             "`whole`, `chunked:N`",
-            "`chunked:8`: the head and the loss by eighths of the tokens, forward and backward, so"
-            " that only an eighth of the logits exists. `whole`: all logits at once",
+            "`chunked:8`: the head and the loss in turn for at most 8 chunks of the tokens, of at"
+            " least 128 each, forward and backward, so that only the logits of one chunk exist."
+            " `whole`: all logits at once",
         ),
     ] = "chunked:8"
     gradient_dtype: Annotated[
@@ -192,7 +193,7 @@ class LlamaOptions(WorkloadOptions):
 
     @property
     def loss_chunks(self) -> int | None:
-        """Parts of the tokens for which the loss is computed in turn; None: as a whole."""
+        """The most parts of the tokens for which the loss is computed in turn; None: as a whole."""
         kind, _, number = self.loss.partition(":")
         return None if kind == "whole" else int(number)
 

@@ -683,13 +683,15 @@ def test_a_loss_in_chunks_holds_the_logits_of_one() -> None:
 
     Of the three, the norm's input is split by sequence parallelism.
     """
-    for chunks, tokens in ((4, 2), (3, 3), (8, 1)):
+    # 1024 / 4; 1024 / 3, rounded up; at least 128; or all.
+    for length, chunks, tokens in ((1024, 4, 256), (1024, 3, 342), (300, 8, 128), (8, 8, 8)):
         trainer = replace(OURS, loss_chunks=chunks)
-        found = predict(layout(**TWO), trainer=trainer)
-        assert found.loss[0] == tokens * 600 + 8 * 40 + 600
-    half = predict(layout(tensor_parallel_size=2, **TWO), trainer=replace(OURS, loss_chunks=4))
+        found = predict(layout(**TWO), trainer=trainer, length=length)
+        assert found.loss[0] == tokens * 600 + length * 40 + 600
+    of = layout(tensor_parallel_size=2, **TWO)
+    half = predict(of, trainer=replace(OURS, loss_chunks=4), length=1024)
     # Tensor-parallel ranks keep a chunk's logits, 4 V more, until they have exchanged sums.
-    assert half.loss[0] == 2 * 16 * 25 + 8 * (24 + 6 + 4) + 300
+    assert half.loss[0] == 256 * 16 * 25 + 1024 * (24 + 6 + 4) + 300
     whole = predict(layout(tensor_parallel_size=2, **TWO), trainer=OURS)
     assert whole.loss[0] == 8 * (12 + 6 + 4 + 300)
     short = predict(layout(tensor_parallel_size=2, **TWO), trainer=OURS, length=1)

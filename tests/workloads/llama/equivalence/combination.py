@@ -11,6 +11,8 @@ from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 
 SEQUENCE_LENGTH = 32
+# So long that each micro-batch has several chunks of the loss.
+CHUNKED_LENGTH = 128
 GLOBAL_BATCH_SIZE = 8
 NUM_STEPS = 3
 SHAPE = ModelShape(
@@ -48,6 +50,7 @@ class Combination:
     shape: ModelShape = SHAPE
     # As a sweep file gives them, sorted by name.
     options: tuple[tuple[str, Any], ...] = ()
+    sequence_length: int = SEQUENCE_LENGTH
 
     @property
     def name(self) -> str:
@@ -67,7 +70,7 @@ class Combination:
         kept = tuple(
             (name, value) for name, value in self.options if name in ("attention", "clip_gradients")
         )
-        return Combination(layout=layout, shape=self.shape, options=kept)
+        return replace(self, layout=layout, options=kept)
 
     def request(self) -> TrialRequest:
         return TrialRequest(
@@ -76,7 +79,7 @@ class Combination:
             attempt=1,
             workload="llama",
             model=self.shape,
-            sequence_length=SEQUENCE_LENGTH,
+            sequence_length=self.sequence_length,
             layout=self.layout,
             device=Device.CPU,
             measurement=MeasurementPlan(

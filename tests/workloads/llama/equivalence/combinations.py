@@ -8,9 +8,11 @@ from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from tests.workloads.llama.equivalence.combination import (
+    CHUNKED_LENGTH,
     DEEP,
     GLOBAL_BATCH_SIZE,
     NARROW,
+    SEQUENCE_LENGTH,
     SHAPE,
     SHORT,
     TIED,
@@ -50,7 +52,12 @@ def combination(
         zero_stage=zero,
         precision=Precision(precision),
     )
-    return Combination(layout=layout, shape=shape, options=tuple(sorted(options.items())))
+    return Combination(
+        layout=layout,
+        shape=shape,
+        options=tuple(sorted(options.items())),
+        sequence_length=CHUNKED_LENGTH if "loss" in options else SEQUENCE_LENGTH,
+    )
 
 
 def on_two_ranks() -> list[Combination]:
@@ -130,7 +137,7 @@ def on_eight_ranks() -> list[Combination]:
         combination(**three),
         combination(**three, zero=1),
         combination(**three, zero=1, schedule="interleaved:2", accumulate="last"),
-        combination(**three, zero=1, recompute="full", loss="chunked:4", precision="bf16"),
+        combination(**three, zero=1, ga=2, recompute="full", loss="chunked:4", precision="bf16"),
         combination(dp=2, cp=2, tp=2, zero=3),
         combination(dp=2, cp=2, pp=2, zero=1),
         combination(cp=2, tp=2, pp=2, schedule="gpipe"),

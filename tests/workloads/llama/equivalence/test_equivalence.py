@@ -9,9 +9,11 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orchestrator.core.problem.layout import PARALLEL_AXES, Precision
+from orchestrator.core.problem.loss_chunks import chunk_tokens
 from orchestrator.core.problem.pipeline_schedule import ScheduleKind
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from tests.workloads.llama.equivalence import table
@@ -48,6 +50,16 @@ def test_no_combination_is_there_twice() -> None:
         for num_ranks, combinations in COMBINATIONS.items()
         for combination in combinations
     )
+
+
+def test_each_chunked_loss_has_several_chunks() -> None:
+    chunked = [c for c in EVERY if c.llama_options.loss_chunks is not None]
+    assert len(chunked) >= 8
+    for each in chunked:
+        own = each.sequence_length // each.layout.context_parallel_size
+        tokens = each.layout.micro_batch_size * own
+        size = chunk_tokens(np.array([tokens]), each.llama_options.loss_chunks)[0]
+        assert tokens >= 2 * size, each.name
 
 
 def test_the_kept_table_has_these_combinations_within_their_tolerances() -> None:
