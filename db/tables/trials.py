@@ -337,6 +337,12 @@ measurement = Table(
         "ran at the memory edge with allocator retries, and so slower than it could",
     ),
     optional("attention_kernel", Text, "the kernel of attention that ran, as the program names it"),
+    optional(
+        "compile_seconds",
+        Double,
+        "seconds of compiling, slowest rank; they are part of the attempt's phases, most of them "
+        "of `first_step_seconds`; 0: nothing was compiled; NULL: not told",
+    ),
     optional("loss_first", Double, "loss of the first step"),
     optional("loss_last", Double, "loss of the last step"),
     # Of the time in which steps were timed; NULL if that was less than 2 s, or not told.

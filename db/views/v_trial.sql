@@ -55,6 +55,7 @@ SELECT
     measurement.allocator_ooms,
     measurement.thrashing,
     measurement.attention_kernel,
+    measurement.compile_seconds,
     measurement.loss_first,
     measurement.loss_last,
     measurement.gpu_busy,

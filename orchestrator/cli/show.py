@@ -133,6 +133,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
             ("shared nodes", "other trials ran on them too" if attempt.shared_nodes else None),
             ("machine load", _load_text(attempt.load)),
             ("phases", ", ".join(phases)),
+            ("", _compiling_text(attempt)),
             ("GPU-hours", hours),
             ("", _more_than_reserved(attempt, num_gpus)),
             ("processes killed", f"{killed} that the ranks had left" if killed else None),
@@ -144,6 +145,13 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         _print_measurement(attempt.measurement, attempt)
     if attempt.failure is not None:
         _print_failure(attempt.failure)
+
+
+def _compiling_text(attempt: AttemptRow) -> str | None:
+    """Say how much of the phases was compiling, most of it of the first step."""
+    if attempt.measurement is None or not attempt.measurement.compile_seconds:
+        return None
+    return f"of these, compiling {show_as.duration(attempt.measurement.compile_seconds)}"
 
 
 def _more_than_reserved(attempt: AttemptRow, num_gpus: int) -> str | None:

@@ -149,6 +149,7 @@ def limit_warnings(known: Planning) -> list[str]:
 
 def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
     """The same for one cell: the best layout near a limit, how many there are, what to set."""
+    from orchestrator.core.sweepfile.workload_section import compiles_layers
     from orchestrator.core.trial.limits import PredictedStep, longest_safe_step, resolve_limits
     from orchestrator.core.trial.protocol import Device, LimitName
 
@@ -167,21 +168,24 @@ def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
             continue
         first = PredictedStep(seconds=float(candidates.step_seconds[near[0]]), log_sd=log_sd)
         slowest = PredictedStep(seconds=float(candidates.step_seconds[near].max()), log_sd=log_sd)
+        layout = candidates.table.layout(int(near[0]))
         auto = resolve_limits(
             dict.fromkeys(LimitName),
             plan=plan,
             num_ranks=cell.num_gpus,
             predicted=slowest,
+            compiles=compiles_layers(
+                known.spec.workload, layout.options, on_gpu=known.spec.device != "cpu"
+            ),
         )
-        layout = candidates.table.layout(int(near[0])).short
         others = ""
         if len(near) > 1:
             others = f" (and {len(near) - 1:,} more of {len(fitting):,} layouts that should fit)"
         lines.append(
-            f"{cell.key}: measurement.limits.{name} is {duration(seconds)}, and a step of {layout}"
-            f" is predicted to take {first.seconds:.3g} s, {first.longest_seconds:.3g} s at"
-            f" most{others}: they may end as hung. Write auto, or at least"
-            f" {getattr(auto, name):.0f}"
+            f"{cell.key}: measurement.limits.{name} is {duration(seconds)}, and a step of"
+            f" {layout.short} is predicted to take {first.seconds:.3g} s,"
+            f" {first.longest_seconds:.3g} s at most{others}: they may end as hung."
+            f" Write auto, or at least {getattr(auto, name):.0f}"
         )
     return lines
 

@@ -477,6 +477,7 @@ def test_a_measured_trial_is_shown_with_prediction_conditions_and_evidence(
         "989 TFLOP/s",
         "IQR 10.0 ms",
         "first step 14 s",
+        "of these, compiling 9.5 s",
         "612 W",
     ):
         assert part in text

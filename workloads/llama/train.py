@@ -20,6 +20,7 @@ from torch import Tensor
 from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.trial.measurement import hardware_flops_per_token
 from orchestrator.core.trial.protocol import Device, Phase, RankResult, TrialRequest
+from workloads.llama.compile_time import timed_compilations
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport
 from workloads.llama.peak_flops import PeakFlops, listed_peak, trial_peak
 from workloads.llama.refusals import check
@@ -58,6 +59,7 @@ def train(rank: Rank) -> RankResult:
             step_seconds_bound=timed.step_seconds_bound,
             tokens_per_step=tokens,
             phase_seconds=rank.with_teardown(phases),
+            compile_seconds=compilations.seconds,
             peak_memory_allocated_bytes=report.peak_allocated_bytes,
             peak_memory_reserved_bytes=report.peak_reserved_bytes,
             peak_memory_active_bytes=report.peak_active_bytes,
@@ -82,7 +84,10 @@ def train(rank: Rank) -> RankResult:
         handed_over.append(result_of(timed, peaks, peak=peak, kernel=None))
         rank.finish(handed_over[0])
 
-    timed, report, kernel = _train_and_measure(rank, options, device=device, hand_over=hand_over)
+    with timed_compilations() as compilations:
+        timed, report, kernel = _train_and_measure(
+            rank, options, device=device, hand_over=hand_over
+        )
     # The model: a measured peak needs memory.
     gc.collect()
     peak = trial_peak(

@@ -137,7 +137,7 @@ class PartBuilder:
         if self.request.layout.precision is Precision.FP8:
             check_fp8(self.device)
             use_fp8_products(model)
-        if self.options.compile if self.options.compile is not None else self._is_cuda:
+        if self.options.compiles(on_gpu=self._is_cuda):
             for layer in model.layers.values():
                 layer.compile(fullgraph=True, backend=self.compile_backend)
         return model

@@ -191,6 +191,10 @@ class LlamaOptions(WorkloadOptions):
         key("number", "On a CPU: run out of memory as a device of this size would"),
     ] = None
 
+    def compiles(self, *, on_gpu: bool) -> bool:
+        """Return whether layers are compiled on such a device."""
+        return on_gpu if self.compile is None else self.compile
+
     @property
     def loss_chunks(self) -> int | None:
         """The most parts of the tokens for which the loss is computed in turn; None: as a whole."""

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -194,6 +195,20 @@ def test_a_trial_measures_its_layout(
         result.phase_seconds[Phase.RENDEZVOUS] + result.phase_seconds[Phase.FIRST_STEP] < 10
     )  # 0.2 s on a quiet machine
     assert {r.loss_last for r in results} == {result.loss_last}
+    assert {r.compile_seconds for r in results} == {0.0}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_the_time_of_compiling_is_told_and_is_part_of_the_first_step(
+    tmp_path: Path, server: ForkServerContext
+) -> None:
+    layout = Layout(micro_batch_size=2, precision=Precision.FP32)
+    (result,) = run_trial(request(layout, compile=True), tmp_path, server)
+    assert isinstance(result, RankResult), result
+    first_step = result.phase_seconds[Phase.FIRST_STEP]
+    assert 0.1 < result.compile_seconds < first_step
+    # The first step does little else: each later one takes some milliseconds.
+    assert first_step - result.compile_seconds < result.compile_seconds
 
 
 def test_a_limited_cpu_runs_out_of_memory_in_its_first_step(
