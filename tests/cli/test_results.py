@@ -627,6 +627,29 @@ def test_sql_schema_names_the_views_and_their_columns(sweep: Sweep) -> None:
     )
 
 
+def test_sql_runs_a_query_by_its_name_on_one_sweep(sweep: Sweep, ids: Filled) -> None:
+    found = document(sweep("sql", "@best", "--json"))
+    assert dict(zip(found["columns"], found["rows"][0], strict=True))["trial_id"] == ids.measured
+    assert sweep("sql", "@best", "--sweep", "tiny", "--format", "csv").count("\n") == 2
+    assert len(document(sweep("sql", "@worst_predictions", "top=1", "--json"))["rows"]) == 1
+    assert "did you mean @best" in sweep("sql", "@bets", code=2)
+    assert "did you mean 'tiny'" in sweep("sql", "@best", "--sweep", "tinny", code=2)
+    assert "did you mean top=" in sweep("sql", "@worst_predictions", "to=1", code=2)
+    for extra in (("--sweep", "tiny"), ("top=1",)):
+        assert "for a query with a name" in sweep("sql", "select 1", *extra, code=2)
+
+
+def test_sql_lists_its_queries_with_question_and_parameters(sweep: Sweep) -> None:
+    text = sweep("sql", "--list")
+    assert "@pareto" in text and "within=: how much slower" in text
+    queries = {
+        query["name"]: query for query in document(sweep("sql", "--list", "--json"))["queries"]
+    }
+    assert queries["cost"]["parameters"][0]["name"] == "price"
+    assert ",top\n" in sweep("sql", "--list", "--format", "csv")
+    assert "give one statement" in sweep("sql", "--list", "select 1", code=2)
+
+
 def test_export_writes_every_trial_as_csv_json_and_parquet(sweep: Sweep, tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
