@@ -27,6 +27,7 @@ from db.read.rows import (
     ReservedBySweep,
     SessionRow,
     SweepRow,
+    SweepSummary,
     TrialDetail,
     TrialRow,
 )
@@ -112,6 +113,10 @@ class StoreReads:
     def sweeps(self) -> list[SweepRow]:
         """All sweeps, the newest first."""
         return self._read(sweeps.sweeps)
+
+    def summaries(self) -> list[SweepSummary]:
+        """All sweeps, the newest first, with what each has come to."""
+        return self._read(sweeps.summaries)
 
     def sweep_named(self, name: str) -> SweepRow:
         """Raises UsageInvalid, with the names that exist."""

@@ -66,6 +66,13 @@ trial = Table(
     required("updated_at", UtcTime, "when the trial last changed its state"),
     UniqueConstraint("cell_id", "layout_key"),
     Index("ix_trial_sweep_id_cell_id_state", "sweep_id", "cell_id", "state"),
+    # Without it, the removal of a trial reads all others.
+    Index(
+        "ix_trial_condemned_by",
+        "condemned_by",
+        sqlite_where=text("condemned_by IS NOT NULL"),
+        postgresql_where=text("condemned_by IS NOT NULL"),
+    ),
 )
 
 attempt = Table(

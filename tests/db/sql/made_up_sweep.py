@@ -270,3 +270,9 @@ def _insert(
                 connection.execute(
                     sa.insert(schema.measurement).values(attempt_id=one.id, **one.numbers)
                 )
+    if connection.dialect.name == "postgresql":
+        # The rows have explicit ids, so the sequences are behind.
+        for table in ("trial", "attempt"):
+            connection.execute(
+                sa.text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))")
+            )
