@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -170,6 +171,10 @@ class StoreReads:
     def trials_that_met(self, cell_id: int, kind: FailureKind) -> set[int]:
         """The trials of a cell with a failure of this kind since their last invalidation."""
         return self._read(trials.trials_that_met, cell_id, kind)
+
+    def attempt_spans(self, cell_id: int) -> dict[int, tuple[dt.datetime, dt.datetime]]:
+        """Start of the first and end of the last ended attempt, by trial id of a cell."""
+        return self._read(trials.attempt_spans, cell_id)
 
     def failure_counts(self, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
         """The number of failed attempts of each trial, by kind, since its last invalidation."""

@@ -713,10 +713,13 @@ def test_export_makes_one_optuna_study_per_cell(sweep: Sweep, tmp_path: Path) ->
     import optuna
 
     storage = f"sqlite:///{tmp_path}/optuna.sqlite"
-    studies = document(sweep("export", "optuna", "-o", storage, "--json"))["studies"]
-    # Two measured, one out of memory, one pruned and one failed by its code, but not the one that
-    # was measured under other conditions. In the other cell one out of memory.
+    found = document(sweep("export", "optuna", "-o", storage, "--json"))
+    studies = found["studies"]
+    # Two measured, one out of memory, one pruned and one failed by its code. In the other cell one
+    # out of memory.
     assert list(studies.values()) == [5, 1]
+    left_out = {"measured with another fingerprint than the newest": 1, "not ended": 3}
+    assert list(found["left_out"].values()) == [left_out, {}]
     study = optuna.load_study(study_name=next(iter(studies)), storage=storage)
     assert study.best_value == 1234.5
     assert "already" in sweep("export", "optuna", "-o", storage, code=2)
