@@ -29,6 +29,7 @@ from db.write import (
     lease,
     node_records,
     profiles,
+    reuse,
     sessions,
     sweeps,
 )
@@ -279,6 +280,13 @@ class Store(StoreReads):
         Returns how many are newly pruned.
         """
         return self._write(changes.add_pruned, condemned, epoch) if condemned else 0
+
+    def reuse(self, cell_id: int, trial_ids: Sequence[int], *, epoch: int) -> int:
+        """Take trials of other sweeps over into a cell, with their attempts and measurements.
+
+        A layout that has a trial keeps it. Returns how many were added. Raises LeaseLost.
+        """
+        return self._write(reuse.reuse, cell_id, trial_ids, epoch) if trial_ids else 0
 
     def free_pruned(self, cell_id: int, layouts: Sequence[Layout], *, epoch: int) -> int:
         """Let PRUNED layouts wait again that no out-of-memory condemns any more.

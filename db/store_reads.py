@@ -172,6 +172,14 @@ class StoreReads:
         """The trials of a cell with a failure of this kind since their last invalidation."""
         return self._read(trials.trials_that_met, cell_id, kind)
 
+    def reused_by(self, sweep_name: str) -> frozenset[int]:
+        """The trials of other sweeps whose measurements a sweep has taken over."""
+        return self._read(trials.reused_by, sweep_name)
+
+    def reusers(self, sweep_id: int) -> dict[str, int]:
+        """How many trials each other sweep has taken over from a sweep, by its name."""
+        return self._read(trials.reusers, sweep_id)
+
     def attempt_spans(self, cell_id: int) -> dict[int, tuple[dt.datetime, dt.datetime]]:
         """Start of the first and end of the last ended attempt, by trial id of a cell."""
         return self._read(trials.attempt_spans, cell_id)

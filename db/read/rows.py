@@ -147,6 +147,7 @@ class TrialRow:
     unsteady: str | None = None  # why its steps do not show the speed of a long run
     step_seconds_bound: float | None = None  # None: it was timed to its end
     extra: Mapping[str, Any] | None = None  # the program's own fields
+    reused_from: int | None = None  # the trial of another sweep that was measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

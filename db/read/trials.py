@@ -313,6 +313,31 @@ def _trial_row(row: sa.RowMapping) -> TrialRow:
     )
 
 
+def reused_by(connection: Connection, sweep_name: str) -> frozenset[int]:
+    """The trials of other sweeps whose measurements a sweep has taken over."""
+    statement = (
+        sa.select(trial.c.reused_from)
+        .join(schema.sweep, schema.sweep.c.id == trial.c.sweep_id)
+        .where(schema.sweep.c.name == sweep_name, trial.c.reused_from.is_not(None))
+    )
+    return frozenset(connection.scalars(statement))
+
+
+def reusers(connection: Connection, sweep_id: int) -> dict[str, int]:
+    """How many trials each other sweep has taken over from a sweep, by its name."""
+    source = trial.alias("source")
+    statement = (
+        sa.select(schema.sweep.c.name, sa.func.count())
+        .select_from(trial)
+        .join(source, source.c.id == trial.c.reused_from)
+        .join(schema.sweep, schema.sweep.c.id == trial.c.sweep_id)
+        .where(source.c.sweep_id == sweep_id)
+        .group_by(schema.sweep.c.name)
+        .order_by(schema.sweep.c.name)
+    )
+    return {name: int(number) for name, number in connection.execute(statement)}
+
+
 def attempt_spans(
     connection: Connection, cell_id: int
 ) -> dict[int, tuple[dt.datetime, dt.datetime]]:

@@ -250,6 +250,11 @@ def _resting(store: Store, summary: SweepSummary) -> Sequence[str]:
             f"its {counted(measured, 'measured trial')}, and {ran_out} that ran out of memory, also"
             f" calibrate the predictions of {', '.join(relatives)} (same workload and device)"
         )
+    for name, number in store.reusers(row.id).items():
+        lines.append(
+            f"sweep {name} reuses {counted(number, 'trial')} of it: they stay there, and count as"
+            " its own from then on"
+        )
     return lines
 
 

@@ -20,8 +20,8 @@ _ATTRIBUTES = (
     "why", "num_attempts", "num_measurements", "tokens_per_second_per_gpu", "step_seconds_median",
     "relative_confidence", "mfu", "hfu", "peak_memory_allocated_bytes",
     "peak_memory_reserved_bytes", "device_memory_bytes", "predicted_tokens_per_second_per_gpu",
-    "predicted_memory_bytes", "condemned_by", "failure_kind", "failure_message", "implausible",
-    "step_seconds_bound", "fingerprint_digest",
+    "predicted_memory_bytes", "condemned_by", "reused_from", "failure_kind", "failure_message",
+    "implausible", "step_seconds_bound", "fingerprint_digest",
 )  # fmt: skip
 
 
