@@ -177,17 +177,6 @@ def test_a_removal_that_was_killed_after_the_commit_is_finished_by_the_next(
     assert not any((run_root("") / sweep_folders.NOTES).iterdir())
 
 
-def test_the_notes_of_another_store_are_left_alone(store: Store, sweep: Sweep) -> None:
-    released(store, "mine")
-    log = log_of(store, "mine")
-    token = store.sweep_named("mine").run_token
-    other = sweep_folders.Removal(name="mine", run_token=token, store="postgresql://elsewhere/db")
-    sweep_folders.note_removal(other)
-    released(store, "other")
-    sweep("rm", "other", "--yes")
-    assert log.is_file() and sweep_folders.noted_removals(other.store) == [other]
-
-
 def test_a_folder_that_cannot_be_written_stops_a_removal_before_it_begins(
     store: Store, sweep: Sweep
 ) -> None:
