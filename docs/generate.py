@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from db import migrate, schema
 from db.sql import readonly
+from db.sql.named_queries import SWEEP, named_queries
 from db.store import Store
 from db.types import Json
 from docs.figures import (
@@ -213,6 +214,7 @@ def _part(name: str) -> str:
         "models": model_table,
         "devices": device_table,
         "views": view_list,
+        "queries": query_table,
         "tables": table_list,
         "columns": column_table,
         "constants": constant_table,
@@ -427,6 +429,26 @@ def device_table() -> str:
         " | network GB/s | $/hour"
     )
     return _table(titles, rows)
+
+
+def query_table() -> str:
+    """Each query with a name: its question, its parameters, and its columns."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/sweep.sqlite"
+        Store.open(url).close()
+        for query in named_queries().values():
+            values = {**query.values(()), SWEEP: "none"}
+            columns = readonly.own_query(url, query.sql, parameters=values).columns
+            parameters = [f"`{each.name}=`: {each.means}" for each in query.parameters]
+            rows.append(
+                (
+                    f"`@{query.name}`",
+                    "<br>".join([query.question, *parameters]),
+                    ", ".join(f"`{column}`" for column in columns),
+                )
+            )
+    return _table("query | question and parameters | columns", rows)
 
 
 def view_list() -> str:

@@ -27,6 +27,7 @@ SELECT
     trial.predicted_tokens_per_second_per_gpu,
     trial.predicted_memory_bytes,
     trial.condemned_by,
+    trial.reused_from,
     counting.number AS attempt,
     measurement.tokens_per_second,
     measurement.tokens_per_second_per_gpu,

@@ -45,6 +45,7 @@ from orchestrator.cli import (
     sql,
     status,
     surroundings,
+    sweeps,
     trace,
     trials,
     validate,
@@ -76,6 +77,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     run.run,
     validate.schema,
     replay.replay,
+    sweeps.list,
     status.status,
     best.best,
     trials.trials,
@@ -92,6 +94,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     export.export,
     admin.cancel,
     admin.invalidate,
+    sweeps.rename,
+    sweeps.rm,
     doctor.doctor,
 )
 DB_COMMANDS: tuple[Callable[..., None], ...] = (admin.upgrade, reader.grant_reader)

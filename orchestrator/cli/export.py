@@ -77,7 +77,7 @@ def export(
     """Export trials, or a layout for your framework.
 
     CSV, Parquet and JSON have every trial with all its numbers (the columns of v_trial); Optuna has
-    a study per cell.
+    a study per cell: out-of-memories and failures as FAIL, condemned layouts as PRUNED.
     `config` writes the winner, or one trial, as the file or the arguments of a training framework.
     It says what your own program has to do, and refuses what the framework cannot express.
 
@@ -261,35 +261,46 @@ def _arrow_values(values: Sequence[Any]) -> list[Any]:
 def _export_optuna(
     store: Store, rows: Sequence[SweepRow], output: str | None, *, as_json: bool
 ) -> None:
-    """Write a study SWEEP/CELL for each cell, with what the search knows of its ended trials."""
+    """Write a study SWEEP/CELL for each cell, and say what was left out."""
     # Optuna takes 0.5 s to import.
     from db.connection.foreign_storage import errors_in_one_line
     from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.search.optuna_storage import export_study
-    from orchestrator.sweep.known_outcome import known_of
+    from orchestrator.sweep.study_trials import study_trials
 
     if output is None:
         raise UsageInvalid(
             "name the Optuna storage to write to: sweep export optuna -o sqlite:///optuna.sqlite"
         )
-    studies = {}
+    studies, left_out = {}, {}
     for row in rows:
         objective = Objective(
             json.loads(row.spec_json).get("objective") or Objective.TOKENS_PER_SECOND_PER_GPU
         )
         for cell in store.cells(row.id):
             trials = store.trials(row.id, cell_id=cell.id)
-            facts = [(trial.layout, known_of(trial, objective)) for trial in trials]
-            known = [(layout, fact) for layout, fact in facts if fact is not None]
+            shown, without = study_trials(trials, store.attempt_spans(cell.id), objective)
             study = f"{row.name}/{cell.cell.key}"
+            attributes = {
+                "sweep": row.name,
+                "cell": cell.cell.key,
+                "fingerprint_digest": cell.fingerprint_digest,
+                "left_out": without,
+            }
             with errors_in_one_line("Optuna study", example="sqlite:///optuna.db"):
-                studies[study] = export_study(output, study, known, objective=objective)
+                studies[study] = export_study(
+                    output, study, shown, objective=objective, attributes=attributes
+                )
+            left_out[study] = without
     if as_json:
         name = rows[0].name if len(rows) == 1 else None
-        write_json("export", {"target": "optuna", "sweep": name, "studies": studies})
+        fields = {"target": "optuna", "sweep": name, "studies": studies, "left_out": left_out}
+        write_json("export", fields)
         return
     for study, count in studies.items():
-        note(f"{counted(count, 'trial')} written to study {study}")
+        reasons = [f"{number} {reason}" for reason, number in sorted(left_out[study].items())]
+        without_some = f"; left out: {', '.join(reasons)}" if reasons else ""
+        note(f"{counted(count, 'trial')} written to study {study}{without_some}")
     if not studies:
         names = ", ".join(row.name for row in rows)
         note(f"sweep {names} has no cells yet" if rows else f"{store.url} holds no sweep yet")

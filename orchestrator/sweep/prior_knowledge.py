@@ -74,6 +74,8 @@ class PriorKnowledge:
     links: Sequence[LinkRow] = ()
     # Relatives' trials that were left out, since the speed of their device is not known.
     num_unplaced: int = 0
+    # Trials of other sweeps that this sweep has taken over: they count as its own.
+    reused: frozenset[int] = frozenset()
     # `fits` of earlier knowledge: new fits begin there.
     begin: Mapping[str, Calibration] = field(default_factory=dict)
     _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
@@ -156,10 +158,10 @@ class PriorKnowledge:
 
     @cached_property
     def _own(self) -> dict[Cell, list[RelativeTrial]]:
-        """The trials of the sweep itself, by cell."""
+        """The trials of the sweep itself, and those that it has taken over, by cell."""
         found: dict[Cell, list[RelativeTrial]] = {}
         for trial in self.rows:
-            if trial.row.sweep.name == self.spec.name:
+            if trial.row.sweep.name == self.spec.name or trial.row.trial_id in self.reused:
                 found.setdefault(trial.row.cell, []).append(trial)
         return found
 
@@ -288,6 +290,7 @@ def read_prior_knowledge(
         hardware=device,
         rows=trials,
         links=_links(store, spec, device, nodes),
+        reused=store.reused_by(spec.name) if store is not None else frozenset(),
         begin=begin or {},
     )
 

@@ -628,6 +628,29 @@ def test_sql_schema_names_the_views_and_their_columns(sweep: Sweep) -> None:
     )
 
 
+def test_sql_runs_a_query_by_its_name_on_one_sweep(sweep: Sweep, ids: Filled) -> None:
+    found = document(sweep("sql", "@best", "--json"))
+    assert dict(zip(found["columns"], found["rows"][0], strict=True))["trial_id"] == ids.measured
+    assert sweep("sql", "@best", "--sweep", "tiny", "--format", "csv").count("\n") == 2
+    assert len(document(sweep("sql", "@worst_predictions", "top=1", "--json"))["rows"]) == 1
+    assert "did you mean @best" in sweep("sql", "@bets", code=2)
+    assert "did you mean 'tiny'" in sweep("sql", "@best", "--sweep", "tinny", code=2)
+    assert "did you mean top=" in sweep("sql", "@worst_predictions", "to=1", code=2)
+    for extra in (("--sweep", "tiny"), ("top=1",)):
+        assert "for a query with a name" in sweep("sql", "select 1", *extra, code=2)
+
+
+def test_sql_lists_its_queries_with_question_and_parameters(sweep: Sweep) -> None:
+    text = sweep("sql", "--list")
+    assert "@pareto" in text and "within=: how much slower" in text
+    queries = {
+        query["name"]: query for query in document(sweep("sql", "--list", "--json"))["queries"]
+    }
+    assert queries["cost"]["parameters"][0]["name"] == "price"
+    assert ",top\n" in sweep("sql", "--list", "--format", "csv")
+    assert "give one statement" in sweep("sql", "--list", "select 1", code=2)
+
+
 def test_export_writes_every_trial_as_csv_json_and_parquet(sweep: Sweep, tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
@@ -691,10 +714,13 @@ def test_export_makes_one_optuna_study_per_cell(sweep: Sweep, tmp_path: Path) ->
     import optuna
 
     storage = f"sqlite:///{tmp_path}/optuna.sqlite"
-    studies = document(sweep("export", "optuna", "-o", storage, "--json"))["studies"]
-    # Two measured, one out of memory, one pruned and one failed by its code, but not the one that
-    # was measured under other conditions. In the other cell one out of memory.
+    found = document(sweep("export", "optuna", "-o", storage, "--json"))
+    studies = found["studies"]
+    # Two measured, one out of memory, one pruned and one failed by its code. In the other cell one
+    # out of memory.
     assert list(studies.values()) == [5, 1]
+    left_out = {"measured with another fingerprint than the newest": 1, "not ended": 3}
+    assert list(found["left_out"].values()) == [left_out, {}]
     study = optuna.load_study(study_name=next(iter(studies)), storage=storage)
     assert study.best_value == 1234.5
     assert "already" in sweep("export", "optuna", "-o", storage, code=2)
