@@ -135,7 +135,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
             ("phases", ", ".join(phases)),
             ("GPU-hours", hours),
             ("", _more_than_reserved(attempt, num_gpus)),
-            ("processes killed", f"{killed} that the ranks had left" if killed else None),
+            ("processes killed", f"{killed} in addition to the ranks" if killed else None),
             ("environment", _environment_text(attempt.environment or {})),
             ("fingerprint", _fingerprint_text(attempt)),
         ]
