@@ -53,6 +53,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -154,15 +155,15 @@ def summarise(
 
 
 def total(
-    problems: Mapping[str, Mapping[str, object]], curves: Sequence[Sequence[float]]
+    problems: Mapping[str, Mapping[str, Any]], curves: Sequence[Sequence[float]]
 ) -> dict[str, object]:
     """Means over the problems in which something ran."""
     ran = [found for found in problems.values() if "launches_to_5_percent" in found]
     hopeless = [found for found in problems.values() if "nothing_fits" in found]
     means: dict[str, object] = {"problems": len(ran)}
     for name in ("launches_to_5_percent", "launches_to_1_percent"):
-        means[name] = {key: _mean([found[name][key] for found in ran]) for key in ("median", "p90")}  # type: ignore[index]
-        means[f"{name}_worst_median"] = max((found[name]["median"] for found in ran), default=None)  # type: ignore[index]
+        means[name] = {key: _mean([found[name][key] for found in ran]) for key in ("median", "p90")}
+        means[f"{name}_worst_median"] = max((found[name]["median"] for found in ran), default=None)
     for name in ("out_of_memory", "crashed", "repeats", "gpu_seconds"):
         means[name] = _mean([found[name] for found in ran])
     for name in AUCS:

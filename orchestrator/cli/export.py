@@ -57,18 +57,18 @@ def export(
     ] = False,
     to: Annotated[
         Framework | None,
-        typer.Option("--to", help="Of config: the framework to write a layout for."),
+        typer.Option("--to", help="For config: the framework to write a layout for."),
     ] = None,
     trial: Annotated[
         int | None,
         typer.Option(
-            "--trial", metavar="N", min=1, help="Of config: a trial. Default: the winner."
+            "--trial", metavar="N", min=1, help="For config: a trial. Default: the winner."
         ),
     ] = None,
     partial: Annotated[
         bool,
         typer.Option(
-            "--partial", help="Of config: write also a layout that the framework cannot express."
+            "--partial", help="For config: write also a layout that the framework cannot express."
         ),
     ] = False,
     db: Db = None,

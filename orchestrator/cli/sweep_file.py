@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.sweep.prior_knowledge import PriorKnowledge
 
-# Of the servers that the devices of `core/problem/hardware.py` are sold in: for plans without a
-# cluster.
+# Servers with the devices of `core/problem/hardware.py` have as many: for plans without a cluster.
 GPUS_PER_NODE = 8
 
 

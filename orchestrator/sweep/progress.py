@@ -194,7 +194,7 @@ class SweepResult:
     launched: Mapping[Cell, int] = field(default_factory=dict)
     # Cells whose best was measured once, since a budget left no room for a repeat.
     unconfirmed: Sequence[Cell] = ()
-    # Of the cells without a measurement that have such.
+    # For cells without a measurement, if trials of theirs failed.
     failed: Mapping[Cell, FailedTrials] = field(default_factory=dict)
     # True if the code has changed since the measurements, and nothing was measured again.
     code_has_changed: bool = False

@@ -34,7 +34,7 @@ from orchestrator.core.problem.quantile import Z90
 # What the formulas miss within a cell, before anything is measured.
 STEP_RESIDUAL_SD = 0.2  # of log seconds
 MEMORY_RESIDUAL_SD = 0.08  # of log bytes
-# Of log seconds: how far most cells as a whole are from what constants explain; a sick one, far
+# In log seconds: how far most cells as a whole are from what constants explain; a sick one, far
 # more (Cauchy).
 CELL_OFFSET_SD = 0.15
 # Of a constant's prior spread: how far cells of one machine and stack differ in it.

@@ -71,7 +71,7 @@ class StepTimeConstants:
     5 us."""
     host_seconds_per_layer: float = _prior(0.6e-3, log_sd=0.7)
     """Seconds of the host for a layer's forward and backward in plain torch, nothing recomputed; a
-    quicker device waits. Of workload llama only."""
+    quicker device waits. Only in workload llama."""
     activation_traffic_bytes: float = _prior(60.0, log_sd=0.5)
     """Bytes that unfused elementwise kernels move per element of a layer's activation: norms,
     rotations, SwiGLU, residuals and casts."""
