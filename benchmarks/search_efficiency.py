@@ -265,7 +265,8 @@ def _methods(text: str, seeds: int) -> dict[str, int]:
     return found
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
+    """Read the command line, with the tasks that follow from it."""
     parser = parser_of(__doc__)
     add_table_arguments(parser, names="tables of these ids or patterns")
     parser.add_argument(
@@ -312,19 +313,23 @@ def main() -> None:
         parser.error(
             f"--methods {', '.join(sorted(unknown))}: expected some of {', '.join(METHODS)}"
         )
-    machine = describe_machine()
-    tasks = list(tasks_of(arguments))
-    if not tasks:
+    arguments.tasks = list(tasks_of(arguments))
+    if not arguments.tasks:
         parser.error(
             f"no table with at least {arguments.fewest_rows} rows to replay in {arguments.tables}"
         )
+    return arguments
+
+
+def main() -> None:
+    arguments, machine = parsed(), describe_machine()
     by_method: dict[str, dict[str, dict[str, object]]] = {
         method: {} for method in arguments.methods
     }
     curves: dict[str, list[Sequence[float]]] = {method: [] for method in arguments.methods}
     with ProcessPoolExecutor(arguments.parallel, mp_context=get_context("spawn")) as pool:
-        for task, runs, auc in (
-            pool.map(perform, tasks) if arguments.parallel > 1 else map(perform, tasks)
+        for task, runs, auc in (pool.map if arguments.parallel > 1 else map)(
+            perform, arguments.tasks
         ):
             by_method[task.method][task.problem.name] = summarise(task.problem, runs, auc)
             curves[task.method] += [
