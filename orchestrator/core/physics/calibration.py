@@ -17,13 +17,8 @@ from orchestrator.core.physics.memory import Stage, predict_memory
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import jacobian
-from orchestrator.core.physics.step_time import (
-    CONSTANTS,
-    PRIORS,
-    Floats,
-    StepTimeConstants,
-    StepTimeModel,
-)
+from orchestrator.core.physics.step_time import Floats, StepTimeModel
+from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware

@@ -15,7 +15,8 @@ from orchestrator.core.physics.link_sample import (
     bus_factor,
 )
 from orchestrator.core.physics.robust_fit import Floats, fit, robust_sd
-from orchestrator.core.physics.step_time import PRIORS, StepTimeConstants, ring_seconds
+from orchestrator.core.physics.step_time import ring_seconds
+from orchestrator.core.physics.step_time_constants import PRIORS, StepTimeConstants
 from orchestrator.core.problem.hardware import Hardware
 
 # In log seconds: how far calls are from a straight line; NCCL changes its algorithm with the size.

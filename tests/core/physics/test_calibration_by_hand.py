@@ -17,13 +17,8 @@ from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, left_out_errors, places_of
 from orchestrator.core.physics.robust_fit import Floats, fit, jacobian, robust_sd
-from orchestrator.core.physics.step_time import (
-    CONSTANTS,
-    PRIORS,
-    StepTimeConstants,
-    predict_step_time,
-    ring_seconds,
-)
+from orchestrator.core.physics.step_time import predict_step_time, ring_seconds
+from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import GIB, TRAINERS, Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from orchestrator.core.physics.step_time import (
-    StepTimeConstants,
     StepTimeModel,
     StepTimePrediction,
     predict_step_time,
     ring_seconds,
 )
+from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
