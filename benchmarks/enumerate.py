@@ -94,7 +94,7 @@ def measure(spec: SweepSpec, *, repeat: int) -> dict[str, object]:
     enumerate_seconds = seconds_of(lambda: enumerate_cell(spec, cell, gpus_per_node=8), repeat)
     rank_seconds = seconds_of(lambda: rank(spec, found), repeat)
     return {
-        "lattice": found.lattice_size,
+        "lattice": found.num_combinations,
         "rows_checked": checked,
         "legal": len(found.legal),
         "enumerate_seconds": round(enumerate_seconds, 4),

@@ -35,7 +35,7 @@ from docs.figures import (
 from orchestrator.core.frameworks.expression import JOB_NUMBERS
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.frameworks.translation import TABLES, Framework, translate
-from orchestrator.core.physics.step_time import PRIORS
+from orchestrator.core.physics.step_time_constants import PRIORS
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, GIB
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
@@ -224,7 +224,7 @@ def _part(name: str) -> str:
 
 def constant_table() -> str:
     """The constants of step time, each with its prior and its meaning."""
-    source = ast.parse((PROJECT / "orchestrator/core/physics/step_time.py").read_text())
+    source = ast.parse((PROJECT / "orchestrator/core/physics/step_time_constants.py").read_text())
     body = next(
         node
         for node in source.body

@@ -266,7 +266,7 @@ def _exit_code(arguments: list[str], redact: Redactor) -> int:
         kind, message, code = _kind_of(UsageInvalid), _usage_mistake(exc, redact), exc.exit_code
     except Terminated as exc:
         with suppress(OSError):  # its terminal may have been closed
-            note("interrupted" if exc.exit_code == INTERRUPTED else str(exc))
+            note(str(exc))
             if _wants_json(arguments):
                 write_error("interrupted", str(exc), exc.exit_code)
         return exc.exit_code

@@ -57,18 +57,18 @@ def export(
     ] = False,
     to: Annotated[
         Framework | None,
-        typer.Option("--to", help="Of config: the framework to write a layout for."),
+        typer.Option("--to", help="For config: the framework to write a layout for."),
     ] = None,
     trial: Annotated[
         int | None,
         typer.Option(
-            "--trial", metavar="N", min=1, help="Of config: a trial. Default: the winner."
+            "--trial", metavar="N", min=1, help="For config: a trial. Default: the winner."
         ),
     ] = None,
     partial: Annotated[
         bool,
         typer.Option(
-            "--partial", help="Of config: write also a layout that the framework cannot express."
+            "--partial", help="For config: write also a layout that the framework cannot express."
         ),
     ] = False,
     db: Db = None,
@@ -90,13 +90,7 @@ def export(
       sweep export config --to megatron --trial 17
     """
     _check_config_options(target, to, trial, is_partial=partial)
-    if sweep is not None and sweep_option not in (None, sweep):
-        raise UsageInvalid(
-            f"sweep {sweep} and --sweep {sweep_option} contradict each other; give one of them"
-        )
-    name = sweep or sweep_option
-    if every and name is not None:
-        raise UsageInvalid(f"sweep {name} and --all contradict each other; give one of them")
+    name = _sweep_name(sweep, sweep_option, every=every)
     output = None if output == "-" else output
     if as_json and output is None and target in (Target.CSV, Target.PARQUET):
         raise UsageInvalid(
@@ -125,6 +119,18 @@ def export(
             _export_optuna(store, rows, output, as_json=as_json)
             return
     _export_trials(target, row, output, db=db, as_json=as_json)
+
+
+def _sweep_name(sweep: str | None, option: str | None, *, every: bool) -> str | None:
+    """The name that was given in one of two ways. Raises UsageInvalid if they contradict."""
+    if sweep is not None and option not in (None, sweep):
+        raise UsageInvalid(
+            f"sweep {sweep} and --sweep {option} contradict each other; give one of them"
+        )
+    name = sweep or option
+    if every and name is not None:
+        raise UsageInvalid(f"sweep {name} and --all contradict each other; give one of them")
+    return name
 
 
 def _check_config_options(

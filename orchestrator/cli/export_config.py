@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from orchestrator.cli.output import note, write_json
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.frameworks.job import Job
@@ -16,6 +18,9 @@ from orchestrator.core.frameworks.translation import (
     arguments,
     translate,
 )
+from orchestrator.core.sweepfile.command_options import CommandOptions
+from orchestrator.core.sweepfile.command_script import command_script
+from orchestrator.core.sweepfile.spec import SweepSpec
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow, TrialDetail
@@ -53,13 +58,17 @@ def export_config(
         raise UsageInvalid(
             f"{to} cannot express {detail.trial.layout.short}: {reasons}. --partial writes the rest"
         )
-    text = text_of(translation)
+    text, use, said = text_of(translation), TABLES[to].use, remarks(translation)
+    command = _command_of(store, detail.sweep_name) if to is Framework.TORCHRUN else None
+    if command is not None:
+        script = command_script(command, job)
+        text, use, said = script.text, "sh FILE [more arguments]", list(script.remarks)
     if not as_json:
         write_text(text, output)
         title = f"trial {detail.trial.id} ({detail.trial.layout.short}) for {to}"
         note(title if output is None else f"{title} written to {output}")
-        note(f"use: {TABLES[to].use.replace('FILE', output or 'FILE')}")
-        for remark in remarks(translation):
+        note(f"use: {use.replace('FILE', output or 'FILE')}")
+        for remark in said:
             note(remark)
         return
     if output is not None:
@@ -77,13 +86,25 @@ def export_config(
             "num_nodes": job.num_nodes,
             "gpus_per_node": job.gpus_per_node,
             "settings": translation.nested() if is_file else translation.settings,
-            "arguments": None if is_file else arguments(translation.settings, form),
+            "arguments": None if is_file or command else arguments(translation.settings, form),
             "text": text,
             "program": translation.program,
+            "remarks": said,
             "impossible": translation.impossible,
             "output": output,
         },
     )
+
+
+def _command_of(store: Store, sweep: str) -> CommandOptions | None:
+    """The options of the sweep's program; None if it is one of our workloads, or not readable."""
+    try:
+        spec = SweepSpec.model_validate_json(store.sweep_named(sweep).spec_json)
+    except ValidationError:
+        # Written by another version; the layout alone can be exported.
+        return None
+    options = spec.workload.options
+    return options if isinstance(options, CommandOptions) else None
 
 
 def _winner(store: Store, sweep: SweepRow | None) -> int:

@@ -197,7 +197,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
     if options.as_json:
         best.best(spec.name, db=options.db, as_json=True)
     else:
-        print_ending(spec, result, where, signals.received)
+        print_ending(spec, result, where, signals.received, strict=options.strict)
         best.best(spec.name, db=options.db, top=3)
     raise typer.Exit(exit_code(result, signals.received, strict=options.strict))
 

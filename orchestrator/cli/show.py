@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.defaults import existing_store
@@ -57,7 +57,7 @@ def show(trial: TrialArgument, db: Db = None, as_json: Json = False) -> None:
         return
     _print_head(detail)
     for attempt in detail.attempts:
-        _print_attempt(attempt, detail.cell.cell.num_gpus)
+        _print_attempt(attempt, _counting_text(attempt, detail.attempts), detail.cell.cell.num_gpus)
     if detail.profiles:
         write()
         print_profile(detail.profiles[-1])
@@ -104,13 +104,23 @@ def _compared(
     return [name, text(predicted), text(measured), ratio]
 
 
-def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
+def _counting_text(attempt: AttemptRow, attempts: Sequence[AttemptRow]) -> str:
+    """Which of several measured runs counts, for the title of one of the attempts."""
+    if attempt.superseded and not attempt.pooled:
+        return ", superseded: it does not count"
+    num_runs = sum(one.pooled for one in attempts)
+    if not attempt.pooled or num_runs < 2:
+        return ""
+    if not attempt.superseded:
+        return f"; this one counts, the median of {num_runs} runs"
+    median = next((one.number for one in attempts if one.pooled and not one.superseded), None)
+    named = f"attempt {median}" if median is not None else "another one"
+    return f"; {named} counts, the median of {num_runs} runs"
+
+
+def _print_attempt(attempt: AttemptRow, counting: str, num_gpus: int) -> None:
     write()
-    title = f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}"
-    if attempt.superseded and attempt.pooled:
-        title += "; the median of all measured runs counts"
-    elif attempt.superseded:
-        title += ", superseded: it does not count"
+    title = f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}{counting}"
     write_line(title, style="bold")
     started = f"{show_as.at(attempt.started_at)} UTC"
     if attempt.ended_at is not None:
@@ -136,7 +146,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
             ("", _compiling_text(attempt)),
             ("GPU-hours", hours),
             ("", _more_than_reserved(attempt, num_gpus)),
-            ("processes killed", f"{killed} that the ranks had left" if killed else None),
+            ("processes killed", f"{killed} in addition to the ranks" if killed else None),
             ("environment", _environment_text(attempt.environment or {})),
             ("fingerprint", _fingerprint_text(attempt)),
         ]

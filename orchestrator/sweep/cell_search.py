@@ -65,7 +65,7 @@ class CellSearch:
     out_of_memory: dict[Layout, int] = field(default_factory=dict)
     # Trials with at least one attempt: what max_trials counts.
     launched: int = 0
-    # Of the measurements with the newest fingerprint.
+    # It has the measurements with the newest fingerprint.
     confirmation: Confirmation = field(init=False)
     nothing_fits: str | None = None  # the evidence that no layout fits
     # Proposed while other trials ran, not launched yet.

@@ -227,21 +227,7 @@ def read_prior_knowledge(
     `nodes`: links count that were measured on one of these; None: on any.
     """
     varying = set(spec.axes.options)
-    wanted = _without(_physics(spec.workload.options.conditions()), varying)
-
-    def _is_relative(conditions: Mapping[str, Any]) -> bool:
-        return _without(_physics(_options_of(conditions)), varying) == wanted
-
-    def _is_device(name: str, peak_sources: Sequence[str]) -> bool:
-        return may_be_wanted(data_sheet(name, peak_sources), name, hardware, device_name)
-
-    rows = (
-        store.observations(
-            workload=spec.workload.name, is_relative=_is_relative, is_device=_is_device
-        )
-        if store is not None
-        else []
-    )
+    rows = _relatives(store, spec, hardware, device_name) if store is not None else []
     devices = devices_of(rows)
     options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
     found = [
@@ -292,6 +278,24 @@ def read_prior_knowledge(
         links=_links(store, spec, device, nodes),
         reused=store.reused_by(spec.name) if store is not None else frozenset(),
         begin=begin or {},
+    )
+
+
+def _relatives(
+    store: Store, spec: SweepSpec, hardware: Hardware | None, device_name: str | None
+) -> Sequence[ObservationRow]:
+    """Return what the store has of this workload, with its options, on devices that may be it."""
+    varying = set(spec.axes.options)
+    wanted = _without(_physics(spec.workload.options.conditions()), varying)
+
+    def _is_relative(conditions: Mapping[str, Any]) -> bool:
+        return _without(_physics(_options_of(conditions)), varying) == wanted
+
+    def _is_device(name: str, peak_sources: Sequence[str]) -> bool:
+        return may_be_wanted(data_sheet(name, peak_sources), name, hardware, device_name)
+
+    return store.observations(
+        workload=spec.workload.name, is_relative=_is_relative, is_device=_is_device
     )
 
 

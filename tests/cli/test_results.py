@@ -487,6 +487,21 @@ def test_a_measured_trial_is_shown_with_prediction_conditions_and_evidence(
     assert attempt["phase_seconds"]["first_step"] == 14.0
 
 
+def test_of_several_runs_show_names_the_one_that_counts(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of an even number of runs the slower one in the middle.
+    measured_at(tmp_path, monkeypatch, {1: [(1.0, 0), (1.2, 1), (1.1, 2), (1.3, 3)], 2: [(1.5, 4)]})
+    titles = [line for line in sweep("show", "1").splitlines() if line.startswith("Attempt ")]
+    assert titles == [
+        "Attempt 1: measured; attempt 2 counts, the median of 4 runs",
+        "Attempt 2: measured; this one counts, the median of 4 runs",
+        "Attempt 3: measured; attempt 2 counts, the median of 4 runs",
+        "Attempt 4: measured; attempt 2 counts, the median of 4 runs",
+    ]
+    assert "Attempt 1: measured\n" in sweep("show", "2")
+
+
 def test_a_failed_trial_is_shown_with_its_evidence_log_and_last_lines(
     sweep: Sweep, ids: Filled
 ) -> None:

@@ -19,7 +19,8 @@ from db.read.observations import ObservationRow
 from db.store import Store
 from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.physics.memory import predict_memory
-from orchestrator.core.physics.step_time import StepTimeConstants, predict_step_time, ring_seconds
+from orchestrator.core.physics.step_time import predict_step_time, ring_seconds
+from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, UNLIMITED_BYTES, Hardware
 from orchestrator.core.problem.layout import Layout, Precision, Recompute

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from orchestrator.core.physics.traced_memory import TracedMemory
 
 GIB = 1 << 30
-# Of a loss that is computed with the head, in chunks.
+# For a loss that is computed with the head, in chunks.
 FUSED_LOGIT_BYTES = 1.0
 
 

@@ -19,16 +19,8 @@ from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
+from tests.core.by_hand import MODEL
 
-MODEL = ModelShape(
-    name="by hand",
-    num_layers=4,
-    hidden_size=6,
-    num_attention_heads=3,
-    num_key_value_heads=1,
-    ffn_hidden_size=10,
-    vocab_size=50,
-)
 # So few words that a layer, not the head, is the fullest moment.
 FEW_WORDS = replace(MODEL, vocab_size=1)
 LENGTH = 8
