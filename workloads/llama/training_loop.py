@@ -106,7 +106,7 @@ class TrainingLoop:
 
     def attention_kernel(self) -> str:
         """Run one layer forward, and return the name of the kernel of attention that it called."""
-        model, kernels = self._models[0], SeenKernels()
+        model, kernels = self.models[0], SeenKernels()
         x = torch.zeros(
             self._layout.micro_batch_size,
             len(model.rotation[0]) // model.tensor_parallel.size,
@@ -125,26 +125,26 @@ class TrainingLoop:
             gradients=self.replica.lasting_gradients(),
             optimizer=self.optimizer.tensors(),
             constants=(
-                *(each for model in self._models for each in model.constants()),
+                *(each for model in self.models for each in model.constants()),
                 *self._receive_buffers,
             ),
         )
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's weights, or its parts of them, by their names in the whole model."""
-        for model in self._models:
+        for model in self.models:
             yield from model.named_parameters()
 
     def own_part(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a whole weight, if it is not sharded."""
-        return self._models[0].own_part(name, whole)
+        return self.models[0].own_part(name, whole)
 
     @property
     def _receive_buffers(self) -> list[Tensor]:
         return self.replica.receive_buffers() if isinstance(self.replica, Pipeline) else []
 
     @property
-    def _models(self) -> list[Llama]:
+    def models(self) -> list[Llama]:
         """The whole model, or those of this rank's stages."""
         part = self.replica
         return part.models if isinstance(part, Pipeline) else [part.model]

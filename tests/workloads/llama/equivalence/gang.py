@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,15 +21,7 @@ from tests.workloads.llama.equivalence.training import Training, distance_of, tr
 from workloads.llama.mesh import Groups
 
 PATIENCE_SECONDS = 240
-
-
-@partial(torch.compile, backend="aot_eager")
-def _doubled(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-
-# Imports what compiling needs, once for all ranks.
-_doubled(torch.ones(1, requires_grad=True)).backward()
+PRELOAD = "tests.workloads.llama.equivalence.preload"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +49,7 @@ def run_gang(num_ranks: int, combinations: Sequence[Combination], folder: Path) 
     torch.save((combinations, references_of(combinations)), folder / "work.pt")
     # A fork would inherit dead threads of torch.
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__])
+    server.set_forkserver_preload([PRELOAD])
     ranks = [
         server.Process(target=_run_rank, args=(rank, num_ranks, port, folder))
         for rank in range(num_ranks)
