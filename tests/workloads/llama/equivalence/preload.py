@@ -19,5 +19,7 @@ fp8 = combination(precision="fp8")
 if fp8.is_possible:
     # Imports torchao.
     train_alone(fp8)
+# Ranks, also those of other tests that are forked from here, compile their own layers.
+torch.compiler.reset()
 # Ranks need not search what they inherit for garbage.
 gc.freeze()
