@@ -6,7 +6,7 @@ WITH launches AS (
         trial.cell_id,
         trial.id AS trial_id,
         row_number() OVER in_order AS launches,
-        sum(attempt.gpu_seconds) OVER in_order / 3600 AS gpu_hours
+        coalesce(sum(attempt.gpu_seconds) OVER in_order, 0) / 3600 AS gpu_hours
     FROM attempt
     JOIN trial ON trial.id = attempt.trial_id
     JOIN sweep ON sweep.id = trial.sweep_id
