@@ -370,8 +370,14 @@ def test_whatever_a_rank_started_is_gone_when_the_report_comes(
 
 def test_an_attempt_is_cancelled_from_another_thread(launcher: NodeLauncher) -> None:
     hanging = order(options=faulty("hang_in_c"))
-    timer = threading.Timer(0.5, launcher.kill, [hanging.request.tag])
-    timer.start()
+
+    def cancel_once_it_runs() -> None:
+        while not list(launcher.root.rglob("log-*.txt")):
+            time.sleep(0.05)
+        time.sleep(0.5)
+        launcher.kill(hanging.request.tag)
+
+    threading.Thread(target=cancel_once_it_runs, daemon=True).start()
     report = launcher.run(hanging)
     assert report.failure is not None and report.failure.kind is K.CANCELLED
     assert report.seconds < LIMITS["steady"], "its limit did not end it"
