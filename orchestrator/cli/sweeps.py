@@ -93,7 +93,7 @@ def rm(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Remove a sweep: its rows in the store, and its files on this machine.
+    """Remove a sweep and its files on this machine.
 
     What other sweeps rest on is said before. A sweep that runs is refused.
 
