@@ -15,7 +15,6 @@ import numpy as np
 
 from benchmarks.machine import PROJECT
 from orchestrator.core.trial.protocol import Device, TrialRequest
-from workloads.llama.data import Tokens
 
 PROGRAM = PROJECT / "benchmarks" / "trainer_arm.py"
 # Steps with tokens of their own; later steps repeat them.
@@ -88,6 +87,9 @@ def described(job: ArmJob, tokens: Path) -> dict[str, Any]:
 
 def tokens_of(request: TrialRequest) -> np.ndarray[Any, Any]:
     """The ids that workload llama trains with: (steps, micro-batches, sequences, length + 1)."""
+    # Its package imports torch, which takes seconds that most scripts do not need.
+    from workloads.llama.data import Tokens
+
     layout, length = request.layout, request.sequence_length
     tokens = Tokens(vocab_size=request.model.vocab_size, sequence_length=length, seed=request.seed)
     size = layout.global_batch_size

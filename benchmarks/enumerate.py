@@ -14,14 +14,12 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.machine import describe_machine, parser_of, write_result
-from orchestrator.core.physics.trainer import Trainer
-from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
-from orchestrator.core.search.planner import rank_candidates
+from orchestrator.core.search.planner import rank_space
 from orchestrator.core.search.space import CellSpace, enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 
@@ -38,6 +36,16 @@ WIDE = {
         *(f"full:{k}" for k in range(1, 80)),
     ],
 }
+# Every axis, for the trainer that has most of them. Fewer numbers of recomputed layers.
+EVERY_AXIS = WIDE | {
+    "pipeline_schedule": ["1f1b", "gpipe", "interleaved:2", "interleaved:4"],
+    "recompute": ["none", "selective_attention", "selective_ops", "full", "full:20", "full:40"],
+    "options": {
+        "accumulate": ["scatter", "last"],
+        "loss": ["whole", "chunked:8"],
+        "compile": [True, False],
+    },
+}
 CONSTRAINTS = [
     "tp * cp <= 8",
     "not pp > 1 or zero_stage <= 1",
@@ -46,7 +54,12 @@ CONSTRAINTS = [
 ]
 
 
-def sweep(*, constrained: bool) -> SweepSpec:
+def sweep(
+    axes: Mapping[str, object] = WIDE,
+    *,
+    workload: str = "synthetic",
+    constraints: Sequence[str] = (),
+) -> SweepSpec:
     return SweepSpec.model_validate(
         {
             "name": "enumerate",
@@ -56,9 +69,9 @@ def sweep(*, constrained: bool) -> SweepSpec:
             "device": "h100-sxm",
             "sequence_length": 4096,
             "global_batch_tokens": "4M",
-            "workload": "synthetic",
-            "axes": WIDE,
-            "constraints": CONSTRAINTS if constrained else [],
+            "workload": workload,
+            "axes": axes,
+            "constraints": constraints,
         }
     )
 
@@ -72,17 +85,16 @@ def seconds_of(work: Callable[[], object], repeat: int) -> float:
     return statistics.median(times)
 
 
-def measure(*, constrained: bool, repeat: int) -> dict[str, object]:
-    spec = sweep(constrained=constrained)
+def measure(spec: SweepSpec, *, repeat: int) -> dict[str, object]:
     cell = spec.cells()[0]
     found = enumerate_cell(spec, cell, gpus_per_node=8)
     by_rows = sum(found.rejected.get(constraint.reason, 0) for constraint in spec.constraints)
     # Rows that were built; combinations that products rule out are only counted.
     checked = len(found.legal) + by_rows
     enumerate_seconds = seconds_of(lambda: enumerate_cell(spec, cell, gpus_per_node=8), repeat)
-    rank_seconds = seconds_of(lambda: rank(found, cell), repeat)
+    rank_seconds = seconds_of(lambda: rank(spec, found), repeat)
     return {
-        "lattice": found.lattice_size,
+        "lattice": found.num_combinations,
         "rows_checked": checked,
         "legal": len(found.legal),
         "enumerate_seconds": round(enumerate_seconds, 4),
@@ -95,16 +107,8 @@ def measure(*, constrained: bool, repeat: int) -> dict[str, object]:
     }
 
 
-def rank(found: CellSpace, cell: Cell) -> object:
-    hardware = DEVICES["h100-sxm"]
-    return rank_candidates(
-        found.legal,
-        cell,
-        hardware=hardware,
-        memory_limit_bytes=hardware.memory_bytes,
-        gpus_per_node=8,
-        trainer=Trainer(),
-    )
+def rank(spec: SweepSpec, found: CellSpace) -> object:
+    return rank_space(spec, found, hardware=DEVICES["h100-sxm"], gpus_per_node=8)
 
 
 LLM_ANALYSIS_PROGRAM = """
@@ -156,14 +160,15 @@ def main() -> None:
     )
     result: dict[str, object] = {
         "cores_used": 1,
-        "without_constraints": measure(constrained=False, repeat=arguments.repeat),
-        "with_four_constraints": measure(constrained=True, repeat=arguments.repeat),
+        "without_constraints": measure(sweep(), repeat=arguments.repeat),
+        "with_four_constraints": measure(sweep(constraints=CONSTRAINTS), repeat=arguments.repeat),
+        "every_axis_of_llama": measure(
+            sweep(EVERY_AXIS, workload="llama"), repeat=arguments.repeat
+        ),
     }
     if arguments.llm_analysis is not None:
         theirs.append(llm_analysis_per_second(arguments.llm_analysis))
-        ours = measure(constrained=False, repeat=arguments.repeat)[
-            "enumerated_and_ranked_per_second"
-        ]
+        ours = measure(sweep(), repeat=arguments.repeat)["enumerated_and_ranked_per_second"]
         assert isinstance(ours, int)
         result["llm_analysis"] = {
             "analysed_per_second": [round(rate) for rate in theirs],

@@ -53,6 +53,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -154,15 +155,15 @@ def summarise(
 
 
 def total(
-    problems: Mapping[str, Mapping[str, object]], curves: Sequence[Sequence[float]]
+    problems: Mapping[str, Mapping[str, Any]], curves: Sequence[Sequence[float]]
 ) -> dict[str, object]:
     """Means over the problems in which something ran."""
     ran = [found for found in problems.values() if "launches_to_5_percent" in found]
     hopeless = [found for found in problems.values() if "nothing_fits" in found]
     means: dict[str, object] = {"problems": len(ran)}
     for name in ("launches_to_5_percent", "launches_to_1_percent"):
-        means[name] = {key: _mean([found[name][key] for found in ran]) for key in ("median", "p90")}  # type: ignore[index]
-        means[f"{name}_worst_median"] = max((found[name]["median"] for found in ran), default=None)  # type: ignore[index]
+        means[name] = {key: _mean([found[name][key] for found in ran]) for key in ("median", "p90")}
+        means[f"{name}_worst_median"] = max((found[name]["median"] for found in ran), default=None)
     for name in ("out_of_memory", "crashed", "repeats", "gpu_seconds"):
         means[name] = _mean([found[name] for found in ran])
     for name in AUCS:
@@ -264,7 +265,8 @@ def _methods(text: str, seeds: int) -> dict[str, int]:
     return found
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
+    """Read the command line, with the tasks that follow from it."""
     parser = parser_of(__doc__)
     add_table_arguments(parser, names="tables of these ids or patterns")
     parser.add_argument(
@@ -311,19 +313,23 @@ def main() -> None:
         parser.error(
             f"--methods {', '.join(sorted(unknown))}: expected some of {', '.join(METHODS)}"
         )
-    machine = describe_machine()
-    tasks = list(tasks_of(arguments))
-    if not tasks:
+    arguments.tasks = list(tasks_of(arguments))
+    if not arguments.tasks:
         parser.error(
             f"no table with at least {arguments.fewest_rows} rows to replay in {arguments.tables}"
         )
+    return arguments
+
+
+def main() -> None:
+    arguments, machine = parsed(), describe_machine()
     by_method: dict[str, dict[str, dict[str, object]]] = {
         method: {} for method in arguments.methods
     }
     curves: dict[str, list[Sequence[float]]] = {method: [] for method in arguments.methods}
     with ProcessPoolExecutor(arguments.parallel, mp_context=get_context("spawn")) as pool:
-        for task, runs, auc in (
-            pool.map(perform, tasks) if arguments.parallel > 1 else map(perform, tasks)
+        for task, runs, auc in (pool.map if arguments.parallel > 1 else map)(
+            perform, arguments.tasks
         ):
             by_method[task.method][task.problem.name] = summarise(task.problem, runs, auc)
             curves[task.method] += [

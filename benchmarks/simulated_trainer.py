@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.search_problem import Problem
 from orchestrator.core.physics.memory import predict_memory
-from orchestrator.core.physics.step_time import PRIORS, StepTimeConstants, predict_step_time
+from orchestrator.core.physics.step_time import predict_step_time
+from orchestrator.core.physics.step_time_constants import PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import GIB, Trainer
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
 from orchestrator.core.problem.cell import Cell

@@ -1,4 +1,4 @@
-"""Measures how the store scales: `status`, `best` and the views over many trials.
+"""Measures how the store scales: `status`, `best`, the views and the named queries.
 
 python -m benchmarks.store_scale --out benchmarks/results/store-scale_cpu-2core_DATE.json
 python -m benchmarks.store_scale --url postgresql://...    # an empty database
@@ -6,6 +6,7 @@ python -m benchmarks.store_scale --url postgresql://...    # an empty database
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -14,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,6 +25,7 @@ from db import schema
 from db.connection.engine import Change
 from db.read import records
 from db.sql import readonly
+from db.sql.named_queries import SWEEP, named_queries
 from db.store import Store
 from db.types import now
 from db.write.inserts import insert_absent
@@ -37,10 +40,15 @@ from orchestrator.core.trial.node_report import GpuUsage
 NUM_CELLS = 12
 # Of the trials; the others are measured.
 OOM_EVERY, PRUNED_EVERY = 5, 3
+# Of the measured trials: a node failed before, the older fingerprint was measured before, and a
+# repeat came after.
+FAULT_EVERY, OLDER_EVERY, REPEAT_EVERY = 50, 10, 20
+NUM_NODES = 64
+FAILURE_COLUMNS = [*Failure.__dataclass_fields__, "step_part"]
 FINGERPRINTS = [Fingerprint(orchestrator_version=version) for version in ("0.1.0", "0.1.1")]
 
 
-def measurement(tokens_per_second_per_gpu: float) -> Measurement:
+def measurement(tokens_per_second_per_gpu: float, peak_gib: int) -> Measurement:
     samples = tuple(0.5 + 0.001 * i for i in range(20))
     return Measurement(
         tokens_per_second=8 * tokens_per_second_per_gpu,
@@ -53,8 +61,8 @@ def measurement(tokens_per_second_per_gpu: float) -> Measurement:
         mfu_formula="6*N_matmul+12*L*d_attn*s",
         peak_flops=989e12,
         peak_flops_source="table: h100-sxm bf16",
-        peak_memory_allocated_bytes=60 << 30,
-        peak_memory_reserved_bytes=70 << 30,
+        peak_memory_allocated_bytes=(peak_gib - 4) << 30,
+        peak_memory_reserved_bytes=peak_gib << 30,
         device_memory_bytes=80 << 30,
         allocator_retries=0,
         thrashing=False,
@@ -71,7 +79,11 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
         for fingerprint in FINGERPRINTS:
             columns = {**records.fingerprint_columns(fingerprint), "first_seen_at": now()}
             insert_absent(connection, schema.fingerprint, columns)
-        return 1 + (connection.execute(sa.select(sa.func.max(schema.trial.c.id))).scalar() or 0)
+        newest = [
+            connection.scalar(sa.select(sa.func.max(table.c.id))) or 0
+            for table in (schema.trial, schema.attempt)
+        ]
+        return 1 + max(newest)
 
     def insert(connection: sa.Connection, change: Change) -> None:
         connection.execute(
@@ -92,6 +104,7 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
                 )
 
     first = database.write(begin)
+    ids = itertools.count(first)
     for start in range(0, num_trials, 5000):
         trials, attempts, measurements = [], [], []
         for i in range(start, min(start + 5000, num_trials)):
@@ -109,7 +122,10 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
                     "sweep_id": sweep_id,
                     "cell_id": cell_ids[i % len(cell_ids)],
                     "state": state,
-                    "num_attempts": int(state != "pruned"),
+                    "num_attempts": 0,
+                    "num_measurements": 0,
+                    "predicted_tokens_per_second_per_gpu": 1000.0 + i * 6007 % 9973,
+                    "predicted_memory_bytes": (30 + i * 17 % 50) << 30,
                     "why": "best predicted of those left",
                     "layout_key": layout.key,
                     **to_columns(layout),
@@ -117,46 +133,88 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
             )
             if state == "pruned":
                 continue
-            is_measured = state == "measured"
-            failure = Failure(
-                kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000
-            )
-            failed = (
-                records.failure_columns(failure)
-                if not is_measured
-                else {f"failure_{name}": None for name in Failure.__dataclass_fields__}
-            )
-            digest = FINGERPRINTS[i % 10 > 0].digest
-            attempts.append(
-                {
-                    "id": first + i,
-                    "trial_id": first + i,
-                    "number": 1,
-                    "epoch": 1,
-                    "state": state,
-                    "nodes": ["node-a"],
-                    "gpu_seconds": 80.0,
-                    "fingerprint_digest": digest,
-                    **failed,
-                }
-            )
-            if is_measured:
-                numbers = records.measurement_columns(
-                    measurement(1000.0 + (i * 7919) % 9973), GpuUsage(), {"weights": 1 << 30}
+            for number, launch in enumerate(launches(i, state), start=1):
+                attempt_id = next(ids)
+                failure = launch.pop("failure")
+                attempts.append(
+                    {
+                        "id": attempt_id,
+                        "trial_id": first + i,
+                        "number": number,
+                        "epoch": 1,
+                        "nodes": [f"node-{i % NUM_NODES}"],
+                        "gpu_seconds": 80.0,
+                        "timed_seconds": 5.0,
+                        "warmup_seconds": 1.0,
+                        **launch,
+                        **(
+                            records.failure_columns(failure)
+                            if failure is not None
+                            else {f"failure_{name}": None for name in FAILURE_COLUMNS}
+                        ),
+                    }
                 )
-                measurements.append({"attempt_id": first + i, **numbers})
+                if launch["state"] == "measured":
+                    speed, peak = 1000.0 + (i * 7919 + number) % 9973, 40 + i * 31 % 40
+                    numbers = records.measurement_columns(
+                        measurement(speed, peak), GpuUsage(), {"weights": 1 << 30}
+                    )
+                    measurements.append({"attempt_id": attempt_id, **numbers})
+                trials[-1]["num_attempts"] = number
+                trials[-1]["num_measurements"] += launch["pooled"]
         database.write(insert)
     database.write(end)
 
 
-def seconds(work: Callable[[], object], repeat: int = 3) -> float:
+def launches(i: int, state: str) -> list[dict[str, Any]]:
+    """The attempts of trial i, each with its failure or None."""
+    node = f"node-{i % NUM_NODES}"
+    if state != "measured":
+        oom = Failure(
+            kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000, node=node
+        )
+        return [_launch(state, FINGERPRINTS[1], failure=oom)]
+    found = []
+    if i % FAULT_EVERY == 7:
+        fault = Failure(kind=FailureKind.XID, message="Xid 79", log_tail="x" * 2000, node=node)
+        found.append(_launch("requeued", FINGERPRINTS[1], failure=fault))
+    if i % OLDER_EVERY == 1:
+        found.append(_launch(state, FINGERPRINTS[0], superseded=True))
+    found.append(_launch(state, FINGERPRINTS[i % 10 > 0], pooled=True))
+    if i % REPEAT_EVERY == 11:
+        found.append(_launch(state, FINGERPRINTS[1], superseded=True, pooled=True))
+    return found
+
+
+def _launch(
+    state: str,
+    fingerprint: Fingerprint,
+    *,
+    failure: Failure | None = None,
+    superseded: bool = False,
+    pooled: bool = False,
+) -> dict[str, Any]:
+    return {
+        "state": state,
+        "fingerprint_digest": fingerprint.digest,
+        "failure": failure,
+        "superseded": superseded,
+        "pooled": pooled,
+    }
+
+
+def seconds(
+    work: Callable[[], object],
+    repeat: int = 3,
+    of_all: Callable[[list[float]], float] = statistics.median,
+) -> float:
     """The median time, which is that of a warm cache."""
     times = []
     for _ in range(repeat):
         begin = time.perf_counter()
         work()
         times.append(time.perf_counter() - begin)
-    return round(statistics.median(times), 4)
+    return round(of_all(times), 4)
 
 
 def measure(url: str, num_trials: int) -> dict[str, Any]:
@@ -196,6 +254,16 @@ def _large(
         view: seconds(lambda view=view: readonly.own_query(url, f"SELECT count(*) FROM {view}"), 1)
         for view in schema.VIEWS
     }
+    queries, cpu = {}, {}
+    for query in named_queries().values():
+        ask = partial(
+            readonly.query, url, query.sql, parameters={**query.values(()), SWEEP: "scale"}
+        )
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        queries[query.name] = seconds(ask, repeat=5, of_all=min)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        cpu[query.name] = round(spent / 5, 4)
     return {
         "num_trials": num_trials,
         "num_cells": len(cell_ids),
@@ -206,6 +274,9 @@ def _large(
             lambda: readonly.own_query(url, "SELECT * FROM v_best WHERE is_current")
         ),
         "count_of_view_seconds": views,
+        "named_query_fastest_of_5_seconds": queries,
+        # Of the process that asks, by the mean: all of it on SQLite, not the server's.
+        "named_query_cpu_seconds": cpu,
     }
 
 

@@ -35,7 +35,7 @@ PACKAGES = ("torch", "transformers", "torchtitan")
 
 # Imported before memory is measured: it is counted above them.
 IMPORTS = {
-    "llama": "workloads.llama.train",
+    "llama": "workloads.llama.training_loop",
     "transformers": "transformers.models.llama.modeling_llama",
     "torchtitan": "torchtitan.models.llama3",
 }
@@ -162,7 +162,8 @@ class Stopwatch:
 def our_loop(job: Mapping[str, Any], device: torch.device) -> Loop:
     """The loop that workload llama trains with, for the request of the job."""
     from orchestrator.core.trial.protocol import decode_request
-    from workloads.llama.train import TrainingLoop, check
+    from workloads.llama.refusals import check
+    from workloads.llama.training_loop import TrainingLoop
 
     request = decode_request(json.dumps(job["request"]).encode())
     loop: Any = TrainingLoop(request, check(request), device=device)

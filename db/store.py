@@ -29,6 +29,7 @@ from db.write import (
     lease,
     node_records,
     profiles,
+    reuse,
     sessions,
     sweeps,
 )
@@ -209,6 +210,34 @@ class Store(StoreReads):
         """
         self._write(sweeps.give_back, before, epoch, self._token, leased)
 
+    def rename(
+        self,
+        sweep_id: int,
+        name: str,
+        *,
+        holder_is_dead: Callable[[Holder], bool] | None = holder_is_gone,
+    ) -> None:
+        """Give a sweep another name, also in its file as stored.
+
+        Raises UsageInvalid if another sweep has the name, SweepInUse while an orchestrator works
+        on it.
+        """
+        self._write(sweeps.rename, sweep_id, name, self._token, holder_is_dead)
+
+    def remove(
+        self, sweep_id: int, *, holder_is_dead: Callable[[Holder], bool] | None = holder_is_gone
+    ) -> None:
+        """Delete a sweep with its cells, trials, attempts, events and profiles, in one commit.
+
+        Raises SweepInUse while an orchestrator works on it.
+        """
+        self._database.write(
+            lambda connection, change: sweeps.remove(
+                connection, change, sweep_id, self._token, holder_is_dead
+            ),
+            durable=True,
+        )
+
     def request_stop(self, sweep_id: int, request: StopRequest) -> bool:
         """Ask a sweep's orchestrator to stop at its next `renew`. False: the sweep has none."""
         return self._write(sweeps.request_stop, sweep_id, request)
@@ -251,6 +280,13 @@ class Store(StoreReads):
         Returns how many are newly pruned.
         """
         return self._write(changes.add_pruned, condemned, epoch) if condemned else 0
+
+    def reuse(self, cell_id: int, trial_ids: Sequence[int], *, epoch: int) -> int:
+        """Take trials of other sweeps over into a cell, with their attempts and measurements.
+
+        A layout that has a trial keeps it. Returns how many were added. Raises LeaseLost.
+        """
+        return self._write(reuse.reuse, cell_id, trial_ids, epoch) if trial_ids else 0
 
     def free_pruned(self, cell_id: int, layouts: Sequence[Layout], *, epoch: int) -> int:
         """Let PRUNED layouts wait again that no out-of-memory condemns any more.

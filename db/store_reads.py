@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from db.read.rows import (
     ReservedBySweep,
     SessionRow,
     SweepRow,
+    SweepSummary,
     TrialDetail,
     TrialRow,
 )
@@ -113,6 +115,10 @@ class StoreReads:
         """All sweeps, the newest first."""
         return self._read(sweeps.sweeps)
 
+    def summaries(self) -> list[SweepSummary]:
+        """All sweeps, the newest first, with what each has come to."""
+        return self._read(sweeps.summaries)
+
     def sweep_named(self, name: str) -> SweepRow:
         """Raises UsageInvalid, with the names that exist."""
         return self._read(sweeps.sweep_named, name)
@@ -173,6 +179,18 @@ class StoreReads:
     def trials_that_met(self, cell_id: int, kind: FailureKind) -> set[int]:
         """The trials of a cell with a failure of this kind since their last invalidation."""
         return self._read(trials.trials_that_met, cell_id, kind)
+
+    def reused_by(self, sweep_name: str) -> frozenset[int]:
+        """The trials of other sweeps whose measurements a sweep has taken over."""
+        return self._read(trials.reused_by, sweep_name)
+
+    def reusers(self, sweep_id: int) -> dict[str, int]:
+        """How many trials each other sweep has taken over from a sweep, by its name."""
+        return self._read(trials.reusers, sweep_id)
+
+    def attempt_spans(self, cell_id: int) -> dict[int, tuple[dt.datetime, dt.datetime]]:
+        """Start of the first and end of the last ended attempt, by trial id of a cell."""
+        return self._read(trials.attempt_spans, cell_id)
 
     def failure_counts(self, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
         """The number of failed attempts of each trial, by kind, since its last invalidation."""

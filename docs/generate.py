@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from db import migrate, schema
 from db.sql import readonly
+from db.sql.named_queries import SWEEP, named_queries
 from db.store import Store
 from db.types import Json
 from docs.figures import (
@@ -34,7 +35,7 @@ from docs.figures import (
 from orchestrator.core.frameworks.expression import JOB_NUMBERS
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.frameworks.translation import TABLES, Framework, translate
-from orchestrator.core.physics.step_time import PRIORS
+from orchestrator.core.physics.step_time_constants import PRIORS
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, GIB
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
@@ -220,6 +221,7 @@ def _part(name: str) -> str:
         "models": model_table,
         "devices": device_table,
         "views": view_list,
+        "queries": query_table,
         "tables": table_list,
         "columns": column_table,
         "constants": constant_table,
@@ -229,7 +231,7 @@ def _part(name: str) -> str:
 
 def constant_table() -> str:
     """The constants of step time, each with its prior and its meaning."""
-    source = ast.parse((PROJECT / "orchestrator/core/physics/step_time.py").read_text())
+    source = ast.parse((PROJECT / "orchestrator/core/physics/step_time_constants.py").read_text())
     body = next(
         node
         for node in source.body
@@ -434,6 +436,26 @@ def device_table() -> str:
         " | network GB/s | $/hour"
     )
     return _table(titles, rows)
+
+
+def query_table() -> str:
+    """Each query with a name: its question, its parameters, and its columns."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/sweep.sqlite"
+        Store.open(url).close()
+        for query in named_queries().values():
+            values = {**query.values(()), SWEEP: "none"}
+            columns = readonly.own_query(url, query.sql, parameters=values).columns
+            parameters = [f"`{each.name}=`: {each.means}" for each in query.parameters]
+            rows.append(
+                (
+                    f"`@{query.name}`",
+                    "<br>".join([query.question, *parameters]),
+                    ", ".join(f"`{column}`" for column in columns),
+                )
+            )
+    return _table("query | question and parameters | columns", rows)
 
 
 def view_list() -> str:

@@ -366,7 +366,8 @@ def _reading_engine(url: sa.URL, file: ReadableFile) -> sa.Engine:
 
 def _sqlite_engine(url: sa.URL, file: OpenedFile) -> sa.Engine:
     urls.refuse_network_file_system(url)
-    file.path.parent.mkdir(parents=True, exist_ok=True)
+    urls.refuse_missing_folder(url)
+    file.path.parent.mkdir(exist_ok=True)
     # A file system that hosts share has no shared memory; the older journal needs none.
     journal = "TRUNCATE" if urls.is_unsafe(url) else "WAL"
     engine = sa.create_engine(

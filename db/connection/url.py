@@ -230,6 +230,19 @@ def redact(message: str, url: URL) -> str:
     return Secrets(values).redact(message)
 
 
+def refuse_missing_folder(url: URL) -> None:
+    """Raise UsageInvalid if more than the last folder of a SQLite file is missing.
+
+    A mistyped path would otherwise create folders, and a new and empty store in them.
+    """
+    folder = Path(str(url.database)).parent
+    if not folder.parent.is_dir():
+        raise UsageInvalid(
+            f"store {display(url)}: there is no folder {folder.parent}. Correct the path, or create"
+            f" it: mkdir -p {folder}"
+        )
+
+
 def refuse_network_file_system(url: URL) -> None:
     """Raise StoreUnavailable for a file system that hosts share, unless the URL allows it."""
     assert url.database is not None

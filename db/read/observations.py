@@ -169,6 +169,8 @@ def _numbered(sweep_ids: Sequence[int], names: Sequence[str] | None) -> sa.Selec
             ),
         )
         .outerjoin(fingerprint, fingerprint.c.digest == digest)
+        # One that was reused counts once, where it was measured.
+        .where(trial.c.reused_from.is_(None))
         .where(trial.c.sweep_id.in_(sweep_ids), sa.or_(counting.c.id.is_not(None), out_of_memory))
     )
     if names is not None:

@@ -65,6 +65,20 @@ class SweepRow:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepSummary:
+    """A sweep in one line."""
+
+    sweep: SweepRow
+    num_cells: int
+    num_trials: Mapping[TrialState, int]  # states that have some
+    # Tokens/s/GPU of the best layouts of its cells, the smallest and the largest; None: none.
+    slowest_best: float | None
+    fastest_best: float | None
+    # When a trial changed its state, or `sweep run` was last seen.
+    changed_at: dt.datetime
+
+
 def run_folder(name: str, run_token: str) -> str:
     return f"{name}-{run_token}"
 
@@ -133,6 +147,7 @@ class TrialRow:
     unsteady: str | None = None  # why its steps do not show the speed of a long run
     step_seconds_bound: float | None = None  # None: it was timed to its end
     extra: Mapping[str, Any] | None = None  # the program's own fields
+    reused_from: int | None = None  # the trial of another sweep that was measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 from typing import Any
 
@@ -18,6 +19,7 @@ from db.read.rows import (
     ReservedBySweep,
     SessionRow,
     SweepRow,
+    SweepSummary,
 )
 from db.types import StopRequest, SweepState, now
 from orchestrator.core.errors import UsageInvalid
@@ -35,6 +37,42 @@ _SWEEPS = sa.select(sweep, now().label("now"))
 
 def sweeps(connection: Connection) -> list[SweepRow]:
     return [_sweep_row(row) for row in connection.execute(_SWEEPS.order_by(sweep.c.id.desc()))]
+
+
+def summaries(connection: Connection) -> list[SweepSummary]:
+    """All sweeps, the newest first, with what each has come to."""
+    num_cells = sa.select(cell.c.sweep_id, sa.func.count()).group_by(cell.c.sweep_id)
+    cells_of = {row[0]: int(row[1]) for row in connection.execute(num_cells)}
+    counting = sa.select(
+        trial.c.sweep_id, trial.c.state, sa.func.count(), sa.func.max(trial.c.updated_at)
+    ).group_by(trial.c.sweep_id, trial.c.state)
+    seen = sa.select(session.c.sweep_id, sa.func.max(session.c.seen_at)).group_by(
+        session.c.sweep_id
+    )
+    states: dict[int, dict[TrialState, int]] = {}
+    times: dict[int, list[dt.datetime]] = {}
+    for sweep_id, state, number, at in connection.execute(counting):
+        states.setdefault(sweep_id, {})[TrialState(state)] = int(number)
+        times.setdefault(sweep_id, []).append(at)
+    for sweep_id, at in connection.execute(seen):
+        times.setdefault(sweep_id, []).append(at)
+    speed = "tokens_per_second_per_gpu"
+    best = sa.text(
+        f"SELECT sweep_id, min({speed}), max({speed}) FROM v_best WHERE is_current"
+        " GROUP BY sweep_id"
+    )
+    bests = {row[0]: (row[1], row[2]) for row in connection.execute(best)}
+    return [
+        SweepSummary(
+            sweep=row,
+            num_cells=cells_of.get(row.id, 0),
+            num_trials=states.get(row.id, {}),
+            slowest_best=bests.get(row.id, (None, None))[0],
+            fastest_best=bests.get(row.id, (None, None))[1],
+            changed_at=max([row.created_at, *times.get(row.id, ())]),
+        )
+        for row in sweeps(connection)
+    ]
 
 
 def owner_epoch(connection: Connection, sweep_id: int) -> int:

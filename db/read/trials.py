@@ -5,6 +5,7 @@ Each returns frozen rows of db/read/rows.py, by one or few statements for any nu
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -310,3 +311,43 @@ def _trial_row(row: sa.RowMapping) -> TrialRow:
         peak_memory_driver_kind=records.driver_memory_kind_of(row),
         load=records.load_of(row),
     )
+
+
+def reused_by(connection: Connection, sweep_name: str) -> frozenset[int]:
+    """The trials of other sweeps whose measurements a sweep has taken over."""
+    statement = (
+        sa.select(trial.c.reused_from)
+        .join(schema.sweep, schema.sweep.c.id == trial.c.sweep_id)
+        .where(schema.sweep.c.name == sweep_name, trial.c.reused_from.is_not(None))
+    )
+    return frozenset(connection.scalars(statement))
+
+
+def reusers(connection: Connection, sweep_id: int) -> dict[str, int]:
+    """How many trials each other sweep has taken over from a sweep, by its name."""
+    source = trial.alias("source")
+    statement = (
+        sa.select(schema.sweep.c.name, sa.func.count())
+        .select_from(trial)
+        .join(source, source.c.id == trial.c.reused_from)
+        .join(schema.sweep, schema.sweep.c.id == trial.c.sweep_id)
+        .where(source.c.sweep_id == sweep_id)
+        .group_by(schema.sweep.c.name)
+        .order_by(schema.sweep.c.name)
+    )
+    return {name: int(number) for name, number in connection.execute(statement)}
+
+
+def attempt_spans(
+    connection: Connection, cell_id: int
+) -> dict[int, tuple[dt.datetime, dt.datetime]]:
+    """Start of the first and end of the last attempt that ended, of each trial of a cell."""
+    statement = (
+        sa.select(
+            attempt.c.trial_id, sa.func.min(attempt.c.started_at), sa.func.max(attempt.c.ended_at)
+        )
+        .join(trial, trial.c.id == attempt.c.trial_id)
+        .where(trial.c.cell_id == cell_id, attempt.c.ended_at.is_not(None))
+        .group_by(attempt.c.trial_id)
+    )
+    return {row[0]: (row[1], row[2]) for row in connection.execute(statement)}

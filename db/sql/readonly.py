@@ -7,9 +7,10 @@ and only known functions. People's statements run in a child process, this progr
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from db.connection import url as urls
 from db.connection.sqlite_file import ReadableFile
 from db.sql import bounded_answer, reader_role, sql_mistakes
 from db.sql.bounded_answer import Answer, Bounds
+from db.sql.named_queries import Value
 from db.sql.sql_text import ALLOWED_FUNCTIONS, refuse_beyond_reading
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
@@ -48,17 +50,21 @@ def query(
     database_url: str | None,
     sql: str,
     *,
+    parameters: Mapping[str, Value] | None = None,
     max_rows: int = MAX_ROWS,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Answer:
     """Answer one SELECT of a person, in a child process, as the reader's role if there is one.
 
-    Raises UsageInvalid if it is refused, wrong, too slow or too large, StoreUnavailable if there is
-    no store.
+    `parameters` are bound where a named query says `:name`; of other statements None. Raises
+    UsageInvalid if it is refused, wrong, too slow or too large, StoreUnavailable if there is no
+    store.
     """
     url = urls.resolve(database_url)
     try:
-        ask = partial(_rows, url, _encodable(sql), timeout_seconds, is_ours=False)
+        for text in (sql, *(parameters or {}).values()):
+            _refuse_unencodable(text)
+        ask = partial(_rows, url, sql, parameters, timeout_seconds, is_ours=False)
         return bounded_answer.fetch(ask, Bounds(rows=max_rows, seconds=timeout_seconds), _MISTAKES)
     except _WrongStatement as exc:
         raise UsageInvalid(sql_mistakes.wrong(str(exc), sql, _columns(url))) from None
@@ -68,11 +74,13 @@ def own_query(
     database_url: str | None,
     sql: str,
     *,
+    parameters: Mapping[str, Value] | None = None,
     max_rows: int = MAX_ROWS,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Answer:
     """Answer a SELECT of this program, in this process, as the store's role. Raises as `query`."""
-    with closing(_rows(urls.resolve(database_url), sql, timeout_seconds, is_ours=True)) as answer:
+    url = urls.resolve(database_url)
+    with closing(_rows(url, sql, parameters, timeout_seconds, is_ours=True)) as answer:
         try:
             return bounded_answer.cut(answer, max_rows)
         except _WrongStatement as exc:
@@ -81,23 +89,29 @@ def own_query(
             ) from None
 
 
-def _encodable(sql: str) -> str:
-    if "\0" in sql:
+def _refuse_unencodable(text: Value) -> None:
+    if not isinstance(text, str):
+        return
+    if "\0" in text:
         raise UsageInvalid("the query holds a NUL character")
     try:
-        sql.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise UsageInvalid("the query holds bytes that are not UTF-8") from None
-    return sql
 
 
 def _rows(
-    url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool
+    url: sa.URL,
+    sql: str,
+    parameters: Mapping[str, Value] | None,
+    timeout_seconds: float,
+    *,
+    is_ours: bool,
 ) -> Generator[Sequence[Any], None, None]:
     """Yield the names of the columns, then the rows."""
     if url.drivername == "sqlite":
-        return _rows_of_sqlite(url, sql, timeout_seconds)
-    return _rows_of_postgresql(url, sql, timeout_seconds, is_ours=is_ours)
+        return _rows_of_sqlite(url, sql, parameters, timeout_seconds)
+    return _rows_of_postgresql(url, sql, parameters, timeout_seconds, is_ours=is_ours)
 
 
 def _columns(url: sa.URL) -> dict[str, tuple[str, ...]]:
@@ -113,7 +127,7 @@ def _columns(url: sa.URL) -> dict[str, tuple[str, ...]]:
 
 
 def _rows_of_sqlite(
-    url: sa.URL, sql: str, timeout_seconds: float
+    url: sa.URL, sql: str, parameters: Mapping[str, Value] | None, timeout_seconds: float
 ) -> Generator[Sequence[Any], None, None]:
     assert url.database is not None
     urls.refuse_network_file_system(url)
@@ -131,7 +145,7 @@ def _rows_of_sqlite(
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
             connection.set_authorizer(_authorize)
             connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
-            cursor = connection.execute(sql)
+            cursor = connection.execute(sql, dict(parameters or {}))
             if cursor.description is None:
                 raise UsageInvalid(_NO_ROWS)
             yield [column[0] for column in cursor.description]
@@ -185,7 +199,12 @@ def _authorize(
 
 
 def _rows_of_postgresql(
-    url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool
+    url: sa.URL,
+    sql: str,
+    parameters: Mapping[str, Value] | None,
+    timeout_seconds: float,
+    *,
+    is_ours: bool,
 ) -> Generator[Sequence[Any], None, None]:
     named = refuse_beyond_reading(sql)
     reader = None if is_ours else urls.reader_of(url)
@@ -198,9 +217,14 @@ def _rows_of_postgresql(
             reader_role.settle(connection, is_reader=reader is not None)
             if not is_ours:
                 reader_role.refuse_hidden_calls(connection, named)
-            yield _prepare(connection, sql)
             # Row by row, so that a huge answer is never in memory.
-            yield from connection.cursor().stream(sql.encode())
+            if parameters is None:
+                yield _prepare(connection, sql)
+                yield from connection.cursor().stream(sql.encode())
+            else:
+                numbered, values = _numbered(sql, parameters)
+                yield _prepare(connection, numbered)
+                yield from psycopg.RawCursor(connection).stream(numbered.encode(), values)
         except psycopg.errors.QueryCanceled:
             raise UsageInvalid(bounded_answer.took_too_long(timeout_seconds)) from None
         except psycopg.Error as exc:
@@ -214,6 +238,18 @@ def _rows_of_postgresql(
                 )
                 raise UsageInvalid(f"the query was refused: {message}") from None
             raise _postgresql_refusal(urls.redact(str(exc), login), exc.sqlstate) from None
+
+
+def _numbered(sql: str, parameters: Mapping[str, Value]) -> tuple[str, list[Value]]:
+    """A named query with $1, $2 for its parameters, as PostgreSQL has them, and their values."""
+    numbers: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        return f"${numbers.setdefault(found[1], len(numbers) + 1)}"
+
+    # Not in `::`, and not the colon after the name of a parameter in a comment.
+    numbered = re.sub(r"(?<![\w:]):([a-z_]+)\b", number, sql)
+    return numbered, [parameters[name] for name in numbers]
 
 
 def _settle(connection: Any, timeout_seconds: float) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    Column,
     Double,
     ForeignKey,
     Integer,
@@ -15,6 +18,16 @@ from sqlalchemy import (
 
 from db.tables.columns import metadata, optional, required, row_id
 from db.types import Id, Json, UtcTime
+
+
+def _rank_of_a_profile() -> list[Column[Any]]:
+    """The columns that name one rank of a profile."""
+    profile_id = ForeignKey("profile.id", ondelete="CASCADE")
+    return [
+        required("profile_id", Id, "", profile_id, primary_key=True, autoincrement=False),
+        required("rank", Integer, "", primary_key=True, autoincrement=False),
+    ]
+
 
 profile = Table(
     "profile",
@@ -43,15 +56,7 @@ profile = Table(
 profile_rank = Table(
     "profile_rank",
     metadata,
-    required(
-        "profile_id",
-        Id,
-        "",
-        ForeignKey("profile.id", ondelete="CASCADE"),
-        primary_key=True,
-        autoincrement=False,
-    ),
-    required("rank", Integer, "", primary_key=True, autoincrement=False),
+    *_rank_of_a_profile(),
     required("is_slowest", Boolean, "it communicated least, so the others waited for it"),
     required("num_steps", Integer),
     required("window_nanoseconds", BigInteger, "time of all of them; the parts add up to it"),
@@ -80,15 +85,7 @@ profile_rank = Table(
 profile_part = Table(
     "profile_part",
     metadata,
-    required(
-        "profile_id",
-        Id,
-        "",
-        ForeignKey("profile.id", ondelete="CASCADE"),
-        primary_key=True,
-        autoincrement=False,
-    ),
-    required("rank", Integer, "", primary_key=True, autoincrement=False),
+    *_rank_of_a_profile(),
     required(
         "part",
         Text,

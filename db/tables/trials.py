@@ -62,10 +62,27 @@ trial = Table(
         "of a pruned trial: the trial whose out-of-memory proves that this one cannot fit",
         ForeignKey("trial.id", ondelete="SET NULL"),
     ),
+    optional(
+        "reused_from",
+        Id,
+        "the trial of another sweep whose measurements these are, by `sweep run --reuse`; NULL: it "
+        "was measured in its own sweep, or that sweep was removed",
+        ForeignKey("trial.id", ondelete="SET NULL"),
+    ),
     required("created_at", UtcTime),
     required("updated_at", UtcTime, "when the trial last changed its state"),
     UniqueConstraint("cell_id", "layout_key"),
     Index("ix_trial_sweep_id_cell_id_state", "sweep_id", "cell_id", "state"),
+    # Without these, the removal of a trial reads all others.
+    *(
+        Index(
+            f"ix_trial_{name}",
+            name,
+            sqlite_where=text(f"{name} IS NOT NULL"),
+            postgresql_where=text(f"{name} IS NOT NULL"),
+        )
+        for name in ("condemned_by", "reused_from")
+    ),
 )
 
 attempt = Table(
@@ -337,6 +354,12 @@ measurement = Table(
         "ran at the memory edge with allocator retries, and so slower than it could",
     ),
     optional("attention_kernel", Text, "the kernel of attention that ran, as the program names it"),
+    optional(
+        "compile_seconds",
+        Double,
+        "seconds of compiling, slowest rank; they are part of the attempt's phases, most of them "
+        "of `first_step_seconds`; 0: nothing was compiled; NULL: not told",
+    ),
     optional("loss_first", Double, "loss of the first step"),
     optional("loss_last", Double, "loss of the last step"),
     # Of the time in which steps were timed; NULL if that was less than 2 s, or not told.

@@ -1,12 +1,15 @@
-"""The statements that make sweeps and cells, and that take and return a sweep.
+"""The statements that make, rename and remove sweeps, make cells, and take and return a sweep.
 
 Every function that takes an epoch first proves it on the sweep's locked row.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,11 +19,11 @@ from db import schema
 from db.connection.engine import Change
 from db.connection.portions import portions
 from db.read import records
-from db.read.rows import SweepRow
+from db.read.rows import Holder, SweepRow
 from db.types import AttemptState, StopRequest, SweepState, now
 from db.write import invalidation, lease, sessions
 from db.write.inserts import insert_absent
-from orchestrator.core.errors import SweepChanged
+from orchestrator.core.errors import SweepChanged, UsageInvalid
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.trial.reserved_time import Leased
 
@@ -139,6 +142,71 @@ def request_stop(
     )
     asked = sa.update(sweep).where(*is_owned).values(stop_requested=request)
     return connection.execute(asked).rowcount == 1
+
+
+def rename(
+    connection: Connection,
+    change: Change,
+    sweep_id: int,
+    name: str,
+    token: str,
+    holder_is_dead: Callable[[Holder], bool] | None,
+) -> None:
+    """Give a sweep another name. Raises UsageInvalid if another sweep has it, and SweepInUse."""
+    before = _take(connection, sweep_id, token, holder_is_dead)
+    if before.name == name:
+        return
+    if connection.scalar(sa.select(sweep.c.id).where(sweep.c.name == name)) is not None:
+        raise UsageInvalid(
+            f"a sweep named {name!r} exists already; take another name, or remove that one:"
+            f" sweep rm {name}"
+        )
+    # Its name is the first key. With the new one, the same file goes on under the new name.
+    old, new = (f'{{"name":{json.dumps(each)}' for each in (before.name, name))
+    spec_json = before.spec_json
+    if spec_json.startswith(old):
+        spec_json = new + spec_json.removeprefix(old)
+    _update(connection, sweep_id, name=name, spec_json=spec_json)
+
+
+def remove(
+    connection: Connection,
+    change: Change,
+    sweep_id: int,
+    token: str,
+    holder_is_dead: Callable[[Holder], bool] | None,
+) -> None:
+    """Delete a sweep with all that belongs to it. Raises SweepInUse."""
+    found = connection.execute(sa.select(sweep.c.id).where(sweep.c.id == sweep_id)).fetchall()
+    if not found and change.is_retry:
+        return  # the answer to the first commit was lost
+    _take(connection, sweep_id, token, holder_is_dead)
+    connection.execute(sa.delete(sweep).where(sweep.c.id == sweep_id))
+
+
+def _take(
+    connection: Connection,
+    sweep_id: int,
+    token: str,
+    holder_is_dead: Callable[[Holder], bool] | None,
+) -> sa.Row[Any]:
+    """Hold a sweep for this transaction, in which no orchestrator works on it; the row before."""
+    before = connection.execute(sa.select(sweep).where(sweep.c.id == sweep_id)).one_or_none()
+    epoch = lease.acquire(
+        connection,
+        sweep_id,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        token=token,
+        ttl_seconds=0.0,
+        holder_is_dead=holder_is_dead,
+    )
+    assert before is not None, "it was acquired"
+    state = SweepState(before.state)
+    lease.release(
+        connection, sweep_id, epoch, SweepState.STOPPED if state is SweepState.RUNNING else state
+    )
+    return before
 
 
 def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -> int:

@@ -48,6 +48,7 @@ from orchestrator.cli import (
     sql,
     status,
     surroundings,
+    sweeps,
     trace,
     trials,
     validate,
@@ -79,6 +80,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     run.run,
     validate.schema,
     replay.replay,
+    sweeps.list,
     status.status,
     best.best,
     trials.trials,
@@ -98,6 +100,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     export.export,
     admin.cancel,
     admin.invalidate,
+    sweeps.rename,
+    sweeps.rm,
     doctor.doctor,
 )
 DB_COMMANDS: tuple[Callable[..., None], ...] = (admin.upgrade, reader.grant_reader)
@@ -268,7 +272,7 @@ def _exit_code(arguments: list[str], redact: Redactor) -> int:
         kind, message, code = _kind_of(UsageInvalid), _usage_mistake(exc, redact), exc.exit_code
     except Terminated as exc:
         with suppress(OSError):  # its terminal may have been closed
-            note("interrupted" if exc.exit_code == INTERRUPTED else str(exc))
+            note(str(exc))
             if _wants_json(arguments):
                 write_error("interrupted", str(exc), exc.exit_code)
         return exc.exit_code

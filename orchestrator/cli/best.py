@@ -11,12 +11,11 @@ import typer
 from orchestrator.cli import trial_text
 from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, FormatOption, Json, SweepArgument
+from orchestrator.cli.other_conditions import OtherConditions, other_conditions
 from orchestrator.cli.output import (
-    Column,
     Format,
     numbers,
     output_format,
-    plain,
     write,
     write_json,
     write_line,
@@ -36,13 +35,11 @@ from orchestrator.report.ranking import (
     rank_cell,
     why_no_best,
 )
+from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
-    from db.read.rows import CellStatus, TrialRow
-    from orchestrator.core.trial.fingerprint import Fingerprint
+    from db.read.rows import CellStatus, SweepRow, TrialRow
 
-# Other conditions shown per cell: every commit of the measured code is a fingerprint.
-MAX_OTHERS_SHOWN = 5
 # A median SM clock so far from the cell's median is of a device in another state.
 OTHER_CLOCK = 0.03
 
@@ -74,14 +71,12 @@ def best(
             cell_id: rank_cell(store, row.id, cell_id, found)
             for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
         }
-        others = _other_fingerprints(db, row.id)
-        if others:
-            _add_differences(others, cells, store.fingerprints(row.id))
-
+        others = other_conditions(db, store, row.id, cells)
         implausible = _implausible(db, row.id)
         other_clocks = _other_clocks(db, row.id)
         beaten = _beaten(db, row.id)
     nothing = Ranking(leading=(), tied=(), text="", drift=None)
+    rows_by_id = {status.cell.id: status.cell for status in cells}
     by_cell = [(cell, rankings.get(cell.cell.id, nothing)) for cell in cells]
     found = [
         {"place": place, "is_current": True, "is_tied": trial.id in of_cell.tied}
@@ -102,7 +97,11 @@ def best(
                     if not of_cell.leading
                 ],
                 "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
-                "other_fingerprints": others,
+                "other_fingerprints": [
+                    {"is_current": False, "changed": others.changed[trial.id]}
+                    | records.trial_record(trial, rows_by_id[trial.cell_id], row.name)
+                    for trial in others.trials
+                ],
                 "implausible": implausible,
                 "other_clocks": other_clocks,
                 "ended_early": beaten,
@@ -116,37 +115,7 @@ def best(
             trial_text.write_markdown(trials)
         case Format.TABLE:
             remarks = _Remarks(implausible=implausible, other_clocks=other_clocks, beaten=beaten)
-            _print(row.name, by_cell, top, others, remarks)
-
-
-def _other_fingerprints(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
-    """The fastest layout of each cell and fingerprint, without the current fingerprint."""
-    from db.sql import readonly  # needs SQLAlchemy
-
-    found = readonly.own_query(
-        db,
-        "SELECT cell_id, cell, fingerprint_digest, trial_id, layout, tokens_per_second_per_gpu,"
-        " relative_confidence, mfu, step_seconds_median, peak_memory_allocated_bytes,"
-        f" device_memory_bytes FROM v_best WHERE sweep_id = {sweep_id} AND NOT is_current"
-        " ORDER BY cell_id, tokens_per_second_per_gpu DESC",
-    )
-    return [
-        {"is_current": False, **dict(zip(found.columns, row, strict=True))} for row in found.rows
-    ]
-
-
-def _add_differences(
-    others: Sequence[dict[str, Any]], cells: Sequence[CellStatus], known: Sequence[Fingerprint]
-) -> None:
-    """Add to each what has changed from its fingerprint to the current one of its cell."""
-    from orchestrator.core.trial.fingerprint import changes  # pydantic, 0.05 s
-
-    fingerprints = {one.digest: one for one in known}
-    current = {status.cell.id: status.cell.fingerprint_digest for status in cells}
-    for other in others:
-        before = fingerprints.get(other["fingerprint_digest"])
-        now = fingerprints.get(current[other["cell_id"]] or "")
-        other["changed"] = changes(before, now) if before is not None and now is not None else ""
+            _print(row, by_cell, top, others, remarks)
 
 
 def _implausible(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
@@ -193,29 +162,29 @@ def _beaten(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
 
 
 def _print(
-    sweep: str,
+    sweep: SweepRow,
     by_cell: Sequence[tuple[CellStatus, Ranking]],
     top: int,
-    others: Sequence[Mapping[str, Any]],
+    others: OtherConditions,
     remarks: _Remarks,
 ) -> None:
     if not by_cell:
-        write_line(f"Sweep {sweep} has no cells yet.")
+        write_line(f"Sweep {sweep.name} has no cells yet.")
     shown = []
     for number, (cell, of_cell) in enumerate(by_cell):
         if number:
             write()
         write_line(trial_line.cell_title(cell.cell), style="bold")
         if of_cell.leading:
-            shown += _print_cell(of_cell, top)
+            shown += _print_cell(sweep, of_cell, top)
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
         remarks.print(cell.cell.id)
-        _print_others([other for other in others if other["cell_id"] == cell.cell.id])
+        shown += others.print(cell.cell.id)
     trial_text.print_why_unsure(shown)
 
 
-def _print_cell(of_cell: Ranking, top: int) -> list[TrialRow]:
+def _print_cell(sweep: SweepRow, of_cell: Ranking, top: int) -> list[TrialRow]:
     """Print the fastest layouts and those that the text below them names; return them."""
     named = of_cell.tied[:MAX_TIED_SHOWN]
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
@@ -235,6 +204,9 @@ def _print_cell(of_cell: Ranking, top: int) -> list[TrialRow]:
     added = numbers("without drift", "±95%") if shows_compared else ()
     write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
+    if len(of_cell.tied) > 1:
+        tied = [trial for trial in of_cell.leading if trial.id in of_cell.tied]
+        write_line(f"  {tie_advice(sweep, tied)}", style="dim")
     for remark in (load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")
@@ -285,38 +257,3 @@ def _print_other_clocks(found: Sequence[Mapping[str, Any]]) -> None:
 def _print_beaten(found: Sequence[Mapping[str, Any]]) -> None:
     if found:
         write_line(f"  {beaten_text([one['trial_id'] for one in found])}", style="dim")
-
-
-def _print_others(others: Sequence[Mapping[str, Any]]) -> None:
-    if not others:
-        return
-    write_line(
-        "  Measured under other conditions (code, software or device), not comparable with the"
-        " above:",
-        style="dim",
-    )
-    rows = [
-        [
-            str(other["trial_id"]),
-            show.tokens_rate(other["tokens_per_second_per_gpu"]),
-            show.confidence(other["relative_confidence"]),
-            "",
-            show.percent(other["mfu"]),
-            show.step_time(other["step_seconds_median"]),
-            show.memory_of(other["peak_memory_allocated_bytes"], other["device_memory_bytes"]),
-            trial_line.short(str(other["layout"])),
-            show.short_digest(other["fingerprint_digest"]),
-        ]
-        for other in others[:MAX_OTHERS_SHOWN]
-    ]
-    write_table([*trial_text.SPEED_COLUMNS, Column("fingerprint")], rows)
-    differences = {
-        other["fingerprint_digest"]: other["changed"]
-        for other in others[:MAX_OTHERS_SHOWN]
-        if other["changed"]
-    }
-    for digest, text in differences.items():
-        write_line(f"  changed since {show.short_digest(digest)}: {plain(text)}", style="dim")
-    if len(others) > MAX_OTHERS_SHOWN:
-        more = len(others) - MAX_OTHERS_SHOWN
-        write_line(f"  and {more} more: sweep sql 'select * from v_best'", style="dim")

@@ -48,9 +48,9 @@ def compare(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the layouts that two sweeps measured, or one sweep with two versions of its code.
+    """Compare the layouts of two sweeps.
 
-    A difference whose 95 % intervals overlap is noise.
+    Or of one sweep, before and after the last change of its code or software. A difference whose 95 % intervals overlap is noise.
 
     Examples:
       sweep compare 8b-nccl2.28 8b-nccl2.29

@@ -58,18 +58,18 @@ def export(
     ] = False,
     to: Annotated[
         Framework | None,
-        typer.Option("--to", help="Of config: the framework to write a layout for."),
+        typer.Option("--to", help="For config: the framework to write a layout for."),
     ] = None,
     trial: Annotated[
         int | None,
         typer.Option(
-            "--trial", metavar="N", min=1, help="Of config: a trial. Default: the winner."
+            "--trial", metavar="N", min=1, help="For config: a trial. Default: the winner."
         ),
     ] = None,
     partial: Annotated[
         bool,
         typer.Option(
-            "--partial", help="Of config: write also a layout that the framework cannot express."
+            "--partial", help="For config: write also a layout that the framework cannot express."
         ),
     ] = False,
     db: Db = None,
@@ -78,7 +78,7 @@ def export(
     """Export trials, or a layout for your framework.
 
     CSV, Parquet and JSON have every trial with all its numbers (the columns of v_trial); Optuna has
-    a study per cell.
+    a study per cell: out-of-memories and failures as FAIL, condemned layouts as PRUNED.
     `config` writes the winner, or one trial, as the file or the arguments of a training framework.
     It says what your own program has to do, and refuses what the framework cannot express.
 
@@ -91,13 +91,7 @@ def export(
       sweep export config --to megatron --trial 17
     """
     _check_config_options(target, to, trial, is_partial=partial)
-    if sweep is not None and sweep_option not in (None, sweep):
-        raise UsageInvalid(
-            f"sweep {sweep} and --sweep {sweep_option} contradict each other; give one of them"
-        )
-    name = sweep or sweep_option
-    if every and name is not None:
-        raise UsageInvalid(f"sweep {name} and --all contradict each other; give one of them")
+    name = _sweep_name(sweep, sweep_option, every=every)
     output = None if output == "-" else output
     if as_json and output is None and target in (Target.CSV, Target.PARQUET):
         raise UsageInvalid(
@@ -126,6 +120,18 @@ def export(
             _export_optuna(store, rows, output, as_json=as_json)
             return
     _export_trials(target, row, output, db=db, as_json=as_json)
+
+
+def _sweep_name(sweep: str | None, option: str | None, *, every: bool) -> str | None:
+    """The name that was given in one of two ways. Raises UsageInvalid if they contradict."""
+    if sweep is not None and option not in (None, sweep):
+        raise UsageInvalid(
+            f"sweep {sweep} and --sweep {option} contradict each other; give one of them"
+        )
+    name = sweep or option
+    if every and name is not None:
+        raise UsageInvalid(f"sweep {name} and --all contradict each other; give one of them")
+    return name
 
 
 def _check_config_options(
@@ -262,35 +268,46 @@ def _arrow_values(values: Sequence[Any]) -> list[Any]:
 def _export_optuna(
     store: Store, rows: Sequence[SweepRow], output: str | None, *, as_json: bool
 ) -> None:
-    """Write a study SWEEP/CELL for each cell, with what the search knows of its ended trials."""
+    """Write a study SWEEP/CELL for each cell, and say what was left out."""
     # Optuna takes 0.5 s to import.
     from db.connection.foreign_storage import errors_in_one_line
     from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.search.optuna_storage import export_study
-    from orchestrator.sweep.known_outcome import known_of
+    from orchestrator.sweep.study_trials import study_trials
 
     if output is None:
         raise UsageInvalid(
             "name the Optuna storage to write to: sweep export optuna -o sqlite:///optuna.sqlite"
         )
-    studies = {}
+    studies, left_out = {}, {}
     for row in rows:
         objective = Objective(
             json.loads(row.spec_json).get("objective") or Objective.TOKENS_PER_SECOND_PER_GPU
         )
         for cell in store.cells(row.id):
             trials = store.trials(row.id, cell_id=cell.id)
-            facts = [(trial.layout, known_of(trial, objective)) for trial in trials]
-            known = [(layout, fact) for layout, fact in facts if fact is not None]
+            shown, without = study_trials(trials, store.attempt_spans(cell.id), objective)
             study = f"{row.name}/{cell.cell.key}"
+            attributes = {
+                "sweep": row.name,
+                "cell": cell.cell.key,
+                "fingerprint_digest": cell.fingerprint_digest,
+                "left_out": without,
+            }
             with errors_in_one_line("Optuna study", example="sqlite:///optuna.db"):
-                studies[study] = export_study(output, study, known, objective=objective)
+                studies[study] = export_study(
+                    output, study, shown, objective=objective, attributes=attributes
+                )
+            left_out[study] = without
     if as_json:
         name = rows[0].name if len(rows) == 1 else None
-        write_json("export", {"target": "optuna", "sweep": name, "studies": studies})
+        fields = {"target": "optuna", "sweep": name, "studies": studies, "left_out": left_out}
+        write_json("export", fields)
         return
     for study, count in studies.items():
-        note(f"{counted(count, 'trial')} written to study {study}")
+        reasons = [f"{number} {reason}" for reason, number in sorted(left_out[study].items())]
+        without_some = f"; left out: {', '.join(reasons)}" if reasons else ""
+        note(f"{counted(count, 'trial')} written to study {study}{without_some}")
     if not studies:
         names = ", ".join(row.name for row in rows)
         note(f"sweep {names} has no cells yet" if rows else f"{store.url} holds no sweep yet")

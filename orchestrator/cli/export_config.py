@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from orchestrator.cli.output import note, write_json
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.frameworks.job import Job
 from orchestrator.core.frameworks.text import remarks, text_of
 from orchestrator.core.frameworks.translation import (
     TABLES,
@@ -16,14 +17,15 @@ from orchestrator.core.frameworks.translation import (
     arguments,
     translate,
 )
+from orchestrator.core.sweepfile.command_options import CommandOptions
+from orchestrator.core.sweepfile.command_script import command_script
+from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.report.ranking import rank_cell
+from orchestrator.report.trial_job import job_of
 
 if TYPE_CHECKING:
-    from db.read.rows import SweepRow, TrialDetail
+    from db.read.rows import SweepRow
     from db.store import Store
-
-# A node is assumed to have as many GPUs if no attempt of the trial shows how many it has.
-USUAL_GPUS_PER_NODE = 8
 
 
 def export_config(
@@ -47,20 +49,24 @@ def export_config(
             f"trial {detail.trial.id} belongs to sweep {detail.sweep_name}, not to {sweep.name};"
             " leave out one of them"
         )
-    job = _job(detail)
+    job = job_of(detail)
     translation = translate(job, to)
     if translation.impossible and not is_partial:
         reasons = "; ".join(f"{name}: {why}" for name, why in translation.impossible.items())
         raise UsageInvalid(
             f"{to} cannot express {detail.trial.layout.short}: {reasons}. --partial writes the rest"
         )
-    text = text_of(translation)
+    text, use, said = text_of(translation), TABLES[to].use, remarks(translation)
+    command = _command_of(store, detail.sweep_name) if to is Framework.TORCHRUN else None
+    if command is not None:
+        script = command_script(command, job)
+        text, use, said = script.text, "sh FILE [more arguments]", list(script.remarks)
     if not as_json:
         write_text(text, output)
         title = f"trial {detail.trial.id} ({detail.trial.layout.short}) for {to}"
         note(title if output is None else f"{title} written to {output}")
-        note(f"use: {TABLES[to].use.replace('FILE', output or 'FILE')}")
-        for remark in remarks(translation):
+        note(f"use: {use.replace('FILE', output or 'FILE')}")
+        for remark in said:
             note(remark)
         return
     if output is not None:
@@ -78,13 +84,25 @@ def export_config(
             "num_nodes": job.num_nodes,
             "gpus_per_node": job.gpus_per_node,
             "settings": translation.nested() if is_file else translation.settings,
-            "arguments": None if is_file else arguments(translation.settings, form),
+            "arguments": None if is_file or command else arguments(translation.settings, form),
             "text": text,
             "program": translation.program,
+            "remarks": said,
             "impossible": translation.impossible,
             "output": output,
         },
     )
+
+
+def _command_of(store: Store, sweep: str) -> CommandOptions | None:
+    """The options of the sweep's program; None if it is one of our workloads, or not readable."""
+    try:
+        spec = SweepSpec.model_validate_json(store.sweep_named(sweep).spec_json)
+    except ValidationError:
+        # Written by another version; the layout alone can be exported.
+        return None
+    options = spec.workload.options
+    return options if isinstance(options, CommandOptions) else None
 
 
 def _winner(store: Store, sweep: SweepRow | None) -> int:
@@ -113,12 +131,3 @@ def _winner(store: Store, sweep: SweepRow | None) -> int:
     (found,) = rankings.values()
     note(found.text)
     return found.leading[0].id
-
-
-def _job(detail: TrialDetail) -> Job:
-    num_gpus = detail.cell.cell.num_gpus
-    num_nodes = next((len(it.nodes) for it in reversed(detail.attempts) if it.nodes), None)
-    gpus_per_node = num_gpus // num_nodes if num_nodes else min(num_gpus, USUAL_GPUS_PER_NODE)
-    if num_gpus % gpus_per_node:
-        gpus_per_node = num_gpus
-    return Job(cell=detail.cell.cell, layout=detail.trial.layout, gpus_per_node=gpus_per_node)

@@ -252,7 +252,7 @@ def _cell(
     out_of_memory = expectation.expected_out_of_memory(left, num_trials=to_run) if to_run else None
     return {
         "cell": space.cell.key,
-        "num_lattice": space.lattice_size,
+        "num_combinations": space.num_combinations,
         "num_legal": len(candidates),
         "num_predicted_to_fit": int(candidates.fits.sum()),
         "num_expected_to_fit": fitting.expected if fitting is not None else None,
@@ -260,6 +260,7 @@ def _cell(
         "num_expected_out_of_memory": out_of_memory,
         "num_expected_to_fail_otherwise": fails * (to_run - (out_of_memory or 0.0)),
         "num_to_run": to_run,
+        "on_cores": known.on_cores,
         "memory_limit_bytes": candidates.memory_limit_bytes,
         "gpu_hours": cost.gpu_hours if cost is not None else None,
         "gpu_hours_p90": cost.gpu_hours_p90 if cost is not None else None,
@@ -366,7 +367,9 @@ def _print_cell(row: dict[str, Any]) -> None:
     if row["gpu_hours"] is not None:
         hours = f", P50 {_hours(row['gpu_hours'])} and P90 {_hours(row['gpu_hours_p90'])} GPU-hours"
     limit = row["memory_limit_bytes"]
-    fitting = "memory limit unknown (name a device: device=h100-sxm)"
+    fitting = "memory limit unknown"
+    if not row["on_cores"]:
+        fitting += " (name a device: device=h100-sxm)"
     if limit is not None:
         low, high = row["num_that_fit"] or (0, 0)
         fitting = f"predicted to fit {low:,}"
@@ -375,7 +378,9 @@ def _print_cell(row: dict[str, Any]) -> None:
     to_run = f"to run {row['num_to_run']:,}"
     if row["num_done"]:
         to_run = f"known {row['num_done']:,}, left {to_run}"
-    counts = f"lattice {row['num_lattice']:,}, legal {row['num_legal']:,}"
+    counts = (
+        f"{show_as.counted(row['num_combinations'], 'combination')}, {row['num_legal']:,} legal"
+    )
     write_line("")
     write_line(f"{row['cell']}: {counts}, {fitting}, {to_run}{hours}", style="bold")
     failing = f"{row['num_expected_to_fail_otherwise']:,.1f} for another reason"

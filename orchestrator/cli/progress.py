@@ -15,6 +15,7 @@ from rich.text import Text
 from orchestrator.cli.output import plain, shortened
 from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.purpose import REASONS, REPEATS
 from orchestrator.report.quantities import counted
 from orchestrator.sweep.progress import Running, Snapshot, TimeLeft
 
@@ -78,7 +79,7 @@ class Progress:
         for seconds, text in _events(snapshot, with_counts=True):
             _print(seconds, text)
         if not snapshot.ended and now - self._drawn > MAX_SECONDS_WITHOUT_A_LINE:
-            counts = _counts(snapshot, snapshot.num_launched, snapshot.counts)
+            counts = _counts_now(snapshot)
             _print(snapshot.seconds, f"{counts}{_left(snapshot.left)} | {_what_runs(snapshot)}")
             self._drawn = now
         if snapshot.ended:
@@ -92,7 +93,7 @@ def _events(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]
         # It may quote the output of a rank.
         text = shortened(plain(one.text))
         if with_counts:
-            counts = _counts(snapshot, one.num_launched, one.counts)
+            counts = _counts(snapshot, one.num_launched, one.counts, one.num_repeats)
             running = f", {one.num_running} running" if one.num_running else ""
             left = _left(snapshot.left) if place == len(snapshot.ended) else ""
             text = f"{counts}{running}{left} | {text}"
@@ -121,19 +122,28 @@ def _panel(snapshot: Snapshot, objective: Objective) -> Group:
             speed = f"{value:.4g} s a step"
         best, place = Text("  best", style="green"), (Text(cell.key), Text(layout.short))
         table.add_row(best, *place, Text(speed, style="bold green"))
-    counts = f"{_counts(snapshot, snapshot.num_launched, snapshot.counts)}{_left(snapshot.left)}"
+    counts = f"{_counts_now(snapshot)}{_left(snapshot.left)}"
     hours = f"{snapshot.gpu_seconds / 3600:.3g} GPU-hours"
     head = f"{snapshot.sweep}  {_clock(snapshot.seconds)}  {counts}  {hours}"
     return Group(Text(head), table)
 
 
-def _counts(snapshot: Snapshot, num_launched: int, counts: Mapping[TrialState, int]) -> str:
-    """`3 of at most 10 launched: 2 measured, 1 out of memory`."""
+def _counts_now(snapshot: Snapshot) -> str:
+    return _counts(snapshot, snapshot.num_launched, snapshot.counts, snapshot.num_repeats)
+
+
+def _counts(
+    snapshot: Snapshot, num_launched: int, counts: Mapping[TrialState, int], num_repeats: int
+) -> str:
+    """`3 of at most 10 launched: 2 measured, 1 out of memory; 1 of at most 7 repeats`."""
     parts = [
         f"{counts[state]:,} {label}" for state, label in _LABELS.items() if counts.get(state, 0)
     ]
     of_them = f": {', '.join(parts)}" if parts else ""
-    return f"{num_launched:,} of at most {snapshot.at_most:,} launched{of_them}"
+    repeats = ""
+    if num_repeats or any(one.purpose in REPEATS for one in snapshot.running):
+        repeats = f"; {num_repeats:,} of at most {snapshot.most_repeats:,} repeats"
+    return f"{num_launched:,} of at most {snapshot.at_most:,} launched{of_them}{repeats}"
 
 
 def _what_runs(snapshot: Snapshot) -> str:
@@ -143,7 +153,8 @@ def _what_runs(snapshot: Snapshot) -> str:
     first, more = snapshot.running[0], len(snapshot.running) - 1
     gpus = counted(first.cell.num_gpus, "GPU")
     also = f"; and {more} more" if more else ""
-    return f"trial {first.trial_id}, {gpus}, {first.layout.short}: {_where(first)}{also}"
+    again = f" again {REASONS[first.purpose]}" if first.purpose in REASONS else ""
+    return f"trial {first.trial_id}{again}, {gpus}, {first.layout.short}: {_where(first)}{also}"
 
 
 def _where(running: Running) -> str:

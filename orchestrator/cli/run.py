@@ -21,7 +21,16 @@ import typer
 from orchestrator import __version__
 from orchestrator.cli import best, home, run_checks
 from orchestrator.cli.console_log import Redactor
-from orchestrator.cli.options import Db, File, Json, Overrides, Quiet, RayAddress, Takeover
+from orchestrator.cli.options import (
+    Db,
+    File,
+    Json,
+    Overrides,
+    Quiet,
+    RayAddress,
+    Takeover,
+    complete_names,
+)
 from orchestrator.cli.output import note, write_error
 from orchestrator.cli.ray_start import prepare_ray
 from orchestrator.cli.run_ending import exit_code, print_ending
@@ -59,6 +68,8 @@ class RunOptions:
     # For a cluster that is still too small.
     wait_seconds: float | None = None
     simulator: SimulatedScheduler | None = None
+    # The sweep whose measurements are taken over.
+    reused: str | None = None
 
 
 def run(
@@ -93,6 +104,15 @@ def run(
         float | None,
         typer.Option(min=0.01, help="Mean time until a simulated node is lost. Default: never."),
     ] = None,
+    reuse: Annotated[
+        str | None,
+        typer.Option(
+            "--reuse",
+            metavar="SWEEP",
+            help="Take over what this sweep measured, where conditions, code and cell are equal.",
+            autocompletion=complete_names,
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with exit code 3 if trials failed.")
     ] = False,
@@ -108,6 +128,7 @@ def run(
       sweep run sweeps/quickstart.yaml
       sweep run sweeps/quickstart.yaml search.max_trials=10
       sweep run sweeps/8b.yaml --ray-address auto
+      sweep run wider.yaml --reuse narrow
     """
     spec = load(file, overrides)
     if isinstance(context.obj, Redactor):
@@ -137,6 +158,7 @@ def run(
         ray_address=ray_address,
         wait_seconds=wait_seconds,
         simulator=simulator,
+        reused=reuse,
     )
     run_spec(spec, options)
 
@@ -175,7 +197,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
     if options.as_json:
         best.best(spec.name, db=options.db, as_json=True)
     else:
-        print_ending(spec, result, where, signals.received)
+        print_ending(spec, result, where, signals.received, strict=options.strict)
         best.best(spec.name, db=options.db, top=3)
     raise typer.Exit(exit_code(result, signals.received, strict=options.strict))
 
@@ -204,7 +226,10 @@ class _SweepRun:
             at = f"store at {self.store.url}: {counted(num_sweeps, 'sweep')}"
         ray_address = self.options.ray_address
         # A replayed table answers at once, and may have changed.
-        if self.table is None:
+        if self.options.reused is not None:
+            # Before a cluster is asked for.
+            self.store.sweep_named(self.options.reused)
+        if self.table is None and self.options.reused is None:
             finished = finished_before(
                 self.spec,
                 self.store,
@@ -267,6 +292,7 @@ class _SweepRun:
                     takeover=self.options.takeover,
                     spaces=self.spaces,
                     run_root=home.run_root,
+                    reused=self.options.reused,
                 )
         except (ClusterUnavailable, StoreUnavailable) as exc:
             number = self.signals.received

@@ -33,7 +33,14 @@ def exit_code(result: SweepResult, received: int | None, *, strict: bool) -> int
     return EXIT_SOME_FAILED if strict and result.counts.get(TrialState.FAILED, 0) else 0
 
 
-def print_ending(spec: SweepSpec, result: SweepResult, where: str, received: int | None) -> None:
+def print_ending(
+    spec: SweepSpec,
+    result: SweepResult,
+    where: str,
+    received: int | None,
+    *,
+    strict: bool = False,
+) -> None:
     """Say on stderr why the sweep ended and what is missing. `received`: the signal that did it."""
     from orchestrator.core.sweepfile.sections import Strategy
     from orchestrator.sweep.progress import StopReason
@@ -49,6 +56,10 @@ def print_ending(spec: SweepSpec, result: SweepResult, where: str, received: int
     else:
         reasons = "; ".join(sorted({str(reason) for reason in result.stopped.values()}))
         note(f"Sweep {spec.name} ended ({reasons}): {', '.join(parts)}. Results: {where}")
+    num_failed = count(TrialState.FAILED, 0)
+    if num_failed and not result.interrupted:
+        is_code = exit_code(result, received, strict=strict) == EXIT_SOME_FAILED
+        note(_failed_text(spec.name, num_failed, f" (exit code {EXIT_SOME_FAILED})" * is_code))
     if spec.search.strategy is Strategy.EXHAUSTIVE and (num := count(TrialState.PRUNED, 0)):
         note(
             f"{num} of the layouts were not launched: others ran out of memory, and these need at"
@@ -87,6 +98,14 @@ def print_ending(spec: SweepSpec, result: SweepResult, where: str, received: int
             f"The best layout of {cell.key} was measured only once: {result.stopped[cell]}, before"
             " it could be confirmed."
         )
+
+
+def _failed_text(name: str, num: int, exit_code_text: str) -> str:
+    return (
+        f"{counted(num, 'trial')} failed{exit_code_text}: `sweep trials {name} --state failed`"
+        " shows how. To try them again once the cause is mended:"
+        f" sweep invalidate --sweep {name} --where \"state = 'failed'\" --yes"
+    )
 
 
 def _why_nothing(spec: SweepSpec, result: SweepResult, cell: Cell) -> str:

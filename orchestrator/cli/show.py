@@ -43,7 +43,7 @@ def show(trial: TrialArgument, db: Db = None, as_json: Json = False) -> None:
         return
     _print_head(detail)
     for attempt in detail.attempts:
-        _print_attempt(attempt, detail.cell.cell.num_gpus)
+        _print_attempt(attempt, detail)
     if detail.profiles:
         write()
         print_profile(detail.profiles[-1])
@@ -59,10 +59,10 @@ def _print_head(detail: TrialDetail) -> None:
     write_table(columns, trial_facts.compared_rows(trial))
 
 
-def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
+def _print_attempt(attempt: AttemptRow, detail: TrialDetail) -> None:
     write()
-    write_line(trial_facts.attempt_title(attempt), style="bold")
-    write_facts(trial_facts.attempt_facts(attempt, num_gpus))
+    write_line(trial_facts.attempt_title(attempt, detail.attempts), style="bold")
+    write_facts(trial_facts.attempt_facts(attempt, detail.cell.cell.num_gpus))
     if lines := trial_facts.log_lines(attempt):
         write_line("  last lines:", style="dim")
         for line in lines:

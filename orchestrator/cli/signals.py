@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 # How long Python may take to handle a signal before the process is ended.
 UNHANDLED_SECONDS = 3.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What a signal means for a sweep that has not begun to run.
+BEFORE_IT_RAN = "nothing was running yet and nothing is lost: the same command continues"
 
 
 class Terminated(BaseException):
     """A signal ends this command. Not an Exception, so that only `main` catches it."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
+    def __init__(self, number: int, remark: str | None = None) -> None:
+        """`remark`: what this means for what the command was to do."""
+        how = "interrupted"
+        if number != signal.SIGINT:
+            how = f"ended by {signal.Signals(number).name}"
+        super().__init__(f"{how}; {remark}" if remark is not None else how)
         self.number = number
 
     @property
@@ -128,6 +134,8 @@ class Signals:
             if numbers[0] in SIGNALS and not self._is_deferred and not self._num_received:
                 self._has_ended.wait(UNHANDLED_SECONDS)
                 if not self._num_received:
+                    with suppress(OSError):
+                        os.write(2, f"{Terminated(numbers[0], BEFORE_IT_RAN)}\n".encode())
                     os._exit(128 + numbers[0])
         os.close(self._wake_read)
 
@@ -138,7 +146,7 @@ class Signals:
         if not self._is_deferred:
             self._level = 2
             if self._num_received == 1:
-                raise Terminated(number)
+                raise Terminated(number, BEFORE_IT_RAN)
             # Running trials end without us: by the guard, the wardens and the next call.
             if self._num_received > 2:
                 os._exit(128 + number)

@@ -1,13 +1,15 @@
-"""The command `sql`: one SELECT over the store."""
+"""The command `sql`: one SELECT over the store, of a person or with a name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.defaults import existing_store
-from orchestrator.cli.options import Db, FormatOption, Json
+from orchestrator.cli.defaults import existing_store, select_sweep
+from orchestrator.cli.options import Db, FormatOption, Json, SweepOption
 from orchestrator.cli.output import (
     Column,
     Format,
@@ -27,13 +29,28 @@ from orchestrator.report.quantities import UNKNOWN
 
 if TYPE_CHECKING:
     from db.sql.bounded_answer import Answer
+    from db.store import Store
+
+NAMED = "@"
 
 
 def sql(
     statement: Annotated[
         str | None,
-        typer.Argument(metavar="STATEMENT", help="One SELECT over the views or tables."),
+        typer.Argument(
+            metavar="STATEMENT",
+            help="One SELECT over the views or tables, or @NAME: a query of `--list`.",
+            autocompletion=_complete_statements,
+        ),
     ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Of @NAME: values of its parameters."),
+    ] = None,
+    sweep: SweepOption = None,
+    queries: Annotated[
+        bool, typer.Option("--list", help="Show the queries that have a name.")
+    ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Show the views and their columns.")
     ] = False,
@@ -54,22 +71,30 @@ def sql(
       sweep sql 'select * from v_best'
       sweep sql 'select recompute, max(mfu) from v_trial group by 1' --format md
       sweep sql --schema
+      sweep sql --list
+      sweep sql @best --sweep 8b
+      sweep sql @cheapest within=0.1
     """
     from db.sql import readonly  # needs SQLAlchemy
 
     format = output_format(format, as_json=as_json)
-    if schema == (statement is not None):
+    if schema + queries + (statement is not None) != 1:
         raise UsageInvalid(
             "give one statement, for example: sweep sql 'select * from v_best'; or --schema for the"
-            " views and their columns"
+            " views and their columns, or --list for the queries that have a name"
         )
-    with existing_store(db):
+    if queries:
+        _print_queries(format)
+        return
+    with existing_store(db) as store:
         # Raises the right error for a store that does not exist or has another version.
-        pass
+        asked, parameters = _asked(store, statement or "", values or [], sweep)
     if statement is None:
         _print_schema(db, format)
         return
-    result = readonly.query(db, statement, max_rows=max_rows, timeout_seconds=timeout)
+    result = readonly.query(
+        db, asked, parameters=parameters, max_rows=max_rows, timeout_seconds=timeout
+    )
     if result.truncated:
         note(f"only the first {max_rows} rows are shown; --max-rows shows more")
     match format:
@@ -81,6 +106,62 @@ def sql(
             _print_rows(result)
         case _:
             write_rows(format, result.columns, result.rows)
+
+
+def _complete_statements(incomplete: str) -> list[str]:
+    from db.sql.named_queries import named_queries
+
+    names = [NAMED + name for name in named_queries()]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _asked(
+    store: Store, statement: str, values: Sequence[str], sweep: str | None
+) -> tuple[str, dict[str, Any] | None]:
+    """The statement to run, and the parameters if it has a name.
+
+    Raises UsageInvalid for an unknown name, sweep or value, and where only a name takes them.
+    """
+    if not statement.startswith(NAMED):
+        given = "--sweep" if sweep is not None else values[0] if values else None
+        if given is not None:
+            raise UsageInvalid(
+                f"{given} is for a query with a name, such as `sweep sql @best`; a statement says"
+                " it itself: WHERE sweep = '...'"
+            )
+        return statement, None
+    from db.sql.named_queries import SWEEP, named_query
+
+    query = named_query(statement.removeprefix(NAMED))
+    parameters: dict[str, Any] = query.values(values)
+    if query.takes_sweep:
+        parameters[SWEEP] = select_sweep(store, sweep).name
+    return query.sql, parameters
+
+
+def _print_queries(format: Format) -> None:
+    from db.sql.named_queries import named_queries
+
+    queries = named_queries().values()
+    match format:
+        case Format.JSON:
+            write_json("sql --list", {"queries": [asdict(query) for query in queries]})
+        case Format.TABLE:
+            for query in queries:
+                write_line(f"{NAMED}{query.name}", style="bold")
+                rows = [(" ", query.question)]
+                rows += [(" ", f"{each.name}=: {each.means}") for each in query.parameters]
+                write_table([Column(), Column(wrap=True)], rows, header=False)
+            write_line("Each is about one sweep: --sweep NAME; default: the newest.")
+        case _:
+            write_rows(
+                format,
+                ("name", "question", "parameters"),
+                [
+                    (query.name, query.question, " ".join(each.name for each in query.parameters))
+                    for query in queries
+                ],
+            )
 
 
 def _print_rows(result: Answer) -> None:

@@ -31,6 +31,7 @@ def database(db: str | None) -> Check:
         file = Path(str(resolved.database))
         if resolved.drivername == "sqlite" and not file.exists():
             url.refuse_network_file_system(resolved)
+            url.refuse_missing_folder(resolved)
             folder = _nearest_existing(file.parent)
             if _is_writable(folder):
                 return ok("database", f"{where}, created by the first `sweep run`")

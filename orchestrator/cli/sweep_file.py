@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.sweep.prior_knowledge import PriorKnowledge
 
-# Of the servers that the devices of `core/problem/hardware.py` are sold in: for plans without a
-# cluster.
+# Servers with the devices of `core/problem/hardware.py` have as many: for plans without a cluster.
 GPUS_PER_NODE = 8
 
 
@@ -40,6 +39,8 @@ class Planning:
     hardware: Hardware | None
     gpus_per_node: int
     knowledge: PriorKnowledge
+    # True if the sweep runs on the cores of a machine without GPUs.
+    on_cores: bool
     table: ReplayTable | None = None  # the table that a replay searches
 
     def calibration(self, cell: Cell, options: Options = ()) -> Calibration:
@@ -64,16 +65,21 @@ class Planning:
     @property
     def why_no_times(self) -> str:
         """Why the speed of the device is unknown, and how to make it known."""
+        why, it, it_is = "the device is unknown", "it", "it is"
+        if self.on_cores:
+            why, it, it_is = "cores have no data sheet", "them", "they are"
         fix = "its first trials tell"
         if self.spec.workload.name == "command":
             fix = "have the program tell peak_flops in its result"
         if self.spec.device != "cpu":
-            fix = f"name it in the sweep file (device: h100-sxm) or {fix}"
+            name_it = "for GPUs of another machine name them" if self.on_cores else "name it"
+            fix = f"{name_it} in the sweep file (device: h100-sxm) or {fix}"
         if self.knowledge.num_unplaced:
             ran = counted(self.knowledge.num_unplaced, "trial")
-            why = f"{ran} of this workload ran on it, and none says how fast it is"
-            return f"the device is unknown; {why}: {fix}"
-        return f"the device is unknown, and nothing of this workload was measured on it yet: {fix}"
+            return (
+                f"{why}; {ran} of this workload ran on {it}, and none says how fast {it_is}: {fix}"
+            )
+        return f"{why}, and nothing of this workload was measured on {it} yet: {fix}"
 
     @property
     def based_on(self) -> str:
@@ -108,6 +114,7 @@ def planning(spec: SweepSpec, store: Store | None) -> Planning:
         knowledge=prior_knowledge.read_prior_knowledge(
             store, spec, hardware, device_name=name, gpus_per_node=per_node
         ),
+        on_cores=spec.device == "cpu" or (spec.device == "auto" and name is None),
         table=replayed_table(spec),
     )
 
@@ -149,6 +156,7 @@ def limit_warnings(known: Planning) -> list[str]:
 
 def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
     """The same for one cell: the best layout near a limit, how many there are, what to set."""
+    from orchestrator.core.sweepfile.workload_section import compiles_layers
     from orchestrator.core.trial.limits import PredictedStep, longest_safe_step, resolve_limits
     from orchestrator.core.trial.protocol import Device, LimitName
 
@@ -167,21 +175,24 @@ def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
             continue
         first = PredictedStep(seconds=float(candidates.step_seconds[near[0]]), log_sd=log_sd)
         slowest = PredictedStep(seconds=float(candidates.step_seconds[near].max()), log_sd=log_sd)
+        layout = candidates.table.layout(int(near[0]))
         auto = resolve_limits(
             dict.fromkeys(LimitName),
             plan=plan,
             num_ranks=cell.num_gpus,
             predicted=slowest,
+            compiles=compiles_layers(
+                known.spec.workload, layout.options, on_gpu=known.spec.device != "cpu"
+            ),
         )
-        layout = candidates.table.layout(int(near[0])).short
         others = ""
         if len(near) > 1:
             others = f" (and {len(near) - 1:,} more of {len(fitting):,} layouts that should fit)"
         lines.append(
-            f"{cell.key}: measurement.limits.{name} is {duration(seconds)}, and a step of {layout}"
-            f" is predicted to take {first.seconds:.3g} s, {first.longest_seconds:.3g} s at"
-            f" most{others}: they may end as hung. Write auto, or at least"
-            f" {getattr(auto, name):.0f}"
+            f"{cell.key}: measurement.limits.{name} is {duration(seconds)}, and a step of"
+            f" {layout.short} is predicted to take {first.seconds:.3g} s,"
+            f" {first.longest_seconds:.3g} s at most{others}: they may end as hung."
+            f" Write auto, or at least {getattr(auto, name):.0f}"
         )
     return lines
 

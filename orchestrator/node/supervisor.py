@@ -94,6 +94,7 @@ class NodeGang:
             self._supervise(server)
         except Cancelled:
             self.cancelled = True
+        self._log_why_ended()
         self._clear(server)
 
     def finish(self) -> None:
@@ -274,6 +275,23 @@ class NodeGang:
                 kill(watch.pid, signal.SIGUSR1)
         if unanswered:
             time.sleep(0.3)
+
+    def _log_why_ended(self) -> None:
+        """Write into the log of each rank that is about to be killed why it is."""
+        alive = [watch for watch in self.watches if not watch.ended]
+        reason = "another rank has failed"
+        if self.cancelled:
+            reason = "the attempt was cancelled"
+            if self._order.local_world_size < self._order.request.layout.world_size:
+                reason += ", or has ended on another node"
+        elif self._suspects:
+            reason = "one of its limits has passed (measurement.limits)"
+        elif self.has_enough:
+            reason = "the numbers of this attempt are enough"
+        elif all(watch.measured for watch in alive):
+            reason = "the attempt is measured, and it did not end by itself"
+        for watch in alive:
+            watch.log.write(f"\nended by sweep: {reason}\n".encode())
 
     def _clear(self, server: RankServer) -> None:
         """Kill what is left. The server adopts all orphans: without a child of it, all is gone."""

@@ -185,7 +185,10 @@ class NotebookTrial:
         num_gpus = self.detail.cell.cell.num_gpus
         found = [(trial_facts.title(self.detail.trial), trial_facts.head_facts(self.detail))]
         found += [
-            (trial_facts.attempt_title(it), trial_facts.attempt_facts(it, num_gpus))
+            (
+                trial_facts.attempt_title(it, self.detail.attempts),
+                trial_facts.attempt_facts(it, num_gpus),
+            )
             for it in self.detail.attempts
         ]
         return [(title, [(name, text) for name, text in facts if text]) for title, facts in found]

@@ -35,6 +35,7 @@ _TRIAL_FIELDS = (
     "predicted_tokens_per_second_per_gpu",
     "predicted_memory_bytes",
     "condemned_by",
+    "reused_from",
     "tokens_per_second",
     "tokens_per_second_per_gpu",
     "step_seconds_median",

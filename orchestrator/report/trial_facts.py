@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.trial.machine_load import MachineLoad, said_of
@@ -71,14 +71,23 @@ def _compared(
     return [name, text(predicted), text(measured), ratio]
 
 
-def attempt_title(attempt: AttemptRow) -> str:
-    """`Attempt 2: measured`, and whether it counts."""
-    title = f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}"
-    if attempt.superseded and attempt.pooled:
-        title += "; the median of all measured runs counts"
-    elif attempt.superseded:
-        title += ", superseded: it does not count"
-    return title
+def attempt_title(attempt: AttemptRow, attempts: Sequence[AttemptRow]) -> str:
+    """`Attempt 2: measured`, and which of several measured runs of its trial counts."""
+    counting = _counting_text(attempt, attempts)
+    return f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}{counting}"
+
+
+def _counting_text(attempt: AttemptRow, attempts: Sequence[AttemptRow]) -> str:
+    if attempt.superseded and not attempt.pooled:
+        return ", superseded: it does not count"
+    num_runs = sum(one.pooled for one in attempts)
+    if not attempt.pooled or num_runs < 2:
+        return ""
+    if not attempt.superseded:
+        return f"; this one counts, the median of {num_runs} runs"
+    median = next((one.number for one in attempts if one.pooled and not one.superseded), None)
+    named = f"attempt {median}" if median is not None else "another one"
+    return f"; {named} counts, the median of {num_runs} runs"
 
 
 def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
@@ -103,9 +112,10 @@ def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
         ("shared nodes", "other trials ran on them too" if attempt.shared_nodes else None),
         ("machine load", _load_text(attempt.load)),
         ("phases", ", ".join(phases)),
+        ("", _compiling_text(attempt)),
         ("GPU-hours", hours),
         ("", _more_than_reserved(attempt, num_gpus)),
-        ("processes killed", f"{killed} that the ranks had left" if killed else None),
+        ("processes killed", f"{killed} in addition to the ranks" if killed else None),
         ("environment", _environment_text(attempt.environment or {})),
         ("fingerprint", _fingerprint_text(attempt)),
     ]
@@ -135,6 +145,13 @@ def event_rows(detail: TrialDetail) -> list[list[str]]:
         ]
         for event in detail.events
     ]
+
+
+def _compiling_text(attempt: AttemptRow) -> str | None:
+    """Say how much of the phases was compiling, most of it of the first step."""
+    if attempt.measurement is None or not attempt.measurement.compile_seconds:
+        return None
+    return f"of these, compiling {show_as.duration(attempt.measurement.compile_seconds)}"
 
 
 def _more_than_reserved(attempt: AttemptRow, num_gpus: int) -> str | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
+from pydantic import ValidationError
 
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.template import fill_known, text_of
+from orchestrator.core.sweepfile.command_options import CommandOptions
+from orchestrator.core.sweepfile.command_script import command_script
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.report.trial_job import job_of
 
 if TYPE_CHECKING:
     from db.read.rows import TrialDetail
@@ -31,8 +34,8 @@ class TrialFiles:
     axes: Sequence[str] | None
     # The YAML that all trials share.
     shared: str
-    # Of workload command: the program and its arguments, with names in braces.
-    argv: Sequence[str]
+    # Of workload command; None: of another, or not readable.
+    program: CommandOptions | None
 
     @classmethod
     def of(cls, spec_json: str) -> Self:
@@ -47,13 +50,11 @@ class TrialFiles:
         shared = yaml.safe_dump(
             {**kept, "search": {"max_trials": 1}}, sort_keys=False, allow_unicode=True, width=100
         )
-        workload = spec.get("workload") or {}
-        options = workload.get("options") or {} if workload.get("name") == "command" else {}
         axes = spec.get("axes")
         return cls(
             axes=None if axes is None else tuple(axes),
             shared=shared,
-            argv=tuple(options.get("argv") or ()),
+            program=_program(spec_json) if axes is not None else None,
         )
 
     def sweep_file(self, detail: TrialDetail) -> str | None:
@@ -84,27 +85,20 @@ class TrialFiles:
             axes["options"] = {name: [value] for name, value in layout.options}
         return axes
 
-    def program_command(self, detail: TrialDetail) -> str | None:
-        """Return the user's own command of workload command; None for other workloads.
+    def program_script(self, detail: TrialDetail) -> str | None:
+        """Return the user's own program with this layout, as a script for a shell.
 
-        Names that only a rank knows, such as {master_addr}, stay in braces.
+        None: the workload is one of ours.
         """
-        if not self.argv:
-            return None
-        layout, cell = detail.trial.layout, detail.cell.cell
-        values = {
-            field.name: text_of(value)
-            for field in fields(Layout)
-            if isinstance(value := getattr(layout, field.name), str | int)
-        }
-        values |= {name: text_of(value) for name, value in layout.options}
-        values |= {
-            "recompute": str(layout.recompute),
-            "world_size": str(layout.world_size),
-            "global_batch_size": str(cell.global_batch_size),
-            "sequence_length": str(cell.sequence_length),
-        }
-        return shlex.join(fill_known(text, values) or text for text in self.argv)
+        return None if self.program is None else command_script(self.program, job_of(detail)).text
+
+
+def _program(spec_json: str) -> CommandOptions | None:
+    try:
+        options = SweepSpec.model_validate_json(spec_json).workload.options
+    except ValidationError:
+        return None  # written by another version
+    return options if isinstance(options, CommandOptions) else None
 
 
 def _lines(values: Mapping[str, Any], *, indent: str = "") -> list[str]:

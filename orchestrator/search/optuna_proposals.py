@@ -202,7 +202,7 @@ class OptunaProposals:
         return {axis.name: int(axis.steps[row]) for axis in self._axes}
 
 
-def shown_excess(excess: float | None) -> float:
+def _shown_excess(excess: float | None) -> float:
     """The constraint of an out-of-memory, above zero; the sampler prefers less of it."""
     return UNKNOWN_EXCESS if excess is None else max(excess, 1e-3)
 
@@ -210,7 +210,7 @@ def shown_excess(excess: float | None) -> float:
 def _excess(told: Told) -> float:
     if told.score is not None:
         return HEADROOM
-    return shown_excess(told.excess) if told.out_of_memory else 1.0
+    return _shown_excess(told.excess) if told.out_of_memory else 1.0
 
 
 def _distribution(axis: Axis) -> BaseDistribution:

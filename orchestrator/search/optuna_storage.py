@@ -2,62 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.study import StudyDirection
-from optuna.trial import create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import COLUMNS
 from orchestrator.core.sweepfile.sections import Objective
-from orchestrator.search.optuna_proposals import HEADROOM, UNKNOWN_EXCESS, shown_excess
-from orchestrator.search.searcher import (
-    Condemned,
-    Failed,
-    Known,
-    Measured,
-    OutOfMemory,
-    SetAside,
-    UnderWay,
-)
+
+
+class StudyState(StrEnum):
+    """How a trial ended, in Optuna's words."""
+
+    COMPLETE = "complete"
+    # It ran out of memory, failed, or its numbers cannot be true.
+    FAIL = "fail"
+    # It was condemned without a launch, or ended early.
+    PRUNED = "pruned"
+
+
+_STATES = {
+    StudyState.COMPLETE: TrialState.COMPLETE,
+    StudyState.FAIL: TrialState.FAIL,
+    StudyState.PRUNED: TrialState.PRUNED,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyTrial:
+    """An ended trial as a study shows it."""
+
+    layout: Layout
+    state: StudyState
+    value: float | None  # the objective; only of a complete one
+    started_at: dt.datetime
+    ended_at: dt.datetime
+    attributes: Mapping[str, Any]
 
 
 def export_study(
-    url: str, name: str, known: Iterable[tuple[Layout, Known]], *, objective: Objective
+    url: str,
+    name: str,
+    trials: Sequence[StudyTrial],
+    *,
+    objective: Objective,
+    attributes: Mapping[str, Any],
 ) -> int:
-    """Copy a cell's layouts into an Optuna storage. Returns how many.
+    """Write a cell's trials into an Optuna storage as a study with attributes. Returns how many.
 
     Raises UsageInvalid when the name is taken; the errors of the storage's database pass through.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    rows = [
-        (layout, fact, _params(layout)) for layout, fact in known if not isinstance(fact, UnderWay)
-    ]
+    params = [_params(trial.layout) for trial in trials]
     values: dict[str, set[int | str]] = {}
-    for _, _, params in rows:
-        for axis, value in params.items():
+    for some in params:
+        for axis, value in some.items():
             values.setdefault(axis, set()).add(value)
-    distributions: dict[str, BaseDistribution] = {
-        axis: CategoricalDistribution(sorted(some, key=lambda v: (isinstance(v, str), v)))
-        for axis, some in values.items()
-    }
+    distributions = {axis: _distribution(some) for axis, some in values.items()}
     minimize = objective is Objective.STEP_SECONDS
-    measured = [fact.value for _, fact, _ in rows if isinstance(fact, Measured)]
-    # The worst value replaces a missing one: 0 among thousands would hide all other differences.
-    worst = (max if minimize else min)(measured, default=0.0)
-    trials = [
-        create_trial(
-            value=fact.value if isinstance(fact, Measured) else worst,
-            constraints={"infeasible": _excess(fact)},
-            params=params,
-            distributions={axis: distributions[axis] for axis in params},
-            user_attrs={"layout": layout.key, "outcome": type(fact).__name__},
-        )
-        for layout, fact, params in rows
-    ]
     try:
         study = optuna.create_study(
             storage=url,
@@ -69,27 +79,51 @@ def export_study(
             f"a study {name!r} is in that storage already: "
             "export under another name, or delete it there"
         ) from exc
-    study.add_trials(trials)
+    for attribute, value in {"objective": objective.value, **attributes}.items():
+        study.set_user_attr(attribute, value)
+    study.add_trials(
+        [_frozen(trial, some, distributions) for trial, some in zip(trials, params, strict=True)]
+    )
     return len(trials)
 
 
-def _excess(fact: Known) -> float:
-    """The constraint that the study shows: above zero is infeasible."""
-    match fact:
-        case Measured() | UnderWay():
-            return HEADROOM
-        case OutOfMemory(excess=excess):
-            return shown_excess(excess)
-        case Failed():
-            return 1.0
-        case Condemned() | SetAside():
-            return UNKNOWN_EXCESS
+def _frozen(
+    trial: StudyTrial,
+    params: Mapping[str, int | str],
+    distributions: Mapping[str, BaseDistribution],
+) -> FrozenTrial:
+    frozen = create_trial(
+        state=_STATES[trial.state],
+        value=trial.value,
+        params=dict(params),
+        distributions={axis: distributions[axis] for axis in params},
+        user_attrs={"layout": trial.layout.key, **trial.attributes},
+    )
+    frozen.datetime_start = _local(trial.started_at)
+    frozen.datetime_complete = _local(trial.ended_at)
+    return frozen
+
+
+def _local(at: dt.datetime) -> dt.datetime:
+    """A time as Optuna keeps it: by this machine's clock, without a zone."""
+    return at.astimezone().replace(tzinfo=None)
+
+
+def _distribution(values: set[int | str]) -> BaseDistribution:
+    """Numbers are ordered, also powers of two by their logarithm; other values are not."""
+    numbers = sorted(value for value in values if isinstance(value, int))
+    if len(numbers) < len(values):
+        return CategoricalDistribution(sorted(map(str, values)))
+    is_log = numbers[0] > 0 and all(value & (value - 1) == 0 for value in numbers)
+    return IntDistribution(numbers[0], numbers[-1], log=is_log and len(numbers) > 1)
 
 
 def _params(layout: Layout) -> dict[str, int | str]:
     """Each axis under its name, options of the workload that vary included."""
     sizes = ((axis, getattr(layout, axis)) for axis in COLUMNS if axis != "options")
-    return {
-        axis: value if isinstance(value, int) else str(value)
-        for axis, value in (*sizes, *layout.options)
-    }
+    return {axis: _param(value) for axis, value in (*sizes, *layout.options)}
+
+
+def _param(value: Any) -> int | str:
+    # True is a number in Python, and no size here.
+    return value if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -22,7 +22,7 @@ from orchestrator.search.optuna_proposals import OptunaProposals
 # Rows that `auto` considers: the first of the order, those that need least memory, and an even
 # spread over the rest.
 CONSIDERED = 16_384
-# Of them, those predicted to need least: they show whether anything fits.
+# How many of them are those predicted to need least: they show whether anything fits.
 LEAST = CONSIDERED // 16
 
 

@@ -24,7 +24,7 @@ from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.search.axes import free_axes, lattice_of
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 
-# Of the logarithm: a smaller correction is within what runs vary by.
+# A correction of the logarithm below this is within what runs vary by.
 CORRECTED_FROM = 0.02
 
 

@@ -37,6 +37,8 @@ class Call:
     # By the sweep file, else those of the largest node when the call began.
     gpus_per_node: int
     began: float  # by `clock`
+    # The sweep whose measurements are taken over; None: a person asked for none.
+    reused: str | None = None
     attempts: Attempts = field(default_factory=Attempts)
     searches: dict[int, CellSearch] = field(default_factory=dict)  # by cell
 

@@ -65,7 +65,7 @@ class CellSearch:
     out_of_memory: dict[Layout, int] = field(default_factory=dict)
     # Trials with at least one attempt: what max_trials counts.
     launched: int = 0
-    # Of the measurements with the newest fingerprint.
+    # It has the measurements with the newest fingerprint.
     confirmation: Confirmation = field(init=False)
     nothing_fits: str | None = None  # the evidence that no layout fits
     # Proposed while other trials ran, not launched yet.
@@ -124,7 +124,7 @@ class CellSearch:
         )
         self.out_of_memory = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         for trial in rows:
-            self.launched += trial.num_attempts > 0
+            self.launched += trial.num_attempts > 0 and trial.reused_from is None
             if trial.gpu_seconds is not None:
                 self.cost.note_reserved(
                     trial.gpu_seconds, is_measured=trial.state is TrialState.MEASURED

@@ -13,12 +13,13 @@ from db.write.writes import NewAttempt, NewTrial
 from orchestrator.core.machines.packing import FreeOnNode
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.workload_section import (
+    compiles_layers,
     is_one_process_per_node,
     options_of,
     reports_on_last_node,
 )
 from orchestrator.core.trial.limits import PredictedStep, resolve_limits
-from orchestrator.core.trial.protocol import TrialRequest
+from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.search.searcher import Proposal
 from orchestrator.sweep.attempts import Attempt
@@ -392,6 +393,7 @@ class Dispatch:
             plan=plan,
             num_ranks=layout.world_size,
             predicted=attempt.predicted,
+            compiles=compiles_layers(workload, layout.options, on_gpu=device is Device.CUDA),
         )
         return TrialRequest(
             sweep=self._spec.name,

@@ -28,6 +28,7 @@ from orchestrator.sweep.node_pool import NodePool
 from orchestrator.sweep.outcomes import Outcomes
 from orchestrator.sweep.placement import Placement
 from orchestrator.sweep.recovery import Recovery
+from orchestrator.sweep.reuse import reuse_measured
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spending import Spending
 from orchestrator.sweep.winner_profiles import WinnerProfiles
@@ -41,6 +42,8 @@ def open_loop(call: Call) -> Loop:
     _take_up_what_was_left(call)
     shapes = shapes_of(spec.cells(), scheduler.slots, gpus_per_node=call.gpus_per_node)
     _bind_conditions(call)
+    if call.reused is not None:
+        reuse_measured(call, call.reused)
     prober = scheduler if spec.measurement.preflight and isinstance(scheduler, Prober) else None
     node_pool = NodePool(call.sweep_id, call.epoch, store=store, prober=prober, clock=call.clock)
     node_pool.refresh(now=True)

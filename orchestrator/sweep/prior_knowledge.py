@@ -74,6 +74,8 @@ class PriorKnowledge:
     links: Sequence[LinkRow] = ()
     # Relatives' trials that were left out, since the speed of their device is not known.
     num_unplaced: int = 0
+    # Trials of other sweeps that this sweep has taken over: they count as its own.
+    reused: frozenset[int] = frozenset()
     # `fits` of earlier knowledge: new fits begin there.
     begin: Mapping[str, Calibration] = field(default_factory=dict)
     _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
@@ -156,10 +158,10 @@ class PriorKnowledge:
 
     @cached_property
     def _own(self) -> dict[Cell, list[RelativeTrial]]:
-        """The trials of the sweep itself, by cell."""
+        """The trials of the sweep itself, and those that it has taken over, by cell."""
         found: dict[Cell, list[RelativeTrial]] = {}
         for trial in self.rows:
-            if trial.row.sweep.name == self.spec.name:
+            if trial.row.sweep.name == self.spec.name or trial.row.trial_id in self.reused:
                 found.setdefault(trial.row.cell, []).append(trial)
         return found
 
@@ -225,21 +227,7 @@ def read_prior_knowledge(
     `nodes`: links count that were measured on one of these; None: on any.
     """
     varying = set(spec.axes.options)
-    wanted = _without(_physics(spec.workload.options.conditions()), varying)
-
-    def _is_relative(conditions: Mapping[str, Any]) -> bool:
-        return _without(_physics(_options_of(conditions)), varying) == wanted
-
-    def _is_device(name: str, peak_sources: Sequence[str]) -> bool:
-        return may_be_wanted(data_sheet(name, peak_sources), name, hardware, device_name)
-
-    rows = (
-        store.observations(
-            workload=spec.workload.name, is_relative=_is_relative, is_device=_is_device
-        )
-        if store is not None
-        else []
-    )
+    rows = _relatives(store, spec, hardware, device_name) if store is not None else []
     devices = devices_of(rows)
     options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
     found = [
@@ -288,7 +276,26 @@ def read_prior_knowledge(
         hardware=device,
         rows=trials,
         links=_links(store, spec, device, nodes),
+        reused=store.reused_by(spec.name) if store is not None else frozenset(),
         begin=begin or {},
+    )
+
+
+def _relatives(
+    store: Store, spec: SweepSpec, hardware: Hardware | None, device_name: str | None
+) -> Sequence[ObservationRow]:
+    """Return what the store has of this workload, with its options, on devices that may be it."""
+    varying = set(spec.axes.options)
+    wanted = _without(_physics(spec.workload.options.conditions()), varying)
+
+    def _is_relative(conditions: Mapping[str, Any]) -> bool:
+        return _without(_physics(_options_of(conditions)), varying) == wanted
+
+    def _is_device(name: str, peak_sources: Sequence[str]) -> bool:
+        return may_be_wanted(data_sheet(name, peak_sources), name, hardware, device_name)
+
+    return store.observations(
+        workload=spec.workload.name, is_relative=_is_relative, is_device=_is_device
     )
 
 

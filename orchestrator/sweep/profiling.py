@@ -15,10 +15,12 @@ from db.write.writes import ProfileEnd
 from orchestrator.cluster.contract import Finished, Scheduler, shapes_of
 from orchestrator.core.errors import ResourcesInsufficient, UsageInvalid
 from orchestrator.core.machines.packing import Shape
+from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.sweepfile.workload_section import (
+    compiles_layers,
     is_one_process_per_node,
     options_of,
     reports_on_last_node,
@@ -169,7 +171,7 @@ def _request(
         layout=layout,
         device=device,
         measurement=spec.measurement.plan(device),
-        limits=_limits(spec, layout.world_size, device),
+        limits=_limits(spec, layout, device),
         seed=spec.search.seed,
         one_rank_per_node=is_one_process_per_node(workload),
         reports_on_last_node=reports_on_last_node(workload),
@@ -178,10 +180,14 @@ def _request(
     )
 
 
-def _limits(spec: SweepSpec, num_ranks: int, device: Device) -> PhaseLimits:
+def _limits(spec: SweepSpec, layout: Layout, device: Device) -> PhaseLimits:
     measurement = spec.measurement
     limits = resolve_limits(
-        measurement.limits.asked, plan=measurement.plan(device), num_ranks=num_ranks, predicted=None
+        measurement.limits.asked,
+        plan=measurement.plan(device),
+        num_ranks=layout.world_size,
+        predicted=None,
+        compiles=compiles_layers(spec.workload, layout.options, on_gpu=device is Device.CUDA),
     )
     longer = {
         "first_step": max(limits.first_step, STEADY_SECONDS),

@@ -11,6 +11,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Phase
+from orchestrator.core.trial.purpose import Purpose
 
 
 class Stop(IntEnum):
@@ -54,6 +55,7 @@ class Running:
     phase: Phase | None
     step: int
     since: float  # by the loop's clock
+    purpose: Purpose = Purpose.NEW
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +67,7 @@ class TrialEnded:
     counts: Mapping[TrialState, int]
     num_launched: int
     num_running: int
+    num_repeats: int = 0  # that this call has ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +140,10 @@ class Snapshot:
     num_launched: int
     # Upper bound of `num_launched`.
     at_most: int
+    # Repeats of measured trials: those that this call has ended, and the most that it will end, as
+    # long as the machine changes no further.
+    num_repeats: int
+    most_repeats: int
     running: Sequence[Running]
     best: Mapping[Cell, tuple[Layout, float]]  # objective value
     # Reserved by all calls, idle leases included.
@@ -187,7 +194,7 @@ class SweepResult:
     launched: Mapping[Cell, int] = field(default_factory=dict)
     # Cells whose best was measured once, since a budget left no room for a repeat.
     unconfirmed: Sequence[Cell] = ()
-    # Of the cells without a measurement that have such.
+    # For cells without a measurement, if trials of theirs failed.
     failed: Mapping[Cell, FailedTrials] = field(default_factory=dict)
     # True if the code has changed since the measurements, and nothing was measured again.
     code_has_changed: bool = False

@@ -28,7 +28,7 @@ SOURCE_SUFFIXES = frozenset(
 )
 # A program writes them, also where its arguments name them.
 LOG_SUFFIXES = frozenset({".err", ".log", ".out"})
-# Of more new files only the number counts: so many are no sources but a forgotten environment.
+# If there are more new files, only their number counts: so many are a forgotten environment.
 MAX_UNTRACKED_FILES = 1_000
 # The contents of a file up to this size count; of a larger one only the size does.
 MAX_UNTRACKED_BYTES = 1 << 20

@@ -33,12 +33,14 @@ def run_sweep(
     takeover: bool = False,
     spaces: CellSpaces | None = None,
     run_root: Callable[[str], Path] | None = None,
+    reused: str | None = None,
 ) -> SweepResult:
     """Work on a sweep until every cell is done, a budget is spent, or somebody asks to stop.
 
     `spaces`: of the cells that were enumerated already. `run_root` gives the folder of a sweep's
     run folder on this machine: ends of attempts wait there while the database does not answer
-    (None: only in memory). Raises SweepChanged, SweepInUse, ResourcesInsufficient, StoreUnavailable
+    (None: only in memory). `reused` names a sweep whose measurements are taken over, where
+    conditions are equal. Raises SweepChanged, SweepInUse, ResourcesInsufficient, StoreUnavailable
     and ClusterUnavailable. What was acknowledged by then is in the store, and what was measured is
     there or in that folder, for the next call.
     """
@@ -66,6 +68,7 @@ def run_sweep(
                 spaces=spaces if spaces is not None else CellSpaces(spec),
                 gpus_per_node=asked if isinstance(asked, int) else scheduler.slots.per_node,
                 began=clock(),
+                reused=reused,
             )
             result = open_loop(call).run()
             return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 from orchestrator.core.trial.purpose import REASONS
 from orchestrator.sweep.call import Call
@@ -38,6 +38,7 @@ class Snapshots:
         self._call, self._outcomes, self._spending = call, outcomes, spending
         self._settings, self._attempts = call.spec.search, call.attempts
         self._shown = 0.0  # monotonic
+        self._num_repeats = 0  # ended in this call
         self._ended: list[TrialEnded] = []  # for the next snapshot
         self._searched: list[SearchEnded] = []  # for the next snapshot
         self._told_as_searched: set[int] = set()  # cells
@@ -52,6 +53,16 @@ class Snapshots:
         most_trials = {
             search.id: self._most_trials(search) for search in self._call.searches.values()
         }
+        new_of = {
+            one.id: most_trials[one.id] - one.launched + len(one.retries.waiting)
+            for one in self._call.searches.values()
+        }
+        # Of each cell, those that it may still take.
+        repeats = [
+            self._most_repeats(search, new_of[search.id])
+            for search in self._call.searches.values()
+            if search.life.may_be_confirmed
+        ]
         self._call.observe(
             Snapshot(
                 sweep=self._call.spec.name,
@@ -59,6 +70,8 @@ class Snapshots:
                 untried=self._untried,
                 num_launched=self._num_launched,
                 at_most=sum(most_trials.values()),
+                num_repeats=self._num_repeats,
+                most_repeats=self._num_repeats + sum(repeats),
                 running=[
                     Running(
                         trial_id=one.trial_id,
@@ -67,6 +80,7 @@ class Snapshots:
                         phase=one.phase,
                         step=one.step,
                         since=one.since,
+                        purpose=one.purpose,
                     )
                     for one in self._attempts.running
                 ],
@@ -77,7 +91,7 @@ class Snapshots:
                 },
                 gpu_seconds=self._spending.reserved_gpu_seconds,
                 seconds=self._call.seconds,
-                left=self._time_left(most_trials, requested),
+                left=self._time_left(sum(new_of.values()), repeats, requested),
                 ended=ended,
                 searched=searched,
             )
@@ -87,6 +101,7 @@ class Snapshots:
         """Log how attempts ended, and show it with the next snapshot."""
         for one in recorded:
             attempt = one.attempt
+            self._num_repeats += attempt.is_repeat
             num = attempt.cell.num_gpus
             repeated = f" again {REASONS[attempt.purpose]}" if attempt.is_repeat else ""
             gpus = f"{num} {'GPU' if num == 1 else 'GPUs'}"
@@ -102,6 +117,7 @@ class Snapshots:
                     counts=one.counts,
                     num_launched=num_launched,
                     num_running=one.num_running,
+                    num_repeats=self._num_repeats,
                 )
             )
 
@@ -167,25 +183,16 @@ class Snapshots:
         possible = search.launched + waiting + _untried_of(search)
         return min(possible, self._settings.max_trials or possible)
 
-    def _time_left(self, most_trials: Mapping[int, int], requested: Stop) -> TimeLeft | None:
-        """`most_trials`: of each cell."""
+    def _time_left(self, num_new: int, repeats: Sequence[int], requested: Stop) -> TimeLeft | None:
+        """`num_new`: attempts that are no repeats. `repeats`: of each cell."""
         settings = self._settings
-        new_of = {
-            one.id: most_trials[one.id] - one.launched + len(one.retries.waiting)
-            for one in self._call.searches.values()
-        }
-        repeats = [
-            self._most_repeats(search, new_of[search.id])
-            for search in self._call.searches.values()
-            if search.life.may_be_confirmed
-        ]
         goes_on, spending = requested is Stop.GO_ON, self._spending
         return time_left(
             seconds=self._call.seconds,
             attempt_seconds=self._attempts.recorded_seconds,
             num_ended=self._attempts.num_recorded,
             num_running=len(self._attempts.running),
-            most_new=sum(new_of.values()) if goes_on else 0,
+            most_new=num_new if goes_on else 0,
             most_repeats=repeats if goes_on else [],
             may_end_early=any(repeats)
             or settings.plateau is not None

@@ -134,3 +134,23 @@ def test_every_framework_takes_a_layout_that_all_of_them_have(store: Store, swee
         partial = () if framework is not Framework.LITGPT else ("--partial",)
         out, _ = sweep("export", "config", "--to", framework, "--trial", str(trial_id), *partial)
         assert out.strip()
+
+
+def test_a_commands_winner_is_its_own_program_and_not_a_second_torchrun(
+    store: Store, sweep: Sweep
+) -> None:
+    argv = ["torchrun", "--nproc-per-node={gpus_per_node}", "train.py", "--mbs={micro_batch_size}"]
+    workload = {"name": "command", "options": {"argv": argv, "processes": "per_node"}}
+    spec = {"name": "own", "model": "llama-tiny", "gpus": 2, "sequence_length": 64}
+    spec |= {"global_batch_size": 64, "workload": workload}
+    sweep_id = store.ensure_sweep("own", json.dumps(spec), builders.CONDITIONS)
+    epoch = store.acquire(sweep_id, host="here", pid=1)
+    bench = Bench(store, sweep_id, store.ensure_cell(sweep_id, cell(), epoch), epoch)
+    trial_id = measure(bench, layout(2))
+    arguments = ("export", "config", "--to", "torchrun", "--trial", str(trial_id))
+    out, err = sweep(*arguments)
+    assert out.splitlines()[-1] == 'torchrun --nproc-per-node=1 train.py --mbs=2 "$@"'
+    assert "use: sh FILE [more arguments]" in err
+    found = json.loads(sweep(*arguments, "--json")[0])
+    assert found["text"] == out
+    assert found["arguments"] is None

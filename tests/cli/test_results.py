@@ -477,6 +477,7 @@ def test_a_measured_trial_is_shown_with_prediction_conditions_and_evidence(
         "989 TFLOP/s",
         "IQR 10.0 ms",
         "first step 14 s",
+        "of these, compiling 9.5 s",
         "612 W",
     ):
         assert part in text
@@ -484,6 +485,21 @@ def test_a_measured_trial_is_shown_with_prediction_conditions_and_evidence(
     assert attempt["measurement"]["step_seconds"] == [0.49, 0.5, 0.51]
     assert attempt["fingerprint"]["stack"]["torch"] == "2.13.0"
     assert attempt["phase_seconds"]["first_step"] == 14.0
+
+
+def test_of_several_runs_show_names_the_one_that_counts(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of an even number of runs the slower one in the middle.
+    measured_at(tmp_path, monkeypatch, {1: [(1.0, 0), (1.2, 1), (1.1, 2), (1.3, 3)], 2: [(1.5, 4)]})
+    titles = [line for line in sweep("show", "1").splitlines() if line.startswith("Attempt ")]
+    assert titles == [
+        "Attempt 1: measured; attempt 2 counts, the median of 4 runs",
+        "Attempt 2: measured; this one counts, the median of 4 runs",
+        "Attempt 3: measured; attempt 2 counts, the median of 4 runs",
+        "Attempt 4: measured; attempt 2 counts, the median of 4 runs",
+    ]
+    assert "Attempt 1: measured\n" in sweep("show", "2")
 
 
 def test_a_failed_trial_is_shown_with_its_evidence_log_and_last_lines(
@@ -627,6 +643,29 @@ def test_sql_schema_names_the_views_and_their_columns(sweep: Sweep) -> None:
     )
 
 
+def test_sql_runs_a_query_by_its_name_on_one_sweep(sweep: Sweep, ids: Filled) -> None:
+    found = document(sweep("sql", "@best", "--json"))
+    assert dict(zip(found["columns"], found["rows"][0], strict=True))["trial_id"] == ids.measured
+    assert sweep("sql", "@best", "--sweep", "tiny", "--format", "csv").count("\n") == 2
+    assert len(document(sweep("sql", "@worst_predictions", "top=1", "--json"))["rows"]) == 1
+    assert "did you mean @best" in sweep("sql", "@bets", code=2)
+    assert "did you mean 'tiny'" in sweep("sql", "@best", "--sweep", "tinny", code=2)
+    assert "did you mean top=" in sweep("sql", "@worst_predictions", "to=1", code=2)
+    for extra in (("--sweep", "tiny"), ("top=1",)):
+        assert "for a query with a name" in sweep("sql", "select 1", *extra, code=2)
+
+
+def test_sql_lists_its_queries_with_question_and_parameters(sweep: Sweep) -> None:
+    text = sweep("sql", "--list")
+    assert "@pareto" in text and "within=: how much slower" in text
+    queries = {
+        query["name"]: query for query in document(sweep("sql", "--list", "--json"))["queries"]
+    }
+    assert queries["cost"]["parameters"][0]["name"] == "price"
+    assert ",top\n" in sweep("sql", "--list", "--format", "csv")
+    assert "give one statement" in sweep("sql", "--list", "select 1", code=2)
+
+
 def test_export_writes_every_trial_as_csv_json_and_parquet(sweep: Sweep, tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
@@ -690,10 +729,13 @@ def test_export_makes_one_optuna_study_per_cell(sweep: Sweep, tmp_path: Path) ->
     import optuna
 
     storage = f"sqlite:///{tmp_path}/optuna.sqlite"
-    studies = document(sweep("export", "optuna", "-o", storage, "--json"))["studies"]
-    # Two measured, one out of memory, one pruned and one failed by its code, but not the one that
-    # was measured under other conditions. In the other cell one out of memory.
+    found = document(sweep("export", "optuna", "-o", storage, "--json"))
+    studies = found["studies"]
+    # Two measured, one out of memory, one pruned and one failed by its code. In the other cell one
+    # out of memory.
     assert list(studies.values()) == [5, 1]
+    left_out = {"measured with another fingerprint than the newest": 1, "not ended": 3}
+    assert list(found["left_out"].values()) == [left_out, {}]
     study = optuna.load_study(study_name=next(iter(studies)), storage=storage)
     assert study.best_value == 1234.5
     assert "already" in sweep("export", "optuna", "-o", storage, code=2)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from layout_sweep.start import end_at_once
-from orchestrator.cli.signals import SIGNALS, Signals, Terminated, terminable
+from orchestrator.cli.signals import BEFORE_IT_RAN, SIGNALS, Signals, Terminated, terminable
 from orchestrator.sweep.progress import Stop
 
 
@@ -33,6 +33,7 @@ def test_before_a_sweep_runs_each_signal_ends_the_command_with_its_code(
     with pytest.raises(Terminated) as raised, Signals(said.append):
         signal.raise_signal(number)
     assert raised.value.exit_code == code
+    assert str(raised.value).endswith("nothing is lost: the same command continues")
     assert said == []
     # A second one disturbs no clearing up.
     signal.raise_signal(number)
@@ -122,13 +123,16 @@ with Signals(print):
 
 
 def test_a_signal_ends_a_start_that_waits_in_a_library_for_ever() -> None:
-    command = subprocess.Popen([sys.executable, "-c", _WAITING], stdout=subprocess.PIPE, text=True)
+    command = subprocess.Popen(
+        [sys.executable, "-c", _WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert command.stdout is not None
     command.stdout.readline()
     time.sleep(0.5)  # until it waits
     command.send_signal(signal.SIGHUP)
-    assert command.wait(20.0) == 129
-    command.stdout.close()
+    _, told = command.communicate(timeout=20.0)
+    assert command.returncode == 129
+    assert told == f"ended by SIGHUP; {BEFORE_IT_RAN}\n"
 
 
 def test_a_third_signal_ends_a_start_that_swallows_the_first() -> None:

@@ -64,7 +64,7 @@ def test_one_line_at_most_and_the_documented_code(
     line: str, code: int, says: str, folder: Path
 ) -> None:
     returned, _, told = shell(folder, line)
-    is_one_line(returned, code, told, says)
+    assert (returned, wrong_with(told, says)) == (code, []), told
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_odd_arguments_and_places_are_one_line_and_the_documented_code(
 ) -> None:
     os.mkfifo(folder / "pipe")
     done = CommandHere(folder, "sqlite:///none.sqlite", environment).run(*arguments)
-    is_one_line(done.returncode, code, done.stderr, says)
+    assert (done.returncode, wrong_with(done.stderr, says)) == (code, []), done.stderr
 
 
 def test_a_working_folder_that_is_gone_is_one_line(
@@ -95,14 +95,17 @@ def test_a_working_folder_that_is_gone_is_one_line(
     (folder / "gone").mkdir()
     monkeypatch.chdir(folder / "gone")
     (folder / "gone").rmdir()
-    is_one_line(2, 2, sweep("status", code=2)[1], "the working folder no longer exists")
+    _, told = sweep("status", code=2)
+    assert wrong_with(told, "the working folder no longer exists") == []
 
 
-def is_one_line(returned: int, code: int, told: str, says: str) -> None:
-    assert (returned, [word for word in TRACES if word in told]) == (code, []), told
-    assert len(told.splitlines()) == (1 if says else 0), told
-    assert says in told
-    assert max(map(len, told.splitlines()), default=0) < 1_200
+def wrong_with(told: str, says: str) -> list[str]:
+    """What keeps an answer from being one short line with these words, or none without words."""
+    lines = told.splitlines()
+    found = [f"it has {word}" for word in TRACES if word in told]
+    found += [f"{len(lines)} lines"] if len(lines) != bool(says) else []
+    found += [f"it lacks {says!r}"] if says not in told else []
+    return found + [f"a line of {len(line)} characters" for line in lines if len(line) >= 1_200]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,11 @@ def test_a_limit_of_money_without_a_price_is_refused_at_the_door(
 
 def test_what_is_not_predicted_has_no_price(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cost(capsys, file, "device=cpu", "price_per_gpu_hour=2.5")["dollars"] is None
-    assert "$" not in planned(capsys, file, "device=cpu")
+    text = planned(capsys, file, "device=cpu")
+    assert "$" not in text
+    assert "cores have no data sheet" in text
+    # A device to name would be another one.
+    assert "h100-sxm" not in text
 
 
 def test_a_plan_shows_bands_and_how_many_layouts_are_expected_to_fail(
@@ -313,8 +317,8 @@ def test_where_trials_ran_that_do_not_tell_the_device_that_is_said_and_not_that_
         bench, _ = command_sweep(file, store)
         assert cli.main(["explain", str(file), "mbs=1"]) == 0
         assert (
-            "nothing of this workload was measured on it yet: have the program tell peak_flops"
-            in capsys.readouterr().out
+            "cores have no data sheet, and nothing of this workload was measured on them yet: have"
+            " the program tell peak_flops" in capsys.readouterr().out
         )
         trial_id, attempt = begin_trial(
             store, bench.cell_id, wanted, epoch=bench.epoch, nodes=["here"]
@@ -333,8 +337,8 @@ def test_where_trials_ran_that_do_not_tell_the_device_that_is_said_and_not_that_
         assert cli.main(arguments) == 0
         said = capsys.readouterr().out
         assert (
-            "1 trial of this workload ran on it, and none says how fast it is: have the program"
-            " tell peak_flops" in said
+            "1 trial of this workload ran on them, and none says how fast they are: have the"
+            " program tell peak_flops" in said
         )
         assert "nothing" not in said
 

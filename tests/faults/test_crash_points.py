@@ -17,7 +17,7 @@ from tests.faults.sick_nodes import AMONG_SICK_NODES
 pytestmark = pytest.mark.timeout(900)  # 15 s on idle cores
 
 MOST_SECONDS = 580.0
-EVERY = 6
+EVERY = 10
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])

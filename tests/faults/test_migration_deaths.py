@@ -15,14 +15,14 @@ from tests.faults.deaths import some_points
 pytestmark = pytest.mark.timeout(900)
 
 MOST_SECONDS = 380.0
-EVERY = 5
+EVERY = 8
 
 
 @pytest.mark.parametrize(
     ("play", "least"),
     [
-        ("making", 20),  # of a dozen tables and views
-        ("upgrade", 10),
+        ("making", 100 // EVERY),  # of a dozen tables and views
+        ("upgrade", 50 // EVERY),
     ],
 )
 def test_a_store_whose_making_or_upgrade_was_cut_short_is_finished_by_the_next(

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -89,6 +90,13 @@ def gloo(**known: Any) -> LaunchOrder:
 
 def outcome_of(report: NodeReport, rank: int) -> object:
     return next(outcome for outcome in report.ranks if outcome.rank == rank)
+
+
+def ended_why(report: NodeReport, *, rank: int) -> str | None:
+    """What the log of a rank says of its end by the launcher."""
+    text = Path(report.ranks[rank].log_path).read_text()
+    found = re.findall(r"^ended by sweep: (.*)$", text, re.MULTILINE)
+    return found[-1] if found else None
 
 
 def test_a_gang_measures_and_its_results_come_back(launcher: NodeLauncher, tmp_path: Path) -> None:
@@ -195,6 +203,7 @@ def test_a_hang_is_ended_and_the_least_advanced_rank_named(
     assert report.failure is not None
     assert (report.failure.kind, report.failure.rank, report.failure.step) == (K.HUNG, 1, 3)
     assert f"steady limit of {HUNG_SECONDS:.0f} s passed" in report.failure.message
+    assert ended_why(report, rank=1) == "one of its limits has passed (measurement.limits)"
     assert "faults.py" in report.failure.log_tail or fault in ("stop",), (
         report.failure.log_tail
     )  # where it hangs
@@ -245,6 +254,8 @@ def test_a_hang_in_teardown_costs_nothing_once_all_is_measured(
     )
     assert report.failure is None
     assert all(outcome.result is not None for outcome in report.ranks)
+    assert ended_why(report, rank=1) == "the attempt is measured, and it did not end by itself"
+    assert ended_why(report, rank=0) is None
 
 
 def test_a_crash_in_teardown_costs_nothing_either(shared_launcher: NodeLauncher) -> None:
@@ -359,11 +370,18 @@ def test_whatever_a_rank_started_is_gone_when_the_report_comes(
 
 def test_an_attempt_is_cancelled_from_another_thread(launcher: NodeLauncher) -> None:
     hanging = order(options=faulty("hang_in_c"))
-    timer = threading.Timer(0.5, launcher.kill, [hanging.request.tag])
-    timer.start()
+
+    def cancel_once_it_runs() -> None:
+        while not list(launcher.root.rglob("log-*.txt")):
+            time.sleep(0.05)
+        time.sleep(0.5)
+        launcher.kill(hanging.request.tag)
+
+    threading.Thread(target=cancel_once_it_runs, daemon=True).start()
     report = launcher.run(hanging)
     assert report.failure is not None and report.failure.kind is K.CANCELLED
     assert report.seconds < LIMITS["steady"], "its limit did not end it"
+    assert ended_why(report, rank=0) == "the attempt was cancelled"
     assert launcher.run(order(trial_id=2)).failure is None  # and the next one runs
 
 

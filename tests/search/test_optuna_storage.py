@@ -2,57 +2,83 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Strategy
-from orchestrator.search.optuna_storage import export_study
-from orchestrator.search.searcher import Condemned, Known, Measured, UnderWay
-from tests.search.planted_cell import TOKENS, drive, planted, searcher
+from orchestrator.core.problem.layout import Layout, Recompute
+from orchestrator.search.optuna_storage import StudyState, StudyTrial, export_study
+from tests.search.planted_cell import TOKENS
+
+BEGAN = dt.datetime(2026, 11, 20, 12, 0, tzinfo=dt.UTC)
 
 
-def test_an_exported_study_holds_every_outcome_readably(tmp_path: Path) -> None:
-    cell = planted()
-    asked, _ = drive(searcher(cell, Strategy.RANDOM), cell, 12)
-    others = [layout for layout in cell.value if layout not in asked]
-    known: list[tuple[Layout, Known]] = [(layout, cell.outcome(layout)) for layout in asked]
-    known += [(layout, Condemned()) for layout in others[:3]] + [(others[3], UnderWay())]
+def shown(layout: Layout, value: float | None = 1.0, state: str = "complete") -> StudyTrial:
+    return StudyTrial(
+        layout=layout,
+        state=StudyState(state),
+        value=value,
+        started_at=BEGAN,
+        ended_at=BEGAN + dt.timedelta(seconds=90),
+        attributes={"trial_id": 7, "mfu": 0.4},
+    )
+
+
+def export(tmp_path: Path, *trials: StudyTrial) -> optuna.Study:
     url = f"sqlite:///{tmp_path}/optuna.db"
-    assert export_study(url, "cell", known, objective=TOKENS) == 15
+    attributes = {"sweep": "mine", "left_out": {"not ended": 1}}
+    assert export_study(url, "cell", trials, objective=TOKENS, attributes=attributes) == len(trials)
+    return optuna.load_study(storage=url, study_name="cell")
 
-    study = optuna.load_study(storage=url, study_name="cell")
-    measured = [layout for layout in asked if cell.excess[layout] <= 0]
-    assert len(study.trials) == 15
-    assert study.best_trial.user_attrs["layout"] == max(measured, key=cell.value.__getitem__).key
-    assert study.best_trial.params["recompute"] in {
-        "none",
-        "selective_ops",
-        "full",
-        "full:8",
-        "full:24",
+
+def test_an_exported_study_tells_values_states_times_and_what_was_left_out(tmp_path: Path) -> None:
+    study = export(
+        tmp_path,
+        shown(Layout(micro_batch_size=1), 100.0),
+        shown(Layout(micro_batch_size=2), 300.0),
+        shown(Layout(micro_batch_size=4), None, "fail"),
+        shown(Layout(micro_batch_size=8), None, "pruned"),
+    )
+    assert [(trial.state.name, trial.value) for trial in study.trials] == [
+        ("COMPLETE", 100.0),
+        ("COMPLETE", 300.0),
+        ("FAIL", None),
+        ("PRUNED", None),
+    ]
+    best = study.best_trial
+    assert best.user_attrs == {
+        "layout": Layout(micro_batch_size=2).key,
+        "trial_id": 7,
+        "mfu": 0.4,
+    }
+    assert best.duration == dt.timedelta(seconds=90)
+    assert best.datetime_start is not None and best.datetime_start.astimezone() == BEGAN
+    assert study.user_attrs == {
+        "objective": TOKENS.value,
+        "sweep": "mine",
+        "left_out": {"not ended": 1},
     }
     with pytest.raises(UsageInvalid, match="another name"):
-        export_study(url, "cell", known, objective=TOKENS)
+        export(tmp_path)
 
 
-def test_an_exported_study_has_options_that_vary_as_parameters_of_their_own(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/optuna.db"
-    layouts = [
-        Layout(),
-        Layout(options=(("kernel", "a"), ("threads", 2))),
-        Layout(options=(("kernel", "b"), ("threads", 2))),
-    ]
-    assert (
-        export_study(
-            url, "cell", [(layout, Measured(value=1.0)) for layout in layouts], objective=TOKENS
-        )
-        == 3
+def test_numbers_are_ordered_and_words_are_not(tmp_path: Path) -> None:
+    options = (("fused", True), ("kernel", "a"), ("threads", 3))
+    study = export(
+        tmp_path,
+        shown(Layout(micro_batch_size=2, zero_stage=0)),
+        shown(Layout(micro_batch_size=8, zero_stage=3, options=options)),
+        shown(Layout(micro_batch_size=4, recompute=Recompute.parse("full:8"))),
     )
-    study = optuna.load_study(storage=url, study_name="cell")
-    assert [trial.params.get("kernel") for trial in study.trials] == [None, "a", "b"]
-    assert [trial.params.get("threads") for trial in study.trials] == [None, 2, 2]
+    ways = study.trials[1].distributions
+    assert ways["micro_batch_size"] == IntDistribution(2, 8, log=True)
+    assert ways["zero_stage"] == IntDistribution(0, 3)
+    assert ways["threads"] == IntDistribution(3, 3)
+    assert ways["recompute"] == CategoricalDistribution(("full:8", "none"))
+    assert ways["fused"] == CategoricalDistribution(("True",))
+    assert [trial.params.get("kernel") for trial in study.trials] == [None, "a", None]
     assert all("options" not in trial.params for trial in study.trials)

@@ -19,7 +19,8 @@ from db.read.observations import ObservationRow
 from db.store import Store
 from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.physics.memory import predict_memory
-from orchestrator.core.physics.step_time import StepTimeConstants, predict_step_time, ring_seconds
+from orchestrator.core.physics.step_time import predict_step_time, ring_seconds
+from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, UNLIMITED_BYTES, Hardware
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
@@ -234,6 +235,25 @@ def test_what_a_launch_costs_is_not_learned_of_trials_that_did_not_wait_for_thei
     past.waits = True
     past.measure(large, layouts_of(large), times(large, 1.3))
     assert ask(store, spec()).launch_seconds == pytest.approx(40.0)
+
+
+def test_what_a_sweep_has_taken_over_counts_as_its_own(store: Store) -> None:
+    """A search is told it, so its prior must not rest on it as well."""
+    cell, other = spec().cells()
+    past = Past(store, spec(name="past"))
+    slow = lambda table: 2 * seconds_of(table, cell, H100, gpus_per_node=8)  # noqa: E731
+    past.measure(cell, layouts_of(cell), slow)
+    now = Past(store, spec())
+    cell_id = store.ensure_cell(now.sweep_id, cell, now.epoch)
+    theirs = [trial.id for trial in store.trials(past.sweep_id)]
+    before = ask(store, spec())
+    assert ratio(before, cell, with_own=False) > 1.5
+    assert store.reuse(cell_id, theirs, epoch=now.epoch) == len(theirs)
+    found = ask(store, spec())
+    assert len(found.rows) == len(theirs)
+    assert ratio(found, cell, with_own=False) == pytest.approx(1.0)
+    assert ratio(found, cell) > 1.5
+    assert ratio(found, other) == pytest.approx(ratio(before, other), rel=0.01)
 
 
 def test_a_plan_rests_on_a_cells_own_trials_and_a_search_that_is_told_them_does_not(

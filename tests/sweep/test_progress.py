@@ -15,6 +15,7 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Phase
+from orchestrator.core.trial.purpose import Purpose
 from orchestrator.sweep.progress import (
     Running,
     SearchEnded,
@@ -86,6 +87,8 @@ def snapshot(**changes: object) -> Snapshot:
         "untried": 30,
         "num_launched": 3,
         "at_most": 10,
+        "num_repeats": 0,
+        "most_repeats": 7,
         "running": [],
         "best": {},
         "gpu_seconds": 0.0,
@@ -157,6 +160,38 @@ def test_each_end_is_told_with_the_state_as_of_then_in_order(
         "[1:00] llama-tiny_2gpu_s64_gb8: no new layout is started: max_trials reached;"
         " 7 layouts never tried",
         "[1:10] 3 of at most 10 launched: 2 measured | trial 2 b: 200",
+    ]
+
+
+def test_repeats_are_counted_by_themselves_once_there_are_any(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All layouts may have been launched long before the last repeat has ended."""
+    again = Running(
+        trial_id=4,
+        cell=CELL,
+        layout=LAYOUT,
+        phase=Phase.STEADY,
+        step=3,
+        since=0.0,
+        purpose=Purpose.CONFIRMATION,
+    )
+    now: dict[str, Any] = {"num_launched": 10, "num_repeats": 2}
+    assert said(capsys, running=[again], **now) == [
+        "[1:15] 10 of at most 10 launched: 2 measured; 2 of at most 7 repeats"
+        " | trial 4 again (to confirm the winner), 2 GPUs, dp2 mbs4 ga1 none bf16: steady, step 3"
+    ]
+    ended = TrialEnded(
+        text="trial 4 again (to confirm the winner): 100",
+        seconds=70.0,
+        counts={TrialState.MEASURED: 2},
+        num_launched=10,
+        num_running=0,
+        num_repeats=1,
+    )
+    assert said(capsys, ended=[ended], **now) == [
+        "[1:10] 10 of at most 10 launched: 2 measured; 1 of at most 7 repeats"
+        " | trial 4 again (to confirm the winner): 100"
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -81,6 +82,9 @@ def wait_for_end(
             process.wait(min(left, _POLL_SECONDS))
             return True
         meanwhile()
+    # Launchers such as torchrun print a traceback when they get a signal.
+    sys.stderr.write("\nended by sweep: the numbers of this attempt are enough\n")
+    sys.stderr.flush()
     process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_TERM_SECONDS)

@@ -25,15 +25,13 @@ class ChunkedLoss(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         factor: float | Tensor,
-        num_chunks: int,
+        chunk_tokens: int,
         tensor_parallel: TensorParallel,
     ) -> Tensor:
         d_x, d_weight = torch.empty_like(x), torch.empty_like(weight)
         losses: list[Tensor] = []
-        chunks = zip(
-            x.chunk(num_chunks), d_x.chunk(num_chunks), targets.chunk(num_chunks), strict=True
-        )
-        for x_part, d_x_part, targets_part in chunks:
+        chunks = (torch.split(each, chunk_tokens) for each in (x, d_x, targets))
+        for x_part, d_x_part, targets_part in zip(*chunks, strict=True):
             loss, d_logits = loss_and_gradient(
                 x_part @ weight.t(), targets_part, factor, tensor_parallel
             )

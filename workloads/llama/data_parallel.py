@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from workloads.llama.model import Llama
@@ -79,7 +80,8 @@ class Replica:
         losses = []
         for i, (tokens, targets) in enumerate(micro_batches):
             last = i == len(micro_batches) - 1
-            with nullcontext() if last or self._module is self.model else self._module.no_sync():  # type: ignore[operator]
+            is_reduced = last or self._module is self.model
+            with nullcontext() if is_reduced else self._module.no_sync():  # type: ignore[operator]
                 loss = self._module(tokens, targets, loss_scale / len(micro_batches))
                 after_forward()
                 loss.backward()
@@ -149,7 +151,7 @@ class Replica:
         torch._foreach_add_([self._sums[w] for w in self._weights], gradients)
         torch._foreach_zero_(gradients)
 
-    def _average_sums(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    def _average_sums(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's hook for a bucket of the last micro-batch: add it to its sums, and average them."""
         buffer = bucket.buffer()
         if not self._flat_sums:  # priming
@@ -159,7 +161,7 @@ class Replica:
             averaged = self._flat_sums[bucket.index()].add_(buffer)
         return self._average(averaged).then(lambda _: buffer)
 
-    def _average_in_fp32(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    def _average_in_fp32(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's hook for a bucket in half precision."""
         buffer, wide = bucket.buffer(), bucket.buffer().float()
         return self._average(wide).then(lambda _: buffer.copy_(wide))

@@ -21,17 +21,18 @@ def check_fp8(device: torch.device) -> None:
         )
 
 
-def use_fp8_products(model: Llama) -> None:
+def use_fp8_products(model: Llama, *, emulated: bool = False) -> None:
     """Make the products of all layers fp8, scaled by tensor; the head keeps bf16.
 
-    Raises ConfigRejected without torchao.
+    `emulated`: round factors to fp8, and multiply them in another precision, on any device. Raises
+    ConfigRejected without torchao.
     """
     try:
         # An optional package, and slow to import.
-        from torchao.float8 import convert_to_float8_training
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as exc:
         raise ConfigRejected(
             "precision fp8 needs torchao in the Python of the ranks: "
             f"pip install 'layout-sweep[fp8]' ({exc})"
         ) from exc
-    convert_to_float8_training(model.layers)
+    convert_to_float8_training(model.layers, config=Float8LinearConfig(emulate=emulated))

@@ -63,7 +63,7 @@ class Llama(nn.Module):
         sequence_length: int,
         attention: AttentionKind,
         recompute: Recompute,
-        loss_chunks: int | None,
+        loss_chunk_tokens: int | None,
         dtype: torch.dtype,
         device: torch.device,
         part: LlamaPart | None = None,
@@ -95,7 +95,7 @@ class Llama(nn.Module):
                 }
             )
             self.head = (
-                Head(shape, tensor_parallel=tensor_parallel, loss_chunks=loss_chunks)
+                Head(shape, tensor_parallel=tensor_parallel, loss_chunk_tokens=loss_chunk_tokens)
                 if part.has_head
                 else None
             )

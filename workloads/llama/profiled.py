@@ -36,10 +36,12 @@ from orchestrator.core.trial.trace_events import (
     read_trace,
 )
 from orchestrator.core.trial.trace_split import OPTIMIZER_ANNOTATION, split
+from workloads.llama.refusals import check
 from workloads.llama.stack import describe_stack
 from workloads.llama.tensor_lives import AllocatorHistory, StepMarks, TrackedTensors, local
 from workloads.llama.timing import synchronize
-from workloads.llama.train import TrainingLoop, check, open_device, training_loop
+from workloads.llama.train import open_device
+from workloads.llama.training_loop import TrainingLoop, training_loop
 from workloads.rank import Rank, seconds_since_process_start
 from workloads.rendezvous import join_gang
 

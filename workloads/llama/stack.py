@@ -27,7 +27,9 @@ def describe_stack(device: torch.device) -> Stack:
 
 def _nccl_version() -> str | None:
     """None for a torch that was built without NCCL, which one GPU does not need."""
-    return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None  # type: ignore[no-untyped-call]
+    if not dist.is_nccl_available():
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def _processor_name() -> str | None:

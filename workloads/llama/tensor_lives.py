@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -64,7 +64,7 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        with self, _resizes_told(self._resized):
+        with self:
             yield
 
     def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
@@ -92,8 +92,9 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
         self._ends[key] = weakref.ref(storage, forget)
         self._begin(key, storage.nbytes())
 
-    def _resized(self, storage: torch.UntypedStorage) -> None:
+    def _resize(self, storage: torch.UntypedStorage) -> None:
         """FSDP takes and frees the memory of gathered weights by resizing their storages."""
+        super()._resize(storage)
         key = storage._cdata
         if key not in self._ends:
             return
@@ -112,22 +113,6 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
             self._changes += 1
             life = self._lives[index]
             self._lives[index] = replace(life, died=self._changes, kind=life.kind or kind)
-
-
-@contextmanager
-def _resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    resize = torch.UntypedStorage.resize_
-
-    def told(storage: torch.UntypedStorage, num_bytes: int) -> Any:
-        result = resize(storage, num_bytes)
-        tell(storage)
-        return result
-
-    torch.UntypedStorage.resize_ = told  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
 
 class AllocatorHistory:

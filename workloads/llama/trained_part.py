@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from orchestrator.core.problem.layout import Precision
+from orchestrator.core.problem.loss_chunks import chunk_tokens
 from orchestrator.core.sweepfile.workload_options import (
     AttentionKind,
     GradientDtype,
@@ -124,7 +127,7 @@ class PartBuilder:
             sequence_length=self.request.sequence_length,
             attention=self.attention,
             recompute=self.request.layout.recompute,
-            loss_chunks=self.options.loss_chunks,
+            loss_chunk_tokens=self._loss_chunk_tokens,
             dtype=torch.float32 if self.is_sharded else self._dtype,
             device=self.device,
             part=part,
@@ -132,9 +135,11 @@ class PartBuilder:
             context_parallel=self.context_parallel,
         )
         if self.request.layout.precision is Precision.FP8:
-            check_fp8(self.device)
-            use_fp8_products(model)
-        if self.options.compile if self.options.compile is not None else self._is_cuda:
+            if self._is_cuda:
+                check_fp8(self.device)
+            # A trial on a CPU is refused before; tests of layouts are not.
+            use_fp8_products(model, emulated=not self._is_cuda)
+        if self.options.compiles(on_gpu=self._is_cuda):
             for layer in model.layers.values():
                 layer.compile(fullgraph=True, backend=self.compile_backend)
         return model
@@ -151,6 +156,13 @@ class PartBuilder:
             ),
             dtype=self._dtype,
         )
+
+    @property
+    def _loss_chunk_tokens(self) -> int | None:
+        if self.options.loss_chunks is None:
+            return None
+        tokens = np.array([math.prod(self._micro_batch.tokens)])
+        return int(chunk_tokens(tokens, self.options.loss_chunks)[0])
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -18,7 +18,7 @@ from orchestrator.core.problem.layout import Precision
 from orchestrator.core.problem.xid import XIDS, Xid, XidCause, named
 
 MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # logs take 10 MB per rank
-# Of a GPU's memory, in use by its driver alone: 0.6 of 80 GiB, more of more.
+# A driver alone uses this much of a GPU's memory: 0.6 of 80 GiB, more of more.
 BASELINE_BYTES, BASELINE_SHARE = GIB, 0.01
 CLOCK_SKEW_SECONDS = 2.0
 # ECC errors since the driver was loaded. One corrected error is harmless; this many predict
@@ -26,11 +26,11 @@ CLOCK_SKEW_SECONDS = 2.0
 MANY_CORRECTED = 1000
 # Devices: with two it is unknown which of them is wrong.
 ENOUGH_OF_A_KIND = 3
-# Of the median of its kind: GPUs of one kind agree within 2-3 % in large matrix products.
+# Shares of the median of its kind: GPUs of one kind agree within 2-3 % in large matrix products.
 SLOW_GPU, SICK_GPU = 0.95, 0.85
 # Other programs share the cores, so a slow CPU is only a warning.
 SLOW_CPU = 0.7
-# Of the data sheet: well-fed large products reach 0.65-0.85 on A100, H100 and H200.
+# Share of the data sheet: well-fed large products reach 0.65-0.85 on A100, H100 and H200.
 EXPECTED_OF_PEAK = 0.5
 
 

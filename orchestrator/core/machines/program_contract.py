@@ -305,6 +305,9 @@ def _left_over(run: ContractRun) -> Check:
         return ok("left over", f"nothing; {processes} that it had started ended with it")
     if num == 0:
         return ok("left over", "nothing")
+    if any(rank.exit_code is None and rank.signal is None for rank in run.report.ranks):
+        # Ranks that hung, or waited for one that had failed: no rank has left these.
+        return ok("left over", f"not judged: ranks were ended by us, and {processes} with them")
     return warn(
         "left over",
         f"{processes}, ended after the ranks",

@@ -17,13 +17,8 @@ from orchestrator.core.physics.memory import Stage, predict_memory
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import jacobian
-from orchestrator.core.physics.step_time import (
-    CONSTANTS,
-    PRIORS,
-    Floats,
-    StepTimeConstants,
-    StepTimeModel,
-)
+from orchestrator.core.physics.step_time import Floats, StepTimeModel
+from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
@@ -34,7 +29,7 @@ from orchestrator.core.problem.quantile import Z90
 # What the formulas miss within a cell, before anything is measured.
 STEP_RESIDUAL_SD = 0.2  # of log seconds
 MEMORY_RESIDUAL_SD = 0.08  # of log bytes
-# Of log seconds: how far most cells as a whole are from what constants explain; a sick one, far
+# In log seconds: how far most cells as a whole are from what constants explain; a sick one, far
 # more (Cauchy).
 CELL_OFFSET_SD = 0.15
 # Of a constant's prior spread: how far cells of one machine and stack differ in it.

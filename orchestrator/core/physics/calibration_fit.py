@@ -24,18 +24,19 @@ from orchestrator.core.physics.observation import CellObservations, Observation,
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import fit, jacobian, robust_sd
-from orchestrator.core.physics.step_time import CONSTANTS, Floats, StepTimeModel
+from orchestrator.core.physics.step_time import Floats, StepTimeModel
+from orchestrator.core.physics.step_time_constants import CONSTANTS
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
 
 # Measured residuals that outweigh the spread believed before.
 ONE_TRIAL = 5.0
-# Of the belief in a cell's offset, in measured residuals.
+# The weight of the belief in a cell's offset, in measured residuals.
 CELL_OFFSET_WEIGHT = 2.0
 _NO_LIMIT_SD = 3.0  # of a cell's offset, besides
-# Of the residuals of one cell: a hundred of its rows show no more than ten rows of ten cells.
+# Between the residuals of one cell: a hundred of its rows show no more than ten of ten cells.
 CELL_CORRELATION = 0.1
-# Of the peaks of one model, for another one: all of them show no more than half a row, because what
+# Between the peaks of two models: all of one show no more than half a row of another, since what
 # the formula misses differs from model to model.
 MODEL_CORRELATION = 2.0
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from orchestrator.core.physics.calibration import MEMORY_CONSTANTS, MEMORY_FACTORS, Calibration
 from orchestrator.core.physics.observation import Observation, by_cell
-from orchestrator.core.physics.step_time import CONSTANTS, Floats
+from orchestrator.core.physics.step_time import Floats
+from orchestrator.core.physics.step_time_constants import CONSTANTS
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import LayoutTable
 

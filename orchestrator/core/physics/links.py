@@ -15,19 +15,20 @@ from orchestrator.core.physics.link_sample import (
     bus_factor,
 )
 from orchestrator.core.physics.robust_fit import Floats, fit, robust_sd
-from orchestrator.core.physics.step_time import PRIORS, StepTimeConstants, ring_seconds
+from orchestrator.core.physics.step_time import ring_seconds
+from orchestrator.core.physics.step_time_constants import PRIORS, StepTimeConstants
 from orchestrator.core.problem.hardware import Hardware
 
-# Of log seconds: how far calls are from a straight line; NCCL changes its algorithm with the size.
+# In log seconds: how far calls are from a straight line; NCCL changes its algorithm with the size.
 LINE_SD = 0.1
-# Of log seconds: what the formulas of step times miss of a collective.
+# In log seconds: what the formulas of step times miss of a collective.
 NETWORK_SD = 0.15
 # Of the logarithm of a constant that the measurements show, before they are fitted.
 FIRST_SD = 1.0
 # How far collectives of training differ, at least, from those of a benchmark: buckets, overlap,
 # neighbours.
 LIMITED_SD = 0.1
-# Of messages, for a line: two fit any.
+# Sizes of messages that a line needs: two fit any.
 FEWEST_SIZES = 3
 
 

@@ -12,6 +12,7 @@ from orchestrator.core.physics.stage_rows import Floats, StageRows
 from orchestrator.core.physics.traced_memory import TracedMemory
 from orchestrator.core.problem.layout import Recompute
 from orchestrator.core.problem.layout_table import Ints
+from orchestrator.core.problem.loss_chunks import chunk_tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,7 +131,7 @@ def _chunked_head_moments(rows: StageRows, head_gradient: Floats) -> Floats:
     """
     table, trainer, element = rows.table, rows.trainer, rows.element
     h, vocab = rows.cell.model.hidden_size, rows.cell.model.vocab_size / table.tensor_parallel_size
-    chunk = np.ceil(rows.tokens / trainer.loss_chunks)
+    chunk = chunk_tokens(rows.tokens, trainer.loss_chunks)
     # Tensor-parallel ranks keep the logits until they have exchanged sums of their exponentials.
     logit_bytes = trainer.logit_bytes + np.where(table.tensor_parallel_size > 1, 4.0, 0.0)
     logits: Floats = chunk * logit_bytes * vocab

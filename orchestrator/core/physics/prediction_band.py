@@ -22,7 +22,7 @@ from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.quantile import Z90
 
-# Of what is measured should lie within the band.
+# This share of what is measured should lie within the band.
 SHARE = 0.8
 
 # Standard deviations of log measured over predicted seconds, before anything is measured.

@@ -78,7 +78,7 @@ class StageRows:
 
     @cached_property
     def own_stages(self) -> list[tuple[Floats, Floats]]:
-        """Of workload llama: the first layer and the layers of each virtual stage of this rank.
+        """The first layer, and the layers, of each virtual stage of this rank in workload llama.
 
         The first stages have one more if the layers do not divide. A rank has every p-th stage,
         from its own place on.
@@ -136,7 +136,7 @@ class StageRows:
 
     @cached_property
     def layer_weights(self) -> Floats:
-        """Of one layer. Tensor parallelism does not cut its two norms."""
+        """The weights of one layer. Tensor parallelism does not cut its two norms."""
         model = self.cell.model
         norms = 2.0 * model.hidden_size
         cut: Floats = (model.parameters_per_layer - norms) / self.table.tensor_parallel_size
@@ -144,7 +144,7 @@ class StageRows:
 
     @cached_property
     def table_weights(self) -> Floats:
-        """Of the embedding, or of the head's product."""
+        """The weights of the embedding, or of the head's product."""
         model = self.cell.model
         whole: Floats = model.vocab_size * model.hidden_size / self.table.tensor_parallel_size
         return whole

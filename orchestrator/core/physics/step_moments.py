@@ -139,7 +139,7 @@ class Units:
 
     @cached_property
     def _sums(self) -> Floats:
-        """Of shards, those that replicas have not summed up yet."""
+        """Bytes of the shards that replicas have not summed up yet."""
         found: Floats = np.where(self.holds_sums, 4.0 / self.shards * self._all, 0.0)
         return found
 

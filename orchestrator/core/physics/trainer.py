@@ -13,7 +13,7 @@ from types import MappingProxyType
 from orchestrator.core.physics.traced_memory import TracedMemory
 
 GIB = 1 << 30
-# Of a loss that is computed with the head, in chunks.
+# For a loss that is computed with the head, in chunks.
 FUSED_LOGIT_BYTES = 1.0
 
 
@@ -81,8 +81,8 @@ class Trainer:
     """True if a step of one micro-batch makes its gradients in the backward pass and frees them
     after the optimizer's step."""
     loss_chunks: int = 0
-    """Parts of a micro-batch whose loss is computed in turn, forward and backward, so that the
-    logits of one are alive at once; 0: as a whole."""
+    """Parts of a micro-batch, at most, whose loss is computed in turn, forward and backward, so
+    that the logits of one are alive at once (core/problem/loss_chunks.py); 0: as a whole."""
     pipeline_buffers: bool = False
     """True if a pipeline stage keeps a buffer for what it receives of each micro-batch."""
     gathers_context: bool = False

@@ -249,6 +249,12 @@ class Layout:
         return self.data_parallel_size * self.micro_batch_size * self.grad_accum_steps
 
     @property
+    def num_techniques(self) -> int:
+        """How many techniques it uses in addition to data parallelism: what can go wrong."""
+        plain = Layout()
+        return sum(getattr(self, name) != getattr(plain, name) for name in _TECHNIQUES)
+
+    @property
     def key(self) -> str:
         """A readable, stable name, used in SQL, in logs and on the command line.
 
@@ -315,6 +321,15 @@ def _option_value(text: str) -> OptionValue:
     return _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), text.encode()).decode()
 
 
+_TECHNIQUES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "pipeline_schedule",
+    "grad_accum_steps",
+    "recompute",
+    "zero_stage",
+)
 _PLAIN = frozenset(ascii_letters + digits + "_.+,:@~-")
 _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 _LITERAL = re.compile(r"true|false|-?\d{1,18}")

@@ -1,4 +1,4 @@
-"""The values of each axis in one cell, with `auto` replaced. Their product is the lattice."""
+"""The values of each axis in one cell, with `auto` replaced. Their product is all combinations."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from orchestrator.core.search.lattice import Floats
 
 # Precisions below this are none: a value of noise 100.
 FAINT = 1e-4
-# Of each update, so that bounds which share a cause do not overshoot.
+# Damps each update, so that bounds which share a cause do not overshoot.
 DAMPING = 0.7
 
 

@@ -15,7 +15,7 @@ from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN, USABLE_SHARE
 
 Floats = NDArray[np.float64]
 
-# Of log bytes, on an unknown device, for which memory cannot be calibrated.
+# In log bytes, on an unknown device, for which memory cannot be calibrated.
 UNKNOWN_DEVICE_MEMORY_SD = 0.18
 # Probability above which a layout counts as fitting; below 1 - LIKELY it counts as not fitting.
 LIKELY = 0.9

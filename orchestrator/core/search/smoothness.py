@@ -17,7 +17,7 @@ from orchestrator.core.search.lattice import Axis, Floats, Ints, Lattice
 FREEDOM = 4.0
 JITTER = 1e-8
 LENGTH = 3.0  # doublings
-# Of axes without order, on which two different values are 1 apart.
+# For axes without order, on which two different values are 1 apart.
 WORD_LENGTH = 1.0
 UNEXPLAINED_SD = 0.5
 NOISE_SD = 0.04  # repeats differ by 1-4 %

@@ -1,8 +1,7 @@
 """The legal layouts of one cell, and how many others each rule rejects.
 
-The lattice is every combination of the axes' values, up to 10^9 and more. It is never built: what
-the exact products (world size, global batch) exclude is counted by multiplication, and only the
-rest becomes rows.
+The combinations of the axes' values, up to 10^9 and more, are never listed: what the exact products
+(world size, global batch) exclude is counted by multiplication, and only the rest becomes rows.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class CellSpace:
 
     cell: Cell
     values: AxisValues
-    lattice_size: int
+    num_combinations: int
     legal: LayoutTable
     rejected: Mapping[str, int]  # by the first rule broken
     _rules: Rules
@@ -120,13 +119,15 @@ def enumerate_cell(
     if among is not None:
         return _listed(spec, cell, values, gpus_per_node, among)
     sizes = values.sizes
-    lattice_size = prod(sizes.values())
+    num_combinations = prod(sizes.values())
     rules = rules_of(spec, cell, values, gpus_per_node)
     rejected: Counter[str] = Counter()
 
     choices, broken = keep_legal(_choice_table(values), rules.choice)
     num_choices = prod(sizes[name] for name in CHOICE_AXES)
-    rejected += {reason: count * (lattice_size // num_choices) for reason, count in broken.items()}
+    rejected += {
+        reason: count * (num_combinations // num_choices) for reason, count in broken.items()
+    }
 
     placements, off_world = _placements(values, cell.num_gpus)
     num_batches = sizes["micro_batch_size"] * sizes["grad_accum_steps"]
@@ -190,14 +191,14 @@ def _space(
     return CellSpace(
         cell=cell,
         values=values,
-        lattice_size=prod(values.sizes.values()),
+        num_combinations=prod(values.sizes.values()),
         legal=legal,
         rejected={reason: rejected[reason] for reason in reasons},
         _rules=rules,
     )
 
 
-# --- the lattice ---
+# --- the combinations ---
 
 
 def _choice_table(values: AxisValues) -> LayoutTable:

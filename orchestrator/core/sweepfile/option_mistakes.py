@@ -23,6 +23,8 @@ from orchestrator.core.sweepfile.workload_section import Workload
 
 # Keys and numbers of entries, from the top of the sweep file.
 Place = tuple[str | int, ...]
+# With its place; () if it concerns several sections.
+Mistake = tuple[Place, str]
 
 _NOT_FOR_OPTIONS = frozenset({*LAYOUT_NAMES, *TEMPLATE_NAMES, *FRAMEWORK_NAMES, *Names().all})
 # A command gets option `x` as SWEEP_X in its environment; these variables have another meaning.
@@ -38,12 +40,10 @@ _OWN_VARIABLES = frozenset(
 )
 
 
-def option_mistakes(
-    workload: Workload, axes: Mapping[str, Sequence[OptionValue]]
-) -> list[tuple[Place, str]]:
+def option_mistakes(workload: Workload, axes: Mapping[str, Sequence[OptionValue]]) -> list[Mistake]:
     """Return the mistakes in `axes.options`, and in the templates of a command, with places."""
     options = workload.options
-    mistakes: list[tuple[Place, str]] = []
+    mistakes: list[Mistake] = []
     for name, values in axes.items():
         place = ("axes", "options", name)
         refusal = _option_refusal(workload, name, values)
@@ -113,8 +113,8 @@ def _value_refusal(options: WorkloadOptions, name: str, value: OptionValue) -> s
     return None
 
 
-def _template_mistakes(options: CommandOptions, names: Sequence[str]) -> list[tuple[Place, str]]:
-    texts: list[tuple[Place, str]] = [(("argv", i), text) for i, text in enumerate(options.argv)]
+def _template_mistakes(options: CommandOptions, names: Sequence[str]) -> list[Mistake]:
+    texts: list[Mistake] = [(("argv", i), text) for i, text in enumerate(options.argv)]
     texts += [(("env", name), text) for name, text in options.env.items()]
     texts += [(("cwd",), options.cwd)] if options.cwd is not None else []
     texts += [
@@ -122,7 +122,7 @@ def _template_mistakes(options: CommandOptions, names: Sequence[str]) -> list[tu
         for name, content in options.files.items()
         for path, text in templates(content)
     ]
-    mistakes: list[tuple[Place, str]] = []
+    mistakes: list[Mistake] = []
     for place, text in texts:
         try:
             checked(text, names)

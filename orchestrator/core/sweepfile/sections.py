@@ -221,7 +221,8 @@ class Limits(Section):
         key(
             _LIMIT,
             "The first optimizer step, with compilation."
-            " `auto`: 300 s + 5 times the predicted step",
+            " `auto`: 300 s + 5 times the predicted step,"
+            " and 300 s more if workload llama compiles its layers",
         ),
     ] = "auto"
     steady: Annotated[

@@ -5,6 +5,7 @@ It holds values only. `spec_yaml` reads the text, `space` lists the layouts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Annotated, Any, Self
 
@@ -25,7 +26,7 @@ from orchestrator.core.problem.hardware import DEVICES, from_driver_name
 from orchestrator.core.problem.layout import NAMED_AXES, Precision
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.constraint import Constraint, UnparsedConstraint
-from orchestrator.core.sweepfile.option_mistakes import option_mistakes
+from orchestrator.core.sweepfile.option_mistakes import Mistake, option_mistakes
 from orchestrator.core.sweepfile.sections import (
     Axes,
     Measuring,
@@ -211,48 +212,6 @@ class SweepSpec(Section):
         key("a name, or a section", "What is known of the program's memory: [trainer](#trainer)"),
     ] = None
 
-    @model_validator(mode="after")
-    def _traced_in_its_precision(self) -> Self:
-        traced = self.trainer is not None and self.trainer.activations is not None
-        if traced and len(self.precision) > 1:
-            raise ValueError(
-                "trainer.activations are of one precision, and precision has"
-                f" {len(self.precision)}: keep one, or leave activations out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _cells_exist(self) -> Self:
-        if mistake := batch_mistake(
-            self.global_batch_size is not None, self.global_batch_tokens is not None
-        ):
-            raise ValueError(mistake)
-        batches = len(self.global_batch_size or self.global_batch_tokens or ())
-        num_cells = len(self.model) * len(self.gpus) * len(self.sequence_length) * batches
-        if num_cells > MAX_CELLS:
-            raise ValueError(
-                f"model x gpus x sequence_length x global batch make {num_cells:,} cells;"
-                f" at most {MAX_CELLS:,}"
-            )
-        for tokens, length in product(self.global_batch_tokens or (), self.sequence_length):
-            if tokens % length:
-                raise ValueError(
-                    f"global_batch_tokens {tokens} is not a multiple of sequence_length {length}:"
-                    " the batch is exact, never rounded"
-                )
-        names = [m.name for m in self.model]
-        if len(set(names)) != len(names):
-            raise ValueError(
-                f"model names {', '.join(names)}: one appears twice; two definitions need two names"
-            )
-        if isinstance(self.gpus_per_node, int):
-            for gpus in self.gpus:
-                if gpus > self.gpus_per_node and gpus % self.gpus_per_node:
-                    raise ValueError(
-                        f"gpus {gpus} are not whole nodes of {self.gpus_per_node} (gpus_per_node)"
-                    )
-        return self
-
     @field_validator("constraints", mode="before")
     @classmethod
     def _naming_options(cls, value: Any, info: ValidationInfo) -> Any:
@@ -265,30 +224,81 @@ class SweepSpec(Section):
         return [UnparsedConstraint(each, varying) for each in given]
 
     @model_validator(mode="after")
-    def _options_mean_something(self) -> Self:
-        if mistakes := option_mistakes(self.workload, self.axes.options):
-            details = [
-                InitErrorDetails(
-                    type=PydanticCustomError("value_error", "{error}", {"error": message}),
-                    loc=place,
-                    input=None,
-                )
-                for place, message in mistakes
-            ]
-            raise ValidationError.from_exception_data(type(self).__name__, details)
-        return self
-
-    @model_validator(mode="after")
-    def _bound_has_a_model(self) -> Self:
-        if self.search.bound is not None and self.search.strategy is not Strategy.AUTO:
-            raise ValueError(
-                f"search.bound: strategy {self.search.strategy} predicts no gain of a layout;"
-                " use strategy auto, or leave search.bound out"
+    def _sections_fit(self) -> Self:
+        """Check the rules that concern several sections, and tell every mistake at once."""
+        mistakes = [
+            *self._trace_mistakes(),
+            *self._cell_mistakes(),
+            *option_mistakes(self.workload, self.axes.options),
+            *self._bound_mistakes(),
+            *self._cost_mistakes(),
+            *self._ability_mistakes(),
+        ]
+        if not mistakes:
+            return self
+        details = [
+            InitErrorDetails(
+                type=PydanticCustomError("value_error", "{error}", {"error": message}),
+                loc=place,
+                input=None,
             )
-        return self
+            for place, message in mistakes
+        ]
+        raise ValidationError.from_exception_data(type(self).__name__, details)
 
-    @model_validator(mode="after")
-    def _cost_has_a_price(self) -> Self:
+    def _trace_mistakes(self) -> Iterator[Mistake]:
+        traced = self.trainer is not None and self.trainer.activations is not None
+        if traced and len(self.precision) > 1:
+            yield (
+                (),
+                "trainer.activations are of one precision, and precision has"
+                f" {len(self.precision)}: keep one, or leave activations out",
+            )
+
+    def _cell_mistakes(self) -> Iterator[Mistake]:
+        if mistake := batch_mistake(
+            self.global_batch_size is not None, self.global_batch_tokens is not None
+        ):
+            yield (), mistake
+        batches = len(self.global_batch_size or self.global_batch_tokens or ())
+        num_cells = len(self.model) * len(self.gpus) * len(self.sequence_length) * batches
+        if num_cells > MAX_CELLS:
+            yield (
+                (),
+                f"model x gpus x sequence_length x global batch make {num_cells:,} cells;"
+                f" at most {MAX_CELLS:,}",
+            )
+        for tokens, length in product(self.global_batch_tokens or (), self.sequence_length):
+            if tokens % length:
+                yield (
+                    (),
+                    f"global_batch_tokens {tokens} is not a multiple of sequence_length {length}:"
+                    " the batch is exact, never rounded",
+                )
+        names = [m.name for m in self.model]
+        if len(set(names)) != len(names):
+            yield (
+                (),
+                f"model names {', '.join(names)}: one appears twice; two definitions need two"
+                " names",
+            )
+        if isinstance(self.gpus_per_node, int):
+            for gpus in self.gpus:
+                if gpus > self.gpus_per_node and gpus % self.gpus_per_node:
+                    yield (
+                        (),
+                        f"gpus {gpus} are not whole nodes of {self.gpus_per_node} (gpus_per_node)",
+                    )
+
+    def _bound_mistakes(self) -> Iterator[Mistake]:
+        if self.search.bound is not None and self.search.strategy is not Strategy.AUTO:
+            yield (
+                ("search", "bound"),
+                f"strategy {self.search.strategy} predicts no gain of a layout;"
+                " use strategy auto, or leave search.bound out",
+            )
+
+    def _cost_mistakes(self) -> Iterator[Mistake]:
         """Refuse `max_cost` if no price is known. That of device `auto` is known at run time."""
         known = (
             self.price_per_gpu_hour is not None
@@ -296,19 +306,16 @@ class SweepSpec(Section):
             or (self.device in DEVICES and DEVICES[self.device].price_per_hour is not None)
         )
         if self.search.max_cost is not None and not known:
-            raise ValueError(
-                f"search.max_cost: device {self.device} has no list price;"
-                " give price_per_gpu_hour, in US dollars"
+            yield (
+                ("search", "max_cost"),
+                f"device {self.device} has no list price; give price_per_gpu_hour, in US dollars",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _workload_can(self) -> Self:
+    def _ability_mistakes(self) -> Iterator[Mistake]:
         if mistake := workload_mistake(
             self.workload, precisions=self.precision, device=self.device
         ):
-            raise ValueError(mistake)
-        return self
+            yield (), mistake
 
     def cells(self) -> tuple[Cell, ...]:
         """Every model x GPU count x sequence length x global batch, in the file's order."""

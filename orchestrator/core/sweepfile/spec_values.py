@@ -126,7 +126,8 @@ def _duration(value: Any) -> Any:
     return float(match[1]) * _DURATIONS[match[2]]
 
 
-def _name(value: str) -> str:
+def checked_name(value: str) -> str:
+    """The name of a sweep. Raises ValueError if it is none."""
     if not _NAME.fullmatch(value) or ".." in value:
         raise ValueError(
             f"name {value[:80]!r} is not 1 to 63 of a-z 0-9 . _ -, with a letter or digit at both"
@@ -201,7 +202,7 @@ def _number_or_text(kind: str, description: str) -> Any:
 
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, whole(1, 1 << 24)]
-Name = Annotated[str, AfterValidator(_name), _text(pattern=f"^{_NAME.pattern}$")]
+Name = Annotated[str, AfterValidator(checked_name), _text(pattern=f"^{_NAME.pattern}$")]
 Duration = Annotated[
     Annotated[float, Field(strict=True, gt=0, le=1e8)],
     BeforeValidator(_duration),

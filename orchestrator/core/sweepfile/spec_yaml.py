@@ -6,53 +6,29 @@ Every mistake is reported at once with its place.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.core.errors import SpecInvalid
-from orchestrator.core.problem.layout import SHORT_NAMES
-from orchestrator.core.sweepfile.sections import ModelSizes
-from orchestrator.core.sweepfile.spec import SweepSpec, batch_mistake
-from orchestrator.core.sweepfile.suggestion import did_you_mean
+from orchestrator.core.sweepfile.mistake_text import WRONG_NAME, message_of, shown
+from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.workload_section import WORKLOADS
-from orchestrator.core.sweepfile.yaml_document import Document, Path, Place, YamlRefused, read
+from orchestrator.core.sweepfile.yaml_document import (
+    Document,
+    Path,
+    Place,
+    YamlRefused,
+    read,
+    read_rest,
+)
 
 MAX_MISTAKES_SHOWN = 50
 MAX_OVERRIDES = 256
-
-# Names of keys in other programs -> our key.
-_OTHER_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        **{short: f"axes.{name}" for short, name in SHORT_NAMES.items()},
-        **dict.fromkeys(
-            ("seq_len", "seq_length", "seqlen", "seq", "context_length"), "sequence_length"
-        ),
-        **dict.fromkeys(("gbs", "batch_size", "global_batch", "batch"), "global_batch_size"),
-        **dict.fromkeys(("num_gpus", "world_size", "gpu"), "gpus"),
-        **dict.fromkeys(("num_nodes", "nodes"), "gpus (nodes x gpus_per_node)"),
-        **dict.fromkeys(
-            ("gradient_accumulation_steps", "grad_acc", "gas"), "axes.grad_accum_steps"
-        ),
-        **dict.fromkeys(("activation_checkpointing", "checkpointing", "ac"), "axes.recompute"),
-        **dict.fromkeys(("zero", "sharding"), "axes.zero_stage"),
-        **dict.fromkeys(("dtype", "mixed_precision"), "precision"),
-        **dict.fromkeys(("n_layers", "layers"), "num_layers"),
-        **dict.fromkeys(("dim", "d_model"), "hidden_size"),
-        **dict.fromkeys(("n_heads", "num_heads"), "num_attention_heads"),
-        **dict.fromkeys(("n_kv_heads", "num_kv_heads"), "num_key_value_heads"),
-        **dict.fromkeys(("intermediate_size", "ffn_dim"), "ffn_hidden_size"),
-        **dict.fromkeys(("warmup", "warm_up"), "measurement.warmup_steps"),
-        **dict.fromkeys(("budget", "n_trials", "trials"), "search.max_trials"),
-        **dict.fromkeys(("lr",), "learning_rate"),
-        **dict.fromkeys(("command", "cmd", "args"), "argv"),
-        **dict.fromkeys(("secrets", "environment"), "env_from"),
-    }
-)
 
 
 def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
@@ -61,27 +37,51 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
     Raises SpecInvalid with a line for every mistake:
     `file:line:column: path: what is wrong; what is allowed`.
     """
+    broken: list[_Line] = []
+    left_out: Sequence[str] = ()
     try:
         document = read(text)
     except YamlRefused as exc:
-        raise _invalid(source, [_Line(exc.place, (), exc.message)]) from None
+        rest = read_rest(text, exc)
+        broken = [_Line(one.place, (), one.message) for one in rest.refused]
+        if rest.document is None or not isinstance(rest.document.value, dict):
+            raise _invalid(source, broken) from None
+        document, left_out = rest.document, rest.left_out
     if not isinstance(document.value, dict):
-        what = f"a sweep file is a mapping of keys, not {_shown(document.value)}"
+        what = f"a sweep file is a mapping of keys, not {shown(document.value)}"
         if document.value is None:
             what = "the file is empty"
         message = f"{what}; it starts with name:, model:, gpus:"
         raise _invalid(source, [_Line(Place(1, 1), (), message)])
-    sweep = _SweepSection(document)
+    sweep = _SweepSection(document, left_out)
     sweep.override(overrides)
-    try:
-        spec = SweepSpec.model_validate(sweep.value)
-    except ValidationError as exc:
-        lines = [*sweep.mistakes, *sweep.explain(exc)]
-        more = exc.error_count() - MAX_MISTAKES_SHOWN
-        raise _invalid(source, lines, num_not_explained=more) from None
-    if sweep.mistakes:
-        raise _invalid(source, sweep.mistakes)
+    spec, found = _checked(sweep)
+    lines = [*broken, *sweep.mistakes, *found]
+    if spec is None or lines:
+        raise _invalid(source, lines, num_not_explained=sweep.num_not_explained)
     return spec
+
+
+# Each round can uncover the rules of the next larger section: option, section, whole file.
+_ROUNDS = 4
+
+
+def _checked(sweep: _SweepSection) -> tuple[SweepSpec | None, list[_Line]]:
+    """Return the spec and its mistakes, also those that pydantic looks for only if all is right.
+
+    It checks the rules of a section once the keys of the section are valid. So what is wrong is
+    taken out, and the rest is checked again.
+    """
+    lines: list[_Line] = []
+    for _ in range(_ROUNDS):
+        try:
+            return SweepSpec.model_validate(sweep.value), lines
+        except ValidationError as exc:
+            found = sweep.explain(exc)
+            lines += found
+            if not sweep.take_out(found):
+                break
+    return None, lines
 
 
 def to_json_schema() -> dict[str, Any]:
@@ -125,14 +125,29 @@ def _dotted(path: Path) -> str:
 # --- the values and where each came from ---
 
 _BATCHES = ("global_batch_size", "global_batch_tokens")
+# In place of required keys that are wrong, so that the rest is checked: these break no rule.
+_HARMLESS: Mapping[str, Any] = MappingProxyType(
+    {
+        "name": "unnamed",
+        "model": "llama-tiny",
+        "gpus": 1,
+        "sequence_length": 1,
+        "workload": "synthetic",
+    }
+)
 _OVERRIDE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 
 
 class _SweepSection:
     """The values of a file with overrides applied, and the place of each for error messages."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, left_out: Sequence[str] = ()) -> None:
+        """`left_out`: top-level keys of the file that are not in the document."""
         self.value: dict[str, Any] = document.value
+        self.num_not_explained = 0
+        # What was wrong and is not in the value.
+        self._taken_out: list[Path] = [(name,) for name in left_out]
+        self._fill_in()
         self.mistakes = [
             _Line(mistake.place, mistake.path, mistake.message) for mistake in document.mistakes
         ]
@@ -145,7 +160,7 @@ class _SweepSection:
                 self._apply(text)
             except (YamlRefused, ValueError) as exc:
                 message = exc.message if isinstance(exc, YamlRefused) else str(exc)
-                self.mistakes.append(_Line(f"override {_shown(text)}", (), message))
+                self.mistakes.append(_Line(f"override {shown(text)}", (), message))
         if len(overrides) > MAX_OVERRIDES:
             message = f"{len(overrides)} of them; at most {MAX_OVERRIDES}"
             self.mistakes.append(_Line("overrides", (), message))
@@ -178,22 +193,64 @@ class _SweepSection:
                 self.value.pop(other, None)
         self._overridden[path] = text
 
-    def explain(self, failure: ValidationError) -> Iterator[_Line]:
-        """Yield a line for each mistake that pydantic found, and for a missing global batch."""
+    def explain(self, failure: ValidationError) -> list[_Line]:
+        """Return a line for each mistake that pydantic found.
+
+        Mistakes that may come only from what was taken out are left out.
+        """
         errors = failure.errors(include_url=False)
+        self.num_not_explained = max(0, len(errors) - MAX_MISTAKES_SHOWN)
         # A suggestion is slow to find: not for thousands of keys.
-        for error in errors[:MAX_MISTAKES_SHOWN]:
-            path = self._path(error["loc"], error["type"])
-            if error["type"] in _WRONG_NAME and isinstance(self._at(path), dict):
-                path = (*path, "name")  # the key that chooses among sections
-            message = _message(error, path)
-            path = self._narrowed(path, message)
-            yield _Line(self._where(path, key=error["type"] == "extra_forbidden"), path, message)
-        # Pydantic skips rules of the whole file if a key is wrong; this rule needs no valid values.
-        mistake = batch_mistake(*(self.value.get(name) is not None for name in _BATCHES))
-        if mistake and all(error["loc"] for error in errors):
-            path = self._narrowed((), mistake)
-            yield _Line(self._where(path), path, mistake)
+        lines = [self._line(error) for error in errors[:MAX_MISTAKES_SHOWN]]
+        return [line for line in lines if line is not None]
+
+    def _line(self, error: ErrorDetails) -> _Line | None:
+        path = self._path(error["loc"], error["type"])
+        if error["type"] in WRONG_NAME and isinstance(self._at(path), dict):
+            path = (*path, "name")  # the key that chooses among sections
+        message = message_of(error, path)
+        if self._may_be_ours(error["type"], path, message):
+            return None
+        path = self._narrowed(path, message)
+        return _Line(self._where(path, key=error["type"] == "extra_forbidden"), path, message)
+
+    def _may_be_ours(self, kind: str, path: Path, message: str) -> bool:
+        """Return whether a mistake may come from a key that was taken out, or is not readable."""
+        if kind == "missing" and any(path[: len(out)] == out for out in self._taken_out):
+            return True
+        words = set(re.findall(r"\w+", message)) if kind == "value_error" else ()
+        return any(str(out[-1]) in words for out in self._taken_out)
+
+    def take_out(self, lines: Sequence[_Line]) -> bool:
+        """Take out of the values what is wrong. False: nothing could be taken out."""
+        if self.num_not_explained:
+            return False
+        paths = {self._removable(line.path) for line in lines if line.path}
+        of_workload = {path for path in paths if path[0] == "workload"}
+        if any(len(path) < 3 or self._at(path) is None for path in of_workload):
+            # The options that vary belong to a workload that is not known.
+            paths = paths - of_workload | {("workload",), ("axes", "options")}
+        if any(path[:2] == ("axes", "options")[: len(path)] for path in paths):
+            # They may name these options.
+            paths.add(("constraints",))
+        for path in paths:
+            owner = self._at(path[:-1])
+            if isinstance(owner, dict):
+                owner.pop(str(path[-1]), None)
+        self._taken_out += paths
+        self._fill_in()
+        return bool(paths)
+
+    def _fill_in(self) -> None:
+        """Give the keys that were taken out, and have to be there, values that break no rule."""
+        for name, harmless in _HARMLESS.items():
+            if (name,) in self._taken_out and name not in self.value:
+                self.value[name] = harmless
+
+    def _removable(self, path: Path) -> Path:
+        """Return the path of the key to take out: of a list all, so that no other entry moves."""
+        place = next((n for n, part in enumerate(path) if isinstance(part, int)), len(path))
+        return path[:place]
 
     def _path(self, loc: tuple[int | str, ...], kind: str) -> Path:
         """Return the path in the file, without tags and lists that only the validators add."""
@@ -230,7 +287,7 @@ class _SweepSection:
         """Return the place of a value or its key, or else of what is around it."""
         for length in range(len(path), -1, -1):
             if text := self._overridden.get(path[:length]):
-                return f"override {_shown(text)}"
+                return f"override {shown(text)}"
             place = self._document.value_places.get(path[:length])
             if key and length == len(path):
                 place = self._document.key_places.get(path, place)
@@ -254,155 +311,5 @@ def _entered(owner: Any, part: int | str, path: Path) -> Any:
     elif isinstance(inner, str) and path in (("workload",), ("model",)):
         inner = owner[str(part)] = {"name" if path == ("workload",) else "preset": inner}
     elif not isinstance(inner, (dict, list)):
-        raise ValueError(f"{_dotted(path)} is {_shown(inner)}, not a mapping")
+        raise ValueError(f"{_dotted(path)} is {shown(inner)}, not a mapping")
     return inner
-
-
-# --- one clear line for each kind of mistake ---
-
-_KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
-        **dict.fromkeys(("float_type", "float_parsing"), "a number"),
-        "finite_number": "a finite number",
-        "string_type": "a text",
-        **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-        **dict.fromkeys(
-            ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "a mapping"
-        ),
-        **dict.fromkeys(("tuple_type", "list_type"), "a list"),
-    }
-)
-_BOUNDS: Mapping[str, Callable[[Mapping[str, Any], str], str]] = MappingProxyType(
-    {
-        "greater_than": lambda ctx, shown: f"{shown} is not more than {_number(ctx['gt'])}",
-        "greater_than_equal": lambda ctx, shown: (
-            f"{shown} is less than {_number(ctx['ge'])}, the least allowed"
-        ),
-        "less_than": lambda ctx, shown: f"{shown} is not less than {_number(ctx['lt'])}",
-        "less_than_equal": lambda ctx, shown: (
-            f"{shown} is more than {_number(ctx['le'])}, the most allowed"
-        ),
-        "too_short": lambda ctx, shown: "the list is empty; give at least one value",
-        "too_long": lambda ctx, shown: (
-            f"{ctx['actual_length'] or 'too many'} values; at most {ctx['max_length']}"
-        ),
-    }
-)
-
-
-# Pydantic's errors for a `name` that is none of several sections.
-_WRONG_NAME = ("union_tag_invalid", "union_tag_not_found")
-
-
-def _message(error: ErrorDetails, path: Path) -> str:
-    kind, context, given = error["type"], error.get("ctx", {}), error["input"]
-    if kind == "missing":
-        return "is required"
-    if kind == "extra_forbidden":
-        return _unknown_key(error["loc"])
-    if kind in _WRONG_NAME:
-        return _not_one_of(given["name"], list(WORKLOADS))
-    if kind in ("literal_error", "enum"):
-        return _not_one_of(given, re.findall(r"'([^']*)'", str(context["expected"])))
-    if kind == "value_error":
-        return str(context["error"])
-    if kind in _BOUNDS:
-        return _BOUNDS[kind](context, _shown(given))
-    if kind not in _KINDS:
-        return f"{error['msg']}, got {_shown(given)}"
-    expected, hint = _KINDS[kind], ""
-    if kind == "int_type" and path and _takes_auto(path):
-        expected += " or auto"
-        if isinstance(given, str) and given != "auto":
-            hint = did_you_mean(given.lower(), ["auto"])
-    if expected == "a mapping" and (keys := _keys(error["loc"])):
-        expected += f" of {', '.join(keys)}"
-    if kind == "string_type" and isinstance(given, (int, float)):
-        hint = "; in quotes it is one"
-    return f"expected {expected}, got {_shown(given)}{hint}"
-
-
-def _not_one_of(given: Any, allowed: Sequence[str]) -> str:
-    hint = did_you_mean(str(given).lower(), allowed)
-    return f"{_shown(given)} is not one of {', '.join(allowed)}{hint}"
-
-
-def _unknown_key(loc: Path) -> str:
-    *section, key = loc
-    allowed = _keys(tuple(section))
-    hint = did_you_mean(str(key).lower(), allowed)
-    elsewhere = next((where for where, keys in _all_keys() if key in keys), None)
-    if not hint and str(key) in _OTHER_WORDS:
-        hint = f"; did you mean {_OTHER_WORDS[str(key)]}?"
-    elif not hint and elsewhere is not None:
-        hint = f"; {key} belongs to {elsewhere}"
-    return f"unknown key; allowed: {', '.join(allowed)}{hint}"
-
-
-def _shown(value: Any) -> str:
-    """Return a value as the file would have it, short and safe to print."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else str(value)
-
-
-def _section(loc: Path) -> type[BaseModel] | None:
-    """Return the pydantic model of what is at a place; None if it is no section.
-
-    If several are possible, a tag in the place selects one.
-    """
-    found: list[type[BaseModel]] = [SweepSpec]
-    names_an_entry = False  # of a mapping of sections
-    for part in loc:
-        if isinstance(part, int):
-            continue
-        if names_an_entry:
-            names_an_entry = False
-        elif len(found) > 1 and part in WORKLOADS:
-            found = [WORKLOADS[part]]
-        elif part == "model" and found == [SweepSpec]:
-            found = [ModelSizes]
-        elif (field := found[0].model_fields.get(part)) is not None:
-            found = list(_models_in(field.annotation))
-            names_an_entry = "Mapping[" in str(field.annotation)
-        else:
-            return None
-        if not found:
-            return None
-    return found[0]
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
-
-
-def _keys(path: Path) -> list[str]:
-    section = _section(path)
-    return list(section.model_fields) if section is not None else []
-
-
-def _all_keys() -> Iterator[tuple[str, list[str]]]:
-    yield "the top level", _keys(())
-    for name in SweepSpec.model_fields:
-        if keys := _keys((name,)):
-            yield name, keys
-    for name in WORKLOADS:
-        yield f"workload.options of {name}", _keys(("workload", name, "options"))
-
-
-def _takes_auto(path: Path) -> bool:
-    *section, name = (part for part in path if isinstance(part, str))
-    owner = _section(tuple(section))
-    field = owner.model_fields.get(name) if owner is not None else None
-    return field is not None and "'auto'" in str(field.annotation)

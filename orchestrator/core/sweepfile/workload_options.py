@@ -128,8 +128,9 @@ class LlamaOptions(WorkloadOptions):
         Field(pattern=r"^(whole|chunked:[1-9]\d{0,3})$"),
         key(
             "`whole`, `chunked:N`",
-            "`chunked:8`: the head and the loss by eighths of the tokens, forward and backward, so"
-            " that only an eighth of the logits exists. `whole`: all logits at once",
+            "`chunked:8`: the head and the loss in turn for at most 8 chunks of the tokens, of at"
+            " least 128 each, forward and backward, so that only the logits of one chunk exist."
+            " `whole`: all logits at once",
         ),
     ] = "chunked:8"
     gradient_dtype: Annotated[
@@ -190,9 +191,13 @@ class LlamaOptions(WorkloadOptions):
         key("number", "On a CPU: run out of memory as a device of this size would"),
     ] = None
 
+    def compiles(self, *, on_gpu: bool) -> bool:
+        """Return whether layers are compiled on such a device."""
+        return on_gpu if self.compile is None else self.compile
+
     @property
     def loss_chunks(self) -> int | None:
-        """Parts of the tokens for which the loss is computed in turn; None: as a whole."""
+        """The most parts of the tokens for which the loss is computed in turn; None: as a whole."""
         kind, _, number = self.loss.partition(":")
         return None if kind == "whole" else int(number)
 

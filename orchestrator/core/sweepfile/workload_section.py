@@ -123,6 +123,12 @@ def reports_on_last_node(workload: Workload) -> bool:
     return False
 
 
+def compiles_layers(workload: Workload, varying: Options, *, on_gpu: bool) -> bool:
+    """Return whether it is known that a layout with such options is compiled."""
+    options = varied(workload.options, varying)
+    return isinstance(options, LlamaOptions) and options.compiles(on_gpu=on_gpu)
+
+
 def options_of(workload: Workload, layout: Layout) -> dict[str, Any]:
     """Return the options for a trial: the sweep's, replaced by the layout's.
 

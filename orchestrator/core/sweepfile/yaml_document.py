@@ -20,6 +20,8 @@ MAX_DEPTH = 50
 MAX_NODES = 10_000
 MAX_TEXT = 4096  # characters of a scalar
 MAX_DIGITS = 100
+# Sections that are not YAML, in a text whose other sections are read.
+MAX_LEFT_OUT = 5
 
 # libyaml, if PyYAML was built with it, is ten times faster.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -48,10 +50,12 @@ class Mistake:
 class YamlRefused(ValueError):
     """The text is not YAML, or hostile."""
 
-    def __init__(self, place: Place, message: str) -> None:
+    def __init__(self, place: Place, message: str, *, begins: Place | None = None) -> None:
+        """`begins`: of text that is not YAML, where what cannot be read begins."""
         super().__init__(f"{place}: {message}")
         self.place = place
         self.message = message
+        self.begins = begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,43 @@ class Document:
     value_places: Mapping[Path, Place]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """What can be read of a text that is not YAML, without the sections that cannot."""
+
+    document: Document | None  # None: nothing can
+    refused: Sequence[YamlRefused]
+    left_out: Sequence[str]  # top-level keys
+
+
+def read_rest(text: str, refused: YamlRefused) -> Rest:
+    """Read a text that was refused without the sections that are not YAML, if these are few."""
+    lines, left_out, found = text.split("\n"), list[str](), [refused]
+    while found[-1].begins is not None and len(found) <= MAX_LEFT_OUT:
+        first, last = _section_of(lines, found[-1].begins.line - 1)
+        if not any(lines[first:last]):
+            break
+        left_out.append(lines[first].partition(":")[0].strip("\"' "))
+        # Empty lines, so that every place stays.
+        lines[first:last] = [""] * (last - first)
+        try:
+            document = read("\n".join(lines))
+        except YamlRefused as exc:
+            found.append(exc)
+        else:
+            return Rest(document=document, refused=found, left_out=left_out)
+    return Rest(document=None, refused=found[:1], left_out=())
+
+
+def _section_of(lines: Sequence[str], line: int) -> tuple[int, int]:
+    """Return the first line of the top-level section that a line is in, and the one after it."""
+    begins = [
+        n for n, text in enumerate(lines) if text[:1].isidentifier() or text[:1] in ("'", '"')
+    ]
+    first = max((n for n in begins if n <= line), default=0)
+    return first, min((n for n in begins if n > line), default=len(lines))
+
+
 def read(text: str) -> Document:
     """Read one document. Raises YamlRefused; lesser mistakes are returned in the document."""
     _check_characters(text)
@@ -78,7 +119,12 @@ def read(text: str) -> Document:
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as exc:
-        raise _refused(exc.problem_mark or exc.context_mark, _plain_problem(exc)) from None
+        begins = exc.context_mark or exc.problem_mark
+        raise YamlRefused(
+            _place(exc.problem_mark or begins) if begins is not None else Place(1, 1),
+            _plain_problem(exc),
+            begins=_place(begins) if begins is not None else None,
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         if isinstance(exc, YamlRefused):
             raise

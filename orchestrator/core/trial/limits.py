@@ -23,7 +23,7 @@ from orchestrator.core.trial.protocol import (
 MINIMUM_SECONDS: Mapping[LimitName, float] = {
     LimitName.START: 120.0,
     LimitName.RENDEZVOUS: 120.0,
-    LimitName.FIRST_STEP: 300.0,  # it may compile for minutes
+    LimitName.FIRST_STEP: 300.0,  # a program may compile for minutes
     LimitName.STEADY: 60.0,
     LimitName.TEARDOWN: 20.0,
     LimitName.TOTAL: 1800.0,
@@ -31,6 +31,9 @@ MINIMUM_SECONDS: Mapping[LimitName, float] = {
 # Process groups of 2,048 ranks took 1,047 s to build over torch's store (MegaScale, Jiang et al.,
 # NSDI 2024, section 3.5).
 RENDEZVOUS_SECONDS_PER_RANK = 0.5
+# More for the first step if layers are known to be compiled: on a node, each of its ranks compiles
+# for itself, with its share of the cores.
+COMPILE_SECONDS = 300.0
 # Of a step: a rank without a new step for so long hangs.
 STEP_MULTIPLE = 5.0
 TOTAL_MULTIPLE = 2.0  # of all steps of the plan
@@ -73,10 +76,11 @@ def resolve_limits(
     plan: MeasurementPlan,
     num_ranks: int,
     predicted: PredictedStep | None,
+    compiles: bool = False,
 ) -> PhaseLimits:
     """Return the limits of an attempt before it starts.
 
-    `asked`: seconds in the file; None: auto.
+    `asked`: seconds in the file; None: auto. `compiles`: its layers are compiled.
     """
     longest = predicted.longest_seconds if predicted is not None else None
 
@@ -89,7 +93,8 @@ def resolve_limits(
     hang = STEP_MULTIPLE * (longest or 0.0)
     start = limit(LimitName.START)
     rendezvous = limit(LimitName.RENDEZVOUS, more=RENDEZVOUS_SECONDS_PER_RANK * num_ranks)
-    first_step = limit(LimitName.FIRST_STEP, more=hang)
+    to_compile = COMPILE_SECONDS if compiles and asked[LimitName.FIRST_STEP] is None else 0.0
+    first_step = limit(LimitName.FIRST_STEP, more=hang + to_compile)
     teardown = limit(LimitName.TEARDOWN)
     total = 0.0
     if longest is not None:
@@ -101,9 +106,10 @@ def resolve_limits(
         first_step=first_step,
         steady=limit(LimitName.STEADY, at_least=hang),
         teardown=teardown,
-        total=limit(LimitName.TOTAL, at_least=total),
+        total=limit(LimitName.TOTAL, more=to_compile, at_least=total),
         auto=tuple([name for name, seconds in asked.items() if seconds is None]),
         predicted_step_seconds=longest,
+        compile_seconds=to_compile,
     )
 
 
@@ -169,6 +175,8 @@ def _reason(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
     in_force = limit_seconds(request, name, seen)
     if name is LimitName.RENDEZVOUS:
         return f"{least:g} s and {RENDEZVOUS_SECONDS_PER_RANK:g} s a rank"
+    if name in (LimitName.FIRST_STEP, LimitName.TOTAL):
+        least += limits.compile_seconds
     step, source = limits.predicted_step_seconds, "predicted to take at most"
     if in_force > getattr(limits, name):
         step = seen.step_seconds
@@ -176,8 +184,9 @@ def _reason(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
     if step is None or in_force == least:
         return "the minimum"
     num_steps = _num_steps(request.measurement)
+    compiling = " to compile" if limits.compile_seconds else ""
     rule = {
-        LimitName.FIRST_STEP: f"{least:g} s and {STEP_MULTIPLE:g} x a step",
+        LimitName.FIRST_STEP: f"{least:g} s{compiling} and {STEP_MULTIPLE:g} x a step",
         LimitName.STEADY: f"{STEP_MULTIPLE:g} x a step",
         LimitName.TOTAL: f"{TOTAL_MULTIPLE:g} x {num_steps} steps and what is around them",
     }[name]

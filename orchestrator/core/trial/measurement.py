@@ -90,6 +90,7 @@ class Measurement:
     # Why the numbers cannot be true (plausibility.py), with the cure; None: nothing shows it.
     implausible: str | None = None
     attention_kernel: str | None = None  # that ran, as the program names it
+    compile_seconds: float | None = None  # within the phases, of the slowest rank
     # Why the steps do not show the speed of a long run; None: nothing shows it.
     unsteady: str | None = None
     # A step takes at least so long: the trial was ended early, since it cannot be the best. Its
@@ -224,6 +225,9 @@ def measure(
         extra=_merged_extra([*timed, *results]),
         attention_kernel=next(
             (r.attention_kernel for r in results if r.attention_kernel is not None), None
+        ),
+        compile_seconds=max(
+            (r.compile_seconds for r in results if r.compile_seconds is not None), default=None
         ),
         unsteady=unsteady,
         step_seconds_bound=bound,

@@ -131,6 +131,7 @@ class PhaseLimits(_Message):
     auto: tuple[LimitName, ...] = ()
     predicted_step_seconds: PositiveSeconds | None = None  # the longest; None: no prediction
     in_file: bool = True  # a sweep file sets them
+    compile_seconds: Seconds = 0.0  # part of an `auto` first_step, since layers are compiled
 
 
 PositiveFlops = Annotated[float, Field(gt=0, le=1e18)]  # of one device, per second
@@ -263,6 +264,11 @@ class RankResult(_Message):
         default={},
         max_length=8,
         description="seconds in `start`, `rendezvous`, `first_step`, `steady`, `teardown`",
+    )
+    compile_seconds: Seconds | None = Field(
+        default=None,
+        description="seconds of compiling (`torch.compile`), within these phases: most of it is"
+        " part of `first_step`",
     )
     peak_memory_allocated_bytes: Bytes | None = Field(
         default=None, description="highest allocated memory"

@@ -97,7 +97,7 @@ class RankProfile(_Message):
 
     @property
     def step_seconds(self) -> float:
-        """Of one step, under the profiler."""
+        """The time of one step, under the profiler."""
         return self.window_nanoseconds / self.num_steps / 1e9
 
     @property

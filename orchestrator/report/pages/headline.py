@@ -17,6 +17,7 @@ from orchestrator.report.ranking import (
     why_no_best,
 )
 from orchestrator.report.sweep_rows import SweepRows
+from orchestrator.report.tie_advice import tie_advice
 from orchestrator.report.trial_line import cell_title, layout_text, speed_texts, why_unsure_lines
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
         )
     shown = _shown(ranking)
     best = next(one for one in sweep.trials if one.trial.id == ranking.leading[0].id)
-    known = [load_text(shown), ranking.drift]
+    tied = [trial for trial in ranking.leading if trial.id in ranking.tied]
+    advice = tie_advice(sweep.sweep, tied) if len(tied) > 1 else None
+    known = [advice, load_text(shown), ranking.drift]
     return CellHeadline(
         title=title,
         sweep=sweep.name,
@@ -77,8 +80,13 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
         ],
         remarks=[*(text for text in known if text), *remarks, *why_unsure_lines(shown)],
         limits=limits(best),
-        command=f"sweep export config {sweep.name} --trial {best.trial.id} --to FRAMEWORK",
+        command=f"sweep export config {sweep.name} --trial {best.trial.id} --to {_target(sweep)}",
     )
+
+
+def _target(sweep: SweepRows) -> str:
+    """A program of the user becomes a script; who uses ours has a framework of their own."""
+    return "torchrun" if sweep.sweep.conditions.get("workload") == "command" else "FRAMEWORK"
 
 
 def _shown(ranking: Ranking) -> list[TrialRow]:

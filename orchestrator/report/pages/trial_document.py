@@ -30,7 +30,7 @@ def document(files: TrialFiles, one: TrialDetail) -> dict[str, Any]:
         "profiles": [_profile(profile) for profile in one.profiles],
         "events": trial_facts.event_rows(one),
         "file": files.sweep_file(one),
-        "program": files.program_command(one),
+        "program": files.program_script(one),
         "commands": commands(one),
     }
 
@@ -41,7 +41,7 @@ def _facts(facts: Sequence[trial_facts.Fact]) -> list[list[str]]:
 
 def _attempt(attempt: AttemptRow, one: TrialDetail) -> dict[str, Any]:
     return {
-        "title": trial_facts.attempt_title(attempt),
+        "title": trial_facts.attempt_title(attempt, one.attempts),
         "facts": _facts(trial_facts.attempt_facts(attempt, one.cell.cell.num_gpus)),
         "log": "\n".join(trial_facts.log_lines(attempt)),
     }

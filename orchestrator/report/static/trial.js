@@ -48,7 +48,7 @@ function show(trial) {
     table(["at (UTC)", "event", "attempt", "state", "detail"], trial.events, new Set([2])),
     make("h2", {}, "Repeat it"),
     facts(trial.commands.map(([purpose, command]) => [purpose, make("code", {}, command)])),
-    ...(trial.program ? [make("p", {}, "Its program, with the names that only a rank knows in braces:"), code(trial.program)] : []),
+    ...(trial.program ? [make("p", {}, "Its program, as a script that needs no sweep:"), code(trial.program)] : []),
     ...(trial.file ? [make("p", {}, "A sweep file with this layout alone: ", link), code(trial.file)] : [make("p", {}, "The store does not have the sweep file.")]),
   ];
   document.getElementById("trial").replaceChildren(...parts);

@@ -49,13 +49,20 @@ def pace_of(found: RankResult | None) -> Check:
     return check_of("pace", found)
 
 
-def check_of(name: str, found: RankResult | None, *, num_lines: int = NUM_STEPS) -> Check:
+def check_of(
+    name: str,
+    found: RankResult | None,
+    *,
+    num_lines: int = NUM_STEPS,
+    report: NodeReport | None = None,
+) -> Check:
     times = StepTimes(num_steps=[1, num_lines], at_seconds=[1.5, 6.0])
     run = ContractRun(
         world_size=1,
         layout=LAYOUT,
         device=Device.CPU,
-        report=NodeReport(
+        report=report
+        or NodeReport(
             node="a", ranks=[RankOutcome(rank=0, result=found)] if found is not None else []
         ),
         # What the attempt came to is another point.
@@ -147,3 +154,22 @@ def test_what_varies_reaches_a_program_by_its_name_or_by_what_it_follows_from() 
     missing = layout_check({"zero_stage": ["0", "1"]}, both)
     assert "nowhere: zero_stage (0, 1)" in missing.found
     assert layout_check({}, set()).found == "one layout, and nothing of it is passed"
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "found"),
+    [
+        ({"exit_code": 1}, Status.WARN, "2 processes, ended after the ranks"),
+        ({}, Status.OK, "not judged: ranks were ended by us, and 2 processes with them"),
+    ],
+    ids=["it ended by itself", "it hung"],
+)
+def test_processes_of_ranks_that_had_to_be_ended_are_not_left_over(
+    ended: dict[str, Any], status: Status, found: str
+) -> None:
+    failure = Failure(kind=FailureKind.HUNG, message="no step for 10 s")
+    report = NodeReport(
+        node="a", ranks=[RankOutcome(rank=0, **ended)], failure=failure, processes_killed=2
+    )
+    check = check_of("left over", None, report=report)
+    assert (check.status, check.found) == (status, found)

@@ -17,13 +17,8 @@ from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, left_out_errors, places_of
 from orchestrator.core.physics.robust_fit import Floats, fit, jacobian, robust_sd
-from orchestrator.core.physics.step_time import (
-    CONSTANTS,
-    PRIORS,
-    StepTimeConstants,
-    predict_step_time,
-    ring_seconds,
-)
+from orchestrator.core.physics.step_time import predict_step_time, ring_seconds
+from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import GIB, TRAINERS, Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
@@ -442,7 +437,7 @@ def test_a_residual_falls_by_a_third_of_itself_for_each_length() -> None:
 
 
 def test_one_run_is_believed_in_part() -> None:
-    """Of an error e, 0.04 / (0.04 + noise): 0.1² and half of what is left, squared, four times."""
+    """0.04 / (0.04 + noise) of an error e: 0.1² and half of what is left, squared, four times."""
     left = error = 0.3
     weight = 0.0
     for _ in range(4):
@@ -472,7 +467,7 @@ def test_layouts_have_places_in_doublings() -> None:
 
 
 def test_a_left_out_cell_is_predicted_from_the_others() -> None:
-    """Of two runs at one place, in two cells, each predicts the other."""
+    """Each of two runs at one place, in two cells, predicts the other."""
     errors = np.array([0.1, 0.1])
     rows, left = left_out_errors(np.zeros((2, 1)), errors, np.array([0, 1]))
     assert rows.tolist() == [0, 1]

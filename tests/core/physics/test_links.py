@@ -23,7 +23,8 @@ from orchestrator.core.physics.links import (
     fit_links,
     network_of,
 )
-from orchestrator.core.physics.step_time import PRIORS, StepTimeConstants, ring_seconds
+from orchestrator.core.physics.step_time import ring_seconds
+from orchestrator.core.physics.step_time_constants import PRIORS, StepTimeConstants
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout

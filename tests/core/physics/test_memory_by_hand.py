@@ -19,16 +19,8 @@ from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
+from tests.core.by_hand import MODEL
 
-MODEL = ModelShape(
-    name="by hand",
-    num_layers=4,
-    hidden_size=6,
-    num_attention_heads=3,
-    num_key_value_heads=1,
-    ffn_hidden_size=10,
-    vocab_size=50,
-)
 # So few words that a layer, not the head, is the fullest moment.
 FEW_WORDS = replace(MODEL, vocab_size=1)
 LENGTH = 8
@@ -683,13 +675,15 @@ def test_a_loss_in_chunks_holds_the_logits_of_one() -> None:
 
     Of the three, the norm's input is split by sequence parallelism.
     """
-    for chunks, tokens in ((4, 2), (3, 3), (8, 1)):
+    # 1024 / 4; 1024 / 3, rounded up; at least 128; or all.
+    for length, chunks, tokens in ((1024, 4, 256), (1024, 3, 342), (300, 8, 128), (8, 8, 8)):
         trainer = replace(OURS, loss_chunks=chunks)
-        found = predict(layout(**TWO), trainer=trainer)
-        assert found.loss[0] == tokens * 600 + 8 * 40 + 600
-    half = predict(layout(tensor_parallel_size=2, **TWO), trainer=replace(OURS, loss_chunks=4))
+        found = predict(layout(**TWO), trainer=trainer, length=length)
+        assert found.loss[0] == tokens * 600 + length * 40 + 600
+    of = layout(tensor_parallel_size=2, **TWO)
+    half = predict(of, trainer=replace(OURS, loss_chunks=4), length=1024)
     # Tensor-parallel ranks keep a chunk's logits, 4 V more, until they have exchanged sums.
-    assert half.loss[0] == 2 * 16 * 25 + 8 * (24 + 6 + 4) + 300
+    assert half.loss[0] == 256 * 16 * 25 + 1024 * (24 + 6 + 4) + 300
     whole = predict(layout(tensor_parallel_size=2, **TWO), trainer=OURS)
     assert whole.loss[0] == 8 * (12 + 6 + 4 + 300)
     short = predict(layout(tensor_parallel_size=2, **TWO), trainer=OURS, length=1)

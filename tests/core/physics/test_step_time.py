@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.physics.step_time import (
-    StepTimeConstants,
-    StepTimePrediction,
-    predict_step_time,
-)
+from orchestrator.core.physics.step_time import StepTimePrediction, predict_step_time
+from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Precision, Recompute

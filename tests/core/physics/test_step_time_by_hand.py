@@ -13,41 +13,22 @@ import numpy as np
 import pytest
 
 from orchestrator.core.physics.step_time import (
-    StepTimeConstants,
     StepTimeModel,
     StepTimePrediction,
     predict_step_time,
     ring_seconds,
 )
+from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
-from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
+from tests.core.by_hand import MACHINE, MODEL, WEIGHTS
 
-MODEL = ModelShape(
-    name="by hand",
-    num_layers=4,
-    hidden_size=6,
-    num_attention_heads=3,
-    num_key_value_heads=1,
-    ffn_hidden_size=10,
-    vocab_size=50,
-)
 FLOPS = 8 * 10_728
-WEIGHTS = 1_758
 # A kernel does 2 * 8 * 6 * 10 = 960 FLOPs: with 960 microseconds of half efficiency at 1 MFLOP/s,
 # half of the peak's share.
-MACHINE = Hardware(
-    name="by hand",
-    memory_bytes=1 << 30,
-    memory_bandwidth=1e5,
-    intra_node_bandwidth=2e4,
-    inter_node_bandwidth=1e4,
-    peak_flops={Precision.BF16: 1e6, Precision.FP32: 0.5e6},
-)
 NOTHING = StepTimeConstants(
     peak_efficiency=1.0,
     half_efficiency_seconds=0.0,

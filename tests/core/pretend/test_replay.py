@@ -79,7 +79,7 @@ def test_the_sweep_of_a_table_means_its_rows_and_no_others() -> None:
     rows = measured_table.rows()
     assert len(space.legal) == len(rows) == 19
     # Dp 2 x tp 2 x mbs 3 x ga 4 x recompute 2 x kernel 2.
-    assert space.lattice_size == 192
+    assert space.num_combinations == 192
     assert space.rejected == {NOT_IN_TABLE: 192 - 19}
     assert space.reason(BEST) is None
     assert space.reason(NOT_RUN) == NOT_IN_TABLE
@@ -92,7 +92,7 @@ def test_axes_and_constraints_of_a_file_of_ones_own_narrow_a_table() -> None:
     num_flash = sum(r["attention_kernel"] == "flash" for r in measured_table.rows())
     assert len(space.legal) == num_flash
     assert space.rejected["constraint: attention_kernel == 'flash'"] == 19 - num_flash
-    assert sum(space.rejected.values()) + len(space.legal) == space.lattice_size
+    assert sum(space.rejected.values()) + len(space.legal) == space.num_combinations
 
 
 def test_the_rules_of_this_project_reject_no_layout_that_somebody_ran() -> None:

@@ -18,30 +18,14 @@ from orchestrator.core.pretend.synthetic import (
     out_of_memory_text,
     step_seconds,
 )
-from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
-from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
+from tests.core import by_hand
+from tests.core.by_hand import MODEL, WEIGHTS
 
-MODEL = ModelShape(
-    name="by hand",
-    num_layers=4,
-    hidden_size=6,
-    num_attention_heads=3,
-    num_key_value_heads=1,
-    ffn_hidden_size=10,
-    vocab_size=50,
-)
-WEIGHTS, GIB = 1758, 1 << 30
+GIB = 1 << 30
 FLOPS = 10_728
-MACHINE = Hardware(
-    name="by hand",
-    memory_bytes=1 << 30,
-    memory_bandwidth=1.0,
-    intra_node_bandwidth=2e4,
-    inter_node_bandwidth=1e4,
-    peak_flops={Precision.BF16: 1e6, Precision.FP32: 0.5e6},
-)
+MACHINE = replace(by_hand.MACHINE, memory_bandwidth=1.0)
 # A micro-batch of 8 tokens reaches 8 / (8 + 1024) of 0.6.
 RATE = 1e6 * 0.6 * 8 / 1032
 KERNELS = 4 * 60e-6

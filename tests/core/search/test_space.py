@@ -84,7 +84,7 @@ def test_the_layouts_of_a_framework_are_exactly_those_that_it_can_express(
         return not translate(job, framework).impossible
 
     assert set(layouts(found)) == {it for it in layouts(every) if is_possible(it)}
-    assert len(found.legal) + sum(found.rejected.values()) == found.lattice_size
+    assert len(found.legal) + sum(found.rejected.values()) == found.num_combinations
     assert len(found.legal) > 0
 
 
@@ -119,8 +119,8 @@ def test_every_layout_of_the_lattice_is_legal_or_counted_under_a_reason() -> Non
         axes=EVERYTHING, constraints=["tp <= 4", "8 // (pp - 1) > 0 or pp == 1"]
     )
     sizes = cell_space.values.sizes
-    assert cell_space.lattice_size == np.prod(list(sizes.values()))
-    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
+    assert cell_space.num_combinations == np.prod(list(sizes.values()))
+    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.num_combinations
     assert all(count > 0 for count in cell_space.rejected.values())
 
 
@@ -136,7 +136,7 @@ VARYING = {
 def test_options_that_vary_multiply_the_lattice_and_stand_in_every_layout() -> None:
     plain = enumerated(workload="synthetic", axes={"micro_batch_size": [1, 2]})
     cell_space = enumerated(**VARYING)
-    assert cell_space.lattice_size == 6 * plain.lattice_size
+    assert cell_space.num_combinations == 6 * plain.num_combinations
     assert (
         len({layout.key for layout in layouts(cell_space)})
         == len(cell_space.legal)
@@ -155,7 +155,7 @@ def test_a_constraint_may_name_options_that_vary_and_is_counted() -> None:
         cell_space.rejected["constraint: not sleep or time_scale == 1"]
         == len(cell_space.legal) // 2
     )
-    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
+    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.num_combinations
     one = next(layout for layout in layouts(cell_space) if ("sleep", True) in layout.options)
     assert cell_space.reason(one) is None
     assert (
@@ -607,10 +607,10 @@ def test_the_legal_layouts_are_those_that_a_plain_reference_finds(
         )
     ]
     expected = {x.key for x in lattice if legal_by_hand(x, spec, cell, gpus_per_node)}
-    assert len(lattice) == cell_space.lattice_size
+    assert len(lattice) == cell_space.num_combinations
     assert {x.key for x in layouts(cell_space)} == expected
     assert len(cell_space.legal) == len(expected)
-    assert len(expected) + sum(cell_space.rejected.values()) == cell_space.lattice_size
+    assert len(expected) + sum(cell_space.rejected.values()) == cell_space.num_combinations
     # One layout asked alone gets the reason under which the whole lattice counted it.
     step = max(1, len(lattice) // 50)
     some = lattice[::step]
@@ -636,8 +636,8 @@ def test_a_lattice_of_billions_is_counted_without_being_built() -> None:
             "grad_accum_steps": many,
         }
     )
-    assert cell_space.lattice_size > 10**12
-    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
+    assert cell_space.num_combinations > 10**12
+    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.num_combinations
 
 
 def test_more_layouts_than_can_be_searched_are_refused_with_advice(

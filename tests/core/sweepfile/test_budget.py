@@ -54,7 +54,7 @@ def test_money_goes_by_the_list_price_where_the_file_gives_none() -> None:
 def test_money_without_a_price_is_refused_with_the_file(device: str) -> None:
     with pytest.raises(
         ValidationError,
-        match=f"search.max_cost: device {device} has no list price; give price_per_gpu_hour",
+        match=rf"search.max_cost\s+device {device} has no list price; give price_per_gpu_hour",
     ):
         spec({"max_cost": 5.0}, device=device)
     assert found({"max_cost": 5.0}, device=device, price_per_gpu_hour=0.1) == Budget(

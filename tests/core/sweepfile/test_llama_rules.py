@@ -132,7 +132,7 @@ def test_replicas_are_groups_of_several_ranks_that_shard() -> None:
 def test_whole_gradients_are_kept_where_they_may_be_and_differ(
     zero_stage: int, num_micro_batches: int, said: str
 ) -> None:
-    """Of two option sets, so that the one that scatters is the same layout."""
+    """Only one of two option sets is legal if both make the same layout."""
     asked = layout(data_parallel_size=2, zero_stage=zero_stage, grad_accum_steps=num_micro_batches)
     row = LayoutTable.of([asked])
 

@@ -43,7 +43,7 @@ def test_every_file_says_what_it_is_for_and_every_cell_has_legal_layouts(path: P
     assert spec.name == path.stem
     for found in spaces(spec):
         assert len(found.legal) > 0, found.cell.key
-        assert len(found.legal) + sum(found.rejected.values()) == found.lattice_size
+        assert len(found.legal) + sum(found.rejected.values()) == found.num_combinations
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -10,6 +10,7 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.sections import Limits, Measuring
 from orchestrator.core.trial.limits import (
+    COMPILE_SECONDS,
     LONGEST_SDS,
     MINIMUM_SECONDS,
     NOTHING_SEEN,
@@ -38,7 +39,9 @@ SURE = PredictedStep(
 )
 
 
-def request(predicted: PredictedStep | None = None, **numbers: float) -> TrialRequest:
+def request(
+    predicted: PredictedStep | None = None, *, compiles: bool = False, **numbers: float
+) -> TrialRequest:
     asked = {name: numbers.get(name) for name in LimitName}
     return TrialRequest(
         sweep="t",
@@ -50,7 +53,9 @@ def request(predicted: PredictedStep | None = None, **numbers: float) -> TrialRe
         layout=Layout(data_parallel_size=16),
         device=Device.CPU,
         measurement=PLAN,
-        limits=resolve_limits(asked, plan=PLAN, num_ranks=16, predicted=predicted),
+        limits=resolve_limits(
+            asked, plan=PLAN, num_ranks=16, predicted=predicted, compiles=compiles
+        ),
         seed=0,
     )
 
@@ -78,6 +83,16 @@ def test_a_predicted_step_that_is_long_raises_the_limits_that_it_is_part_of() ->
     around = limits.start + limits.rendezvous + limits.first_step + limits.teardown
     assert limits.total == around + TOTAL_MULTIPLE * 53 * 80.0
     assert (limits.start, limits.teardown) == (120.0, 20.0)
+
+
+def test_layers_that_are_compiled_have_more_time_for_their_first_step() -> None:
+    plain, compiled = request(SURE).limits, request(SURE, compiles=True).limits
+    assert compiled.first_step == plain.first_step + COMPILE_SECONDS == 600.0 + STEP_MULTIPLE * 80.0
+    assert compiled.total == plain.total + COMPILE_SECONDS
+    assert compiled.steady == plain.steady
+    unknown = request(compiles=True).limits
+    assert (unknown.first_step, unknown.total) == (600.0, 2100.0)
+    assert request(compiles=True, first_step=7.0).limits.first_step == 7.0
 
 
 def test_a_step_counts_as_long_as_it_may_be_in_nine_cases_of_ten() -> None:
@@ -141,6 +156,11 @@ def test_the_total_follows_the_steps_that_are_asked_for() -> None:
         "most 80 s;"),
         (request(SURE), LimitName.FIRST_STEP, NOTHING_SEEN, "auto: 300 s and 5 x a step, predicted "
         "to take at most 80 s;"),
+        (request(SURE, compiles=True), LimitName.FIRST_STEP, NOTHING_SEEN, "auto: 600 s to compile "
+        "and 5 x a step, predicted to take at most 80 s;"),
+        (request(compiles=True), LimitName.FIRST_STEP, NOTHING_SEEN, "first_step limit of 600 s "
+        "passed (auto: the minimum;"),
+        (request(compiles=True), LimitName.TOTAL, NOTHING_SEEN, "auto: the minimum;"),
         (request(SURE), LimitName.TOTAL, NOTHING_SEEN, "auto: 2 x 53 steps and what is around "
         "them, predicted to take at most 80 s;"),
         (request(SURE), LimitName.STEADY, SeenSteps(first_seconds=90.0), "steady limit of 450 s "

@@ -131,6 +131,12 @@ def test_memory_is_that_of_the_worst_rank_and_unknown_stays_unknown() -> None:
     assert measured(result(1.0)).peak_memory_allocated_bytes is None
 
 
+def test_compiling_takes_as_long_as_on_the_slowest_rank() -> None:
+    assert measured(result(1.0)).compile_seconds is None
+    found = measured(result(1.0, compile_seconds=2.0), result(1.0, compile_seconds=7.5))
+    assert found.compile_seconds == 7.5
+
+
 def test_a_rank_may_tell_its_memory_and_no_steps() -> None:
     found = measured(
         result(1.0, 3.0, peak_memory_allocated_bytes=5),

@@ -26,7 +26,7 @@ from db.connection.engine import Change, Database
 from db.sql import readonly
 from db.store import Store
 from db.write import changes
-from orchestrator.core.errors import StoreUnavailable, SweepError
+from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from tests.db.builders import (
     CONDITIONS,
@@ -270,6 +270,16 @@ def _open_as_nobody(url: str, outbox: Connection) -> None:
         outbox.send("written")
     except StoreUnavailable as exc:
         outbox.send(str(exc))
+
+
+def test_of_a_path_only_the_last_folder_is_created(tmp_path: Path) -> None:
+    """The default is `.sweep` in a folder that exists; a mistyped path makes no new store."""
+    with Store.open(f"sqlite:///{tmp_path}/new/s.sqlite"):
+        assert (tmp_path / "new" / "s.sqlite").is_file()
+    with pytest.raises(UsageInvalid, match=f"there is no folder {tmp_path}/none") as refused:
+        Store.open(f"sqlite:///{tmp_path}/none/such/s.sqlite")
+    assert str(refused.value).endswith(f"mkdir -p {tmp_path}/none/such")
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_one_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,8 @@ def test_an_endless_trainer_is_ended_once_its_steps_are_precise(
     result = measured(report)
     assert 8 <= len(result.step_seconds) <= 12
     assert report.has_enough
+    log = Path(report.ranks[0].log_path).read_text()
+    assert "\nended by sweep: the numbers of this attempt are enough\n" in log
     assert time.monotonic() - began < 15.0, "steps, a second to end, two after SIGTERM"
 
 

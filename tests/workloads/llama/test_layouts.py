@@ -28,7 +28,7 @@ from workloads.llama.data_parallel import Replica
 from workloads.llama.memory import LiveMemory, MemoryReport
 from workloads.llama.mesh import Groups, Line, RankPlace
 from workloads.llama.optimizer import AdamW
-from workloads.llama.train import TrainingLoop
+from workloads.llama.training_loop import TrainingLoop
 
 SHAPE = ModelShape(
     name="grouped",
@@ -100,7 +100,6 @@ ONE_RANK = [
     ),
     case(precision=BF16, gradient_dtype="fp32"),
     case(loss="whole"),
-    case(loss="chunked:3", precision=BF16),
     case(attention="eager", recompute="selective_ops"),
     case(precision=FP16),
     case(micro_batch_size=4, recompute="full", precision=FP16),
@@ -109,34 +108,27 @@ ONE_RANK = [
         for recompute in ("none", "full", "selective_ops")
     ),
 ]
+# What the table of combinations (tests/workloads/llama/equivalence) has not.
 SEVERAL_RANKS = [
-    *(
-        case(ranks=2, micro_batch_size=size, recompute=recompute)
-        for size in (1, 2)
-        for recompute in RECOMPUTES
-    ),
+    *(case(ranks=2, recompute=recompute) for recompute in ("full:1", "selective_ops:2")),
     *(case(ranks=2, precision=BF16, gradient_dtype=dtype) for dtype in ("bf16", "fp32")),
     case(ranks=2, micro_batch_size=2, precision=BF16, reduce_dtype="bf16"),
-    case(ranks=2, precision=FP16),
     case(ranks=2, micro_batch_size=2, compile=True),
     *(
-        case(ranks=2, micro_batch_size=size, recompute=recompute, zero_stage=stage)
-        for size in (1, 2)
-        for stage in (1, 2, 3)
-        for recompute in ("none", "full", "selective_ops")
+        case(ranks=2, zero_stage=stage, recompute=recompute)
+        for stage in (1, 2)
+        for recompute in ("full", "selective_ops")
     ),
-    case(ranks=2, zero_stage=1, accumulate="last"),
     case(ranks=2, zero_stage=1, accumulate="last", precision=BF16),
     *(
         case(ranks=2, zero_stage=stage, precision=precision)
-        for stage in (1, 2, 3)
+        for stage in (1, 2)
         for precision in (BF16, FP16)
     ),
     case(ranks=2, zero_stage=3, precision=BF16, reduce_dtype="bf16", loss="whole"),
     case(ranks=2, micro_batch_size=2, zero_stage=3, recompute="selective_ops", compile=True),
-    case(ranks=4, zero_stage=3),
-    *(case(ranks=4, zero_stage=stage, replicas=2) for stage in (1, 3)),
     case(ranks=4, zero_stage=1, replicas=2, accumulate="last"),
+    case(ranks=4, zero_stage=3),
     case(ranks=4),
 ]
 # Four micro-batches on each of two ranks.
@@ -183,10 +175,11 @@ def loop(
     place: RankPlace | None = None,
     *,
     compile_backend: str = "aot_eager",
+    length: int = LENGTH,
     **options: object,
 ) -> TrainingLoop:
     return TrainingLoop(
-        request(layout),
+        request(layout).model_copy(update={"sequence_length": length}),
         LlamaOptions.model_validate(options),
         device=torch.device("cpu"),
         place=place,
@@ -332,6 +325,15 @@ def test_a_layer_compiled_by_inductor_trains_the_same(
     trainer = loop(each.layout, compile_backend="inductor", compile=True)
     losses = [trainer.step(trainer.micro_batches(step)).item() for step in range(STEPS)]
     assert losses == pytest.approx(references[FP32].losses, rel=1e-6)
+
+
+def test_a_loss_in_chunks_trains_the_same() -> None:
+    """In 3 chunks of 171 tokens and fewer."""
+    whole, chunked = (
+        case(micro_batch_size=4, precision=BF16, loss=loss, length=128)
+        for loss in ("whole", "chunked:3")
+    )
+    assert_same_training(chunked, train(chunked), train(whole))
 
 
 def test_fp32_accumulation_is_closer_to_exact_than_bf16_accumulation(

@@ -19,7 +19,7 @@ from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimit
 from workloads.llama.live_tensors import LiveTensors
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
 from workloads.llama.optimizer import AdamW
-from workloads.llama.train import TrainingLoop
+from workloads.llama.training_loop import TrainingLoop
 
 SHAPE = ModelShape(
     name="grouped",

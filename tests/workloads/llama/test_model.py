@@ -53,7 +53,7 @@ def build(
     attention: AttentionKind = AttentionKind.FLASH,
     recompute: str = "none",
     dtype: torch.dtype = torch.float32,
-    loss_chunks: int | None = None,
+    loss_chunk_tokens: int | None = None,
     fp8: bool = False,
 ) -> Llama:
     model = Llama(
@@ -61,7 +61,7 @@ def build(
         sequence_length=LENGTH,
         attention=attention,
         recompute=Recompute.parse(recompute),
-        loss_chunks=loss_chunks,
+        loss_chunk_tokens=loss_chunk_tokens,
         dtype=dtype,
         device=CPU,
     )
@@ -135,11 +135,11 @@ def naive_loss(
 
 @pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("shape", [SHAPE, TIED], ids=lambda s: s.name)
-@pytest.mark.parametrize("loss_chunks", [None, 1, 5], ids=str)
+@pytest.mark.parametrize("loss_chunk_tokens", [None, 1, 5], ids=str)
 def test_loss_and_gradients_are_those_of_a_naive_llama(
-    loss_chunks: int | None, shape: ModelShape, attention: AttentionKind
+    loss_chunk_tokens: int | None, shape: ModelShape, attention: AttentionKind
 ) -> None:
-    model = build(shape, attention=attention, loss_chunks=loss_chunks)
+    model = build(shape, attention=attention, loss_chunk_tokens=loss_chunk_tokens)
     tokens, targets = batch(shape)
     loss = model(tokens, targets)
     loss.backward()
@@ -177,7 +177,7 @@ def test_parameters_are_as_many_as_the_core_says(shape: ModelShape) -> None:
         sequence_length=8,
         attention=AttentionKind.FLASH,
         recompute=Recompute(),
-        loss_chunks=None,
+        loss_chunk_tokens=None,
         dtype=torch.bfloat16,
         device=CPU,
     )
@@ -247,7 +247,7 @@ def test_parts_of_a_model_compute_what_the_whole_does() -> None:
             sequence_length=LENGTH,
             attention=AttentionKind.FLASH,
             recompute=Recompute(),
-            loss_chunks=None,
+            loss_chunk_tokens=None,
             dtype=torch.float32,
             device=CPU,
             part=LlamaPart(

@@ -5,13 +5,7 @@ The ranks of a gang train combination after combination; each counts its live te
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
-import time
-import traceback
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,13 +15,19 @@ import torch.distributed as dist
 from orchestrator.core.physics.memory import predict_memory
 from orchestrator.core.physics.trainer import llama_trainer
 from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Precision
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
 from tests.workloads.llama.equivalence.combination import NARROW, Combination
 from tests.workloads.llama.equivalence.combinations import COMBINATIONS
+from tests.workloads.llama.equivalence.forked_ranks import (
+    ending_at_errors,
+    join_group,
+    run_ranks,
+)
 from workloads.llama.live_tensors import LiveTensors
 from workloads.llama.mesh import Groups, RankPlace
-from workloads.llama.train import TrainingLoop
+from workloads.llama.training_loop import TrainingLoop
 
 PATIENCE_SECONDS = 540
 # Longer than the hidden size: what is made of weights alone is then small beside what tokens need.
@@ -51,12 +51,15 @@ def counted(num_ranks: int) -> list[Combination]:
     """The combinations that are counted.
 
     A compiled layer keeps what its compiler decides, and a CPU's is another one than a GPU's. A
-    shard of few rows is padded to as many as its neighbour has.
+    shard of few rows is padded to as many as its neighbour has. A CPU emulates fp8 with copies that
+    a GPU does not make.
     """
     return [
         replace(combination, shape=_larger(combination.shape))
         for combination in COMBINATIONS[num_ranks]
-        if combination.shape != NARROW and "compile" not in dict(combination.options)
+        if combination.shape != NARROW
+        and "compile" not in dict(combination.options)
+        and combination.layout.precision is not Precision.FP8
     ]
 
 
@@ -113,48 +116,18 @@ def test_seventy_combinations_are_counted() -> None:
 
 def _peaks(num_ranks: int, folder: Path) -> list[int]:
     """The peak of each combination on its fullest rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # A fork would inherit dead threads of torch.
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__])
-    ranks = [
-        server.Process(target=_run_rank, args=(rank, num_ranks, port, folder))
-        for rank in range(num_ranks)
-    ]
-    for process in ranks:
-        process.start()
-    end = time.monotonic() + PATIENCE_SECONDS
-    for process in ranks:
-        process.join(timeout=max(end - time.monotonic(), 0.1))
-    for process in ranks:
-        if process.is_alive():
-            process.kill()
-            process.join()
-    notes = [path.read_text() for path in sorted(folder.glob("failure-*.txt"))]
-    if notes or any(process.exitcode for process in ranks):
-        raise RuntimeError("\n\n".join(notes) or f"exit codes {[p.exitcode for p in ranks]}")
+    run_ranks(_run_rank, num_ranks, folder, patience_seconds=PATIENCE_SECONDS)
     found: list[int] = torch.load(folder / "peaks.pt")
     return found
 
 
 def _run_rank(rank: int, num_ranks: int, port: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    join_group(rank, num_ranks, port)
     groups, peaks = Groups(), []
     for combination in counted(num_ranks):
-        try:
+        with ending_at_errors(rank, combination.name, folder):
             place = groups.place(combination.layout, replicas=combination.llama_options.replicas)
             peaks.append(counted_bytes(combination, place))
-        except Exception:  # noqa: BLE001
-            note = f"rank {rank}, {combination.name}\n{traceback.format_exc()}"
-            (folder / f"failure-{rank}.txt").write_text(note)
-            # Without the other ranks, nothing can be ended in order.
-            os._exit(1)
     worst = torch.tensor(peaks)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     if rank == 0:

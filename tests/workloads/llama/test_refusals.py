@@ -11,7 +11,7 @@ from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from orchestrator.core.search.space import enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
-from workloads.llama.train import check
+from workloads.llama.refusals import check
 from workloads.rank import ConfigRejected
 
 # 4 layers, 4 heads of 32, 2 key-value heads, ffn 384, vocabulary 2048.

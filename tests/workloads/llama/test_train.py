@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -51,8 +52,10 @@ from workloads.llama.memory import LiveMemory, MemoryReport
 from workloads.llama.model import Llama
 from workloads.llama.optimizer import AdamW
 from workloads.llama.peak_flops import measured_peak, trial_peak
+from workloads.llama.refusals import check
 from workloads.llama.stack import describe_stack
-from workloads.llama.train import TrainingLoop, check, train
+from workloads.llama.train import train
+from workloads.llama.training_loop import TrainingLoop
 from workloads.rank import ConfigRejected, NotFinite, Rank, context
 
 TINY = PRESETS["llama-tiny"]
@@ -192,6 +195,20 @@ def test_a_trial_measures_its_layout(
         result.phase_seconds[Phase.RENDEZVOUS] + result.phase_seconds[Phase.FIRST_STEP] < 10
     )  # 0.2 s on a quiet machine
     assert {r.loss_last for r in results} == {result.loss_last}
+    assert {r.compile_seconds for r in results} == {0.0}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_the_time_of_compiling_is_told_and_is_part_of_the_first_step(
+    tmp_path: Path, server: ForkServerContext
+) -> None:
+    layout = Layout(micro_batch_size=2, precision=Precision.FP32)
+    (result,) = run_trial(request(layout, compile=True), tmp_path, server)
+    assert isinstance(result, RankResult), result
+    first_step = result.phase_seconds[Phase.FIRST_STEP]
+    assert 0.1 < result.compile_seconds < first_step
+    # The first step does little else: each later one takes some milliseconds.
+    assert first_step - result.compile_seconds < result.compile_seconds
 
 
 def test_a_limited_cpu_runs_out_of_memory_in_its_first_step(
@@ -487,7 +504,7 @@ def test_a_training_whose_last_gradient_alone_is_not_finite_is_not_measured(
         gradients[0].view(-1)[0] = number
         return gradient_norm(gradients, groups, **copies)
 
-    monkeypatch.setattr("workloads.llama.train.gradient_norm", spoilt)
+    monkeypatch.setattr("workloads.llama.training_loop.gradient_norm", spoilt)
     monkeypatch.setattr(AdamW, "step", lambda *_, **__: None)
     with pytest.raises(NotFinite) as raised:
         train(context())

@@ -68,7 +68,7 @@ def llama(
             sequence_length=sequence_length,
             attention=attention,
             recompute=Recompute.parse(recompute),
-            loss_chunks=None,
+            loss_chunk_tokens=None,
             dtype=dtype,
             device=device,
         )

@@ -1,4 +1,7 @@
-"""Trains all combinations, prints the table, and keeps it: python -m tests....equivalence."""
+"""Trains all combinations, prints the table, and keeps it: python -m tests....equivalence.
+
+Needs torchao for the rows in fp8.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ def main() -> int:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         results = {
-            num_ranks: run_gang(num_ranks, combinations, Path(folder) / str(num_ranks))
+            num_ranks: (
+                combinations,
+                run_gang(num_ranks, combinations, Path(folder) / str(num_ranks)),
+            )
             for num_ranks, combinations in COMBINATIONS.items()
         }
     kept = table.to_json(results, seconds=time.perf_counter() - begin)

@@ -8,17 +8,20 @@ from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from tests.workloads.llama.equivalence.combination import (
+    CHUNKED_LENGTH,
     DEEP,
     GLOBAL_BATCH_SIZE,
     NARROW,
+    SEQUENCE_LENGTH,
     SHAPE,
-    SHORT,
+    STAGED,
     TIED,
     UNEVEN,
     Combination,
 )
 
-RECOMPUTES = ("selective_attention", "selective_ops", "full", "full:2")
+# The last: half of the layers.
+RECOMPUTES = ("selective_attention", "selective_ops", "full", "full:1")
 
 
 def combination(
@@ -32,10 +35,12 @@ def combination(
     schedule: str = "1f1b",
     recompute: str = "none",
     precision: str = "fp32",
-    shape: ModelShape = SHAPE,
+    shape: ModelShape | None = None,
     **options: Any,
 ) -> Combination:
     """A combination of one global batch. Without `ga` it accumulates twice as often as stages."""
+    stages = pp * PipelineSchedule.parse(schedule).virtual_stages
+    shape = shape or (SHAPE if stages <= SHAPE.num_layers else STAGED)
     share = GLOBAL_BATCH_SIZE // dp
     steps = ga or min(2 * pp if pp > 1 else 1, share)
     layout = Layout(
@@ -50,7 +55,12 @@ def combination(
         zero_stage=zero,
         precision=Precision(precision),
     )
-    return Combination(layout=layout, shape=shape, options=tuple(sorted(options.items())))
+    return Combination(
+        layout=layout,
+        shape=shape,
+        options=tuple(sorted(options.items())),
+        sequence_length=CHUNKED_LENGTH if "loss" in options else SEQUENCE_LENGTH,
+    )
 
 
 def on_two_ranks() -> list[Combination]:
@@ -78,6 +88,7 @@ def on_two_ranks() -> list[Combination]:
         *(combination(**axis, shape=TIED) for axis in axes if "pp" not in axis),
         *(combination(**axis, precision="bf16") for axis in axes),
         *(combination(**axis, precision="fp16") for axis in axes),
+        *(combination(**axis, precision="fp8") for axis in axes),
         combination(dp=2, ga=4, precision="bf16", gradient_dtype="fp32"),
         combination(pp=2, precision="bf16", gradient_dtype="fp32"),
         combination(dp=2, zero=1, precision="bf16", reduce_dtype="bf16"),
@@ -85,7 +96,7 @@ def on_two_ranks() -> list[Combination]:
         *(combination(**axis, clip_gradients=0.1) for axis in axes),
         combination(pp=2, shape=UNEVEN),
         combination(pp=2, shape=UNEVEN, schedule="interleaved:2"),
-        *(combination(**axis, shape=SHORT, compile=True) for axis in axes if axis != {"dp": 2}),
+        *(combination(**axis, compile=True) for axis in axes if axis != {"dp": 2}),
     ]
 
 
@@ -120,7 +131,9 @@ def on_four_ranks() -> list[Combination]:
         combination(**dp_pp, precision="bf16", gradient_dtype="fp32"),
         combination(**cp_tp, precision="bf16"),
         combination(**dp_tp, zero=3, precision="fp16"),
-        combination(**dp_tp, zero=3, shape=SHORT, compile=True),
+        combination(**dp_tp, zero=3, precision="fp8"),
+        combination(**dp_pp, zero=1, precision="fp8"),
+        combination(**dp_tp, zero=3, compile=True),
     ]
 
 
@@ -130,7 +143,16 @@ def on_eight_ranks() -> list[Combination]:
         combination(**three),
         combination(**three, zero=1),
         combination(**three, zero=1, schedule="interleaved:2", accumulate="last"),
-        combination(**three, zero=1, recompute="full", loss="chunked:4", precision="bf16"),
+        combination(
+            **three,
+            zero=1,
+            ga=2,
+            recompute="full",
+            loss="chunked:4",
+            precision="bf16",
+            # With 2 layers, rounding to bf16 moves the norm of one process by 0.7 %, too.
+            shape=STAGED,
+        ),
         combination(dp=2, cp=2, tp=2, zero=3),
         combination(dp=2, cp=2, pp=2, zero=1),
         combination(cp=2, tp=2, pp=2, schedule="gpipe"),

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.workloads.llama.equivalence.combinations import COMBINATIONS
+from tests.workloads.llama.equivalence.combination import Combination
 from tests.workloads.llama.equivalence.gang import Results
 
 RESULTS = Path(__file__).with_name("results.json")
 
 
-def to_json(results: Mapping[int, Results], *, seconds: float) -> dict[str, Any]:
-    """Return what is kept of a run."""
+def to_json(
+    results: Mapping[int, tuple[Sequence[Combination], Results]], *, seconds: float
+) -> dict[str, Any]:
+    """Return what is kept of a run: of the combinations of each number of ranks."""
     return {
         "seconds": round(seconds),
-        "cpu_seconds": round(sum(each.cpu_seconds for each in results.values())),
+        "cpu_seconds": round(sum(found.cpu_seconds for _, found in results.values())),
         "combinations": [
             {
                 "ranks": num_ranks,
                 "layout": combination.name,
                 **{name: float(f"{x:.1e}") for name, x in asdict(distance).items()},
             }
-            for num_ranks, found in results.items()
-            for combination, distance in zip(COMBINATIONS[num_ranks], found.distances, strict=True)
+            for num_ranks, (combinations, found) in results.items()
+            for combination, distance in zip(combinations, found.distances, strict=True)
         ],
     }
 

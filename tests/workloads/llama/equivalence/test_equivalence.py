@@ -9,9 +9,11 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from orchestrator.core.problem.layout import PARALLEL_AXES, Precision
+from orchestrator.core.problem.layout import PARALLEL_AXES
+from orchestrator.core.problem.loss_chunks import chunk_tokens
 from orchestrator.core.problem.pipeline_schedule import ScheduleKind
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from tests.workloads.llama.equivalence import table
@@ -21,16 +23,15 @@ from tests.workloads.llama.equivalence.gang import run_gang
 
 EVERY = [combination for combinations in COMBINATIONS.values() for combination in combinations]
 ABLE = CAPABILITIES["llama"]
-# A CPU has no products in fp8.
-ON_GPUS_ONLY = {Precision.FP8}
 
 
 @pytest.mark.parametrize("num_ranks", COMBINATIONS)
 def test_every_combination_trains_as_one_process_does(num_ranks: int, tmp_path: Path) -> None:
     begin = time.perf_counter()
-    combinations = COMBINATIONS[num_ranks]
+    combinations = [each for each in COMBINATIONS[num_ranks] if each.is_possible]
     results = run_gang(num_ranks, combinations, tmp_path / "gang")
-    kept = table.to_json({num_ranks: results}, seconds=time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    kept = table.to_json({num_ranks: (combinations, results)}, seconds=seconds)
     print(table.text_of(kept))
     off = {
         combination.name: distance
@@ -50,6 +51,16 @@ def test_no_combination_is_there_twice() -> None:
     )
 
 
+def test_each_chunked_loss_has_several_chunks() -> None:
+    chunked = [c for c in EVERY if c.llama_options.loss_chunks is not None]
+    assert len(chunked) >= 8
+    for each in chunked:
+        own = each.sequence_length // each.layout.context_parallel_size
+        tokens = each.layout.micro_batch_size * own
+        size = chunk_tokens(np.array([tokens]), each.llama_options.loss_chunks)[0]
+        assert tokens >= 2 * size, each.name
+
+
 def test_the_kept_table_has_these_combinations_within_their_tolerances() -> None:
     kept = json.loads(table.RESULTS.read_text())["combinations"]
     assert [(row["ranks"], row["layout"]) for row in kept] == [
@@ -64,7 +75,7 @@ def test_the_kept_table_has_these_combinations_within_their_tolerances() -> None
 
 def test_llama_can_do_no_kind_of_layout_that_is_not_in_the_table() -> None:
     assert ABLE.zero_stages == {c.layout.zero_stage for c in EVERY}
-    assert ABLE.precisions - ON_GPUS_ONLY == {c.layout.precision for c in EVERY}
+    assert ABLE.precisions == {c.layout.precision for c in EVERY}
     in_pipelines = {
         c.layout.pipeline_schedule.kind for c in EVERY if c.layout.pipeline_parallel_size > 1
     }

@@ -1,0 +1,61 @@
+"""What `sweep run` says at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from orchestrator.cli.run_ending import EXIT_SOME_FAILED, exit_code, print_ending
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.sweep.progress import StopReason, SweepResult
+
+SPEC = SweepSpec.model_validate(
+    {
+        "name": "mine",
+        "model": "llama-tiny",
+        "gpus": 1,
+        "sequence_length": 64,
+        "global_batch_size": 8,
+    }
+)
+(CELL,) = SPEC.cells()
+
+
+def ending(counts: Mapping[TrialState, int], *, interrupted: bool = False) -> SweepResult:
+    return SweepResult(
+        sweep_id=1,
+        counts=counts,
+        stopped={CELL: StopReason.EXHAUSTED},
+        interrupted=interrupted,
+        nothing_feasible=(),
+        nothing_fits={},
+        tied={},
+        untried={CELL: 0},
+        num_fingerprints=1,
+    )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_failed_trials_have_their_cure_and_with_strict_the_code_its_reason(
+    capsys: pytest.CaptureFixture[str], strict: bool
+) -> None:
+    result = ending({TrialState.MEASURED: 3, TrialState.FAILED: 1})
+    print_ending(SPEC, result, "sqlite:///s", None, strict=strict)
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("1 trial failed")
+    ]
+    assert ("(exit code 3)" in line) is strict
+    assert (exit_code(result, None, strict=strict) == EXIT_SOME_FAILED) is strict
+    assert "`sweep trials mine --state failed` shows how" in line
+    assert line.endswith("sweep invalidate --sweep mine --where \"state = 'failed'\" --yes")
+
+
+def test_without_failures_and_after_a_stop_no_cure_is_offered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_ending(SPEC, ending({TrialState.MEASURED: 3}), "sqlite:///s", None, strict=True)
+    stopped = ending({TrialState.FAILED: 3}, interrupted=True)
+    print_ending(SPEC, stopped, "sqlite:///s", None, strict=True)
+    assert "invalidate" not in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""The hint of an unknown key, in every section of a sweep file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator.core.errors import SpecInvalid
+from orchestrator.core.sweepfile.mistake_text import _sections
+from orchestrator.core.sweepfile.spec_yaml import load
+
+BASE = {
+    "name": "a",
+    "model": "llama-tiny",
+    "gpus": 1,
+    "sequence_length": 64,
+    "global_batch_size": 8,
+}
+# Sections that are entries of a list or of a mapping.
+IN_LISTS = ("faults", "drift")
+IN_MAPPINGS = ("activations", "also")
+
+
+def told(path: str, key: str, workload: str) -> list[str]:
+    """The lines about a file that has this key in this section, and nothing else in it."""
+    section: Any = {key: 1}
+    for part in reversed(path.split(".")) if path else ():
+        if part in IN_LISTS:
+            section = [section]
+        elif part in IN_MAPPINGS:
+            section = {"full": section}
+        section = {part: section}
+    if workload:
+        section["workload"]["name"] = workload
+    with pytest.raises(SpecInvalid) as refused:
+        load(json.dumps({**BASE, **section}), source="s.yaml")
+    return str(refused.value).splitlines()
+
+
+@pytest.mark.parametrize("section", _sections(), ids=lambda section: section.path + section.of)
+def test_a_mistyped_key_is_answered_with_the_one_that_is_meant(section: Any) -> None:
+    for key in section.keys:
+        mistyped = key[:-1] if key.endswith("s") else f"{key}s"
+        lines = told(section.path, mistyped, section.of.removeprefix(" of "))
+        (line,) = [line for line in lines if f"{mistyped}: unknown key" in line]
+        assert f"; did you mean {key}?" in line, line
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "hint"),
+    [
+        ("search", "repeats", "; repeats belongs to search.confirm"),
+        ("search", "repeat", "; did you mean search.confirm.repeats?"),
+        ("measurement", "stedy", "; did you mean measurement.limits.steady?"),
+        ("", "max_trials", "; max_trials belongs to search"),
+        ("axes", "argv", "; argv belongs to workload.options of command"),
+        ("search", "zzzzzz", "dominance"),
+    ],
+)
+def test_a_key_of_another_section_is_sent_there(path: str, key: str, hint: str) -> None:
+    (line,) = [line for line in told(path, key, "") if f"{key}: unknown key" in line]
+    assert line.endswith(hint)
