@@ -50,7 +50,8 @@ def compare(
 ) -> None:
     """Compare the layouts of two sweeps.
 
-    Or of one sweep, before and after the last change of its code or software. A difference whose 95 % intervals overlap is noise.
+    Or of one sweep, before and after the last change of its code or software. A difference whose
+    95 % intervals overlap is noise.
 
     Examples:
       sweep compare 8b-nccl2.28 8b-nccl2.29
