@@ -210,11 +210,15 @@ class _Drawing:
         thickness = 0.38 if group else 0.75
         moved = [place + offset for place in places]
         name = _words(trace["name"]) if trace.get("showlegend", True) else None
-        color = trace["marker"]["color"]
+        style: dict[str, Any] = {
+            "color": trace["marker"]["color"],
+            "alpha": trace["marker"].get("opacity", 1.0),
+            "label": name,
+        }
         if is_flat:
-            self.axes.barh(moved, lengths, height=thickness, left=bases, color=color, label=name)
+            self.axes.barh(moved, lengths, height=thickness, left=bases, align="center", **style)
         else:
-            self.axes.bar(moved, lengths, width=thickness, bottom=bases, color=color, label=name)
+            self.axes.bar(moved, lengths, width=thickness, bottom=bases, align="center", **style)
         for place, length, text in zip(moved, lengths, trace.get("text", ()), strict=False):
             self.axes.text(length, place, f" {_words(text)}", fontsize=7, va="center")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,8 +14,10 @@ from orchestrator.report.pictures.picture import (
     GREY,
     HOVER_TRIAL,
     ORANGE,
+    VERMILION,
     Axis,
     Picture,
+    Trace,
     figure,
 )
 from orchestrator.report.sweep_rows import SweepRows
@@ -39,6 +41,15 @@ class BoundaryPoint:
     rest: str
     micro_batch_size: int
     state: TrialState
+    # None: nothing was predicted, or no limit is known.
+    is_predicted_to_fit: bool | None
+
+    @property
+    def is_wrong(self) -> bool:
+        """True if the prediction was tried, and did not come true."""
+        if self.is_predicted_to_fit is None or self.state is TrialState.PRUNED:
+            return False
+        return self.is_predicted_to_fit is not (self.state is TrialState.MEASURED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +65,31 @@ class Foretold:
 def points(sweeps: Sequence[SweepRows]) -> tuple[BoundaryPoint, ...]:
     """Return a point for each trial that fits or does not."""
     cells = {one.cell.id for sweep in sweeps for one in sweep.trials}
+    limits = {sweep.name: _largest_limit(sweep) for sweep in sweeps}
     return tuple(
         BoundaryPoint(
             trial_id=one.trial.id,
             rest=_rest(one, with_gpus=len(cells) > 1),
             micro_batch_size=one.trial.layout.micro_batch_size,
             state=one.trial.state,
+            is_predicted_to_fit=_is_predicted_to_fit(one, limits[sweep.name]),
         )
         for sweep in sweeps
         for one in sweep.trials
         if one.trial.state in _STATES
     )
+
+
+def _largest_limit(sweep: SweepRows) -> int | None:
+    """The memory of a device, for trials that did not live to tell it."""
+    known = (one.trial.device_memory_bytes for one in sweep.trials)
+    return max((limit for limit in known if limit), default=None)
+
+
+def _is_predicted_to_fit(one: TrialDetail, usual_limit: int | None) -> bool | None:
+    predicted, limit = one.trial.predicted_memory_bytes, one.trial.device_memory_bytes
+    limit = limit or usual_limit
+    return None if predicted is None or limit is None else predicted <= limit
 
 
 def _rest(one: TrialDetail, *, with_gpus: bool) -> str:
@@ -80,24 +105,17 @@ def _rest(one: TrialDetail, *, with_gpus: bool) -> str:
     ).strip()
 
 
-def foretold(sweeps: Sequence[SweepRows]) -> Foretold:
+def foretold(found: Sequence[BoundaryPoint]) -> Foretold:
     """Return the confusion counts of predicted memory, where a prediction and a limit are known."""
-    counts = dict.fromkeys(("fits", "missed", "false_alarms", "caught"), 0)
-    for sweep in sweeps:
-        known = [
-            it.trial.device_memory_bytes for it in sweep.trials if it.trial.device_memory_bytes
-        ]
-        for one in sweep.trials:
-            trial = one.trial
-            limit = trial.device_memory_bytes or max(known, default=None)
-            if trial.predicted_memory_bytes is None or limit is None:
-                continue
-            fits = trial.predicted_memory_bytes <= limit
-            if trial.state is TrialState.MEASURED:
-                counts["fits" if fits else "false_alarms"] += 1
-            elif trial.state is TrialState.OUT_OF_MEMORY:
-                counts["missed" if fits else "caught"] += 1
-    return Foretold(**counts)
+    counts = Counter(
+        (one.is_predicted_to_fit, one.state) for one in found if one.is_predicted_to_fit is not None
+    )
+    return Foretold(
+        fits=counts[True, TrialState.MEASURED],
+        missed=counts[True, TrialState.OUT_OF_MEMORY],
+        false_alarms=counts[False, TrialState.MEASURED],
+        caught=counts[False, TrialState.OUT_OF_MEMORY],
+    )
 
 
 def picture(sweeps: Sequence[SweepRows]) -> Picture:
@@ -126,19 +144,11 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     for state, (name, symbol, color) in _STATES.items():
         some = [one for one in found if one.state is state and one.rest in names]
         if some:
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": name,
-                    "x": [one.micro_batch_size for one in some],
-                    "y": [one.rest for one in some],
-                    "customdata": [one.trial_id for one in some],
-                    "hovertemplate": HOVER_TRIAL,
-                    "marker": {"symbol": symbol, "size": 9, "color": color},
-                }
-            )
-    caption = _caption(foretold(sweeps))
+            traces.append(_trace(some, name, symbol, color, size=9))
+    wrong = [one for one in found if one.is_wrong and one.rest in names]
+    if wrong:
+        traces.append(_trace(wrong, "the prediction was wrong", "circle-open", VERMILION, size=16))
+    caption = _caption(foretold(found))
     if len(rows) > len(names):
         caption += f" Shown are {len(names)} of {len(rows):,} rows, those with a boundary first."
     return replace(
@@ -156,6 +166,21 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
             height=160 + 20 * len(names),
         ),
     )
+
+
+def _trace(
+    some: Sequence[BoundaryPoint], name: str, symbol: str, color: str, *, size: int
+) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [one.micro_batch_size for one in some],
+        "y": [one.rest for one in some],
+        "customdata": [one.trial_id for one in some],
+        "hovertemplate": HOVER_TRIAL,
+        "marker": {"symbol": symbol, "size": size, "color": color},
+    }
 
 
 def _caption(it: Foretold) -> str:

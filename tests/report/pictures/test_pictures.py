@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.core.sweepfile.spec_yaml import load
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
 from orchestrator.report.comparison import Change, Compared, speed_of
 from orchestrator.report.pictures import (
@@ -109,6 +111,18 @@ def test_the_parts_of_memory_add_up_to_the_peak(scaling: SweepRows, tiny: SweepR
     for bar in memory_bars.bars([scaling, tiny]):
         assert bar.measured_bytes is not None
         assert sum(bar.measured_parts.values()) == pytest.approx(bar.measured_bytes, rel=0.02)
+        assert sum(bar.predicted_parts.values()) == pytest.approx(bar.predicted_bytes)
+
+
+def test_a_sweep_with_a_file_has_the_parts_of_its_predictions(scaling: SweepRows) -> None:
+    spec = load(
+        "name: mine\nmodel: llama-tiny\ngpus: 2\nsequence_length: 128\nglobal_batch_size: 64\n",
+        source="test",
+    )
+    row = replace(scaling.sweep, spec_json=spec.model_dump_json())
+    for bar in memory_bars.bars([replace(scaling, sweep=row)]):
+        assert {"parameters", "gradients", "optimizer", "activations"} <= set(bar.predicted_parts)
+        assert sum(bar.predicted_parts.values()) == pytest.approx(bar.predicted_bytes)
 
 
 def test_errors_of_predictions_are_those_that_sql_computes(
@@ -249,7 +263,9 @@ def test_the_front_of_any_layouts_is_that_of_all_pairs(
 def test_the_caption_of_the_boundary_counts_as_sql_does(
     scaling: SweepRows, tiny: SweepRows, query: Query
 ) -> None:
-    found = memory_boundary.foretold([scaling, tiny])
+    points = memory_boundary.points([scaling, tiny])
+    found = memory_boundary.foretold(points)
+    assert sum(one.is_wrong for one in points) == found.missed + found.false_alarms
     [(fits, alarms)] = query(
         "SELECT sum(predicted_memory_bytes <= device_memory_bytes),"
         " sum(predicted_memory_bytes > device_memory_bytes) FROM v_trial WHERE state = 'measured'"
@@ -264,7 +280,7 @@ def test_the_caption_of_the_boundary_counts_as_sql_does(
     drawn = query(
         "SELECT count(*) FROM v_trial WHERE state IN ('measured', 'out_of_memory', 'pruned')"
     )
-    assert [(len(memory_boundary.points([scaling, tiny])),)] == drawn
+    assert [(len(points),)] == drawn
 
 
 def test_an_axis_that_decides_everything_has_all_of_the_importance(scaling: SweepRows) -> None:
