@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.report import quantities as show
 from orchestrator.report import trial_facts
+from orchestrator.report.pictures.profiles import split_in, split_of, timeline_of
 from orchestrator.report.profile_text import remarks, split_rows
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.trial_file import TrialFiles, commands
@@ -27,7 +29,7 @@ def document(files: TrialFiles, one: TrialDetail) -> dict[str, Any]:
         "facts": _facts(trial_facts.head_facts(one)),
         "compared": trial_facts.compared_rows(one.trial),
         "attempts": [_attempt(attempt, one) for attempt in one.attempts],
-        "profiles": [_profile(profile) for profile in one.profiles],
+        "profiles": [_profile(profile, one) for profile in one.profiles],
         "events": trial_facts.event_rows(one),
         "file": files.sweep_file(one),
         "program": files.program_script(one),
@@ -47,9 +49,12 @@ def _attempt(attempt: AttemptRow, one: TrialDetail) -> dict[str, Any]:
     }
 
 
-def _profile(profile: ProfileRow) -> dict[str, Any]:
-    from orchestrator.report import quantities as show
-
+def _profile(profile: ProfileRow, one: TrialDetail) -> dict[str, Any]:
+    pictures = []
+    if profile.ranks:
+        pictures.append(split_of([split_in(one, profile)]))
+    if profile.memory:
+        pictures.append(timeline_of(one, profile))
     traces = [
         f"rank {rank}: {split.trace_path}"
         for rank, split in profile.ranks.items()
@@ -63,6 +68,9 @@ def _profile(profile: ProfileRow) -> dict[str, Any]:
             *(remarks(profile.ranks) if profile.ranks else []),
             *profile.advice,
             *([profile.failure_message] if profile.failure_message else []),
+        ],
+        "pictures": [
+            {"title": it.title, "caption": it.caption, "figure": it.figure} for it in pictures
         ],
         "traces": traces,
     }

@@ -44,6 +44,18 @@ _KINDS = (
 )
 
 
+STEP_SPLIT = Picture(
+    name="step-split",
+    title="What a step is spent on",
+    question="Why is it slow?",
+)
+MEMORY_TIMELINE = Picture(
+    name="memory-timeline",
+    title="Memory over the first steps",
+    question="When is the peak?",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepSplit:
     """The step of the slowest rank of a profiled trial, in seconds by part."""
@@ -57,7 +69,7 @@ class StepSplit:
 def splits(sweeps: Sequence[SweepRows]) -> tuple[StepSplit, ...]:
     """Return the split of the last good profile of each profiled trial."""
     return tuple(
-        _split(one, profile)
+        split_in(one, profile)
         for sweep in sweeps
         for one in sweep.trials
         if (profile := _last(one)) is not None
@@ -68,7 +80,8 @@ def _last(one: TrialDetail) -> ProfileRow | None:
     return next((profile for profile in reversed(one.profiles) if profile.ranks), None)
 
 
-def _split(one: TrialDetail, profile: ProfileRow) -> StepSplit:
+def split_in(one: TrialDetail, profile: ProfileRow) -> StepSplit:
+    """Return the split of the slowest rank of a profile."""
     slowest = [rank for rank, split in profile.ranks.items() if split.is_slowest]
     rank = (slowest or list(profile.ranks))[0]
     split = profile.ranks[rank]
@@ -82,14 +95,16 @@ def _split(one: TrialDetail, profile: ProfileRow) -> StepSplit:
 
 def step_split(sweeps: Sequence[SweepRows]) -> Picture:
     """Draw a bar for each profiled trial, its parts stacked."""
-    found = splits(sweeps)[:MOST_SHOWN]
-    blank = Picture(
-        name="step-split",
-        title="What a step is spent on",
-        question="Why is it slow?",
-    )
+    found = splits(sweeps)
     if not found:
-        return replace(blank, why_empty=f"No trial is profiled yet: `{_how(sweeps)}` profiles one.")
+        return replace(
+            STEP_SPLIT, why_empty=f"No trial is profiled yet: `{_how(sweeps)}` profiles one."
+        )
+    return split_of(found[:MOST_SHOWN])
+
+
+def split_of(found: Sequence[StepSplit]) -> Picture:
+    """Draw the splits of some trials."""
     labels = [f"trial {one.trial_id}" for one in found]
     parts = [part for part in Part if any(one.seconds.get(part) for one in found)]
     traces = [
@@ -106,7 +121,7 @@ def step_split(sweeps: Sequence[SweepRows]) -> Picture:
         for part in parts
     ]
     return replace(
-        blank,
+        STEP_SPLIT,
         caption=" ".join(map(_said, found[:3])),
         figure=figure(
             traces,
@@ -159,18 +174,18 @@ def memory_profile(sweeps: Sequence[SweepRows]) -> tuple[TrialDetail, ProfileRow
 
 def memory_timeline(sweeps: Sequence[SweepRows]) -> Picture:
     """Draw the memory of rank 0 over the first steps of one trial, its kinds stacked."""
-    blank = Picture(
-        name="memory-timeline",
-        title="Memory over the first steps",
-        question="When is the peak?",
-    )
     found = memory_profile(sweeps)
     if found is None:
         how = _how(sweeps)
         return replace(
-            blank, why_empty=f"No profile has the memory of its steps yet: `{how}` records it."
+            MEMORY_TIMELINE,
+            why_empty=f"No profile has the memory of its steps yet: `{how}` records it.",
         )
-    one, profile = found
+    return timeline_of(*found)
+
+
+def timeline_of(one: TrialDetail, profile: ProfileRow) -> Picture:
+    """Draw the memory of one profile that has recorded it."""
     moments = profile.memory
     kinds = [kind for kind in _KINDS if any(moment.num_bytes.get(kind) for moment in moments)]
     traces = [
@@ -198,7 +213,7 @@ def memory_timeline(sweeps: Sequence[SweepRows]) -> Picture:
     )
     made["layout"]["xaxis"]["showticklabels"] = False
     return replace(
-        blank,
+        MEMORY_TIMELINE,
         caption=f"Trial {one.trial.id} ({one.trial.layout.short}): the peak of"
         f" {show.memory(peak.total)} is in {peak.part.value} of step {peak.step}.",
         figure=made,

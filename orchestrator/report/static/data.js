@@ -25,12 +25,16 @@ const sweepReport = {
 
   // Loads the script of a value, unless it is there.
   load(name) {
-    if (name in this.values) return;
-    const script = document.createElement("script");
-    script.src = `data/${name}.js`;
-    document.head.append(script);
+    if (!(name in this.values)) addScript(`data/${name}.js`);
   },
 };
+
+function addScript(address, then = () => {}) {
+  const script = document.createElement("script");
+  script.src = address;
+  script.addEventListener("load", then);
+  document.head.append(script);
+}
 
 async function inflate(text) {
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));

@@ -21,11 +21,30 @@ function code(text, kind = "") {
   return make("pre", { class: kind, tabindex: "0" }, make("code", {}, text));
 }
 
+function picture(one) {
+  const element = make("div", { class: "figure", role: "img", "aria-label": `${one.title}. ${one.caption}` });
+  element.style.minHeight = `${one.figure.layout.height}px`;
+  element.figure = one.figure;
+  return make("figure", {}, make("h3", {}, one.title), element, make("figcaption", { class: "caption" }, one.caption));
+}
+
+// Few trials have pictures, so plotly.js is loaded when one does.
+function drawPictures() {
+  const elements = document.querySelectorAll("#trial .figure");
+  const draw = () => elements.forEach((element) => Plotly.react(element, element.figure.data, themed(element.figure.layout), CONFIG));
+  if (!elements.length) return;
+  if (window.Plotly) draw();
+  else addScript("assets/plotly.min.js", draw);
+}
+
+dark.addEventListener("change", drawPictures);
+
 function profile(one) {
   const titles = ["part of a step", ...one.ranks.flatMap((rank) => [rank, "share"])];
   return [
     make("h2", {}, one.title),
     ...(one.rows.length ? [table(titles, one.rows, new Set([...titles.keys()].slice(1)))] : []),
+    ...one.pictures.map(picture),
     ...one.remarks.map((line) => make("p", { class: "remark" }, line)),
     ...(one.traces.length ? [make("p", {}, "Traces, to open in ui.perfetto.dev:"), code(one.traces.join("\n"))] : []),
   ];
@@ -52,6 +71,7 @@ function show(trial) {
     ...(trial.file ? [make("p", {}, "A sweep file with this layout alone: ", link), code(trial.file)] : [make("p", {}, "The store does not have the sweep file.")]),
   ];
   document.getElementById("trial").replaceChildren(...parts);
+  drawPictures();
   scrollTo(0, 0);
 }
 

@@ -157,6 +157,18 @@ def test_hostile_text_is_shown_and_does_nothing(
     assert browser.complaints() == []
 
 
+def test_a_profiled_trial_has_its_step_and_its_memory_as_pictures(
+    browser: Browser, written: Written, scaling: SweepRows
+) -> None:
+    [profiled] = [one for one in scaling.trials if one.profiles]
+    browser.get(url(written, f"trial.html#{profiled.trial.id}"))
+    browser.wait("return document.querySelectorAll('#trial .scatterlayer .js-line').length")
+    bars = browser.run("return document.querySelectorAll('#trial .barlayer .point').length")
+    # Matrix products, and exposed communication.
+    assert bars == 2
+    assert browser.complaints() == []
+
+
 def test_a_trial_that_is_not_there_is_said_so(browser: Browser, written: Written) -> None:
     browser.get(url(written, "trial.html#999999"))
     assert browser.wait(
