@@ -109,7 +109,7 @@ class _Drawing:
             (axes.xaxis if of_x else axes.yaxis).set_minor_locator(_no_ticks())
         names = axis.get("categoryarray")
         if names:
-            set_ticks(range(len(names)), names)
+            set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names])
         axes.grid(visible=True, color="#E6E9ED", linewidth=0.6)
         axes.set_axisbelow(True)
         for side in ("top", "right"):

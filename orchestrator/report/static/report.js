@@ -5,19 +5,18 @@
 function labels(trials) {
   const places = new Map(trials.rows.map((row, place) => [row[0], place]));
   const [trial, state, rate, sure, , mfu, step, memory, , sweep, layout] = trials.titles.keys();
-  const escape = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   return (id) => {
     const row = trials.rows[places.get(String(id))];
     if (row === undefined) return `trial ${id}`;
-    const lines = [`<b>trial ${row[trial]}</b>, ${row[state]}`, escape(row[layout])];
-    if (row[rate] !== "-") lines.push(`${row[rate]} tokens/s/GPU ${row[sure]}, MFU ${row[mfu]}`, `step ${row[step]}, memory ${escape(row[memory])}`);
-    lines.push(escape(row[sweep]));
+    const lines = [`<b>trial ${row[trial]}</b>, ${row[state]}`, escapeMarkup(row[layout])];
+    if (row[rate] !== "-") lines.push(`${row[rate]} tokens/s/GPU ${row[sure]}, MFU ${row[mfu]}`, `step ${row[step]}, memory ${escapeMarkup(row[memory])}`);
+    lines.push(escapeMarkup(row[sweep]));
     return lines.join("<br>");
   };
 }
 
 function drawn(figure, label) {
-  return figure.data.map((trace) => {
+  return withPlainNames(figure.data).map((trace) => {
     if (!trace.customdata || trace.type === "heatmap") return trace;
     return { ...trace, text: trace.customdata.map(label), hovertemplate: "%{text}<extra></extra>", textposition: "none" };
   });

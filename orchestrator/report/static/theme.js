@@ -8,18 +8,34 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+// Plotly reads markup in every text that it shows.
+function escapeMarkup(text) {
+  return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+// The traces of a figure with names from sweeps and nodes as text.
+function withPlainNames(traces) {
+  const plain = (values) => values && values.map((value) => (typeof value === "string" ? escapeMarkup(value) : value));
+  return traces.map((trace) => ({ ...trace, x: plain(trace.x), y: plain(trace.y), ...(trace.name && { name: escapeMarkup(trace.name) }) }));
+}
+
 function themed(layout) {
   const text = color("--text"), grid = color("--grid");
   const found = structuredClone(layout);
   for (const name of Object.keys(found)) {
     if (!/^[xy]axis\d*$/.test(name)) continue;
     const axis = found[name];
+    if (axis.categoryarray) axis.categoryarray = axis.categoryarray.map(escapeMarkup);
     axis.gridcolor = grid;
     axis.linecolor = color("--line");
     axis.zerolinecolor = grid;
     axis.automargin = true;
     axis.tickfont = { color: color("--soft") };
     axis.title = { ...axis.title, standoff: 8 };
+  }
+  for (const label of found.annotations || []) {
+    // Labels name places of category axes, whose names are escaped.
+    for (const letter of ["x", "y"]) if (typeof label[letter] === "string") label[letter] = escapeMarkup(label[letter]);
   }
   return {
     ...found,

@@ -31,7 +31,7 @@ function picture(one) {
 // Few trials have pictures, so plotly.js is loaded when one does.
 function drawPictures() {
   const elements = document.querySelectorAll("#trial .figure");
-  const draw = () => elements.forEach((element) => Plotly.react(element, element.figure.data, themed(element.figure.layout), CONFIG));
+  const draw = () => elements.forEach((element) => Plotly.react(element, withPlainNames(element.figure.data), themed(element.figure.layout), CONFIG));
   if (!elements.length) return;
   if (window.Plotly) draw();
   else addScript("assets/plotly.min.js", draw);

@@ -169,6 +169,31 @@ def test_a_profiled_trial_has_its_step_and_its_memory_as_pictures(
     assert browser.complaints() == []
 
 
+def test_a_node_with_markup_in_its_name_is_shown_as_it_is_called(
+    browser: Browser, tiny: SweepRows, tmp_path: Path
+) -> None:
+    name = "<b>evil</b><img src=x onerror=alert(1)>$x$"
+    trials = [
+        replace(
+            one,
+            attempts=tuple(
+                replace(it, nodes=(name,), failure=it.failure and replace(it.failure, node=name))
+                for it in one.attempts
+            ),
+        )
+        for one in tiny.trials
+    ]
+    browser.get(url(write_report([replace(tiny, trials=trials)], tmp_path)))
+    for picture in ("failures", "gantt"):
+        browser.draw(picture)
+        ticks = "#picture-" + picture + " .yaxislayer-above .ytick text, .yaxislayer-below text"
+        shown = browser.run(
+            "return [...document.querySelectorAll(arguments[0])].map(t => t.textContent)", ticks
+        )
+        assert name in shown
+    assert browser.complaints() == []
+
+
 def test_a_trial_that_is_not_there_is_said_so(browser: Browser, written: Written) -> None:
     browser.get(url(written, "trial.html#999999"))
     assert browser.wait(
