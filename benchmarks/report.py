@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -59,6 +60,12 @@ def report(environment: dict[str, str], folder: Path) -> tuple[float, dict[str, 
     return time.monotonic() - begin, json.loads(done.stdout)
 
 
+def cpu_seconds() -> float:
+    """The CPU time of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def drawn(index: Path) -> dict[str, float] | None:
     """Return the milliseconds that each picture takes; None: there is no Chromium."""
     with chromium() as browser:
@@ -77,13 +84,17 @@ def measure(launches: int) -> dict[str, Any]:
             "SWEEP_HOME": f"{folder}/home",
         }
         simulating = simulate(environment, launches)
+        used = cpu_seconds()
         runs = [report(environment, folder / "report") for _ in range(REPORTS)]
+        used = cpu_seconds() - used
         seconds, told = [each for each, _ in runs], runs[-1][1]
         return {
             "num_trials": told["num_trials"],
             "simulated_in_seconds": round(simulating, 1),
             "report_seconds": [round(each, 2) for each in seconds],
             "median_report_seconds": round(statistics.median(seconds), 2),
+            # A busy machine does not change it much.
+            "cpu_seconds": round(used / REPORTS, 2),
             "report_bytes": told["num_bytes"],
             "num_marks": {name: one["num_marks"] for name, one in told["pictures"].items()},
             "milliseconds_to_draw": drawn(folder / "report" / "index.html"),
