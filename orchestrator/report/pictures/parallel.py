@@ -70,6 +70,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         height=440,
         **layout,
     )
+    made["layout"]["meta"] = {"axes": axes}
     made["layout"]["yaxis"] |= {"side": "right", "tickformat": ".0%", "showgrid": False}
     made["layout"]["xaxis"] |= {
         "showgrid": False,
@@ -79,7 +80,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     return replace(
         blank,
         caption=f"{show.counted(len(found), 'layout')}; speed is relative to the best of the cell."
-        " Axes with one value are left out. A band of the legend can be hidden by a click on it.",
+        " Axes with one value are left out. A click on a band of the legend hides it.",
         figure=made,
     )
 
@@ -112,6 +113,11 @@ def _trace(
         "x": xs,
         "y": ys,
         "hoverinfo": "skip",
+        # For the filter of the page: the layout of each line.
+        "meta": {
+            "ids": [one.trial_id for one in some],
+            "values": [[one.values.get(name, "") for name in axes] for one in some],
+        },
         "line": {"color": color, "width": 1 if len(some) > 50 else 1.5},
         "opacity": 0.8 if low >= 0.85 else 0.45,
     }

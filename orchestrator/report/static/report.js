@@ -28,11 +28,40 @@ function draw(element, figure, label) {
     element.dataset.milliseconds = String(Math.round(performance.now() - started));
     if (element.dataset.drawn) return;
     element.dataset.drawn = "yes";
+    if (figure.layout.meta) addFilter(element, figure, (filtered) => draw(element, filtered, label));
     element.on("plotly_click", (event) => {
       const id = event.points[0] && event.points[0].customdata;
       if (typeof id === "number") location.href = `trial.html#${id}`;
     });
   });
+}
+
+// Above the parallel coordinates: a choice for each axis, which leaves the lines with that value,
+// and leads to their trials.
+function addFilter(element, figure, redraw) {
+  const axes = Object.entries(figure.layout.meta.axes);
+  const selects = axes.map(([name, values]) => make("select", { "aria-label": `Only layouts with this ${name}` }, make("option", { value: "" }, `${name}: all`), ...values.map((value) => make("option", { value }, `${name}: ${value}`))));
+  const link = make("a", {}, "");
+  const form = make("form", { class: "filter" }, ...selects, link);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  const width = axes.length + 2;  // points of a line: its axes, its speed, and a gap
+  const show = () => {
+    const chosen = [];
+    let total = 0;
+    const data = figure.data.map((trace) => {
+      const kept = [...trace.meta.ids.keys()].filter((line) => selects.every((select, axis) => !select.value || trace.meta.values[line][axis] === select.value));
+      chosen.push(...kept.map((line) => trace.meta.ids[line]));
+      total += trace.meta.ids.length;
+      const part = (values) => kept.flatMap((line) => values.slice(line * width, (line + 1) * width));
+      return { ...trace, x: part(trace.x), y: part(trace.y) };
+    });
+    link.textContent = `${chosen.length.toLocaleString("en")} of ${total.toLocaleString("en")} layouts, in the table`;
+    link.href = `trials.html#ids=${chosen.join(",")}`;
+    redraw({ ...figure, data });
+  };
+  form.addEventListener("change", show);
+  element.before(form);
+  show();
 }
 
 sweepReport.when("trials", (trials) => sweepReport.when("figures", (figures) => {

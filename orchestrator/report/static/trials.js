@@ -9,6 +9,8 @@ sweepReport.when("trials", (trials) => {
   const body = document.querySelector("#trials tbody");
   const [words, state, count, more] = ["words", "state", "count", "more"].map((id) => document.getElementById(id));
   const asked = new URLSearchParams(location.hash.slice(1));
+  // Chosen in a picture; null: all.
+  const chosen = asked.has("ids") ? new Set(asked.get("ids").split(",")) : null;
   let sorted = { column: 0, down: false };
   let shown = FIRST;
   const stateColumn = trials.titles.indexOf("state");
@@ -41,6 +43,7 @@ sweepReport.when("trials", (trials) => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const places = [...trials.rows.keys()].filter((place) => {
       const row = trials.rows[place];
+      if (chosen && !chosen.has(row[0])) return false;
       if (state.value && row[stateColumn] !== state.value) return false;
       const text = row.join(" ").toLowerCase();
       return wanted.every((word) => text.includes(word));
@@ -66,6 +69,7 @@ sweepReport.when("trials", (trials) => {
     more.hidden = places.length <= shown;
     more.textContent = `Show all ${places.length.toLocaleString("en")}`;
     const address = new URLSearchParams();
+    if (chosen) address.set("ids", [...chosen].join(","));
     if (words.value) address.set("words", words.value);
     if (state.value) address.set("state", state.value);
     history.replaceState(null, "", `#${address}`);

@@ -157,6 +157,33 @@ def test_hostile_text_is_shown_and_does_nothing(
     assert browser.complaints() == []
 
 
+def test_a_filter_of_the_parallel_coordinates_leads_to_the_trials_that_are_left(
+    browser: Browser, written: Written, scaling: SweepRows, tiny: SweepRows
+) -> None:
+    browser.get(url(written))
+    browser.draw("parallel")
+    select = "[aria-label='Only layouts with this mbs']"
+    browser.wait(f'return document.querySelector("{select}")')
+    browser.driver.find_element("css selector", f"{select} option[value='4']").click()
+    link = browser.driver.find_element("css selector", "[aria-labelledby=title-parallel] form a")
+    measured = [
+        one.trial
+        for sweep in (tiny, scaling)
+        for one in sweep.trials
+        if one.trial.is_current_fingerprint
+    ]
+    left = [trial.id for trial in measured if trial.layout.micro_batch_size == 4]
+    assert link.text == f"{len(left)} of {len(measured)} layouts, in the table"
+    drawn = "return document.getElementById('picture-parallel').data.flatMap(t => t.x).length"
+    num_axes = browser.run("return document.querySelectorAll('section form.filter select').length")
+    assert browser.run(drawn) == len(left) * (num_axes + 2)
+    link.click()
+    browser.wait("return document.querySelectorAll('#trials tbody tr').length")
+    rows = "return [...document.querySelectorAll('#trials tbody th')].map(t => +t.textContent)"
+    assert sorted(browser.run(rows)) == sorted(left)
+    assert browser.complaints() == []
+
+
 def test_a_profiled_trial_has_its_step_and_its_memory_as_pictures(
     browser: Browser, written: Written, scaling: SweepRows
 ) -> None:
