@@ -186,7 +186,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
 
     with (
         Store.open(options.db, patience_seconds=STORE_PATIENCE_SECONDS) as store,
-        Progress(objective=spec.objective, quiet=options.quiet) as progress,
+        Progress(objective=spec.ranked_by, quiet=options.quiet) as progress,
         Signals(progress.note) as signals,
     ):
         call = _SweepRun(

@@ -7,8 +7,10 @@ from math import inf
 
 from db.read.rows import Repeats, TrialRow
 from db.store import Store
+from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
+from orchestrator.core.trial.merit import Merit, headroom
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT
@@ -24,13 +26,15 @@ def confirmation_of(
     *,
     repeating: Mapping[int, Purpose] | None = None,
     was_paused: bool = False,
+    merits: tuple[Merit, ...] = (Merit.SPEED,),
 ) -> Confirmation:
     """Return the confirmation of stored trials that have the current fingerprint.
 
     Trials whose numbers cannot be true take no part, and none that were ended early.
-    `repeats`: as the store gives them; `repeating`: trials with a repeat under way.
+    `repeats`: as the store gives them; `repeating`: trials with a repeat under way; `merits`: what
+    layouts are compared by.
     """
-    confirmation = Confirmation(repeating=repeating if repeating is not None else {})
+    confirmation = Confirmation(repeating=repeating if repeating is not None else {}, merits=merits)
     measured = {
         trial.id: trial
         for trial in trials
@@ -60,8 +64,19 @@ def confirmation_of(
         runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])
     ):
         confirmation.note(trial_id, measured[trial_id].layout, run)
+    if confirmation.looks_for_a_front:
+        for trial in measured.values():
+            confirmation.note_others(trial.id, others_of(trial))
     confirmation.was_paused = bool(runs) and was_paused
     return confirmation
+
+
+def others_of(trial: TrialRow) -> OtherMerits:
+    """Return what is known of a measured trial besides its speed."""
+    peak = trial.peak_memory_reserved_bytes or trial.peak_memory_allocated_bytes
+    return OtherMerits(
+        headroom=headroom(peak, trial.device_memory_bytes), joules_per_token=trial.joules_per_token
+    )
 
 
 def _only_run(trial: TrialRow) -> Run:

@@ -1,0 +1,125 @@
+"""Finds the front of a cell's measured layouts: those that no other beats in every merit.
+
+Speed and energy are measured with noise, so a layout that is beaten by less than noise could be on
+the front too. What memory a layout leaves free hardly varies between its runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot
+
+from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.winner import WIDTH
+
+# Of the device's memory: two layouts with a smaller difference have the same memory free.
+SAME_HEADROOM = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontPoint:
+    """A measured layout, by its trial, with each of the merits that are compared."""
+
+    key: int
+    # More is better. Logarithms, but for the headroom: a share of the device's memory.
+    values: Mapping[Merit, float]
+    # Standard deviation of the values of noisy merits.
+    sds: Mapping[Merit, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """The layouts of a front, by trial id, and those that noise may keep from it."""
+
+    on: Sequence[int]
+    # Beaten by less than noise.
+    possible: Sequence[int]
+    # For each possible one, the layouts of the front that beat it by less than noise.
+    rivals: Mapping[int, Sequence[int]]
+
+
+def front_of(points: Sequence[FrontPoint], merits: Sequence[Merit]) -> Front:
+    """Return the front of the points. All of them have all of the merits."""
+    noisy = [merit for merit in merits if merit is not Merit.HEADROOM]
+    # Only an earlier point of this order can beat a later one.
+    by = [*noisy, *(merit for merit in merits if merit is Merit.HEADROOM)]
+    order = sorted(points, key=lambda point: ([-point.values[merit] for merit in by], point.key))
+    on: list[FrontPoint] = []
+    beaten: list[tuple[FrontPoint, list[FrontPoint]]] = []
+    for point in order:
+        better = [other for other in on if _beats(other, point, noisy, merits, by_noise=False)]
+        if better:
+            beaten.append((point, better))
+        else:
+            on.append(point)
+    rivals = {
+        point.key: [other.key for other in better]
+        for point, better in beaten
+        if noisy and not any(_beats(other, point, noisy, merits, by_noise=True) for other in on)
+    }
+    return Front(on=[point.key for point in on], possible=list(rivals), rivals=rivals)
+
+
+def _beats(
+    one: FrontPoint,
+    other: FrontPoint,
+    noisy: Sequence[Merit],
+    merits: Sequence[Merit],
+    *,
+    by_noise: bool,
+) -> bool:
+    """Return whether one is better in every noisy merit, and has as much memory free.
+
+    `by_noise`: better by more than noise.
+    """
+    if Merit.HEADROOM in merits:
+        ahead = one.values[Merit.HEADROOM] - other.values[Merit.HEADROOM]
+        if ahead < -SAME_HEADROOM:
+            return False
+    for merit in noisy:
+        least = WIDTH * hypot(one.sds[merit], other.sds[merit]) if by_noise else 0.0
+        if one.values[merit] - other.values[merit] < least:
+            return False
+    return True
+
+
+def next_to_repeat(
+    front: Front,
+    *,
+    num_repeats: Mapping[int, int],
+    contenders: int,
+    repeats: int,
+    given_up: Collection[int] = (),
+    under_way: Collection[int] = (),
+    last: int | None = None,
+) -> int | None:
+    """Return the layout to measure again, so that the front rests on more than one run of each.
+
+    Each layout on the front is repeated once, and so are the `contenders` that could be on it; in
+    further rounds only those that noise does not tell apart. None: nothing is left to repeat.
+    `last`: the layout that ran last; another goes first.
+    """
+    done = {key: num_repeats.get(key, 0) + (key in under_way) for key in (*front.on, *front.rivals)}
+    done |= {key: repeats for key in given_up if key in done}
+    possible = list(front.possible[:contenders])
+    wanted = [*front.on, *possible]
+    for number in range(1, repeats + 1):
+        behind = [key for key in wanted if done[key] < number]
+        if behind:
+            others = [key for key in behind if key != last and key not in under_way]
+            return min(others or behind, key=lambda key: (done[key], wanted.index(key)))
+        tied = {key for one in possible for key in (one, *front.rivals[one])}
+        wanted = [key for key in wanted if key in tied]
+    return None
+
+
+def most_repeats(
+    num_on: int, num_possible: int, *, contenders: int, repeats: int, done: int = 0
+) -> int:
+    """Return the most repeats that the layouts of a front may still take."""
+    possible = min(num_possible, contenders)
+    first = num_on + possible
+    # A later round has those that are tied: at most all of them.
+    later = (repeats - 1) * first if possible else 0
+    return max((first + later if repeats else 0) - done, 0)

@@ -1,0 +1,24 @@
+"""The merits of a layout that a front compares: its speed, its free memory, its use of energy.
+
+Within a cell every objective of a sweep file orders layouts as one of these does.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Merit(StrEnum):
+    """A number of a layout of which more is better."""
+
+    SPEED = "speed"  # tokens per second
+    HEADROOM = "headroom"  # free share of the device's memory
+    EFFICIENCY = "efficiency"  # tokens per joule
+
+
+def headroom(peak_bytes: float | None, device_bytes: float | None) -> float | None:
+    """Return the share of the device's memory that stays free; None if it is not known."""
+    # A counter of 0 was not read.
+    if not peak_bytes or not device_bytes:
+        return None
+    return 1.0 - peak_bytes / device_bytes

@@ -1,0 +1,132 @@
+"""A sweep with several objectives: it looks for a front, and confirms what is on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from db.store import Store
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.problem.layout import RecomputeMode
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.fingerprint import Stack
+from orchestrator.core.trial.front import Front
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
+from orchestrator.sweep.progress import StopReason
+from orchestrator.sweep.stored_confirmation import confirmation_of
+from tests.sweep.fake_scheduler import FakeScheduler
+from tests.sweep.test_loop import out_of_memory_above, run, spec, states
+
+BOTH = ["tokens_per_second_per_gpu", "memory_headroom"]
+GIB = 1 << 30
+
+
+@pytest.fixture
+def store(sqlite_store: Store) -> Store:
+    return sqlite_store
+
+
+def asked(*, repeats: int = 0, **changes: Any) -> SweepSpec:
+    return spec(repeats=repeats, **{"gpus": 1, "objective": BOTH} | changes)
+
+
+def trained(request: TrialRequest) -> RankResult:
+    """The larger the micro-batch, the faster and the fuller; recomputation halves both."""
+    layout = request.layout
+    plain = layout.recompute.mode is RecomputeMode.NONE
+    seconds = (1.0 + 1.0 / layout.micro_batch_size) * (1.0 if plain else 2.0)
+    peak = 10 * layout.micro_batch_size * (2 if plain else 1)
+    steps = [seconds * (1 + 0.001 * step) for step in range(8)]
+    return RankResult(
+        warmup_seconds=[seconds] * 3,
+        step_seconds=steps,
+        peak_memory_allocated_bytes=peak * GIB,
+        peak_memory_reserved_bytes=peak * GIB,
+        device_memory_bytes=100 * GIB,
+        stack=Stack(torch="2.13.0"),
+    )
+
+
+def front_of(store: Store, *merits: Merit) -> tuple[Front, dict[int, str]]:
+    """The front of the only cell, from what is in the store; and its trials' layouts."""
+    sweep = store.sweep_named("t")
+    (cell,) = store.cells(sweep.id)
+    trials = store.trials(sweep.id)
+    confirmation = confirmation_of(trials, store.repeats(cell.id), merits=merits)
+    return confirmation.front().front, {trial.id: trial.layout.short for trial in trials}
+
+
+def test_each_layout_of_the_front_is_repeated_and_no_other(store: Store) -> None:
+    run(
+        store, trained, spec=asked(repeats=1, search={"anchor_every": 0, "confirm": {"repeats": 1}})
+    )
+    front, names = front_of(store, Merit.SPEED, Merit.HEADROOM)
+    # 20, 40 and 80 GiB without recomputation, 10 GiB with it. The others have 20 GiB at twice and
+    # 40 GiB at more than twice the time.
+    assert sorted(names[key].split(" ", 1)[1].removesuffix(" fp32") for key in front.on) == [
+        "mbs1 ga8 full",
+        "mbs1 ga8 none",
+        "mbs2 ga4 none",
+        "mbs4 ga2 none",
+    ]
+    assert not front.possible
+    trials = store.trials(store.sweep_named("t").id)
+    assert {t.id for t in trials if t.num_measurements == 2} == set(front.on)
+
+
+def test_the_same_call_again_launches_nothing(store: Store) -> None:
+    run(store, trained, spec=asked(repeats=1))
+    _, scheduler = run(store, trained, spec=asked(repeats=1))
+    assert scheduler.started == []
+
+
+def test_no_trial_is_ended_early_since_slow_layouts_may_be_on_the_front(store: Store) -> None:
+    to_beat = []
+
+    def script(request: TrialRequest) -> RankResult:
+        to_beat.append(request.measurement.beat_seconds)
+        return trained(request)
+
+    scheduler = FakeScheduler(script, device=Device.CUDA)
+    run(store, script, scheduler=scheduler, spec=asked())
+    assert len(to_beat) == 6
+    assert set(to_beat) == {None}
+
+
+def test_a_plateau_is_one_of_the_volume_of_the_front(store: Store) -> None:
+    # One plateau of the speed would end it after the fastest and two others.
+    axes = {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]}
+    search = {"plateau": {"trials": 2, "gain": 0.01}, "strategy": "random", "seed": 2}
+    result, _ = run(store, trained, spec=asked(axes=axes, search=search))
+    assert set(result.stopped.values()) == {StopReason.PLATEAU}
+    front, _ = front_of(store, Merit.SPEED, Merit.HEADROOM)
+    assert len(front.on) >= 3
+
+
+def test_a_price_orders_layouts_as_speed_does_so_that_the_same_is_launched(store: Store) -> None:
+    _, alone = run(store, trained, spec=spec(gpus=1))
+    changes = {"objective": ["tokens_per_second_per_gpu", "dollars_per_billion_tokens"]}
+    priced = spec(gpus=1, name="priced", price_per_gpu_hour=2.0, **changes)
+    _, both = run(store, trained, spec=priced)
+    assert both.started == alone.started
+    first, second = (store.trials(store.sweep_named(name).id) for name in ("t", "priced"))
+    assert [trial.why for trial in first] == [trial.why for trial in second]
+
+
+def test_an_out_of_memory_rules_out_what_needs_more_here_too(store: Store) -> None:
+    run(store, out_of_memory_above(1), spec=asked())
+    assert states(store)[TrialState.MEASURED] >= 1
+    assert states(store)[TrialState.OUT_OF_MEMORY] + states(store)[TrialState.PRUNED] == 2
+
+
+def test_dollars_without_a_price_are_refused_before_anything_starts(store: Store) -> None:
+    with pytest.raises(UsageInvalid, match="no price is known of what device auto means here"):
+        run(store, trained, spec=asked(objective=["dollars_per_billion_tokens"]))
+
+
+def test_energy_is_refused_where_no_gpu_tells_it(store: Store) -> None:
+    with pytest.raises(UsageInvalid, match="joules_per_token: the energy is read from GPUs"):
+        run(store, trained, spec=asked(objective=["joules_per_token"]))
