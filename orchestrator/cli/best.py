@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import trial_text
+from orchestrator.cli import front_table, trial_text
 from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, FormatOption, Json, SweepArgument
 from orchestrator.cli.other_conditions import OtherConditions, other_conditions
@@ -83,23 +83,33 @@ class Ranking:
 def best(
     sweep: SweepArgument = None,
     top: Annotated[int, typer.Option("--top", "-n", min=1, help="Layouts to show per cell.")] = 1,
+    pareto: Annotated[
+        bool,
+        typer.Option(
+            "--pareto", help="Show the front: the layouts that none beats in every objective."
+        ),
+    ] = False,
     format: FormatOption = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Show the fastest layouts of each cell.
+    """Show the fastest layouts of each cell, or the front of several objectives.
 
     Says how sure the order is. Results of other code, software or devices are shown apart.
 
     Examples:
       sweep best
       sweep best 8b --top 5
+      sweep best 8b --pareto
       sweep best 8b --format csv > best.csv
     """
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
     from orchestrator.report import records  # every column
 
     format = output_format(format, as_json=as_json)
+    if pareto:
+        front_table.show_fronts(sweep, format, db)
+        return
     with existing_store(db) as store:
         row = select_sweep(store, sweep)
         cells = store.status(row.id)

@@ -1,7 +1,8 @@
 """Finds the front of a cell's measured layouts: those that no other beats in every merit.
 
 Speed and energy are measured with noise, so a layout that is beaten by less than noise could be on
-the front too. What memory a layout leaves free hardly varies between its runs.
+the front too. What memory a layout leaves free hardly varies between its runs. Merits have names:
+those of a cell, or the objectives of a sweep file.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class FrontPoint:
     """A measured layout, by its trial, with each of the merits that are compared."""
 
     key: int
-    # More is better. Logarithms, but for the headroom: a share of the device's memory.
-    values: Mapping[Merit, float]
+    # By merit; more is better. Logarithms, but for the headroom: a share of the device's memory.
+    values: Mapping[str, float]
     # Standard deviation of the values of noisy merits.
-    sds: Mapping[Merit, float]
+    sds: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +40,22 @@ class Front:
     rivals: Mapping[int, Sequence[int]]
 
 
-def front_of(points: Sequence[FrontPoint], merits: Sequence[Merit]) -> Front:
-    """Return the front of the points. All of them have all of the merits."""
-    noisy = [merit for merit in merits if merit is not Merit.HEADROOM]
+def front_of(
+    points: Sequence[FrontPoint], merits: Sequence[str], *, headroom: str = Merit.HEADROOM
+) -> Front:
+    """Return the front of the points. All of them have all of the merits.
+
+    `headroom`: the name of the merit without noise.
+    """
+    noisy = [merit for merit in merits if merit != headroom]
+    exact = [merit for merit in merits if merit == headroom]
     # Only an earlier point of this order can beat a later one.
-    by = [*noisy, *(merit for merit in merits if merit is Merit.HEADROOM)]
+    by = [*noisy, *exact]
     order = sorted(points, key=lambda point: ([-point.values[merit] for merit in by], point.key))
     on: list[FrontPoint] = []
     beaten: list[tuple[FrontPoint, list[FrontPoint]]] = []
     for point in order:
-        better = [other for other in on if _beats(other, point, noisy, merits, by_noise=False)]
+        better = [other for other in on if _beats(other, point, noisy, exact, by_noise=False)]
         if better:
             beaten.append((point, better))
         else:
@@ -56,7 +63,7 @@ def front_of(points: Sequence[FrontPoint], merits: Sequence[Merit]) -> Front:
     rivals = {
         point.key: [other.key for other in better]
         for point, better in beaten
-        if noisy and not any(_beats(other, point, noisy, merits, by_noise=True) for other in on)
+        if noisy and not any(_beats(other, point, noisy, exact, by_noise=True) for other in on)
     }
     return Front(on=[point.key for point in on], possible=list(rivals), rivals=rivals)
 
@@ -64,8 +71,8 @@ def front_of(points: Sequence[FrontPoint], merits: Sequence[Merit]) -> Front:
 def _beats(
     one: FrontPoint,
     other: FrontPoint,
-    noisy: Sequence[Merit],
-    merits: Sequence[Merit],
+    noisy: Sequence[str],
+    exact: Sequence[str],
     *,
     by_noise: bool,
 ) -> bool:
@@ -73,10 +80,8 @@ def _beats(
 
     `by_noise`: better by more than noise.
     """
-    if Merit.HEADROOM in merits:
-        ahead = one.values[Merit.HEADROOM] - other.values[Merit.HEADROOM]
-        if ahead < -SAME_HEADROOM:
-            return False
+    if any(one.values[merit] - other.values[merit] < -SAME_HEADROOM for merit in exact):
+        return False
     for merit in noisy:
         least = WIDTH * hypot(one.sds[merit], other.sds[merit]) if by_noise else 0.0
         if one.values[merit] - other.values[merit] < least:

@@ -104,7 +104,7 @@ def _point(
     key: int, log_seconds: tuple[float, float], others: OtherMerits, merits: Sequence[Merit]
 ) -> FrontPoint:
     mean, sd = log_seconds
-    values = {Merit.SPEED: -mean}
+    values: dict[str, float] = {Merit.SPEED: -mean}
     if Merit.HEADROOM in merits and others.headroom is not None:
         values[Merit.HEADROOM] = others.headroom
     if Merit.EFFICIENCY in merits and others.joules_per_token is not None:
