@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import front_table, trial_text
+from orchestrator.cli import trial_text
 from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, FormatOption, Json, SweepArgument
 from orchestrator.cli.other_conditions import OtherConditions, other_conditions
@@ -108,6 +108,8 @@ def best(
 
     format = output_format(format, as_json=as_json)
     if pareto:
+        from orchestrator.cli import front_table  # needs numpy
+
         front_table.show_fronts(sweep, format, db)
         return
     with existing_store(db) as store:

@@ -341,8 +341,6 @@ class Confirmation:
 
     def most_repeats(self, confirm: Confirm, num_measured: int) -> int:
         """Return the most repeats that confirm a winner among so many measured layouts."""
-        if self.looks_for_a_front:
-            return self._most_of_front(confirm)
         if self.change is None:
             return confirm.contenders * confirm.repeats
         return most_repeats_with_drift([0] * num_measured, confirm.contenders, confirm.repeats)

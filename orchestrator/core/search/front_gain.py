@@ -7,13 +7,14 @@ predicted; power is learned from the rows that ran. The three errors are taken t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from math import isfinite, log
 
 import numpy as np
 
 from orchestrator.core.problem.hypervolume import free_boxes, hypervolume, on_front
 from orchestrator.core.problem.normal import normal_cdf
-from orchestrator.core.search.lattice import Belief, Floats, Lattice
+from orchestrator.core.search.lattice import Belief, Floats, Ints, Lattice
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Surrogate, Value
 from orchestrator.core.search.told import Told
@@ -22,6 +23,8 @@ from orchestrator.core.trial.merit import Merit
 # No row counts as more than so much better than the best known or predicted: the mean of a
 # log-normal belief is otherwise that of its least likely values.
 MOST_BETTER = 3.0
+# A row that is dominated even if it is better by so many standard deviations gains nothing.
+MOST_SDS = 4.0
 # Of log watts, between layouts of a cell: an idle GPU draws a tenth of the most.
 POWER_SD = 0.2
 
@@ -47,17 +50,21 @@ class FrontGain:
         self._learn_power(told)
         merits = self._used()
         points = self._points(told, merits, memory)
+        hopeful = self._hopeful(points, merits, mean=mean, sd=sd, memory=memory)
+        found = np.zeros(len(mean))
+        beliefs = [
+            self._belief(merit, mean=mean, sd=sd, memory=memory).take(hopeful) for merit in merits
+        ]
         boxes = free_boxes(points)
-        gain = np.ones((len(boxes.lower), len(mean)))
-        for place, merit in enumerate(merits):
-            known = points[:, place]
+        gain = np.ones((len(boxes.lower), len(hopeful)))
+        for place, belief in enumerate(beliefs):
             edges, inverse = np.unique(
                 np.stack([boxes.lower[:, place], boxes.upper[:, place]]), return_inverse=True
             )
-            excess = self._excess(merit, edges, known, mean=mean, sd=sd, memory=memory)
+            excess = belief.excess(edges)
             inverse = inverse.reshape(2, -1)
             gain *= excess[inverse[0]] - excess[inverse[1]]
-        found: Floats = gain.sum(axis=0) / (hypervolume(points) or 1.0)
+        found[hopeful] = gain.sum(axis=0) / (hypervolume(points) or 1.0)
         return found
 
     def would_be_on_it(self, told: Told, others: Collection[Told], memory: Surrogate) -> bool:
@@ -108,27 +115,61 @@ class FrontGain:
                     power = float(self._power.mean[told.row])
                 return float(np.exp(-score - power))
 
-    def _excess(
+    def _belief(self, merit: Merit, *, mean: Floats, sd: Floats, memory: Surrogate) -> _Belief:
+        """Return what is believed of each row's merit. `mean` and `sd` are of the scores."""
+        if merit is Merit.HEADROOM:
+            assert self._limit is not None
+            return _Belief(mean=memory.mean, sd=memory.sd, limit=self._limit)
+        if merit is Merit.EFFICIENCY:
+            assert self._power is not None
+            mean, sd = mean + self._power.mean, np.hypot(sd, self._power.sd)
+        return _Belief(mean=mean, sd=sd)
+
+    def _hopeful(
         self,
-        merit: Merit,
-        edges: Floats,
-        known: Floats,
+        points: Floats,
+        merits: tuple[Merit, ...],
         *,
         mean: Floats,
         sd: Floats,
         memory: Surrogate,
-    ) -> Floats:
+    ) -> Ints:
+        """Return the rows that the front may not dominate; the others gain nothing."""
+        beliefs = (self._belief(merit, mean=mean, sd=sd, memory=memory) for merit in merits)
+        most = np.stack([belief.most for belief in beliefs], axis=1)
+        dominated = np.zeros(len(mean), dtype=np.bool_)
+        for point in points[on_front(points)]:
+            dominated |= (point >= most).all(axis=1)
+        return np.flatnonzero(~dominated)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Belief:
+    """A merit of rows as log-normal values: of seconds, of joules, or of bytes of a limit."""
+
+    mean: Floats  # of the logarithm
+    sd: Floats
+    limit: float | None = None  # of bytes, whose free share is the merit
+
+    def take(self, rows: Ints) -> _Belief:
+        return replace(self, mean=self.mean[rows], sd=self.sd[rows])
+
+    @property
+    def most(self) -> Floats:
+        """The merit of each row if it is MOST_SDS better than expected."""
+        least = np.exp(self.mean - MOST_SDS * self.sd)
+        found: Floats = 1.0 / least if self.limit is None else 1.0 - least / self.limit
+        return found
+
+    def excess(self, edges: Floats) -> Floats:
         """Return how far each row's merit is expected above each edge: edges x rows."""
-        if merit is Merit.HEADROOM:
-            assert self._limit is not None
-            room = (1.0 - np.minimum(edges, 1.0)) * self._limit
-            return _below(np.log(np.maximum(room, 1e-9)), memory.mean, memory.sd) / self._limit
-        if merit is Merit.EFFICIENCY:
-            assert self._power is not None
-            mean, sd = mean + self._power.mean, np.hypot(sd, self._power.sd)
-        best = max(float(known.max(initial=0.0)), float(np.exp(-mean.min())))
-        edges = np.minimum(edges, MOST_BETTER * best)
-        return _above(np.log(np.maximum(edges, 1e-300)), -mean, sd)
+        if self.limit is not None:
+            room = (1.0 - np.minimum(edges, 1.0)) * self.limit
+            return _below(np.log(np.maximum(room, 1e-9)), self.mean, self.sd) / self.limit
+        # The largest edge but for infinity is the best that ran.
+        known = edges[np.isfinite(edges)].max(initial=0.0)
+        best = max(float(known), float(np.exp(-self.mean.min(initial=np.inf))))
+        return _above(np.log(np.clip(edges, 1e-300, MOST_BETTER * best)), -self.mean, self.sd)
 
 
 def _log_power(told: Told) -> float | None:
