@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from db.store import Store
+from orchestrator.cluster.contract import Finished, SchedulerEvent
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.problem.layout import RecomputeMode
+from orchestrator.core.problem.layout import Layout, RecomputeMode
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.front import Front
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.node_report import GpuUsage, NodeReport
 from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.stored_confirmation import confirmation_of
@@ -130,3 +133,37 @@ def test_dollars_without_a_price_are_refused_before_anything_starts(store: Store
 def test_energy_is_refused_where_no_gpu_tells_it(store: Store) -> None:
     with pytest.raises(UsageInvalid, match="joules_per_token: the energy is read from GPUs"):
         run(store, trained, spec=asked(objective=["joules_per_token"]))
+
+
+class Powered(FakeScheduler):
+    """GPUs that draw less power with recomputation."""
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        layouts = {trial_id: request.layout for trial_id, (request, _) in self._running.items()}
+        events = super().poll(timeout_seconds)
+        return [
+            replace(event, reports=[self._with_power(event, layouts[event.trial_id])])
+            if isinstance(event, Finished)
+            else event
+            for event in events
+        ]
+
+    def _with_power(self, event: Finished, layout: Layout) -> NodeReport:
+        is_plain = layout.recompute.mode is RecomputeMode.NONE
+        watts = 600.0 if is_plain else 200.0
+        return replace(event.reports[0], gpu=GpuUsage(power_watts=watts, num_samples=3))
+
+
+def test_a_layout_that_uses_the_least_energy_is_on_the_front_of_energy(store: Store) -> None:
+    objective = ["tokens_per_second_per_gpu", "joules_per_token"]
+    scheduler = Powered(trained, device=Device.CUDA, slots=1)
+    run(store, trained, scheduler=scheduler, spec=asked(objective=objective))
+    front, names = front_of(store, Merit.SPEED, Merit.EFFICIENCY)
+    # Recomputation takes twice the time and a third of the power.
+    kinds = [names[key].removesuffix(" fp32") for key in front.on]
+    assert kinds == ["dp1 mbs4 ga2 none", "dp1 mbs4 ga2 full"]
+    trials = store.trials(store.sweep_named("t").id)
+    (frugal,) = (trial for trial in trials if trial.id == front.on[1])
+    # 512 tokens in 2.5 s, with the first step of eight 0.7 % faster than the last.
+    assert frugal.joules_per_token == pytest.approx(200 * 2.5 / 512, rel=0.01)
+    assert any("expected to enlarge the front by" in (trial.why or "") for trial in trials)
