@@ -326,8 +326,13 @@ def _print(
     others: OtherConditions,
     remarks: _Remarks,
 ) -> None:
+    from orchestrator.report.fronts import asks_for_front  # numpy
+
     if not by_cell:
         write_line(f"Sweep {sweep.name} has no cells yet.")
+    elif asks_for_front(sweep):
+        more = f"sweep best {sweep.name} --pareto"
+        write_line(f"The fastest layouts. The front of the objectives: {more}", style="yellow")
     shown = []
     for number, (cell, of_cell) in enumerate(by_cell):
         if number:

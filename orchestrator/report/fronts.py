@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.core.trial.front_verdict import FrontVerdict
 
+# Objectives that order the layouts of a cell as their speed does.
+OF_SPEED = frozenset({"tokens_per_second_per_gpu", "step_seconds", "dollars_per_billion_tokens"})
 EVERY = 1_000_000_000  # measured layouts that are read of a cell: all
 
 
@@ -127,6 +129,12 @@ class ShownFront:
         }
 
 
+def asks_for_front(sweep: SweepRow) -> bool:
+    """Return whether the file of a sweep has other objectives than speed."""
+    asked = json.loads(sweep.spec_json).get("objective") or []
+    return bool({asked} - OF_SPEED if isinstance(asked, str) else set(asked) - OF_SPEED)
+
+
 def read_fronts(store: Store, sweep: SweepRow) -> list[ShownFront]:
     """Return the fronts of a sweep by the objectives of its file.
 
@@ -147,7 +155,31 @@ def read_fronts(store: Store, sweep: SweepRow) -> list[ShownFront]:
         size = cell.cell
         key = size.model.digest, size.sequence_length, size.global_batch_size
         groups.setdefault(key, []).append(cell)
-    return [_front(store, sweep, group, trials, objectives, price) for group in groups.values()]
+    device = _Device(price_per_gpu_hour=price, memory_bytes=_memory_bytes(store, sweep))
+    return [_front(store, sweep, group, trials, objectives, device) for group in groups.values()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    """What is known of a sweep's device; None: it is unknown."""
+
+    price_per_gpu_hour: float | None
+    memory_bytes: float | None  # for trials that do not name it
+
+
+def _memory_bytes(store: Store, sweep: SweepRow) -> float | None:
+    """Return the memory of the sweep's device, by its file or the data sheet."""
+    from orchestrator.core.problem.hardware import DEVICES, GIB, from_driver_name
+
+    spec = json.loads(sweep.spec_json)
+    if (gib := spec.get("device_memory_gib")) is not None:
+        return float(gib) * GIB
+    if (named := DEVICES.get(spec.get("device", "auto"))) is not None:
+        return float(named.memory_bytes)
+    names = {one.stack.device_name for one in store.fingerprints(sweep.id)}
+    known = [from_driver_name(name) for name in names if name is not None]
+    sizes = {float(one.memory_bytes) for one in known if one is not None}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _shown(asked: Sequence[Objective], trials: Sequence[TrialRow]) -> tuple[Objective, ...]:
@@ -165,7 +197,7 @@ def _front(
     group: Sequence[CellRow],
     trials: Mapping[int, Sequence[TrialRow]],
     objectives: Sequence[Objective],
-    price: float | None,
+    device: _Device,
 ) -> ShownFront:
     from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.sweep.stored_confirmation import confirmation_of  # needs SQLAlchemy
@@ -177,12 +209,17 @@ def _front(
     for cell in group:
         # Only a layout of its own cell's front can be on that of the group.
         measured = trials.get(cell.id, [])
-        confirmation = confirmation_of(measured, store.repeats(cell.id), merits=merits)
+        confirmation = confirmation_of(
+            measured,
+            store.repeats(cell.id),
+            merits=merits,
+            device_memory_bytes=device.memory_bytes,
+        )
         verdict = confirmation.front()
         left_out += verdict.left_out
         near = {trial.id: trial for trial in measured if trial.id in verdict.log_seconds}
         for key in (*verdict.front.on, *verdict.front.possible):
-            found = _values(near[key], cell.cell, verdict, objectives, price)
+            found = _values(near[key], cell.cell, verdict, objectives, device)
             if found is None:
                 left_out.append(key)
                 continue
@@ -209,14 +246,15 @@ def _values(
     cell: Cell,
     verdict: FrontVerdict,
     objectives: Sequence[Objective],
-    price: float | None,
+    device: _Device,
 ) -> dict[Objective, Valued] | None:
     """Return what a trial has of each objective; None if one is unknown."""
     from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.sweep.stored_confirmation import others_of
 
     mean, sd = verdict.log_seconds[trial.id]
-    seconds, others = exp(mean), others_of(trial)
+    seconds, others = exp(mean), others_of(trial, device.memory_bytes)
+    price = device.price_per_gpu_hour
     per_gpu = cell.tokens_per_step / seconds / cell.num_gpus
     known: dict[Objective, float | None] = {
         Objective.TOKENS_PER_SECOND_PER_GPU: per_gpu,

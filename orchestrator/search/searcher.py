@@ -146,6 +146,11 @@ class Searcher:
         return None if row is None else self._predicted_step(Choice(row=row))
 
     @property
+    def memory_limit_bytes(self) -> float | None:
+        """The memory that a layout must keep to; None if it is unknown."""
+        return self._candidates.memory_limit_bytes
+
+    @property
     def untried(self) -> int:
         return self._rows.count(RowStatus.UNTRIED)
 

@@ -142,7 +142,10 @@ class CellSearch:
             is_over = trial.state in TERMINAL and trial.num_attempts
             if is_over and trial.is_current_fingerprint is not False:
                 seconds = None if trial.implausible else trial.step_seconds_median
-                self._note(seconds, others_of(trial) if self._ended.is_of_front else None)
+                others = None
+                if self._ended.is_of_front:
+                    others = others_of(trial, self.searcher.memory_limit_bytes)
+                self._note(seconds, others)
             if trial.is_current_fingerprint:
                 self._fingerprint = trial.fingerprint_digest
         self._told = {
@@ -158,6 +161,7 @@ class CellSearch:
             repeating=self.attempts.repeats,
             was_paused=not self._was_taken_up or self.confirmation.was_paused,
             merits=self.merits,
+            device_memory_bytes=self.searcher.memory_limit_bytes,
         )
         self._was_taken_up = True
         self._correct_search()

@@ -12,6 +12,7 @@ import time
 from orchestrator.cluster.contract import Prober, shapes_of
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
+from orchestrator.core.search.planner import memory_limit_bytes
 from orchestrator.core.sweepfile.budget import Price, budget_of, check_objectives, price_of
 from orchestrator.core.sweepfile.sections import Exclusive
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
@@ -51,7 +52,12 @@ def open_loop(call: Call) -> Loop:
     stored_peaks, device_name = store.measured_peaks(call.sweep_id), scheduler.slots.device_name
     outcomes = Outcomes(call, MeasuredPeaks(stored_peaks, device_name=device_name))
     price = price_of(spec, hardware)
-    check_objectives(spec, price, device=scheduler.slots.device)
+    check_objectives(
+        spec,
+        price,
+        device=scheduler.slots.device,
+        memory_limit_bytes=memory_limit_bytes(spec, hardware),
+    )
     spending = _begin_session(call, price)
     cell_searches = CellSearches(call, hardware, read(call, hardware))
     node_pool.usable(scheduler.slots.nodes)  # they answer while cells are opened

@@ -29,7 +29,7 @@ from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import relative_sd, said_of
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.merit import headroom
+from orchestrator.core.trial.merit import headroom, highest_peak
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import OutOfMemory
@@ -373,9 +373,8 @@ class Outcomes:
             search.note_repeated(trial_id, layout, run, counts=in_store.counts)
         else:
             self._stored[TrialState.MEASURED] += 1
-            others = OtherMerits(
-                headroom=headroom(peak, measurement.device_memory_bytes), joules_per_token=joules
-            )
+            free = _headroom(measurement, search.searcher.memory_limit_bytes)
+            others = OtherMerits(headroom=free, joules_per_token=joules)
             search.note_measured(trial_id, layout, run, others)
         if in_store.counts:
             search.tell_measured(
@@ -442,6 +441,17 @@ class Outcomes:
         condemned = search.note_out_of_memory(trial_id, attempt.layout, outcome)
         self._condemn(search, condemned)
         return len(condemned)
+
+
+def _headroom(measurement: Measurement, device_memory_bytes: float | None) -> float | None:
+    """Return the share of its device's memory that a layout left free; None if it is unknown."""
+    peak = highest_peak(
+        reserved_bytes=measurement.peak_memory_reserved_bytes,
+        allocated_bytes=measurement.peak_memory_allocated_bytes,
+        driver_bytes=measurement.peak_memory_driver_bytes,
+        driver_kind=measurement.peak_memory_driver_kind,
+    )
+    return headroom(peak, measurement.device_memory_bytes or device_memory_bytes)
 
 
 def _needs_as_much(proofs: Sequence[tuple[int, MemoryProof]]) -> str:

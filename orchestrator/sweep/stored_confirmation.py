@@ -10,7 +10,7 @@ from db.store import Store
 from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
-from orchestrator.core.trial.merit import Merit, headroom
+from orchestrator.core.trial.merit import Merit, headroom, highest_peak
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT
@@ -27,12 +27,13 @@ def confirmation_of(
     repeating: Mapping[int, Purpose] | None = None,
     was_paused: bool = False,
     merits: tuple[Merit, ...] = (Merit.SPEED,),
+    device_memory_bytes: float | None = None,
 ) -> Confirmation:
     """Return the confirmation of stored trials that have the current fingerprint.
 
     Trials whose numbers cannot be true take no part, and none that were ended early.
     `repeats`: as the store gives them; `repeating`: trials with a repeat under way; `merits`: what
-    layouts are compared by.
+    layouts are compared by; `device_memory_bytes`: of trials that do not name it.
     """
     confirmation = Confirmation(repeating=repeating if repeating is not None else {}, merits=merits)
     measured = {
@@ -66,16 +67,25 @@ def confirmation_of(
         confirmation.note(trial_id, measured[trial_id].layout, run)
     if confirmation.looks_for_a_front:
         for trial in measured.values():
-            confirmation.note_others(trial.id, others_of(trial))
+            confirmation.note_others(trial.id, others_of(trial, device_memory_bytes))
     confirmation.was_paused = bool(runs) and was_paused
     return confirmation
 
 
-def others_of(trial: TrialRow) -> OtherMerits:
-    """Return what is known of a measured trial besides its speed."""
-    peak = trial.peak_memory_reserved_bytes or trial.peak_memory_allocated_bytes
+def others_of(trial: TrialRow, device_memory_bytes: float | None) -> OtherMerits:
+    """Return what is known of a measured trial besides its speed.
+
+    `device_memory_bytes`: of the device, if the trial does not name it.
+    """
+    peak = highest_peak(
+        reserved_bytes=trial.peak_memory_reserved_bytes,
+        allocated_bytes=trial.peak_memory_allocated_bytes,
+        driver_bytes=trial.peak_memory_driver_bytes,
+        driver_kind=trial.peak_memory_driver_kind,
+    )
     return OtherMerits(
-        headroom=headroom(peak, trial.device_memory_bytes), joules_per_token=trial.joules_per_token
+        headroom=headroom(peak, trial.device_memory_bytes or device_memory_bytes),
+        joules_per_token=trial.joules_per_token,
     )
 
 

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from db.store import Store
+from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.trial.merit import Merit
+from orchestrator.report.fronts import OF_SPEED
 from tests.cli.conftest import Sweep
 from tests.sweep.test_front_search import asked, trained
 from tests.sweep.test_loop import run
@@ -40,6 +43,8 @@ def test_each_point_of_the_front_is_shown_with_its_interval(store: Store, sweep:
     assert "±3.9%" in out
     assert "Front of 6 measured layouts: trials" in out
     assert "measured once" in out
+    out, _ = sweep("best")
+    assert out.startswith("The fastest layouts. The front of the objectives: sweep best t --pareto")
 
 
 def test_cells_that_differ_in_gpus_alone_have_one_front(store: Store, sweep: Sweep) -> None:
@@ -70,6 +75,12 @@ def test_a_sweep_with_one_objective_has_a_front_too(store: Store, sweep: Sweep) 
     (front,) = fronts(sweep)
     assert front["objectives"] == ["tokens_per_second_per_gpu", "memory_headroom"]
     assert sum(point["is_on_front"] for point in front["points"]) == 4
+    out, _ = sweep("best")
+    assert "--pareto" not in out
+
+
+def test_the_objectives_of_speed_are_those_of_the_sweep_file() -> None:
+    assert {one for one in Objective if one.merit is Merit.SPEED} == OF_SPEED
 
 
 def test_layouts_without_one_of_the_objectives_are_left_out_by_name(
@@ -77,8 +88,10 @@ def test_layouts_without_one_of_the_objectives_are_left_out_by_name(
 ) -> None:
     def script(request: Any) -> Any:
         result = trained(request)
-        unread = request.layout.micro_batch_size == 1
-        return result.model_copy(update={"device_memory_bytes": None}) if unread else result
+        if request.layout.micro_batch_size > 1:
+            return result
+        peaks = ("peak_memory_allocated_bytes", "peak_memory_reserved_bytes")
+        return result.model_copy(update=dict.fromkeys(peaks))
 
     run(store, script, spec=asked())
     (front,) = fronts(sweep)

@@ -33,7 +33,8 @@ def store(sqlite_store: Store) -> Store:
 
 
 def asked(*, repeats: int = 0, **changes: Any) -> SweepSpec:
-    return spec(repeats=repeats, **{"gpus": 1, "objective": BOTH} | changes)
+    known = {"gpus": 1, "objective": BOTH, "device_memory_gib": 100.0}
+    return spec(repeats=repeats, **known | changes)
 
 
 def trained(request: TrialRequest) -> RankResult:
@@ -125,6 +126,33 @@ def test_an_out_of_memory_rules_out_what_needs_more_here_too(store: Store) -> No
     assert states(store)[TrialState.OUT_OF_MEMORY] + states(store)[TrialState.PRUNED] == 2
 
 
+def test_free_memory_is_refused_where_no_limit_is_known(store: Store) -> None:
+    with pytest.raises(UsageInvalid, match="no memory size is known of what device auto means"):
+        run(store, trained, spec=asked(device_memory_gib=None))
+
+
+def test_a_program_that_tells_no_memory_is_compared_by_what_the_driver_saw(store: Store) -> None:
+    def script(request: TrialRequest) -> RankResult:
+        told = trained(request)
+        unread = ("peak_memory_allocated_bytes", "peak_memory_reserved_bytes")
+        unread = (*unread, "device_memory_bytes")
+        return told.model_copy(update=dict.fromkeys(unread))
+
+    scheduler = Powered(script, device=Device.CUDA, slots=1)
+    run(store, script, scheduler=scheduler, spec=asked())
+    (cell,) = store.cells(store.sweep_named("t").id)
+    trials = store.trials(store.sweep_named("t").id)
+    merits = (Merit.SPEED, Merit.HEADROOM)
+    found = confirmation_of(
+        trials, store.repeats(cell.id), merits=merits, device_memory_bytes=100 * GIB
+    ).front()
+    # 50 GiB without recomputation, and 30 with it, on a device of 100 GiB.
+    names = {trial.id: trial.layout.short.removesuffix(" fp32") for trial in trials}
+    kinds = [names[key] for key in found.front.on]
+    assert kinds == ["dp1 mbs4 ga2 none", "dp1 mbs4 ga2 full"]
+    assert not found.left_out
+
+
 def test_dollars_without_a_price_are_refused_before_anything_starts(store: Store) -> None:
     with pytest.raises(UsageInvalid, match="no price is known of what device auto means here"):
         run(store, trained, spec=asked(objective=["dollars_per_billion_tokens"]))
@@ -151,7 +179,9 @@ class Powered(FakeScheduler):
     def _with_power(self, event: Finished, layout: Layout) -> NodeReport:
         is_plain = layout.recompute.mode is RecomputeMode.NONE
         watts = 600.0 if is_plain else 200.0
-        return replace(event.reports[0], gpu=GpuUsage(power_watts=watts, num_samples=3))
+        peak = (50 if is_plain else 30) * GIB
+        usage = GpuUsage(power_watts=watts, num_samples=3, peak_memory_bytes=peak)
+        return replace(event.reports[0], gpu=usage)
 
 
 def test_a_layout_that_uses_the_least_energy_is_on_the_front_of_energy(store: Store) -> None:

@@ -47,12 +47,29 @@ def price_of(spec: SweepSpec, hardware: Hardware | None) -> Price | None:
     return Price(per_gpu_hour=hardware.price_per_hour, source=source)
 
 
-def check_objectives(spec: SweepSpec, price: Price | None, *, device: Device) -> None:
-    """Raise UsageInvalid for an objective that nothing tells on this device."""
+def check_objectives(
+    spec: SweepSpec,
+    price: Price | None,
+    *,
+    device: Device,
+    memory_limit_bytes: float | None,
+) -> None:
+    """Raise UsageInvalid for an objective that nothing tells on this device.
+
+    `memory_limit_bytes`: the memory of a slot, if it is known.
+    """
     if Objective.DOLLARS_PER_BILLION_TOKENS in spec.objective and price is None:
         raise UsageInvalid(
             f"objective {Objective.DOLLARS_PER_BILLION_TOKENS}: no price is known of what device"
             f" {spec.device} means here; give price_per_gpu_hour, in US dollars"
+        )
+    if Objective.MEMORY_HEADROOM in spec.objective and memory_limit_bytes is None:
+        fix = "give device_memory_gib"
+        if device is Device.CPU:
+            fix = "give workload.options.memory_limit_bytes (workload llama), or leave it out"
+        raise UsageInvalid(
+            f"objective {Objective.MEMORY_HEADROOM}: no memory size is known of what device"
+            f" {spec.device} means here; {fix}"
         )
     known = "cpu" if device is Device.CPU else spec.device
     if mistake := objective_mistake(
