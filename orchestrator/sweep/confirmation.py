@@ -372,7 +372,8 @@ class Confirmation:
         return self._judged_front
 
     def _next_of_front(self, confirm: Confirm) -> Repeat | None:
-        front = self.front().front
+        verdict = self.front()
+        front = verdict.front
         times = {
             key: max((run.at for run in self._runs[key] if run.at is not None), default=0.0)
             for key in (*front.on, *front.possible)
@@ -382,7 +383,7 @@ class Confirmation:
             num_repeats={key: len(self._runs[key]) - 1 for key in times},
             contenders=confirm.contenders,
             repeats=confirm.repeats,
-            given_up=self._given_up,
+            given_up=self._given_up | set(verdict.minor),
             under_way=self.repeating,
             last=max(times, key=times.__getitem__, default=None),
         )
@@ -395,10 +396,11 @@ class Confirmation:
         return self._again(found, Purpose.CONFIRMATION, why)
 
     def _most_of_front(self, confirm: Confirm) -> int:
-        front = self.front().front
-        done = [len(self._runs[key]) - 1 for key in (*front.on, *front.possible)]
+        verdict = self.front()
+        front, on = verdict.front, [key for key in verdict.front.on if key not in verdict.minor]
+        done = [len(self._runs[key]) - 1 for key in (*on, *front.possible)]
         return most_repeats_of_front(
-            len(front.on),
+            len(on),
             len(front.possible),
             contenders=confirm.contenders,
             repeats=confirm.repeats,

@@ -11,11 +11,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 
+import numpy as np
+
+from orchestrator.core.problem.hypervolume import hypervolume
 from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.winner import WIDTH
 
 # Of the device's memory: two layouts with a smaller difference have the same memory free.
 SAME_HEADROOM = 0.005
+# Of the volume below the front: a layout that adds less is not worth a repeat.
+MINOR_SHARE = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +92,32 @@ def _beats(
         if one.values[merit] - other.values[merit] < least:
             return False
     return True
+
+
+def minor_of(
+    front: Front,
+    points: Sequence[FrontPoint],
+    merits: Sequence[str],
+    *,
+    headroom: str = Merit.HEADROOM,
+) -> frozenset[int]:
+    """Return the layouts of a front without which its volume would hardly be smaller.
+
+    They are far from useful in one merit: the slowest layouts, or those that fill the memory.
+    """
+    on = [point for point in points if point.key in front.on]
+    values = np.array([[point.values[merit] for merit in merits] for point in on])
+    for place, merit in enumerate(merits):
+        if merit != headroom and len(on):
+            values[:, place] = np.exp(values[:, place] - values[:, place].max())
+    values = values.reshape(len(on), len(merits))
+    whole = hypervolume(values)
+    without = [hypervolume(np.delete(values, place, axis=0)) for place in range(len(on))]
+    return frozenset(
+        point.key
+        for point, rest in zip(on, without, strict=True)
+        if whole - rest < MINOR_SHARE * whole
+    )
 
 
 def next_to_repeat(

@@ -5,14 +5,14 @@ Step times are compared without the machine's drift (drift.py), as those of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
 import numpy as np
 
 from orchestrator.core.trial.drift import Drift, fit
-from orchestrator.core.trial.front import Front, FrontPoint, front_of
+from orchestrator.core.trial.front import Front, FrontPoint, front_of, minor_of
 from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import CONSIDERED_WITH_DRIFT, WIDTH, median_run
@@ -37,6 +37,8 @@ class FrontVerdict:
     # By layout: mean and standard deviation of the logarithm of its step time, as the machine is
     # now.
     log_seconds: Mapping[int, tuple[float, float]]
+    # Layouts on the front that hardly add to its volume.
+    minor: Collection[int]
     # Layouts that were measured without one of the merits: they are not compared.
     left_out: Sequence[int]
 
@@ -66,7 +68,13 @@ def judge_front(
         estimated = dict(zip(found.keys, zip(means, sds, strict=True), strict=True))
         log_seconds = {key: estimated[key] for key in near}
     points = [_point(key, log_seconds[key], known[key], merits) for key in log_seconds]
-    return FrontVerdict(front=front_of(points, merits), log_seconds=log_seconds, left_out=left_out)
+    front = front_of(points, merits)
+    return FrontVerdict(
+        front=front,
+        log_seconds=log_seconds,
+        minor=minor_of(front, points, merits),
+        left_out=left_out,
+    )
 
 
 def _known(others: OtherMerits | None, merits: Sequence[Merit]) -> OtherMerits | None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.trial.front import Front, FrontPoint, front_of, next_to_repeat
+from orchestrator.core.trial.front import Front, FrontPoint, front_of, minor_of, next_to_repeat
 from orchestrator.core.trial.merit import Merit
 
 BOTH = (Merit.SPEED, Merit.HEADROOM)
@@ -81,6 +81,16 @@ def test_every_layout_off_the_front_is_beaten_by_one_on_it(
             )
             for key in found.on
         )
+
+
+def test_a_layout_that_hardly_adds_to_the_volume_of_a_front_is_minor() -> None:
+    # The third is a hundred times slower for 1 % more memory, the fourth fills the memory.
+    some = [point(1, 100, 0.5), point(2, 50, 0.8), point(3, 1, 0.81), point(4, 101, 0.001)]
+    found = front_of(some, BOTH)
+    assert sorted(found.on) == [1, 2, 3, 4]
+    assert minor_of(found, some, BOTH) == {3, 4}
+    assert minor_of(front_of(some[:1], BOTH), some[:1], BOTH) == frozenset()
+    assert minor_of(front_of([], BOTH), [], BOTH) == frozenset()
 
 
 FRONT = Front(on=[1, 2], possible=[3], rivals={3: [2]})
