@@ -20,6 +20,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.report.fronts import (
     ShownFront,
+    ShownPoint,
     objective_text,
     objective_titles,
     read_fronts,
@@ -27,6 +28,9 @@ from orchestrator.report.fronts import (
 
 if TYPE_CHECKING:
     from orchestrator.core.sweepfile.sections import Objective
+
+# Layouts that could be on a front, the likeliest; JSON and CSV have all of them.
+MAX_POSSIBLE_SHOWN = 8
 
 
 def show_fronts(sweep: str | None, format: Format, db: str | None) -> None:
@@ -79,13 +83,17 @@ def _print(front: ShownFront) -> None:
             Column("front"),
             Column("layout", wrap=True),
         ]
-        write_table(columns, [_row(front, place, has_cells) for place in range(len(front.points))])
+        on = [point for point in front.points if point.is_on_front]
+        possible = [point for point in front.points if not point.is_on_front]
+        shown = [*on, *possible[:MAX_POSSIBLE_SHOWN]]
+        write_table(columns, [_row(point, front.objectives, has_cells) for point in shown])
     write_line(f"  {front.text}", style="dim")
 
 
-def _row(front: ShownFront, place: int, has_cells: bool) -> list[str | StyledText]:
-    point = front.points[place]
-    cells = [text for one in front.objectives for text in objective_text(one, point.values[one])]
+def _row(
+    point: ShownPoint, objectives: Sequence[Objective], has_cells: bool
+) -> list[str | StyledText]:
+    cells = [text for one in objectives for text in objective_text(one, point.values[one])]
     return [
         str(point.trial.id),
         *([str(point.cell.cell.num_gpus)] if has_cells else []),

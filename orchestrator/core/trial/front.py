@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot
+from math import hypot, inf
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Front:
     """The layouts of a front, by trial id, and those that noise may keep from it."""
 
     on: Sequence[int]
-    # Beaten by less than noise.
+    # Beaten by less than noise, the least beaten first.
     possible: Sequence[int]
     # For each possible one, the layouts of the front that beat it by less than noise.
     rivals: Mapping[int, Sequence[int]]
@@ -58,40 +58,42 @@ def front_of(
     by = [*noisy, *exact]
     order = sorted(points, key=lambda point: ([-point.values[merit] for merit in by], point.key))
     on: list[FrontPoint] = []
-    beaten: list[tuple[FrontPoint, list[FrontPoint]]] = []
+    # By beaten layout, by how much each layout of the front beats it.
+    margins: dict[int, dict[int, float]] = {}
     for point in order:
-        better = [other for other in on if _beats(other, point, noisy, exact, by_noise=False)]
-        if better:
-            beaten.append((point, better))
+        ahead = {other.key: _margin(other, point, noisy, exact) for other in on}
+        if any(margin >= 0.0 for margin in ahead.values()):
+            margins[point.key] = ahead
         else:
             on.append(point)
-    rivals = {
-        point.key: [other.key for other in better]
-        for point, better in beaten
-        if noisy and not any(_beats(other, point, noisy, exact, by_noise=True) for other in on)
-    }
-    return Front(on=[point.key for point in on], possible=list(rivals), rivals=rivals)
+    largest = {key: max(ahead.values()) for key, ahead in margins.items()}
+    possible = sorted((key for key in largest if largest[key] < WIDTH), key=largest.__getitem__)
+    return Front(
+        on=[point.key for point in on],
+        possible=possible,
+        rivals={
+            key: [other for other, margin in margins[key].items() if margin >= 0.0]
+            for key in possible
+        },
+    )
 
 
-def _beats(
-    one: FrontPoint,
-    other: FrontPoint,
-    noisy: Sequence[str],
-    exact: Sequence[str],
-    *,
-    by_noise: bool,
-) -> bool:
-    """Return whether one is better in every noisy merit, and has as much memory free.
+def _margin(
+    one: FrontPoint, other: FrontPoint, noisy: Sequence[str], exact: Sequence[str]
+) -> float:
+    """Return by how many standard deviations one beats the other in every noisy merit.
 
-    `by_noise`: better by more than noise.
+    Negative: it does not. Infinite: nothing is noisy, or minus that: it leaves less memory free.
     """
     if any(one.values[merit] - other.values[merit] < -SAME_HEADROOM for merit in exact):
-        return False
-    for merit in noisy:
-        least = WIDTH * hypot(one.sds[merit], other.sds[merit]) if by_noise else 0.0
-        if one.values[merit] - other.values[merit] < least:
-            return False
-    return True
+        return -inf
+    return min(
+        (
+            (one.values[merit] - other.values[merit]) / hypot(one.sds[merit], other.sds[merit])
+            for merit in noisy
+        ),
+        default=inf,
+    )
 
 
 def minor_of(

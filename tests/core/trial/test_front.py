@@ -39,6 +39,11 @@ def test_a_layout_that_is_slower_by_less_than_noise_could_be_on_the_front() -> N
     assert found.rivals == {2: [1]}
 
 
+def test_of_those_that_could_be_on_the_front_the_least_beaten_is_first() -> None:
+    found = front_of([point(1, 100, 0.5), point(2, 96, 0.5), point(3, 99, 0.5)], BOTH)
+    assert (found.on, found.possible) == ([1], [3, 2])
+
+
 def test_a_difference_of_memory_below_half_a_percent_is_none() -> None:
     found = front_of([point(1, 100, 0.500), point(2, 80, 0.504), point(3, 70, 0.508)], BOTH)
     assert found.on == [1, 3]
