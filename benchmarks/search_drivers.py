@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +18,9 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.search.lattice import Axis, Lattice
 from orchestrator.core.search.planner import Candidates, rank_candidates
-from orchestrator.core.search.proposer import Told
+from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
+from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import all_axes, free_axes
 from orchestrator.search.row_searcher import RowSearcher
 from orchestrator.search.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
@@ -46,7 +48,13 @@ class LayoutDriver:
     """The searcher of `sweep run`."""
 
     def __init__(
-        self, problem: Problem, strategy: Strategy, seed: int, calibration: Calibration | None
+        self,
+        problem: Problem,
+        strategy: Strategy,
+        seed: int,
+        calibration: Calibration | None,
+        *,
+        merits: Collection[Merit] = (Merit.SPEED,),
     ) -> None:
         cell = problem.runs[0].cell
         assert cell is not None
@@ -61,6 +69,7 @@ class LayoutDriver:
             dominance=Dominance.CONFIRMED
             if problem.profile == DEFAULT_PROFILE
             else Dominance.TRUSTED,
+            merits=merits,
         )
 
     def ask(self) -> int | None:

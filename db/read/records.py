@@ -138,7 +138,7 @@ def load_of(row: Row) -> MachineLoad:
 def measurement_columns(
     measurement: Measurement, gpu: GpuUsage, memory_by_part: Mapping[str, int] | None
 ) -> Columns:
-    step_time, rate = measurement.step_time, measurement.tokens_per_second_per_gpu
+    step_time = measurement.step_time
     return {
         **{name: getattr(measurement, name) for name in _MEASURED},
         "step_seconds_median": step_time.median,
@@ -146,7 +146,7 @@ def measurement_columns(
         "num_steps": step_time.num_steps,
         "relative_confidence": step_time.relative_confidence,
         **{column: getattr(gpu, name) for column, name in GPU_COLUMNS.items()},
-        "joules_per_token": gpu.power_watts / rate if gpu.power_watts is not None else None,
+        "joules_per_token": gpu.joules_per_token(measurement.tokens_per_second_per_gpu),
         "memory_by_part": {storable(part): int(size) for part, size in memory_by_part.items()}
         if memory_by_part
         else None,

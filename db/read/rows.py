@@ -146,6 +146,7 @@ class TrialRow:
     device_used_bytes: int | None = None  # by everything, after the timed steps
     unsteady: str | None = None  # why its steps do not show the speed of a long run
     step_seconds_bound: float | None = None  # None: it was timed to its end
+    joules_per_token: float | None = None  # None: no GPU told
     extra: Mapping[str, Any] | None = None  # the program's own fields
     reused_from: int | None = None  # the trial of another sweep that was measured
 

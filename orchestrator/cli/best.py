@@ -47,23 +47,35 @@ OTHER_CLOCK = 0.03
 def best(
     sweep: SweepArgument = None,
     top: Annotated[int, typer.Option("--top", "-n", min=1, help="Layouts to show per cell.")] = 1,
+    pareto: Annotated[
+        bool,
+        typer.Option(
+            "--pareto", help="Show the front: the layouts that none beats in every objective."
+        ),
+    ] = False,
     format: FormatOption = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Show the fastest layouts of each cell.
+    """Show the fastest layouts of each cell, or the front of several objectives.
 
     Says how sure the order is. Results of other code, software or devices are shown apart.
 
     Examples:
       sweep best
       sweep best 8b --top 5
+      sweep best 8b --pareto
       sweep best 8b --format csv > best.csv
     """
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
     from orchestrator.report import records  # every column
 
     format = output_format(format, as_json=as_json)
+    if pareto:
+        from orchestrator.cli import front_table  # needs numpy
+
+        front_table.show_fronts(sweep, format, db)
+        return
     with existing_store(db) as store:
         row = select_sweep(store, sweep)
         cells = store.status(row.id)
@@ -168,8 +180,13 @@ def _print(
     others: OtherConditions,
     remarks: _Remarks,
 ) -> None:
+    from orchestrator.report.fronts import asks_for_front  # numpy
+
     if not by_cell:
         write_line(f"Sweep {sweep.name} has no cells yet.")
+    elif asks_for_front(sweep):
+        more = f"sweep best {sweep.name} --pareto"
+        write_line(f"The fastest layouts. The front of the objectives: {more}", style="yellow")
     shown = []
     for number, (cell, of_cell) in enumerate(by_cell):
         if number:

@@ -271,7 +271,7 @@ def _export_optuna(
     """Write a study SWEEP/CELL for each cell, and say what was left out."""
     # Optuna takes 0.5 s to import.
     from db.connection.foreign_storage import errors_in_one_line
-    from orchestrator.core.sweepfile.sections import Objective
+    from orchestrator.core.sweepfile.sections import objectives_of, ranked_by
     from orchestrator.search.optuna_storage import export_study
     from orchestrator.sweep.study_trials import study_trials
 
@@ -281,9 +281,7 @@ def _export_optuna(
         )
     studies, left_out = {}, {}
     for row in rows:
-        objective = Objective(
-            json.loads(row.spec_json).get("objective") or Objective.TOKENS_PER_SECOND_PER_GPU
-        )
+        objective = ranked_by(objectives_of(json.loads(row.spec_json).get("objective")))
         for cell in store.cells(row.id):
             trials = store.trials(row.id, cell_id=cell.id)
             shown, without = study_trials(trials, store.attempt_spans(cell.id), objective)

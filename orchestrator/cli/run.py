@@ -37,6 +37,7 @@ from orchestrator.cli.run_ending import exit_code, print_ending
 from orchestrator.cli.signals import Signals
 from orchestrator.cli.sweep_file import load, planned_hardware, replayed_table
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.trial.merit import Merit
 from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
 
     with (
         Store.open(options.db, patience_seconds=STORE_PATIENCE_SECONDS) as store,
-        Progress(objective=spec.objective, quiet=options.quiet) as progress,
+        Progress(objective=spec.ranked_by, quiet=options.quiet) as progress,
         Signals(progress.note) as signals,
     ):
         call = _SweepRun(
@@ -194,11 +195,13 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         )
         result = call.result()
         where = store.url
+    # A sweep with objectives besides speed ends with its front.
+    pareto = spec.merits != (Merit.SPEED,)
     if options.as_json:
-        best.best(spec.name, db=options.db, as_json=True)
+        best.best(spec.name, db=options.db, pareto=pareto, as_json=True)
     else:
         print_ending(spec, result, where, signals.received, strict=options.strict)
-        best.best(spec.name, db=options.db, top=3)
+        best.best(spec.name, db=options.db, pareto=pareto, top=3)
     raise typer.Exit(exit_code(result, signals.received, strict=options.strict))
 
 

@@ -19,7 +19,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.search.lattice import Axis, Ints
-from orchestrator.core.search.proposer import Mask, Told
+from orchestrator.core.search.proposer import Mask
+from orchestrator.core.search.told import Told
 
 # Told rows: the GP's cost is cubic in them, and the loop waits for an ask; 0.25 s at 190.
 GP_AT_MOST = 200

@@ -38,7 +38,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
-from orchestrator.core.search.proposer import Told
+from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 

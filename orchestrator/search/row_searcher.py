@@ -5,7 +5,7 @@ Knows nothing of layouts: `Searcher` gives it those of a cell, a benchmark the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from typing import assert_never
@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.search.lattice import Axis, Floats, Ints, Lattice
-from orchestrator.core.search.proposer import Choice, Mask, Proposer, Told
+from orchestrator.core.search.proposer import Choice, Mask, Proposer
+from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
+from orchestrator.core.trial.merit import Merit
 from orchestrator.search.blas_threads import one_blas_thread
 from orchestrator.search.optuna_proposals import OptunaProposals
 
@@ -49,10 +51,11 @@ class RowSearcher:
         memory: Floats | None = None,
         launch_seconds: float | None = None,
         steps_per_trial: float | None = None,
+        merits: Collection[Merit] = (Merit.SPEED,),
     ) -> None:
         """`order` holds the rows, best prediction first; `lattice` gives the points of some rows;
         `sampled` are the axes for Optuna's samplers; `memory` is what each row is predicted to
-        need, NaN where unknown.
+        need, NaN where unknown; `merits` are those whose front `auto` looks for.
 
         Raises UsageInvalid when the strategy needs packages that are not installed.
         """
@@ -81,6 +84,7 @@ class RowSearcher:
                 self._proposer = Proposer(
                     lattice(self._considered),
                     seed=number,
+                    merits=merits,
                     **{name: value for name, value in costs.items() if value is not None},
                 )
             case Strategy.TPE | Strategy.GP:

@@ -6,7 +6,7 @@ it. Layouts only: the states of rows, models and Optuna's samplers are in row_se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, inf, isnan, log
@@ -18,9 +18,11 @@ from orchestrator.core.problem.layout_table import Ints
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
 from orchestrator.core.search.lattice import Floats
 from orchestrator.core.search.planner import Candidates
-from orchestrator.core.search.proposer import Choice, Told
+from orchestrator.core.search.proposer import Choice
+from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Objective, Search
 from orchestrator.core.trial.limits import PredictedStep
+from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import free_axes, lattice_of
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 
@@ -35,6 +37,7 @@ class Measured:
     value: float
     # As the prediction counts it; None: not read.
     peak_memory_bytes: float | None = None
+    joules_per_token: float | None = None  # None: not read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +107,12 @@ class Searcher:
         launch_seconds: float | None = None,
         steps_per_trial: float | None = None,
         dominance: Dominance = Dominance.TRUSTED,
+        merits: Collection[Merit] = (Merit.SPEED,),
     ) -> None:
         """`num_layers` is the model's; `sequence` numbers the cells of a sweep, so that each has
         other random numbers; `dominance` is how many out-of-memories rule a layout out.
-        A trial costs `launch_seconds` and `steps_per_trial` steps; None: as is usual.
+        A trial costs `launch_seconds` and `steps_per_trial` steps; None: as is usual. The values
+        that it is told are of `objective`; it looks for the front of the `merits`.
 
         Raises UsageInvalid when the strategy needs packages that are not installed.
         """
@@ -123,6 +128,7 @@ class Searcher:
             memory=candidates.memory_bytes,
             launch_seconds=launch_seconds,
             steps_per_trial=steps_per_trial,
+            merits=merits,
         )
         self._scale = _scale(candidates)
         self._repeated: set[int] = set()  # rows that `doubtful` has returned
@@ -138,6 +144,11 @@ class Searcher:
         """The step time predicted when the search began. None: nothing is predicted."""
         row = self._row_of.get(layout)
         return None if row is None else self._predicted_step(Choice(row=row))
+
+    @property
+    def memory_limit_bytes(self) -> float | None:
+        """The memory that a layout must keep to; None if it is unknown."""
+        return self._candidates.memory_limit_bytes
 
     @property
     def untried(self) -> int:
@@ -309,8 +320,13 @@ class Searcher:
 
     def _told(self, row: int, outcome: Outcome) -> Told:
         match outcome:
-            case Measured(value=value, peak_memory_bytes=peak):
-                return Told(row=row, score=self._score(value), peak_memory_bytes=peak)
+            case Measured(value=value, peak_memory_bytes=peak, joules_per_token=joules):
+                return Told(
+                    row=row,
+                    score=self._score(value),
+                    peak_memory_bytes=peak,
+                    joules_per_token=joules,
+                )
             case OutOfMemory(excess=excess):
                 return Told(row=row, out_of_memory=True, excess=excess)
             case Failed():
@@ -372,7 +388,9 @@ class Searcher:
             return "the least work per token; nothing is predicted on this device yet"
         score, factor = self._in_words(choice.score), exp(choice.score_sd)
         facts = [f"predicted {score}, give or take a factor of {factor:.2f}"]
-        if (better := choice.improvement) is not None:
+        if choice.front_gain is not None:
+            facts[0] += f" (expected to enlarge the front by {choice.front_gain:.1%})"
+        elif (better := choice.improvement) is not None:
             gain = 1 - exp(-better) if self._is_time else exp(better) - 1
             word = "better" if gain > 0 else "worse"
             facts[0] += f" ({abs(gain):.0%} {word} than the best so far)"

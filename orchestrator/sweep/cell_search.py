@@ -13,8 +13,10 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
 from orchestrator.core.trial.cell_plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.failure_kinds import FailureKind, Fault
+from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
+from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Proposal, Searcher
 from orchestrator.sweep.attempt_cost import AttemptCost
@@ -25,8 +27,10 @@ from orchestrator.sweep.ended_trials import EndedTrials
 from orchestrator.sweep.known_outcome import known_of, with_proofs
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.retries import Retries
-from orchestrator.sweep.stored_confirmation import confirmation_of
+from orchestrator.sweep.stored_confirmation import confirmation_of, others_of
 
+# Of a trial of which nothing but its speed was read.
+UNKNOWN = OtherMerits()
 # With fewer ended trials the model mostly repeats its prior.
 FEWEST_TO_BOUND = 3
 # Share of a trial: a search that thinks longer keeps the GPUs waiting, so it thinks while they run.
@@ -57,6 +61,8 @@ class CellSearch:
     objective: Objective
     searcher: Searcher
     cost: AttemptCost
+    # What layouts are compared by. Of several, the search looks for the front.
+    merits: tuple[Merit, ...] = (Merit.SPEED,)
     attempts: CellAttempts = field(default_factory=CellAttempts)
     life: CellLife = field(default_factory=CellLife)
     retries: Retries = field(default_factory=Retries)
@@ -89,8 +95,8 @@ class CellSearch:
     _gain_of: tuple[int, int] | None = None  # layouts told and condemned by then
 
     def __post_init__(self) -> None:
-        self.confirmation = Confirmation(repeating=self.attempts.repeats)
-        self._ended = EndedTrials(self.objective)
+        self.confirmation = Confirmation(repeating=self.attempts.repeats, merits=self.merits)
+        self._ended = EndedTrials(self.objective, self.merits)
 
     def begin_anew(self, planned: PlannedSearch) -> None:
         """Search with another searcher. `take_up` then tells it what the store knows."""
@@ -110,7 +116,7 @@ class CellSearch:
         """
         rows = list(trials)
         self.launched, self.retries.waiting = 0, []
-        self._ended = EndedTrials(self.objective)
+        self._ended = EndedTrials(self.objective, self.merits)
         self.ahead = self.doubt = None
         self.life.take(CellEvent.READ_AGAIN)
         self._is_checked = False
@@ -135,7 +141,11 @@ class CellSearch:
                 self.retries.waiting.append(trial)
             is_over = trial.state in TERMINAL and trial.num_attempts
             if is_over and trial.is_current_fingerprint is not False:
-                self._note(None if trial.implausible else trial.step_seconds_median)
+                seconds = None if trial.implausible else trial.step_seconds_median
+                others = None
+                if self._ended.is_of_front:
+                    others = others_of(trial, self.searcher.memory_limit_bytes)
+                self._note(seconds, others)
             if trial.is_current_fingerprint:
                 self._fingerprint = trial.fingerprint_digest
         self._told = {
@@ -150,6 +160,8 @@ class CellSearch:
             repeats,
             repeating=self.attempts.repeats,
             was_paused=not self._was_taken_up or self.confirmation.was_paused,
+            merits=self.merits,
+            device_memory_bytes=self.searcher.memory_limit_bytes,
         )
         self._was_taken_up = True
         self._correct_search()
@@ -367,11 +379,14 @@ class CellSearch:
             return step_seconds
         return self.cell.tokens_per_step / step_seconds / self.cell.num_gpus
 
-    def note_measured(self, trial_id: int, layout: Layout, run: Run) -> None:
+    def note_measured(
+        self, trial_id: int, layout: Layout, run: Run, others: OtherMerits = UNKNOWN
+    ) -> None:
         """Note that a trial was measured for the first time."""
         self.confirmation.note(trial_id, layout, run)
+        self.confirmation.note_others(trial_id, others)
         self._told[trial_id] = ToldLayout(layout=layout, seconds=run.step_seconds)
-        self._note(run.step_seconds)
+        self._note(run.step_seconds, others)
 
     def note_beaten(
         self, trial_id: int, told: ToldLayout, *, peak_memory_bytes: int | None
@@ -405,11 +420,21 @@ class CellSearch:
             self.confirmation.end(trial_id)
 
     def tell_measured(
-        self, trial_id: int, layout: Layout, *, peak_memory_bytes: int | None, is_repeat: bool
+        self,
+        trial_id: int,
+        layout: Layout,
+        *,
+        peak_memory_bytes: int | None,
+        is_repeat: bool,
+        joules_per_token: float | None = None,
     ) -> None:
         """Tell the search what the trial's runs came to."""
-        value = self.value_of(self.confirmation.seconds_of(trial_id))
-        self.searcher.tell(layout, Measured(value=value, peak_memory_bytes=peak_memory_bytes))
+        outcome = Measured(
+            value=self.value_of(self.confirmation.seconds_of(trial_id)),
+            peak_memory_bytes=peak_memory_bytes,
+            joules_per_token=joules_per_token,
+        )
+        self.searcher.tell(layout, outcome)
         if is_repeat:
             self._correct_search()
 
@@ -437,8 +462,11 @@ class CellSearch:
         before, self._fingerprint = self._fingerprint, digest
         return None if before == digest else before
 
-    def _note(self, step_seconds: float | None) -> None:
-        self._ended.note(None if step_seconds is None else self.value_of(step_seconds))
+    def _note(self, step_seconds: float | None, others: OtherMerits | None = None) -> None:
+        if self._ended.is_of_front:
+            self._ended.note_point(_merits_of(step_seconds, others or UNKNOWN))
+        else:
+            self._ended.note(None if step_seconds is None else self.value_of(step_seconds))
 
     def _correct_search(self) -> None:
         """Tell the search step times on the machine as it is now, if that was seen to change."""
@@ -486,3 +514,15 @@ class CellSearch:
     def _expects_less(self, bound: float) -> bool:
         gain = self.searcher.expected_gain()
         return gain is not None and gain < bound
+
+
+def _merits_of(step_seconds: float | None, others: OtherMerits) -> dict[Merit, float | None]:
+    """Return the merits of a trial that ended; all are unknown if it has no speed."""
+    if step_seconds is None:
+        return {}
+    joules = others.joules_per_token
+    return {
+        Merit.SPEED: 1.0 / step_seconds,
+        Merit.HEADROOM: None if others.headroom is None else max(others.headroom, 0.0),
+        Merit.EFFICIENCY: None if not joules else 1.0 / joules,
+    }

@@ -40,12 +40,13 @@ class CellSearches:
         searcher = Searcher(
             candidates,
             search=spec.search,
-            objective=spec.objective,
+            objective=spec.ranked_by,
             num_layers=cell.model.num_layers,
             sequence=cell_id,
             launch_seconds=cost.launch_seconds,
             steps_per_trial=cost.num_steps,
             dominance=spec.dominance,
+            merits=spec.merits,
         )
         steps = 0.0
         if candidates.predict is not None:

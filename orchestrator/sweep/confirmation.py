@@ -22,7 +22,11 @@ from orchestrator.core.problem.contradiction import (
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.drift import Drift, SpeedChange, fit
 from orchestrator.core.trial.failure_kinds import FailureKind, event_after
+from orchestrator.core.trial.front import most_repeats as most_repeats_of_front
+from orchestrator.core.trial.front import next_to_repeat
+from orchestrator.core.trial.front_verdict import FrontVerdict, OtherMerits, judge_front
 from orchestrator.core.trial.lifecycle import TrialEvent
+from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import (
@@ -64,6 +68,8 @@ class Confirmation:
     repeating: Mapping[int, Purpose] = field(default_factory=dict)
     # True if the machine may have changed since the last run.
     was_paused: bool = False
+    # What layouts are compared by. Of several, the front of the cell is confirmed.
+    merits: tuple[Merit, ...] = (Merit.SPEED,)
     _layouts: dict[int, Layout] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
     _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
@@ -85,6 +91,10 @@ class Confirmation:
     _alike: dict[Layout, list[int]] = field(default_factory=dict)  # may contradict each other
     # Trials that are not in `_alike` yet.
     _ungrouped: list[int] = field(default_factory=list)
+    # What is known of each trial besides its speed.
+    _others: dict[int, OtherMerits] = field(default_factory=dict)
+    # None: not judged since the last change.
+    _judged_front: FrontVerdict | None = None
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
 
@@ -92,6 +102,7 @@ class Confirmation:
         """Add a run that was measured."""
         self._layouts[trial_id] = layout
         self._judged, self._is_compared = None, False
+        self._judged_front = None
         some = self._runs.setdefault(trial_id, [])
         some.append(run)
         if len(some) > 1:
@@ -112,6 +123,11 @@ class Confirmation:
         if trial_id == self._anchor():
             self._since_anchor, self.was_paused = 0, False
             self._num_anchored += 1
+
+    def note_others(self, trial_id: int, others: OtherMerits) -> None:
+        """Note what is known of a trial besides its speed."""
+        self._others[trial_id] = others
+        self._judged_front = None
 
     def begin(self, trial_id: int) -> None:
         """Note that a repeat of the trial was started. It is in `repeating` by now."""
@@ -277,7 +293,11 @@ class Confirmation:
         if not self._is_compared:
             # Compare all of them, as the next call would after reading them from the store.
             self._unchecked, self._is_compared = set(self._runs), True
-        wanted = self._next_wrong() or self._next_to_confirm(confirm)
+        wanted = self._next_wrong() or (
+            self._next_of_front(confirm)
+            if self.looks_for_a_front
+            else self._next_to_confirm(confirm)
+        )
         is_due = (
             anchor_every
             and len(self._runs) > 1
@@ -307,6 +327,8 @@ class Confirmation:
         verdict = self._judge(confirm) if self._runs and confirm.repeats else None
         if verdict is None:
             return 0
+        if self.looks_for_a_front:
+            return self._most_of_front(confirm)
         done = {
             trial_id: sum(run.purpose is Purpose.CONFIRMATION for run in some)
             for trial_id, some in self._runs.items()
@@ -334,6 +356,56 @@ class Confirmation:
             else "the best so far"
         )
         return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
+
+    @property
+    def looks_for_a_front(self) -> bool:
+        """True if layouts are compared by more than their speed."""
+        return self.merits != (Merit.SPEED,)
+
+    def front(self) -> FrontVerdict:
+        """Return the front of the cell so far."""
+        if self._judged_front is None:
+            with one_blas_thread():
+                self._judged_front = judge_front(
+                    self._runs, self._others, self.merits, drift=self._drift()
+                )
+        return self._judged_front
+
+    def _next_of_front(self, confirm: Confirm) -> Repeat | None:
+        verdict = self.front()
+        front = verdict.front
+        times = {
+            key: max((run.at for run in self._runs[key] if run.at is not None), default=0.0)
+            for key in (*front.on, *front.possible)
+        }
+        found = next_to_repeat(
+            front,
+            num_repeats={key: len(self._runs[key]) - 1 for key in times},
+            contenders=confirm.contenders,
+            repeats=confirm.repeats,
+            given_up=self._given_up | set(verdict.minor),
+            under_way=self.repeating,
+            last=max(times, key=times.__getitem__, default=None),
+        )
+        if found is None or found in self.repeating:
+            return None
+        place = "is on the front"
+        if found in front.rivals:
+            place = "could be on the front"
+        why = f"run {len(self._runs[found]) + 1} to confirm it, since it {place}"
+        return self._again(found, Purpose.CONFIRMATION, why)
+
+    def _most_of_front(self, confirm: Confirm) -> int:
+        verdict = self.front()
+        front, on = verdict.front, [key for key in verdict.front.on if key not in verdict.minor]
+        done = [len(self._runs[key]) - 1 for key in (*on, *front.possible)]
+        return most_repeats_of_front(
+            len(on),
+            len(front.possible),
+            contenders=confirm.contenders,
+            repeats=confirm.repeats,
+            done=sum(done),
+        )
 
     def _judge(self, confirm: Confirm) -> Verdict | None:
         """Return the verdict on all runs so far. It is worked out once, and asked for often."""

@@ -19,6 +19,7 @@ from orchestrator.core.sweepfile.workload_section import (
     reports_on_last_node,
 )
 from orchestrator.core.trial.limits import PredictedStep, resolve_limits
+from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.search.searcher import Proposal
@@ -386,7 +387,9 @@ class Dispatch:
             confirms=isinstance(begins, NewAttempt) and begins.purpose is Purpose.CONFIRMATION,
         )
         best = self._call.searches[attempt.cell_id].confirmation.best()
-        if best is not None and not attempt.is_repeat and self._settings.stops_early(device):
+        # A trial that cannot be the fastest may still be on a front.
+        may_stop = self._spec.merits == (Merit.SPEED,) and self._settings.stops_early(device)
+        if best is not None and not attempt.is_repeat and may_stop:
             plan = plan.model_copy(update={"beat_seconds": best[1]})
         limits = resolve_limits(
             self._limits,

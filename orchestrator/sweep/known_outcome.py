@@ -48,6 +48,7 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
                 peak_memory_bytes=trial.peak_memory_reserved_bytes
                 or trial.peak_memory_allocated_bytes
                 or None,
+                joules_per_token=trial.joules_per_token,
             )
         case TrialState.OUT_OF_MEMORY:
             return OutOfMemory(

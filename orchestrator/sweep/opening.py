@@ -12,7 +12,8 @@ import time
 from orchestrator.cluster.contract import Prober, shapes_of
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.sweepfile.budget import Price, budget_of, price_of
+from orchestrator.core.search.planner import memory_limit_bytes
+from orchestrator.core.sweepfile.budget import Price, budget_of, check_objectives, price_of
 from orchestrator.core.sweepfile.sections import Exclusive
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
 from orchestrator.sweep.attempt_cost import AttemptCost
@@ -50,7 +51,14 @@ def open_loop(call: Call) -> Loop:
     hardware = call.hardware(scheduler.slots)
     stored_peaks, device_name = store.measured_peaks(call.sweep_id), scheduler.slots.device_name
     outcomes = Outcomes(call, MeasuredPeaks(stored_peaks, device_name=device_name))
-    spending = _begin_session(call, price_of(spec, hardware))
+    price = price_of(spec, hardware)
+    check_objectives(
+        spec,
+        price,
+        device=scheduler.slots.device,
+        memory_limit_bytes=memory_limit_bytes(spec, hardware),
+    )
+    spending = _begin_session(call, price)
     cell_searches = CellSearches(call, hardware, read(call, hardware))
     node_pool.usable(scheduler.slots.nodes)  # they answer while cells are opened
     for cell, shape in shapes.items():
@@ -160,7 +168,8 @@ def _open_cell(
         id=cell_id,
         cell=cell,
         shape=shape,
-        objective=call.spec.objective,
+        objective=call.spec.ranked_by,
+        merits=call.spec.merits,
         searcher=planned.searcher,
         cost=AttemptCost(cell=cell, predicted_seconds=planned.predicted_seconds),
         attempts=call.attempts.of_cell(cell_id),

@@ -25,9 +25,11 @@ from orchestrator.core.trial.failure_kinds import (
 )
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint, changes
+from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import relative_sd, said_of
 from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.merit import headroom, highest_peak
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import OutOfMemory
@@ -343,6 +345,7 @@ class Outcomes:
         self.fingerprints.add(fingerprint.digest)
         trial_id, layout, is_repeat = attempt.trial_id, attempt.layout, attempt.is_repeat
         peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
+        joules = verdict.gpu.joules_per_token(measurement.tokens_per_second_per_gpu)
         if measurement.implausible is not None:
             self._stored[TrialState.MEASURED] += 1
             told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
@@ -370,9 +373,17 @@ class Outcomes:
             search.note_repeated(trial_id, layout, run, counts=in_store.counts)
         else:
             self._stored[TrialState.MEASURED] += 1
-            search.note_measured(trial_id, layout, run)
+            free = _headroom(measurement, search.searcher.memory_limit_bytes)
+            others = OtherMerits(headroom=free, joules_per_token=joules)
+            search.note_measured(trial_id, layout, run, others)
         if in_store.counts:
-            search.tell_measured(trial_id, layout, peak_memory_bytes=peak, is_repeat=is_repeat)
+            search.tell_measured(
+                trial_id,
+                layout,
+                peak_memory_bytes=peak,
+                is_repeat=is_repeat,
+                joules_per_token=joules,
+            )
             self._free(search)
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
         spoiled = said_of(load)
@@ -430,6 +441,17 @@ class Outcomes:
         condemned = search.note_out_of_memory(trial_id, attempt.layout, outcome)
         self._condemn(search, condemned)
         return len(condemned)
+
+
+def _headroom(measurement: Measurement, device_memory_bytes: float | None) -> float | None:
+    """Return the share of its device's memory that a layout left free; None if it is unknown."""
+    peak = highest_peak(
+        reserved_bytes=measurement.peak_memory_reserved_bytes,
+        allocated_bytes=measurement.peak_memory_allocated_bytes,
+        driver_bytes=measurement.peak_memory_driver_bytes,
+        driver_kind=measurement.peak_memory_driver_kind,
+    )
+    return headroom(peak, measurement.device_memory_bytes or device_memory_bytes)
 
 
 def _needs_as_much(proofs: Sequence[tuple[int, MemoryProof]]) -> str:

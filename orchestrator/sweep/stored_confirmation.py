@@ -7,8 +7,10 @@ from math import inf
 
 from db.read.rows import Repeats, TrialRow
 from db.store import Store
+from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
+from orchestrator.core.trial.merit import Merit, headroom, highest_peak
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT
@@ -24,13 +26,16 @@ def confirmation_of(
     *,
     repeating: Mapping[int, Purpose] | None = None,
     was_paused: bool = False,
+    merits: tuple[Merit, ...] = (Merit.SPEED,),
+    device_memory_bytes: float | None = None,
 ) -> Confirmation:
     """Return the confirmation of stored trials that have the current fingerprint.
 
     Trials whose numbers cannot be true take no part, and none that were ended early.
-    `repeats`: as the store gives them; `repeating`: trials with a repeat under way.
+    `repeats`: as the store gives them; `repeating`: trials with a repeat under way; `merits`: what
+    layouts are compared by; `device_memory_bytes`: of trials that do not name it.
     """
-    confirmation = Confirmation(repeating=repeating if repeating is not None else {})
+    confirmation = Confirmation(repeating=repeating if repeating is not None else {}, merits=merits)
     measured = {
         trial.id: trial
         for trial in trials
@@ -60,8 +65,28 @@ def confirmation_of(
         runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])
     ):
         confirmation.note(trial_id, measured[trial_id].layout, run)
+    if confirmation.looks_for_a_front:
+        for trial in measured.values():
+            confirmation.note_others(trial.id, others_of(trial, device_memory_bytes))
     confirmation.was_paused = bool(runs) and was_paused
     return confirmation
+
+
+def others_of(trial: TrialRow, device_memory_bytes: float | None) -> OtherMerits:
+    """Return what is known of a measured trial besides its speed.
+
+    `device_memory_bytes`: of the device, if the trial does not name it.
+    """
+    peak = highest_peak(
+        reserved_bytes=trial.peak_memory_reserved_bytes,
+        allocated_bytes=trial.peak_memory_allocated_bytes,
+        driver_bytes=trial.peak_memory_driver_bytes,
+        driver_kind=trial.peak_memory_driver_kind,
+    )
+    return OtherMerits(
+        headroom=headroom(peak, trial.device_memory_bytes or device_memory_bytes),
+        joules_per_token=trial.joules_per_token,
+    )
 
 
 def _only_run(trial: TrialRow) -> Run:

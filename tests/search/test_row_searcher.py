@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
-from orchestrator.core.search.proposer import Told
+from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.row_searcher import CONSIDERED, RowSearcher, RowStatus
 

@@ -30,6 +30,9 @@ from tests.cli.cli_store import fill
 from tests.db.builders import Bench, failure, record_failure
 from tests.search.planted_cell import TOKENS, drive, planted, searcher
 
+# Of the measured trial, whose GPUs drew 612 W each.
+JOULES = 612 / 1234.5
+
 
 def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
@@ -43,7 +46,7 @@ def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:
     assert oom.excess is not None
     assert oom.excess > 0
     expected: dict[int, Known] = {
-        ids.measured: Measured(value=1234.5, peak_memory_bytes=75 << 30),
+        ids.measured: Measured(value=1234.5, peak_memory_bytes=75 << 30, joules_per_token=JOULES),
         ids.pruned: Condemned(),
         ids.failed: Failed(),
         ids.queued: UnderWay(),
@@ -83,7 +86,7 @@ def test_the_objective_says_which_number_counts(tmp_path: Path) -> None:
     # What the allocator took from the device, where it is known.
     peak = trial.peak_memory_reserved_bytes
     assert known_of(trial, Objective.STEP_SECONDS) == Measured(
-        value=trial.step_seconds_median, peak_memory_bytes=peak
+        value=trial.step_seconds_median, peak_memory_bytes=peak, joules_per_token=JOULES
     )
 
 
@@ -91,7 +94,8 @@ def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> No
     with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
         trial = store.trial(fill(store, tmp_path).measured).trial
     silent = replace(trial, peak_memory_reserved_bytes=0, peak_memory_allocated_bytes=0)
-    assert known_of(silent, Objective.TOKENS_PER_SECOND_PER_GPU) == Measured(value=1234.5)
+    expected = Measured(value=1234.5, joules_per_token=JOULES)
+    assert known_of(silent, Objective.TOKENS_PER_SECOND_PER_GPU) == expected
 
 
 def on_16_gpus(search: Searcher) -> CellSearch:

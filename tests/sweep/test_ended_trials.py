@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.sweepfile.sections import Objective, Plateau
+from orchestrator.core.trial.merit import Merit
 from orchestrator.sweep.ended_trials import EndedTrials
 
 SPEED, TIME = Objective.TOKENS_PER_SECOND_PER_GPU, Objective.STEP_SECONDS
@@ -30,3 +31,18 @@ def test_a_plateau_is_reached_if_the_last_two_gain_less_than_a_hundredth(
         ended.note(value)
     assert len(ended) == len(values)
     assert ended.have_plateaued(Plateau(trials=2, gain=0.01)) is expected
+
+
+def test_of_a_front_its_volume_has_to_grow() -> None:
+    both = (Merit.SPEED, Merit.HEADROOM)
+    ended = EndedTrials(Objective.STEP_SECONDS, both)
+    plateau = Plateau(trials=2, gain=0.05)
+    ended.note_point({Merit.SPEED: 1.0, Merit.HEADROOM: 0.2})
+    # Half the speed, and four times the memory free: a third more volume than before.
+    ended.note_point({Merit.SPEED: 0.5, Merit.HEADROOM: 0.8})
+    ended.note_point({})
+    assert not ended.have_plateaued(plateau)
+    # Dominated, and one whose memory was not read.
+    ended.note_point({Merit.SPEED: 0.4, Merit.HEADROOM: 0.7})
+    ended.note_point({Merit.SPEED: 2.0, Merit.HEADROOM: None})
+    assert ended.have_plateaued(plateau)

@@ -6,7 +6,7 @@ come last. This module knows neither layouts nor Optuna.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, replace
 from math import inf, isfinite, log
 
@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.problem.normal import normal_cdf
+from orchestrator.core.search.front_gain import FrontGain
 from orchestrator.core.search.lattice import Belief, Floats, Lattice
 from orchestrator.core.search.option_effects import OptionEffects
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Bound, Surrogate, Value
+from orchestrator.core.search.told import Told
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
+from orchestrator.core.trial.merit import Merit
 
 Mask = NDArray[np.bool_]
 
@@ -42,25 +45,6 @@ MISLED_FACTOR, MISLED_FROM = 1.5, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """The outcome of a row. Scores are logarithms, lower is better, and finite or ValueError."""
-
-    row: int
-    score: float | None = None  # None: it did not run
-    peak_memory_bytes: float | None = None  # None: not read
-    out_of_memory: bool = False  # else, without a score, it failed
-    # Of an out-of-memory: bytes over the limit, as a share of it.
-    excess: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.score is not None and not isfinite(self.score):
-            raise ValueError(
-                f"score {self.score} of row {self.row}: a logarithm is needed;"
-                " the score of a row without one is None"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Choice:
     """A row to try next: with its expected outcome, or of a strategy that expects none."""
 
@@ -73,6 +57,8 @@ class Choice:
     fits: float | None = None  # probability; None: unknown
     fails: float = 0.0  # probability
     memory_bytes: float | None = None
+    # By how much it should enlarge the front of several merits, relative; None: speed alone counts.
+    front_gain: float | None = None
 
 
 class Proposer:
@@ -88,7 +74,9 @@ class Proposer:
         seed: int,
         steps_per_trial: float = STEPS_PER_TRIAL,
         launch_seconds: float = LAUNCH_SECONDS,
+        merits: Collection[Merit] = (Merit.SPEED,),
     ) -> None:
+        """`merits`: what counts of a row. Of several, the search looks for the whole front."""
         self._lattice = lattice
         self._rng = np.random.default_rng(seed)
         self._steps_per_trial, self._launch_seconds = steps_per_trial, launch_seconds
@@ -109,6 +97,8 @@ class Proposer:
             robust=False,
         )
         self._options = OptionEffects(lattice)
+        # None: the fastest row is looked for.
+        self._front = None if set(merits) == {Merit.SPEED} else FrontGain(lattice, merits)
         self._told: dict[int, Told] = {}
         self._best: tuple[int, float] | None = None
         self._num_scored = self._num_out_of_memory = 0
@@ -183,7 +173,9 @@ class Proposer:
                 least = int(np.argmax(np.where(open_rows, works, -1.0)))
             return self._choice(least, fits, fails, mean, sd)
         careful = (1.0 - fails) * (1.0 if fits is None else _worth_of_fitting(fits))
-        if best is None:
+        if self._front is not None:
+            gain = self._front.expected(self._told.values(), mean=mean, sd=sd, memory=self._memory)
+        elif best is None:
             gain = np.exp(-mean + mean.min())
         elif len(self._told) % 2 and self._is_misled():
             return self._as_before(open_rows, careful)
@@ -195,12 +187,15 @@ class Proposer:
         # If nothing can be gained, likelier and faster rows still come first.
         worth = worth + 1e-12 * works * np.exp(np.clip(mean.min() - mean, -50, 0))
         row = int(np.argmax(np.where(open_rows, worth, -1.0)))
-        return self._choice(row, fits, fails, mean, sd)
+        choice = self._choice(row, fits, fails, mean, sd)
+        if self._front is None or best is None:
+            return choice
+        return replace(choice, front_gain=float(gain[row]))
 
     def expected_gain(self, open_rows: Mask) -> float | None:
         """Return the largest expected improvement among open rows, relative to the best.
 
-        None if nothing has run yet.
+        Of several merits it is relative to the volume of the front. None if nothing has run yet.
         """
         is_blind = self._lattice.seconds is None and self._num_scored < START_MEASURED
         if self._best is None or is_blind:
@@ -209,8 +204,12 @@ class Proposer:
             return 0.0
         fits = self._fits()
         works = (1.0 if fits is None else fits) * (1.0 - self._fails())
-        gain = _expected_improvement(self._best[1] - self._scores.mean, self._scores.sd) * works
-        return float(gain[open_rows].max())
+        mean, sd = self._scores.mean, self._scores.sd
+        if self._front is None:
+            gain = _expected_improvement(self._best[1] - mean, sd)
+        else:
+            gain = self._front.expected(self._told.values(), mean=mean, sd=sd, memory=self._memory)
+        return float((gain * works)[open_rows].max())
 
     def probability_of_fitting(self) -> Floats | None:
         """Return each row's probability to fit. None: no limit is known, nothing ran out of it."""
@@ -237,10 +236,18 @@ class Proposer:
             expected, sd = predicted[row]
             off = score - expected
             is_doubtful = off > max(np.log(DOUBT_FACTOR), DOUBT_SDS * sd)
-            matters = expected < best[1] + np.log(DOUBT_WITHIN)
+            matters = self._would_matter(row, expected, best[1])
             if is_doubtful and matters and (worst is None or off > worst[0]):
                 worst = (off, row, expected)
         return None if worst is None else (worst[1], worst[2])
+
+    def _would_matter(self, row: int, expected: float, best: float) -> bool:
+        """Return whether a told row would be near the best, or on the front, with another score."""
+        if self._front is None:
+            return expected < best + float(np.log(DOUBT_WITHIN))
+        others = [told for told in self._told.values() if told.row != row]
+        other_score = replace(self._told[row], score=expected)
+        return self._front.would_be_on_it(other_score, others, self._memory)
 
     def hopeless(self, open_rows: Mask) -> int | None:
         """Return the row that proves that nothing fits, else None.

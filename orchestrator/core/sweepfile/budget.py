@@ -1,4 +1,4 @@
-"""The budgets of a sweep file, in GPU-hours and in money, as one number of reserved GPU-seconds."""
+"""The price of a GPU-hour, and the budgets of a sweep file as one number of GPU-seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from enum import StrEnum
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.hardware import Hardware
+from orchestrator.core.sweepfile.objective_mistakes import objective_mistake
+from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
 
 
 class Limit(StrEnum):
@@ -42,6 +45,37 @@ def price_of(spec: SweepSpec, hardware: Hardware | None) -> Price | None:
         return None
     source = f"typical list price of {hardware.name}; give yours with price_per_gpu_hour"
     return Price(per_gpu_hour=hardware.price_per_hour, source=source)
+
+
+def check_objectives(
+    spec: SweepSpec,
+    price: Price | None,
+    *,
+    device: Device,
+    memory_limit_bytes: float | None,
+) -> None:
+    """Raise UsageInvalid for an objective that nothing tells on this device.
+
+    `memory_limit_bytes`: the memory of a slot, if it is known.
+    """
+    if Objective.DOLLARS_PER_BILLION_TOKENS in spec.objective and price is None:
+        raise UsageInvalid(
+            f"objective {Objective.DOLLARS_PER_BILLION_TOKENS}: no price is known of what device"
+            f" {spec.device} means here; give price_per_gpu_hour, in US dollars"
+        )
+    if Objective.MEMORY_HEADROOM in spec.objective and memory_limit_bytes is None:
+        fix = "give device_memory_gib"
+        if device is Device.CPU:
+            fix = "give workload.options.memory_limit_bytes (workload llama), or leave it out"
+        raise UsageInvalid(
+            f"objective {Objective.MEMORY_HEADROOM}: no memory size is known of what device"
+            f" {spec.device} means here; {fix}"
+        )
+    known = "cpu" if device is Device.CPU else spec.device
+    if mistake := objective_mistake(
+        spec.objective, spec.search, workload=spec.workload.name, device=known
+    ):
+        raise UsageInvalid(f"objective {mistake}")
 
 
 def budget_of(spec: SweepSpec, price: Price | None) -> Budget | None:

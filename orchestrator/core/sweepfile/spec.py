@@ -26,6 +26,7 @@ from orchestrator.core.problem.hardware import DEVICES, from_driver_name
 from orchestrator.core.problem.layout import NAMED_AXES, Precision
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.constraint import Constraint, UnparsedConstraint
+from orchestrator.core.sweepfile.objective_mistakes import objective_mistake
 from orchestrator.core.sweepfile.option_mistakes import Mistake, option_mistakes
 from orchestrator.core.sweepfile.sections import (
     Axes,
@@ -34,6 +35,7 @@ from orchestrator.core.sweepfile.sections import (
     Objective,
     Search,
     Strategy,
+    ranked_by,
 )
 from orchestrator.core.sweepfile.spec_values import (
     AlsoSingleValue,
@@ -41,6 +43,7 @@ from orchestrator.core.sweepfile.spec_values import (
     Flag,
     Length,
     Name,
+    OneOrMore,
     OrAuto,
     Section,
     Some,
@@ -58,6 +61,7 @@ from orchestrator.core.sweepfile.workload_section import (
     WorkloadChoice,
     workload_mistake,
 )
+from orchestrator.core.trial.merit import Merit
 
 MAX_GPUS = 16_384
 MAX_CELLS = 1024
@@ -194,12 +198,15 @@ class SweepSpec(Section):
         Search, key("section", "What to try next, and when to stop: [search](#search)")
     ] = Search()
     objective: Annotated[
-        Objective,
+        OneOrMore[Objective],
         key(
-            "`tokens_per_second_per_gpu`, `step_seconds`",
-            "What to optimise: the first is maximised, the second minimised",
+            "`tokens_per_second_per_gpu`, `step_seconds`, `memory_headroom`,"
+            " `dollars_per_billion_tokens`, `joules_per_token`, or a list",
+            "What to optimise: `tokens_per_second_per_gpu` and `memory_headroom` are maximised, the"
+            " others minimised. Of a list, the search looks for the"
+            " [front](search.md#several-objectives)",
         ),
-    ] = Objective.TOKENS_PER_SECOND_PER_GPU
+    ] = (Objective.TOKENS_PER_SECOND_PER_GPU,)
     workload: Annotated[
         WorkloadChoice,
         key(
@@ -232,6 +239,7 @@ class SweepSpec(Section):
             *option_mistakes(self.workload, self.axes.options),
             *self._bound_mistakes(),
             *self._cost_mistakes(),
+            *self._objective_mistakes(),
             *self._ability_mistakes(),
         ]
         if not mistakes:
@@ -299,16 +307,23 @@ class SweepSpec(Section):
             )
 
     def _cost_mistakes(self) -> Iterator[Mistake]:
-        """Refuse `max_cost` if no price is known. That of device `auto` is known at run time."""
-        known = (
-            self.price_per_gpu_hour is not None
-            or self.device == "auto"
-            or (self.device in DEVICES and DEVICES[self.device].price_per_hour is not None)
-        )
-        if self.search.max_cost is not None and not known:
+        """Refuse `max_cost` if no price is known."""
+        if self.search.max_cost is not None and not self._may_have_a_price:
             yield (
                 ("search", "max_cost"),
                 f"device {self.device} has no list price; give price_per_gpu_hour, in US dollars",
+            )
+
+    def _objective_mistakes(self) -> Iterator[Mistake]:
+        if mistake := objective_mistake(
+            self.objective, self.search, workload=self.workload.name, device=self.device
+        ):
+            yield ("objective",), mistake
+        if Objective.DOLLARS_PER_BILLION_TOKENS in self.objective and not self._may_have_a_price:
+            yield (
+                ("objective",),
+                f"{Objective.DOLLARS_PER_BILLION_TOKENS}: device {self.device} has no list price;"
+                " give price_per_gpu_hour, in US dollars",
             )
 
     def _ability_mistakes(self) -> Iterator[Mistake]:
@@ -356,6 +371,25 @@ class SweepSpec(Section):
         return ()
 
     @property
+    def _may_have_a_price(self) -> bool:
+        """False if no price is known. That of device `auto` is known at run time."""
+        return (
+            self.price_per_gpu_hour is not None
+            or self.device == "auto"
+            or (self.device in DEVICES and DEVICES[self.device].price_per_hour is not None)
+        )
+
+    @property
+    def ranked_by(self) -> Objective:
+        """The objective by which `sweep best` ranks, one of speed."""
+        return ranked_by(self.objective)
+
+    @property
+    def merits(self) -> tuple[Merit, ...]:
+        """What the layouts of a cell are compared by, each once."""
+        return tuple(dict.fromkeys(one.merit for one in self.objective))
+
+    @property
     def dominance(self) -> Dominance:
         """The proof that an out-of-memory needs before it excludes other layouts."""
         asked = self.search.dominance
@@ -378,7 +412,7 @@ class SweepSpec(Section):
             "workload": self.workload.name,
             **{f"workload.options.{name}": value for name, value in options.items()},
             "warmup_steps": self.measurement.warmup_steps,
-            "objective": str(self.objective),
+            "objective": ", ".join(self.objective),
             "device": self.device,
             "gpus_per_node": self.gpus_per_node,
             "device_memory_gib": self.device_memory_gib,

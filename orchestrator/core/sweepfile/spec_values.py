@@ -262,6 +262,10 @@ Some = Annotated[
     AfterValidator(_distinct),
     AlsoSingleValue(),
 ]
+# Stored as one value if it is one, as before there could be several.
+OneOrMore = Annotated[
+    Some[_T], PlainSerializer(lambda values: values[0] if len(values) == 1 else list(values))
+]
 # The tag separates the word `auto` from values, so that pydantic reports one mistake, not two.
 OrAuto = Annotated[
     Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")],

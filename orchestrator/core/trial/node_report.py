@@ -30,6 +30,10 @@ class GpuUsage:
     # Of the fullest device, whether steps were timed or not, less what was used before.
     peak_memory_bytes: int | None = None
 
+    def joules_per_token(self, tokens_per_second_per_gpu: float) -> float | None:
+        """Return the energy that a GPU takes for a token at this speed."""
+        return None if self.power_watts is None else self.power_watts / tokens_per_second_per_gpu
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankOutcome:

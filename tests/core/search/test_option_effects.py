@@ -7,7 +7,8 @@ import pytest
 
 from orchestrator.core.search.lattice import Axis, Belief, Lattice
 from orchestrator.core.search.option_effects import SECONDS_PER_MEMORY, OptionEffects
-from orchestrator.core.search.proposer import Proposer, Told
+from orchestrator.core.search.proposer import Proposer
+from orchestrator.core.search.told import Told
 
 # Rows of two sizes with three kernels each.
 KERNELS = ["amber", "birch", "cedar"] * 2

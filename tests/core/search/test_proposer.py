@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
-from orchestrator.core.search.proposer import Proposer, Told
+from orchestrator.core.search.proposer import Proposer
+from orchestrator.core.search.told import Told
 
 LIMIT = 80.0
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from orchestrator.core.problem.layout import Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.sweepfile.sections import objectives_of
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.limits import resolve_limits
 from orchestrator.core.trial.protocol import Device
@@ -240,3 +241,66 @@ def test_a_bound_on_the_gain_needs_a_strategy_that_predicts_one() -> None:
     assert sweep(search={"bound": 0.1}).search.bound == 0.1
     assert sweep(search={"bound": 0.1, "strategy": "auto"}).search.bound == 0.1
     assert "predicts no gain" in refused(search={"bound": 0.1, "strategy": "random"})
+
+
+def test_one_objective_is_stored_as_one_value_and_several_as_a_list() -> None:
+    for one in ("step_seconds", ["step_seconds"]):
+        spec = sweep(objective=one)
+        assert spec.model_dump(mode="json")["objective"] == "step_seconds"
+        assert spec.conditions()["objective"] == "step_seconds"
+    both = sweep(objective=["memory_headroom", "step_seconds"])
+    stored = both.model_dump(mode="json")
+    assert stored["objective"] == ["memory_headroom", "step_seconds"]
+    assert SweepSpec.model_validate(stored) == both
+    assert objectives_of(stored["objective"]) == both.objective
+    assert objectives_of(None) == sweep().objective
+
+
+@pytest.mark.parametrize(
+    ("objectives", "merits", "ranked_by"),
+    [
+        (["tokens_per_second_per_gpu"], ["speed"], "tokens_per_second_per_gpu"),
+        # Within a cell a price orders layouts as their speed does.
+        (["step_seconds", "dollars_per_billion_tokens"], ["speed"], "step_seconds"),
+        (["memory_headroom"], ["headroom"], "tokens_per_second_per_gpu"),
+        (
+            ["joules_per_token", "tokens_per_second_per_gpu"],
+            ["efficiency", "speed"],
+            "tokens_per_second_per_gpu",
+        ),
+    ],
+)
+def test_objectives_are_compared_by_their_merits_within_a_cell(
+    objectives: list[str], merits: list[str], ranked_by: str
+) -> None:
+    spec = sweep(objective=objectives, price_per_gpu_hour=2.0)
+    assert list(spec.merits) == merits
+    assert spec.ranked_by == ranked_by
+
+
+BOTH = ["tokens_per_second_per_gpu", "memory_headroom"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"objective": "joules_per_token", "device": "cpu"}, "device cpu has none; leave it out"),
+        (
+            {"objective": "joules_per_token", "workload": "synthetic"},
+            "workload synthetic uses none; leave it out",
+        ),
+        (
+            {"objective": "dollars_per_billion_tokens", "device": "h20"},
+            "device h20 has no list price",
+        ),
+        ({"objective": BOTH, "search": {"strategy": "tpe"}}, "strategy tpe looks for the fastest"),
+        ({"objective": BOTH, "search": {"early_stop": True}}, "search.early_stop would end trials"),
+        ({"objective": ["step_seconds", "step_seconds"]}, "step_seconds appears twice"),
+        ({"objective": []}, "at least 1 item"),
+    ],
+)
+def test_objectives_that_nothing_tells_or_looks_for_are_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        sweep(**changes)

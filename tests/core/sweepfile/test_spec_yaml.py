@@ -470,6 +470,11 @@ BAD = [
     ),
     (
         6,
+        "objective: [step_seconds, memory]",
+        "6:27: objective[1]: 'memory' is not one of tokens_per_second_per_gpu, step_seconds",
+    ),
+    (
+        6,
         "tensor_parallel_across_nodes: yes",
         "6:31: tensor_parallel_across_nodes: expected true or false, got 'yes'",
     ),

@@ -1,0 +1,123 @@
+"""The expected gain of a row over the front of what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.core.problem.hypervolume import hypervolume
+from orchestrator.core.search.front_gain import FrontGain
+from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
+from orchestrator.core.search.proposer import Proposer
+from orchestrator.core.search.smoothness import Smoothness
+from orchestrator.core.search.surrogate import Surrogate
+from orchestrator.core.search.told import Told
+from orchestrator.core.trial.merit import Merit
+
+LIMIT = 80.0
+BOTH = (Merit.SPEED, Merit.HEADROOM)
+ALL = tuple(Merit)
+
+
+def lattice(seconds: Floats, memory: Floats) -> Lattice:
+    num = len(seconds)
+    return Lattice(
+        axes=(Axis.of("size", range(num)),),
+        seconds=Belief(
+            mean=np.log(seconds),
+            basis=np.ones((num, 1)),
+            covariance=np.array([[0.01]]),
+            residual_sd=0.05,
+        ),
+        memory=Belief(
+            mean=np.log(memory),
+            basis=np.ones((num, 1)),
+            covariance=np.array([[0.01]]),
+            residual_sd=0.05,
+        ),
+        memory_limit_bytes=LIMIT,
+    )
+
+
+def memory_of(space: Lattice) -> Surrogate:
+    assert space.memory is not None
+    return Surrogate(space, space.memory, guess=Smoothness.guess(space, residual_sd=0.05))
+
+
+def told(row: int, seconds: float, memory: float, joules: float | None = None) -> Told:
+    score = float(np.log(seconds))
+    return Told(row=row, score=score, peak_memory_bytes=memory, joules_per_token=joules)
+
+
+def test_the_expected_gain_is_the_mean_over_what_the_row_may_be() -> None:
+    space = lattice(np.array([1.0, 1.5, 0.9]), np.array([60.0, 30.0, 40.0]))
+    memory = memory_of(space)
+    known = [told(0, 1.0, 60.0), told(1, 1.5, 30.0)]
+    mean, sd = np.log([1.0, 1.5, 0.9]), np.full(3, 0.2)
+    found = FrontGain(space, BOTH).expected(known, mean=mean, sd=sd, memory=memory)
+    front = np.array([[1.0, 0.25], [1 / 1.5, 0.625]])
+    before, random = hypervolume(front), np.random.default_rng(0)
+    gains = []
+    for _ in range(4000):
+        speed = np.exp(-random.normal(mean[2], sd[2]))
+        peak = np.exp(random.normal(memory.mean[2], memory.sd[2]))
+        new = np.array([[speed, max(1 - peak / LIMIT, 0.0)]])
+        gains.append(hypervolume(np.vstack([front, new])) / before - 1)
+    # 4,000 draws: the error of their mean is about 1 %.
+    assert found[2] == pytest.approx(np.mean(gains), rel=0.05)
+
+
+def test_a_row_that_something_beats_in_both_gains_hardly_anything() -> None:
+    space = lattice(np.array([1.0, 2.0, 2.0]), np.array([40.0, 60.0, 10.0]))
+    known = [told(0, 1.0, 40.0)]
+    found = FrontGain(space, BOTH).expected(
+        known, mean=np.log([1.0, 2.0, 2.0]), sd=np.full(3, 0.05), memory=memory_of(space)
+    )
+    assert found[1] < 1e-3
+    assert found[2] > 0.2
+
+
+def test_energy_counts_once_a_row_has_told_of_it() -> None:
+    seconds = np.array([1.0, 1.0, 1.2, 1.2])
+    space = lattice(seconds, np.full(4, 40.0))
+    gain, memory = FrontGain(space, (Merit.EFFICIENCY,)), memory_of(space)
+    mean, sd = np.log(seconds), np.full(4, 0.05)
+    unknown = gain.expected([told(0, 1.0, 40.0)], mean=mean, sd=sd, memory=memory)
+    by_speed = FrontGain(space, (Merit.SPEED,)).expected(
+        [told(0, 1.0, 40.0)], mean=mean, sd=sd, memory=memory
+    )
+    assert unknown == pytest.approx(by_speed)
+    frugal = [told(0, 1.0, 40.0, joules=5.0), told(2, 1.2, 40.0, joules=2.0)]
+    known = gain.expected(frugal, mean=mean, sd=sd, memory=memory)
+    # The last row is expected to be as frugal as the one next to it; those before it are not.
+    assert known[3] > 0.01
+    assert known[:2] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_search_for_the_front_launches_its_rows_first() -> None:
+    # Each size takes more memory and less time than the one before; odd rows are slower by half.
+    sizes = np.arange(24)
+    seconds = (2.0 - sizes / 24) * np.where(sizes % 2, 1.5, 1.0)
+    memory = 10.0 + 2.8 * sizes
+    space = lattice(seconds, memory)
+    proposer, open_rows = Proposer(space, seed=0, merits=BOTH), np.ones(24, dtype=np.bool_)
+    points = np.stack([1 / seconds, 1 - memory / LIMIT], axis=1)
+    rows: list[int] = []
+    while hypervolume(points[rows]) < 0.95 * hypervolume(points):
+        row = proposer.choose(open_rows).row
+        rows.append(row)
+        open_rows[row] = False
+        proposer.tell(told(row, float(seconds[row]), float(memory[row])))
+    assert len(rows) <= 9
+    assert not any(row % 2 for row in rows)
+
+
+def test_a_choice_says_how_much_the_front_should_grow() -> None:
+    space = lattice(np.array([1.0, 2.0]), np.array([60.0, 20.0]))
+    proposer = Proposer(space, seed=0, merits=ALL)
+    assert proposer.choose(np.array([True, True])).front_gain is None
+    proposer.tell(told(0, 1.0, 60.0, joules=3.0))
+    choice = proposer.choose(np.array([False, True]))
+    assert choice.front_gain is not None and choice.front_gain > 0.1
+    gain = proposer.expected_gain(np.array([False, True]))
+    assert gain is not None and 0 < gain <= choice.front_gain
