@@ -18,6 +18,7 @@ from orchestrator.cli.output import (
     write_rows,
     write_table,
 )
+from orchestrator.report import trial_line
 from orchestrator.report.fronts import (
     ShownFront,
     ShownPoint,
@@ -99,5 +100,5 @@ def _row(
         *([str(point.cell.cell.num_gpus)] if has_cells else []),
         *cells,
         StyledText("yes", "green") if point.is_on_front else "could be",
-        trial_text.layout_text(point.trial),
+        trial_line.layout_text(point.trial),
     ]
