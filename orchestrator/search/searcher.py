@@ -107,10 +107,12 @@ class Searcher:
         launch_seconds: float | None = None,
         steps_per_trial: float | None = None,
         dominance: Dominance = Dominance.TRUSTED,
+        sums_shards: bool = False,
         merits: Collection[Merit] = (Merit.SPEED,),
     ) -> None:
         """`num_layers` is the model's; `sequence` numbers the cells of a sweep, so that each has
-        other random numbers; `dominance` is how many out-of-memories rule a layout out.
+        other random numbers; `dominance` is how many out-of-memories rule a layout out, of a
+        program that sums shards of gradients up over replicas or does not.
         A trial costs `launch_seconds` and `steps_per_trial` steps; None: as is usual. The values
         that it is told are of `objective`; it looks for the front of the `merits`.
 
@@ -133,7 +135,12 @@ class Searcher:
         self._scale = _scale(candidates)
         self._repeated: set[int] = set()  # rows that `doubtful` has returned
         self._step_log_sd = candidates.step_log_sd()
-        self._proofs = Proofs(candidates.table, num_layers=num_layers, dominance=dominance)
+        self._proofs = Proofs(
+            candidates.table,
+            num_layers=num_layers,
+            dominance=dominance,
+            sums_shards=sums_shards,
+        )
         self._freed: list[Layout] = []  # until `take_freed`
 
     def knows(self, layout: Layout) -> bool:

@@ -46,6 +46,7 @@ class CellSearches:
             launch_seconds=cost.launch_seconds,
             steps_per_trial=cost.num_steps,
             dominance=spec.dominance,
+            sums_shards=spec.sums_shards,
             merits=spec.merits,
         )
         steps = 0.0

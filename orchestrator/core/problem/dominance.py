@@ -14,12 +14,15 @@ from orchestrator.core.problem.layout import Layout, Recompute, RecomputeMode
 from orchestrator.core.problem.layout_table import LayoutTable, Mask
 
 
-def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Mask:
+def needs_at_least(
+    table: LayoutTable, layout: Layout, *, num_layers: int, sums_shards: bool = False
+) -> Mask:
     """Mark the rows that need at least as much memory per GPU as `layout`, itself included.
 
     Only rows with the same GPUs per dimension, schedule, precision, batch and options of the
     workload are compared: a micro-batch as large or larger, a ZeRO stage as low or lower, and
-    recomputation that keeps as much or more.
+    recomputation that keeps as much or more. `sums_shards`: replicas sum their shards of gradients
+    up after the last micro-batch, as with option `replicas` of workload llama.
     """
     keeps = partial(keeps_at_least, num_layers=num_layers, num_stages=layout.pipeline_parallel_size)
     keeps_as_much = np.array([keeps(r, layout.recompute) for r in table.recomputes], dtype=np.bool_)
@@ -42,6 +45,10 @@ def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Ma
     # Without accumulation there are no gradients at the activations' peak: a proof with
     # accumulation says nothing of it.
     holds_gradients = (table.grad_accum_steps > 1) | (layout.grad_accum_steps == 1)
+    if sums_shards:
+        # The second of two micro-batches is the last, so that weights are freed while all sums are
+        # held: a proof with more micro-batches says nothing of two.
+        holds_gradients &= (table.grad_accum_steps != 2) | (layout.grad_accum_steps <= 2)
     mask: Mask = (
         same_split
         & holds_gradients

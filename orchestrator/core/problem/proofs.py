@@ -49,8 +49,17 @@ class MemoryProof:
 class Proofs:
     """The out-of-memories of one cell, and what they rule out of the rows of its table."""
 
-    def __init__(self, table: LayoutTable, *, num_layers: int, dominance: Dominance) -> None:
+    def __init__(
+        self,
+        table: LayoutTable,
+        *,
+        num_layers: int,
+        dominance: Dominance,
+        sums_shards: bool = False,
+    ) -> None:
+        """`sums_shards`: see needs_at_least."""
         self._table, self._num_layers, self._dominance = table, num_layers, dominance
+        self._sums_shards = sums_shards
         # Contradicted ones are kept: the measurement that contradicts them may be withdrawn.
         self._proofs: list[MemoryProof] = []
         self._ran: Mask = np.zeros(len(table), dtype=np.bool_)
@@ -113,7 +122,12 @@ class Proofs:
         proof = self._proofs[place]
         if self._dominance is Dominance.OFF:
             return
-        mask = needs_at_least(self._table, proof.layout, num_layers=self._num_layers)
+        mask = needs_at_least(
+            self._table,
+            proof.layout,
+            num_layers=self._num_layers,
+            sums_shards=self._sums_shards,
+        )
         rows = np.flatnonzero(mask)
         if self._ran[rows].any():
             return  # contradicted

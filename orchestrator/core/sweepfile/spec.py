@@ -398,6 +398,15 @@ class SweepSpec(Section):
         return Dominance.TRUSTED if self.knows_memory is not None else Dominance.CONFIRMED
 
     @property
+    def sums_shards(self) -> bool:
+        """True if replicas may sum up what ZeRO shards: option `replicas` of workload llama."""
+        given = [
+            self.workload.options.conditions().get("replicas"),
+            *self.axes.options.get("replicas", ()),
+        ]
+        return self.workload.name == "llama" and any(value not in (None, 1) for value in given)
+
+    @property
     def knows_memory(self) -> str | None:
         """Why the program's memory is known; None for a foreign program without a `trainer`."""
         if self.trainer is not None:

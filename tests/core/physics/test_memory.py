@@ -266,7 +266,9 @@ def test_no_layout_of_workload_llama_needs_less_than_one_that_a_proof_puts_below
     trainer = llama_trainer(options, on_gpu=on_gpu)
     total = predict(*legal, model=model, sequence_length=length, trainer=trainer).total
     for row, layout in enumerate(legal):
-        condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)
+        condemned = needs_at_least(
+            table, layout, num_layers=LLAMA_8B.num_layers, sums_shards=told.replicas > 1
+        )
         assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
 
 

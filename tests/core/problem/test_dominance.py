@@ -316,6 +316,20 @@ def test_the_selective_policies_are_not_comparable() -> None:
     assert not needs(attention, ops)
 
 
+@pytest.mark.parametrize("sums_shards", [False, True])
+def test_two_micro_batches_whose_shards_are_summed_up_need_less_than_more_of_them(
+    sums_shards: bool,
+) -> None:
+    proof, two, four = (
+        layout(micro_batch_size=size, recompute="full", zero_stage=1) for size in (1, 4, 2)
+    )
+    assert two.grad_accum_steps == 2
+    condemned = needs_at_least(
+        LayoutTable.of([two, four]), proof, num_layers=NUM_LAYERS, sums_shards=sums_shards
+    )
+    assert condemned.tolist() == [not sums_shards, True]
+
+
 def test_a_proof_without_accumulation_condemns_what_has_none_either() -> None:
     assert needs(
         layout(micro_batch_size=8, recompute="none"), layout(micro_batch_size=8, recompute="full")

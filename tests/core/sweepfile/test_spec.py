@@ -304,3 +304,14 @@ def test_objectives_that_nothing_tells_or_looks_for_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=said):
         sweep(**changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "axis", "sums"),
+    [({}, {}, False), ({"replicas": 2}, {}, True), ({}, {"replicas": [1, 2]}, True)],
+)
+def test_shards_are_summed_up_where_llama_has_replicas(
+    options: dict[str, Any], axis: dict[str, Any], sums: bool
+) -> None:
+    axes = {"micro_batch_size": [1], **({"options": axis} if axis else {})}
+    assert sweep(workload={"name": "llama", "options": options}, axes=axes).sums_shards is sums
