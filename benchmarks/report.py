@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import PROJECT, describe_machine, parser_of, write_result
-from tests.report.browser.chromium import chromium
+from tests.report.pages.chromium import chromium
 
 SWEEP = Path(sys.executable).parent / "sweep"
 # Launches in each of the 28 cells: 4,116, twelve more than the playbook's 4,104.
