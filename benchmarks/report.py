@@ -20,18 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import PROJECT, describe_machine, parser_of, write_result
-from tests.report.browser.chromium import chromium
+from tests.report.pages.chromium import chromium
 
 SWEEP = Path(sys.executable).parent / "sweep"
 # Launches in each of the 28 cells: 4,116, twelve more than the playbook's 4,104.
 LAUNCHES_PER_CELL = 147
 REPORTS = 3
+# The exit code of a sweep with a cell in which nothing fits: 70B on 8 GPUs.
+NOTHING_FITS = 4
 
 
 def simulate(environment: dict[str, str], launches: int) -> float:
     """Fill the store; return the seconds that it took."""
     begin = time.monotonic()
-    subprocess.run(
+    done = subprocess.run(
         [
             SWEEP,
             "run",
@@ -42,9 +44,12 @@ def simulate(environment: dict[str, str], launches: int) -> float:
             f"search.max_trials={launches}",
         ],
         env=environment,
-        check=True,
+        check=False,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
+    if done.returncode not in (0, NOTHING_FITS):
+        raise SystemExit(f"sweep run --simulate ended with {done.returncode}")
     return time.monotonic() - begin
 
 

@@ -242,6 +242,11 @@ def _store(result: Any) -> str:
     return f"{_digits(result['best_seconds'])} s, {_digits(result['status_seconds'])} s"
 
 
+def _report(result: Any) -> str:
+    size = f"{result['report_bytes'] / 1e6:.1f} MB"
+    return f"{_digits(result['cpu_seconds'])} s of CPU time, {size}"
+
+
 def _lost(result: Any) -> str:
     return f"{result['lost']} of {result['acknowledged']:,}, in {result['kills']:,} kills"
 
@@ -359,6 +364,7 @@ _MEASURED: Sequence[tuple[str, str, Format]] = (
         "`sweep best` and `sweep status` on 100,000 trials, PostgreSQL",
         _store,
     ),
+    ("report", "`sweep report` of 4,908 simulated trials", _report),
 )
 _SUMMARY: Sequence[tuple[str, str, Format]] = (
     ("orchestration", "trials per second, each in fresh processes that do nothing", _trials),

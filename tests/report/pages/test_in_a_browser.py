@@ -14,7 +14,7 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.pages.report_folder import Written, write_report
 from orchestrator.report.sweep_rows import SweepRows
 from tests.cli.cli_store import HOSTILE
-from tests.report.browser.chromium import Browser, chromium
+from tests.report.pages.chromium import Browser, chromium
 
 pytestmark = pytest.mark.browser
 MANY = 4_000

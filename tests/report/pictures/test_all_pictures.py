@@ -1,0 +1,30 @@
+"""Every picture is plain values, or says what would fill it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orchestrator.report.pictures.all_pictures import PICTURES, pictures
+from orchestrator.report.sweep_rows import SweepRows
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_plain_values_or_says_why_it_is_empty(
+    name: str, tiny: SweepRows, scaling: SweepRows, empty: SweepRows
+) -> None:
+    for sweeps in ([tiny], [scaling], [tiny, scaling], [empty], []):
+        found = PICTURES[name](sweeps)
+        assert found.name == name
+        if found.figure is None:
+            assert found.why_empty.endswith((".", "show."))
+            assert not found.num_marks
+        else:
+            json.dumps(found.figure, allow_nan=False)
+            assert found.num_marks
+            assert found.caption and not found.why_empty
+
+
+def test_without_trials_every_picture_says_what_would_fill_it(empty: SweepRows) -> None:
+    assert all(one.figure is None and one.why_empty for one in pictures([empty]))
