@@ -79,6 +79,7 @@ PROJECT = DOCS.parent
 FOLDERS = (
     "layout_sweep",
     "orchestrator/cli",
+    "orchestrator/cli/top",
     "orchestrator/report",
     "orchestrator/report/pictures",
     "orchestrator/report/pages",

@@ -58,6 +58,7 @@ from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import note, plain, write_error
 from orchestrator.cli.signals import Terminated, terminable
 from orchestrator.cli.streams import OutputLost, give_up_stdout, take_over
+from orchestrator.cli.top import command as top
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 INTERNAL_ERROR = 1
@@ -82,6 +83,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     replay.replay,
     sweeps.list,
     status.status,
+    top.top,
     best.best,
     trials.trials,
     compare.compare,
