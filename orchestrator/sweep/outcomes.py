@@ -54,6 +54,7 @@ class RecordedAttempt:
 
     attempt: Attempt
     outcome: str  # in words
+    failure_kind: FailureKind | None
     counts: Mapping[TrialState, int]
     num_running: int
 
@@ -145,6 +146,7 @@ class Outcomes:
                 RecordedAttempt(
                     attempt=attempt,
                     outcome=words,
+                    failure_kind=outcome.kind if isinstance(outcome, Failure) else None,
                     counts=self.counts,
                     num_running=len(self._attempts.running),
                 )
