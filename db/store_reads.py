@@ -179,6 +179,16 @@ class StoreReads:
         """The last events of a sweep, newest first."""
         return self._read(sweeps.newest_events, sweep_id, limit)
 
+    def events_of_kinds(
+        self, sweep_id: int, kinds: Sequence[str], *, after_id: int = 0
+    ) -> list[EventRow]:
+        """The events of these kinds after an event id, oldest first."""
+        return self._read(sweeps.events_of_kinds, sweep_id, after_id, kinds)
+
+    def newest_event_id(self, sweep_id: int) -> int:
+        """The id of a sweep's last event; 0: it has none."""
+        return self._read(sweeps.newest_event_id, sweep_id)
+
     # Attempts and what they measured.
 
     def repeats(self, cell_id: int) -> dict[int, Repeats]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -213,6 +214,22 @@ def events(connection: Connection, sweep_id: int, after_id: int, limit: int) -> 
         .limit(limit)
     )
     return [event_row(row) for row in connection.execute(statement).mappings()]
+
+
+def events_of_kinds(
+    connection: Connection, sweep_id: int, after_id: int, kinds: Sequence[str]
+) -> list[EventRow]:
+    statement = (
+        sa.select(event)
+        .where(event.c.sweep_id == sweep_id, event.c.id > after_id, event.c.event.in_(kinds))
+        .order_by(event.c.id)
+    )
+    return [event_row(row) for row in connection.execute(statement).mappings()]
+
+
+def newest_event_id(connection: Connection, sweep_id: int) -> int:
+    newest = sa.select(sa.func.max(event.c.id)).where(event.c.sweep_id == sweep_id)
+    return int(connection.execute(newest).scalar_one() or 0)
 
 
 def newest_events(connection: Connection, sweep_id: int, limit: int) -> list[EventRow]:

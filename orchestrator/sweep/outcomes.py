@@ -187,7 +187,7 @@ class Outcomes:
         """Have a cell go on from all its trials in the store. Return them as they were before."""
         trials = self._store.trials(self._call.sweep_id, cell_id=search.id)
         repeats, num_proofs = self._store.repeats(search.id), self._num_proofs(search, trials)
-        self._condemn(search, search.take_up(trials, repeats, num_proofs))
+        self._condemn(search, search.take_up(trials, repeats, num_proofs, self._call.enqueued))
         self._free(search)
         return trials
 

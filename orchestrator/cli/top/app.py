@@ -18,7 +18,7 @@ from textual.containers import Vertical
 from textual.widgets import DataTable, Footer, Static
 
 from orchestrator.cli.output import plain
-from orchestrator.cli.top.dialogs import Detail, Filter, Question
+from orchestrator.cli.top.dialogs import Detail, Entry, Question
 from orchestrator.cli.top.live_store import LiveStore, Reading
 from orchestrator.core.errors import SweepError
 from orchestrator.report.quantities import duration
@@ -58,6 +58,8 @@ class Asks(Protocol):
 
     def retry(self, trial_id: int) -> str: ...
 
+    def enqueue(self, layout: str, cell: str) -> str: ...
+
 
 class TopApp(App[None]):
     """Shows a sweep until `q`."""
@@ -84,6 +86,7 @@ class TopApp(App[None]):
         Binding("d", "drain", "Drain"),
         Binding("c", "cancel", "Cancel"),
         Binding("r", "retry", "Retry"),
+        Binding("e", "enqueue", "Enqueue"),
         Binding("s", "sort", "Sort"),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("enter", "detail", "Detail"),
@@ -259,7 +262,8 @@ class TopApp(App[None]):
                 self._matching[self._tab] = text
                 self._draw()
 
-        self.push_screen(Filter(self._matching[self._tab]), take)
+        question = "Show only lines that contain (empty: all):"
+        self.push_screen(Entry(question, self._matching[self._tab]), take)
 
     def on_data_table_row_selected(self, _: DataTable.RowSelected) -> None:
         self.action_detail()
@@ -306,6 +310,24 @@ class TopApp(App[None]):
             " that it ruled out wait again too.",
             partial(self._asks.retry, line.trial_id),
         )
+
+    def action_enqueue(self) -> None:
+        """Ask for a layout, of the cell under the cursor."""
+        line, titles = self._line(), COLUMNS[self._tab]
+        if line is None or "cell" not in titles:
+            self._say("Choose a line that names a cell: key 1.")
+            return
+        cell = line.texts[titles.index("cell")]
+
+        def take(layout: str | None) -> None:
+            if layout and layout.strip():
+                self._ask(
+                    f"Measure {layout.strip()} in {cell} next?",
+                    partial(self._asks.enqueue, layout.strip(), cell),
+                )
+
+        question = f"Layout to measure next in {cell}, as in mbs=4 recompute=full:"
+        self.push_screen(Entry(question), take)
 
     def _line(self) -> Line | None:
         """The line under the cursor."""

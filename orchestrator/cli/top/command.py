@@ -27,7 +27,7 @@ def top(sweep: SweepArgument = None, db: Db = None) -> None:
       Enter    all that is known of a trial, as `sweep show`
       s, /     sort; show only lines that contain a text
       d, c     drain (let running trials finish), cancel (end them): as `sweep cancel`
-      r        measure a trial again: as `sweep invalidate`
+      r, e     measure a trial again, measure a layout next: as `sweep retry`, `sweep enqueue`
       q        quit; the sweep goes on
     """
     if find_spec("textual") is None:

@@ -1,4 +1,4 @@
-"""The windows over the screen: a question before a change, the filter, the detail of a trial."""
+"""The windows over the screen: a question before a change, a line of text, a trial."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Question(ModalScreen[bool]):
         self.dismiss(is_yes)
 
 
-class Filter(ModalScreen[str | None]):
-    """Asks for the text that lines must contain. Escape changes nothing."""
+class Entry(ModalScreen[str | None]):
+    """Asks for a line of text. Escape gives none."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "dismiss(None)", "Back")]
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, question: str, text: str = "") -> None:
         super().__init__()
-        self._text = text
+        self._question, self._text = question, text
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="window"):
-            yield Static(Text("Show only lines that contain (empty: all):"))
+            yield Static(Text(plain(self._question)))
             yield Input(self._text)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -1,11 +1,11 @@
-"""What a person may ask for from the screen: the same changes as `sweep cancel`, `invalidate`."""
+"""What a person may ask for from the screen: the same as `sweep cancel`, `retry`, `enqueue`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.cli.defaults import existing_store
-from orchestrator.report.quantities import counted
+from orchestrator.cli import requests
+from orchestrator.cli.admin import ask_to_stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +17,12 @@ class Requests:
 
     def stop(self, *, drain: bool) -> str:
         """Ask the sweep's orchestrator to stop, as `sweep cancel` does."""
-        from orchestrator.cli.admin import ask_to_stop
-
         return ask_to_stop(self.db, self.sweep, drain=drain).text
 
     def retry(self, trial_id: int) -> str:
-        """Let a trial wait again, as `sweep invalidate` does."""
-        with existing_store(self.db, to_read=False) as store:
-            number = store.invalidate(f"trial_id = {trial_id}", sweep=self.sweep)
-        if not number:
-            return f"Trial {trial_id} has not ended: nothing was changed."
-        return f"{counted(number, 'trial')} will be measured again by the next `sweep run`."
+        """Have a trial measured again, as `sweep retry` does."""
+        return requests.retry_trial(self.db, trial_id)[2]
+
+    def enqueue(self, layout: str, cell: str) -> str:
+        """Have a layout measured next, as `sweep enqueue` does. `cell`: its name."""
+        return requests.enqueue_layout(self.db, self.sweep, layout.split(), cell).text

@@ -18,7 +18,7 @@ from orchestrator.cli.top.app import TopApp
 from orchestrator.cli.top.dialogs import Detail, Question, detail_text
 from orchestrator.cli.top.live_store import LiveStore
 from orchestrator.cli.top.requests import Requests
-from orchestrator.core.errors import SweepError, SweepInUse
+from orchestrator.core.errors import SweepInUse
 from tests.acceptance.command import Command, write_sweep
 from tests.cli.cli_store import Filled, fill
 from tests.db.builders import Bench
@@ -39,6 +39,9 @@ class Asked:
 
     def retry(self, trial_id: int) -> str:
         return self._note(trial_id)
+
+    def enqueue(self, layout: str, cell: str) -> str:
+        return self._note((layout, cell))
 
     def _note(self, what: object) -> str:
         self.calls.append(what)
@@ -181,6 +184,25 @@ def test_a_change_is_asked_about_first(
     assert asks.calls == [filled.measured if call is None else call]
 
 
+def test_a_layout_is_asked_for_in_the_cell_under_the_cursor(
+    sqlite_url: str, store: Store, filled: Filled
+) -> None:
+    asks = Asked()
+
+    async def steps(app: TopApp, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: len(_table(app)) == 2)
+        await pilot.press("e")
+        await until(pilot, lambda: bool(app.screen.query(Input)))
+        await pilot.press(*"mbs=4", "enter")
+        await until(pilot, lambda: isinstance(app.screen, Question))
+        await pilot.press("y")
+        await until(pilot, lambda: bool(asks.calls))
+
+    watch(sqlite_url, steps, asks=asks)
+    (name, *_) = [one.cell.key for one in store.cells(store.sweep_named("tiny").id)]
+    assert asks.calls == [("mbs=4", name)]
+
+
 def test_a_refusal_is_said(sqlite_url: str, filled: Filled) -> None:
     said: list[str] = []
 
@@ -199,13 +221,12 @@ def test_the_keys_change_what_the_commands_change(store: Store, sqlite_url: str)
     bench = Bench.on(store)
     trial = bench.measure(1)
     asks = Requests(sqlite_url, "tiny")
-    with pytest.raises(SweepError, match="tiny"):
-        asks.retry(trial)
+    assert asks.retry(trial).endswith("takes it up within 5 s.")
     assert "running trials may finish" in asks.stop(drain=True)
     assert str(store.sweep_named("tiny").stop_requested) == "drain"
     store.release(bench.sweep_id, bench.epoch)
     assert "nothing to stop" in asks.stop(drain=False)
-    assert asks.retry(trial) == "1 trial will be measured again by the next `sweep run`."
+    assert asks.retry(trial).endswith("The next `sweep run` with its file does it.")
     assert "nothing was changed" in asks.retry(trial)
 
 
