@@ -69,7 +69,7 @@ class TopApp(App[None]):
     #tabs { height: 1; }
     #body { height: 1fr; }
     DataTable { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; }
-    DataTable > .datatable--cursor { text-style: reverse; }
+    DataTable:nocolor:focus > .datatable--cursor { text-style: reverse; }
     #hint { height: auto; max-height: 2; }
     ModalScreen { align: center middle; }
     .window { width: 70; max-width: 95%; height: auto; border: solid white; padding: 0 1; }
@@ -94,7 +94,8 @@ class TopApp(App[None]):
     ]
 
     def __init__(self, store: LiveStore, asks: Asks) -> None:
-        super().__init__()
+        # The terminal's own 16 colours. Without this, NO_COLOR would turn them into black on black.
+        super().__init__(ansi_color=True)
         self._store, self._asks = store, asks
         self._reading: Reading | None = None
         self._trouble: str | None = None  # why the store does not answer

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from textual.color import Color
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
@@ -281,15 +282,36 @@ def test_a_cursor_stays_on_its_trial(store: Store, sqlite_url: str) -> None:
     watch(sqlite_url, steps)
 
 
-def test_without_colours_the_screen_is_the_same(
-    sqlite_url: str, filled: Filled, monkeypatch: pytest.MonkeyPatch
+def _colours_of(app: TopApp) -> set[str]:
+    """The colours of all characters that a terminal gets, foreground and background."""
+    found = set()
+    for line in app.screen._compositor.render_strips():
+        for segment in line.apply_filter(app._filters[-1], Color(0, 0, 0)):
+            style = segment.style
+            for colour in (style.color, style.bgcolor) if style is not None else ():
+                if colour is not None and not colour.is_default:
+                    found.add(colour.name)
+    return found
+
+
+@pytest.mark.parametrize("has_colours", [True, False])
+def test_colours_are_those_of_the_terminal_or_none(
+    sqlite_url: str, filled: Filled, monkeypatch: pytest.MonkeyPatch, has_colours: bool
 ) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
+    if not has_colours:
+        monkeypatch.setenv("NO_COLOR", "1")
 
     async def steps(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("4")
-        assert app.no_color and len(_table(app)) == 10
-        assert app.get_css_variables() is not None
+        await until(pilot, lambda: len(_table(app)) == 10)
+        await pilot.pause()
+        filters = [type(one).__name__ for one in app._filters if one.enabled]
+        assert filters == ([] if has_colours else ["NoColor"])
+        if not has_colours:
+            assert _colours_of(app) == set()
+            # The line under the cursor is told from the others all the same.
+            cursor = app.query_one(DataTable).get_component_styles("datatable--cursor")
+            assert "reverse" in str(cursor.text_style)
 
     watch(sqlite_url, steps)
 
