@@ -11,14 +11,15 @@ from db.store import Store
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
+from orchestrator.core.trial.purpose import Purpose
 from orchestrator.report import live_sweep
 from orchestrator.report.live_sweep import COUNTS_SECONDS, TRIALS_SECONDS, LiveSweep
-from tests.db.builders import Bench, failure, record_failure
+from tests.db.builders import Bench, failure, record_failure, start_repeat
 
 
 @pytest.fixture
-def bench(sqlite_store: Store) -> Bench:
-    made = Bench.on(sqlite_store)
+def bench(store: Store) -> Bench:
+    made = Bench.on(store)
     made.measure(1)
     return made
 
@@ -40,11 +41,11 @@ def counted(store: Store, monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[
 
 
 def test_nothing_is_read_twice_while_nothing_happens(
-    sqlite_store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep = LiveSweep(sqlite_store, "tiny")
+    sweep = LiveSweep(store, "tiny")
     first = sweep.read(0.0)
-    calls = counted(sqlite_store, monkeypatch, "trials", "trials_by_id", "status", "reserved")
+    calls = counted(store, monkeypatch, "trials", "trials_by_id", "status", "reserved")
     assert sweep.read(1.0) is first
     assert calls == {"trials": [], "trials_by_id": [], "status": [], "reserved": []}
     sweep.read(1.1 + COUNTS_SECONDS)
@@ -54,15 +55,15 @@ def test_nothing_is_read_twice_while_nothing_happens(
 
 
 def test_a_new_failure_is_read_alone(
-    sqlite_store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep = LiveSweep(sqlite_store, "tiny")
+    sweep = LiveSweep(store, "tiny")
     assert not sweep.read(0.0).failures
-    calls = counted(sqlite_store, monkeypatch, "trials", "trials_by_id")
+    calls = counted(store, monkeypatch, "trials", "trials_by_id")
     trial, attempt = bench.start(2)
     assert sweep.read(1.0).trials[trial].state is TrialState.LAUNCHING
     record_failure(
-        sqlite_store,
+        store,
         trial,
         attempt,
         epoch=bench.epoch,
@@ -77,11 +78,25 @@ def test_a_new_failure_is_read_alone(
     assert calls["trials_by_id"] == [([trial],), ([trial],)] and not calls["trials"]
 
 
+def test_what_runs_is_read_with_its_nodes_and_purpose_repeats_too(
+    store: Store, bench: Bench
+) -> None:
+    measured = next(iter(store.trials(bench.sweep_id))).id
+    start_repeat(store, measured, bench.epoch, ["node-c"], purpose=Purpose.ANCHOR)
+    started, _ = bench.start(2)
+    repeat, first = LiveSweep(store, "tiny").read(0.0).status.running
+    assert (repeat.trial_id, repeat.attempt, repeat.state) == (measured, 2, TrialState.MEASURED)
+    assert (repeat.nodes, repeat.purpose) == (("node-c",), Purpose.ANCHOR)
+    assert (first.trial_id, first.state) == (started, TrialState.LAUNCHING)
+    assert first.nodes == ("node-a", "node-b") and first.purpose is Purpose.NEW
+    assert repeat.since <= first.since
+
+
 def test_more_events_than_a_portion_are_all_seen(
-    sqlite_store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_sweep, "MOST_NEW_EVENTS", 2)
-    sweep = LiveSweep(sqlite_store, "tiny")
+    sweep = LiveSweep(store, "tiny")
     sweep.read(0.0)
     for size in (2, 4, 8):
         bench.measure(size)
@@ -90,6 +105,6 @@ def test_more_events_than_a_portion_are_all_seen(
     assert sweep.read(2.0) is rows
 
 
-def test_a_sweep_that_is_not_there_is_named(sqlite_store: Store) -> None:
+def test_a_sweep_that_is_not_there_is_named(store: Store) -> None:
     with pytest.raises(UsageInvalid, match="no sweep is named 'tiny'"):
-        LiveSweep(sqlite_store, "tiny").read(0.0)
+        LiveSweep(store, "tiny").read(0.0)
