@@ -29,6 +29,7 @@ from db.write import (
     lease,
     node_records,
     profiles,
+    requests,
     reuse,
     sessions,
     sweeps,
@@ -344,6 +345,24 @@ class Store(StoreReads):
         return readonly.query(
             raw_url, f"WITH matching AS ({matching}{named}) {statement}", max_rows=10_000_000
         )
+
+    # What people ask for while an orchestrator works on the sweep.
+
+    def enqueue(self, cell_id: int, layout: Layout) -> tuple[int, TrialState, bool]:
+        """Ask for a layout of a cell: its orchestrator sees it at its next `renew`.
+
+        Returns the trial's id and state, and whether it waits for its first attempt. A layout that
+        has had one is not changed.
+        """
+        return self._write(requests.enqueue, cell_id, layout)
+
+    def ask_to_retry(self, sweep_id: int, trial_id: int) -> bool:
+        """Ask a sweep's orchestrator to measure a trial again. False: the trial has not ended."""
+        return self._write(requests.ask_to_retry, sweep_id, trial_id)
+
+    def retry(self, sweep_id: int, trial_ids: Collection[int], *, epoch: int) -> set[int]:
+        """Let ended trials that a person asked for wait again; return the ids of their cells."""
+        return self._write(requests.retry, sweep_id, trial_ids, epoch)
 
     # How attempts end.
 

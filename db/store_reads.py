@@ -31,6 +31,7 @@ from db.read.rows import (
     SweepSummary,
     TrialDetail,
     TrialRow,
+    UnderWayRow,
 )
 from orchestrator.core.machines.node_run import NEWEST_RUNS, NodeRun
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
@@ -162,6 +163,10 @@ class StoreReads:
         """The number of trials in each state, and the best trial, of each cell."""
         return self._read(sweeps.status, sweep_id)
 
+    def under_way(self, sweep_id: int) -> list[UnderWayRow]:
+        """The attempts of a sweep that have not ended, oldest trial first."""
+        return self._read(sweeps.under_way, sweep_id)
+
     def reserved(self, sweep_id: int) -> ReservedBySweep:
         """The GPU time that a sweep has reserved so far, and its uses."""
         return self._read(sweeps.reserved, sweep_id)
@@ -169,6 +174,20 @@ class StoreReads:
     def events(self, sweep_id: int, *, after_id: int = 0, limit: int = 1000) -> list[EventRow]:
         """The events of a sweep after an event id, oldest first."""
         return self._read(sweeps.events, sweep_id, after_id, limit)
+
+    def newest_events(self, sweep_id: int, limit: int) -> list[EventRow]:
+        """The last events of a sweep, newest first."""
+        return self._read(sweeps.newest_events, sweep_id, limit)
+
+    def events_of_kinds(
+        self, sweep_id: int, kinds: Sequence[str], *, after_id: int = 0
+    ) -> list[EventRow]:
+        """The events of these kinds after an event id, oldest first."""
+        return self._read(sweeps.events_of_kinds, sweep_id, after_id, kinds)
+
+    def newest_event_id(self, sweep_id: int) -> int:
+        """The id of a sweep's last event; 0: it has none."""
+        return self._read(sweeps.newest_event_id, sweep_id)
 
     # Attempts and what they measured.
 

@@ -43,6 +43,7 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.sweepfile.metrics_section import MetricsSection
+from orchestrator.core.sweepfile.notify_section import NotifyTarget
 from orchestrator.core.sweepfile.sections import (
     Axes,
     Confirm,
@@ -79,6 +80,7 @@ PROJECT = DOCS.parent
 FOLDERS = (
     "layout_sweep",
     "orchestrator/cli",
+    "orchestrator/cli/top",
     "orchestrator/report",
     "orchestrator/report/pictures",
     "orchestrator/report/pages",
@@ -119,6 +121,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "plateau": Plateau,
     "confirm": Confirm,
     "workload": LlamaWorkload,  # all workloads have these keys
+    "notify": NotifyTarget,
     "trainer": TrainerSection,
     "bytes-per-parameter": BytesPerParameter,
     "activations": TracedModeSection,

@@ -307,6 +307,22 @@ class CellStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UnderWayRow:
+    """An attempt that has not ended: of a trial under way, or of one that is measured again."""
+
+    trial_id: int
+    cell_id: int
+    cell: str  # its key
+    num_gpus: int
+    layout: str  # its key
+    state: TrialState  # of the trial
+    attempt: int
+    nodes: tuple[str, ...]  # where it was placed
+    purpose: Purpose | None  # of its attempt; None: not known
+    since: dt.datetime  # of the state; of a trial that is measured again, of the attempt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SessionRow:
     """One call of `run_sweep` that got its sweep."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,12 +21,14 @@ from db.read.rows import (
     SessionRow,
     SweepRow,
     SweepSummary,
+    UnderWayRow,
 )
-from db.types import StopRequest, SweepState, now
+from db.types import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
 
 sweep, session, cell, model = schema.sweep, schema.session, schema.cell, schema.model
@@ -149,6 +152,42 @@ def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
     ]
 
 
+def under_way(connection: Connection, sweep_id: int) -> list[UnderWayRow]:
+    is_running = attempt.c.state == sa.literal_column(f"'{AttemptState.RUNNING}'")
+    # A trial that is measured again keeps its state.
+    since = sa.case(
+        (trial.c.state == TrialState.MEASURED, attempt.c.started_at), else_=trial.c.updated_at
+    )
+    statement = (
+        sa.select(
+            trial.c.id.label("trial_id"),
+            trial.c.cell_id,
+            cell.c.key.label("cell"),
+            cell.c.num_gpus,
+            trial.c.layout_key.label("layout"),
+            trial.c.state,
+            attempt.c.number.label("attempt"),
+            attempt.c.nodes,
+            attempt.c.purpose,
+            since.label("since"),
+        )
+        .join(trial, trial.c.id == attempt.c.trial_id)
+        .join(cell, cell.c.id == trial.c.cell_id)
+        .where(is_running, trial.c.sweep_id == sweep_id)
+        .order_by(trial.c.id)
+    )
+    return [
+        records.build(
+            UnderWayRow,
+            row,
+            state=TrialState(row["state"]),
+            nodes=tuple(row["nodes"] or ()),
+            purpose=Purpose(row["purpose"]) if row["purpose"] else None,
+        )
+        for row in connection.execute(statement).mappings()
+    ]
+
+
 def reserved(connection: Connection, sweep_id: int) -> ReservedBySweep:
     statement = sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id")
     rows = connection.execute(statement, {"sweep_id": sweep_id}).mappings().all()
@@ -175,6 +214,28 @@ def events(connection: Connection, sweep_id: int, after_id: int, limit: int) -> 
         .limit(limit)
     )
     return [event_row(row) for row in connection.execute(statement).mappings()]
+
+
+def events_of_kinds(
+    connection: Connection, sweep_id: int, after_id: int, kinds: Sequence[str]
+) -> list[EventRow]:
+    statement = (
+        sa.select(event)
+        .where(event.c.sweep_id == sweep_id, event.c.id > after_id, event.c.event.in_(kinds))
+        .order_by(event.c.id)
+    )
+    return [event_row(row) for row in connection.execute(statement).mappings()]
+
+
+def newest_event_id(connection: Connection, sweep_id: int) -> int:
+    newest = sa.select(sa.func.max(event.c.id)).where(event.c.sweep_id == sweep_id)
+    return int(connection.execute(newest).scalar_one() or 0)
+
+
+def newest_events(connection: Connection, sweep_id: int, limit: int) -> list[EventRow]:
+    of_sweep = sa.select(event).where(event.c.sweep_id == sweep_id)
+    newest = connection.execute(of_sweep.order_by(event.c.id.desc()).limit(limit))
+    return [event_row(row) for row in newest.mappings()]
 
 
 CELLS = sa.select(cell, *(model.c[name] for name in records.MODEL_COLUMNS)).join(

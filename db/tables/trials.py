@@ -407,7 +407,12 @@ event = Table(
     optional("trial_id", Id, "", ForeignKey("trial.id", ondelete="CASCADE")),
     optional("attempt", Integer, "number of the attempt, from 1; in `v_trial` the one that counts"),
     required("at", UtcTime),
-    required("event", Text, "what happened: an event of the lifecycle, `added`, or `superseded`"),
+    required(
+        "event",
+        Text,
+        "what happened: an event of the lifecycle, `added`, `superseded`, or what a person asked "
+        "for: `enqueued`, `retry_asked`",
+    ),
     optional("from_state", Text, "the trial's state before"),
     optional("to_state", Text, "the trial's state after"),
     required("epoch", BigInteger),

@@ -47,7 +47,7 @@ def invalidate(
             ttl_seconds=0.0,
             holder_is_dead=holder_is_dead,
         )
-        freed = _condemned_by(connection, trial_ids)
+        freed = condemned_by(connection, trial_ids)
         for some in portions(sorted({*trial_ids, *freed})):
             num_changed += invalidate_some(
                 connection, change, sweep_id, some, {"where": records.storable(where)}, epoch
@@ -56,7 +56,7 @@ def invalidate(
     return num_changed
 
 
-def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]:
+def condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]:
     """The pruned trials that these trials prove infeasible: they lose their proof."""
     pruned = sa.select(trial.c.id).where(trial.c.state == TrialState.PRUNED)
     return [

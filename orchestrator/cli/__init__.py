@@ -43,6 +43,7 @@ from orchestrator.cli import (
     reader,
     replay,
     report,
+    requests,
     run,
     show,
     sql,
@@ -58,6 +59,7 @@ from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import note, plain, write_error
 from orchestrator.cli.signals import Terminated, terminable
 from orchestrator.cli.streams import OutputLost, give_up_stdout, take_over
+from orchestrator.cli.top import command as top
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 INTERNAL_ERROR = 1
@@ -82,6 +84,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     replay.replay,
     sweeps.list,
     status.status,
+    top.top,
     best.best,
     trials.trials,
     compare.compare,
@@ -98,6 +101,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     trace.trace,
     sql.sql,
     export.export,
+    requests.enqueue,
+    requests.retry,
     admin.cancel,
     admin.invalidate,
     sweeps.rename,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,10 @@ from orchestrator.cli.options import Db, Json, SweepArgument
 from orchestrator.cli.output import note, write_json, write_line
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import counted
+
+if TYPE_CHECKING:
+    from db.read.rows import SweepRow
+    from db.types import StopRequest
 
 
 def cancel(
@@ -31,30 +36,51 @@ def cancel(
       sweep cancel                 end the running trials at once
       sweep cancel 8b --drain      let the running trials finish
     """
+    asked = ask_to_stop(db, sweep, drain=drain)
+    if not as_json:
+        write_line(asked.text)
+        return
+    reached = asked.sweep.holder if asked.is_accepted else None
+    fields = {
+        "sweep": asked.sweep.name,
+        "request": asked.request,
+        "accepted": asked.is_accepted,
+        "host": reached.host if reached is not None else None,
+        "pid": reached.pid if reached is not None else None,
+    }
+    write_json("cancel", fields)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopAsked:
+    """A request to stop, and what to tell the person who made it."""
+
+    sweep: SweepRow
+    request: StopRequest
+    is_accepted: bool
+    text: str
+
+
+def ask_to_stop(db: str | None, sweep: str | None, *, drain: bool) -> StopAsked:
+    """Ask the orchestrator of a sweep to stop."""
     from db.types import StopRequest
 
     request = StopRequest.DRAIN if drain else StopRequest.CANCEL
     with existing_store(db, to_read=False) as store:
         row = select_sweep(store, sweep)
         is_accepted = store.request_stop(row.id, request)
-    holder = row.holder
-    if as_json:
-        reached = holder if is_accepted else None
-        fields = {"sweep": row.name, "request": request, "accepted": is_accepted}
-        host, pid = (reached.host, reached.pid) if reached is not None else (None, None)
-        write_json("cancel", fields | {"host": host, "pid": pid})
-        return
-    if not is_accepted:
-        write_line(f"Nobody works on sweep {row.name}: there is nothing to stop.")
-        return
-    who = f"host {holder.host}, pid {holder.pid}" if holder is not None else "its orchestrator"
-    what = "running trials are ended, and will be measured by the next `sweep run`"
-    if drain:
-        what = "running trials may finish, no new ones are started"
-    write_line(
-        f"Asked {who} to stop sweep {row.name}: {what}. It reads this request within 5 s; follow it"
-        f" with `sweep status {row.name} --watch`."
-    )
+    text = f"Nobody works on sweep {row.name}: there is nothing to stop."
+    if is_accepted:
+        holder = row.holder
+        who = f"host {holder.host}, pid {holder.pid}" if holder is not None else "its orchestrator"
+        what = "running trials are ended, and will be measured by the next `sweep run`"
+        if drain:
+            what = "running trials may finish, no new ones are started"
+        text = (
+            f"Asked {who} to stop sweep {row.name}: {what}. It reads this request within 5 s;"
+            f" follow it with `sweep status {row.name} --watch`."
+        )
+    return StopAsked(sweep=row, request=request, is_accepted=is_accepted, text=text)
 
 
 def invalidate(

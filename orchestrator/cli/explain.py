@@ -73,8 +73,8 @@ def explain(
     words = [word for word in layout if not is_override(word)]
     with store_if_any(db) as store:
         known = planning(spec, store)
-        wish = _wish(known, words)
-        selected = _select_cell(spec, wish, cell)
+        wish = wish_of(known, words)
+        selected = select_cell(spec, wish, cell)
         planned = known.plan(selected)
         meant = complete(wish, planned.candidates, selected)
         explanation = explain_layout(
@@ -92,7 +92,8 @@ def explain(
         _print(known, explanation, trial)
 
 
-def _wish(known: Planning, words: Sequence[str]) -> Mapping[str, Any]:
+def wish_of(known: Planning, words: Sequence[str]) -> Mapping[str, Any]:
+    """The fields of a layout that words name."""
     from orchestrator.core.search.layout_wish import parse_wish
 
     options = known.spec.axes.options
@@ -105,11 +106,12 @@ def _wish(known: Planning, words: Sequence[str]) -> Mapping[str, Any]:
         return parse_wish(words, options=options, keys=keys)
 
 
-def _select_cell(spec: SweepSpec, wish: Mapping[str, Any], text: str | None) -> Cell:
+def select_cell(spec: SweepSpec, wish: Mapping[str, Any], text: str | None) -> Cell:
     """The cell that the text names, else the first that the layout's sizes fit, else the first."""
     cells: Sequence[Cell] = spec.cells()
     if text is not None:
-        named = [cell for cell in cells if text in cell.key]
+        named = [cell for cell in cells if cell.key == text]
+        named = named or [cell for cell in cells if text in cell.key]
         if not named:
             names = ", ".join(cell.key for cell in cells[:12])
             raise UsageInvalid(f"--cell {text}: no cell's name contains it; there are: {names}")

@@ -42,6 +42,7 @@ OPTIONAL = {
     "psycopg": "postgres",
     "pyarrow": "export",
     "scipy": "gp",
+    "textual": "tui",
 }
 RAY_PROGRAM = "import ray; print(ray.__version__)"
 TORCH_PROGRAM = """

@@ -17,7 +17,8 @@ from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.purpose import REASONS, REPEATS
 from orchestrator.report.quantities import counted
-from orchestrator.sweep.progress import Running, Snapshot, TimeLeft
+from orchestrator.report.time_left import left_text
+from orchestrator.sweep.progress import Running, Snapshot
 
 REDRAW_SECONDS = 0.2
 # Longest time without a line while a trial runs and stderr is no terminal.
@@ -80,7 +81,7 @@ class Progress:
             _print(seconds, text)
         if not snapshot.ended and now - self._drawn > MAX_SECONDS_WITHOUT_A_LINE:
             counts = _counts_now(snapshot)
-            _print(snapshot.seconds, f"{counts}{_left(snapshot.left)} | {_what_runs(snapshot)}")
+            _print(snapshot.seconds, f"{counts}{left_text(snapshot.left)} | {_what_runs(snapshot)}")
             self._drawn = now
         if snapshot.ended:
             self._drawn = now
@@ -95,7 +96,7 @@ def _events(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]
         if with_counts:
             counts = _counts(snapshot, one.num_launched, one.counts, one.num_repeats)
             running = f", {one.num_running} running" if one.num_running else ""
-            left = _left(snapshot.left) if place == len(snapshot.ended) else ""
+            left = left_text(snapshot.left) if place == len(snapshot.ended) else ""
             text = f"{counts}{running}{left} | {text}"
         events.append((one.seconds, text))
     for search in snapshot.searched:
@@ -122,7 +123,7 @@ def _panel(snapshot: Snapshot, objective: Objective) -> Group:
             speed = f"{value:.4g} s a step"
         best, place = Text("  best", style="green"), (Text(cell.key), Text(layout.short))
         table.add_row(best, *place, Text(speed, style="bold green"))
-    counts = f"{_counts_now(snapshot)}{_left(snapshot.left)}"
+    counts = f"{_counts_now(snapshot)}{left_text(snapshot.left)}"
     hours = f"{snapshot.gpu_seconds / 3600:.3g} GPU-hours"
     head = f"{snapshot.sweep}  {_clock(snapshot.seconds)}  {counts}  {hours}"
     return Group(Text(head), table)
@@ -161,34 +162,6 @@ def _where(running: Running) -> str:
     if running.phase is None:
         return "starting"
     return f"{running.phase.replace('_', ' ')}{f', step {running.step}' if running.step else ''}"
-
-
-def _left(left: TimeLeft | None) -> str:
-    """`, about 4 min left`, `, likely 1 min to 4 min left`, `, likely done within 4 min`.
-
-    Empty if unknown. A machine that changes from now on needs more repeats than are counted here,
-    so nothing more than likely is said.
-    """
-    if left is None or left.most < 1:
-        return ""
-    most, least = _roughly(left.most), _roughly(left.least)
-    if most == least:
-        return f", about {most} left"
-    if left.least < left.most / 10:
-        return f", likely done within {most}"
-    return f", likely {least} to {most} left"
-
-
-def _roughly(seconds: float) -> str:
-    """A duration with few digits: `20 s`, `4 min`, `2 h 10 min`, `3 d`."""
-    if seconds < 55:
-        return f"{max(10 * round(seconds / 10), 10)} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60 // 10 * 10:02d} min"
-    return f"{round(minutes / 1440)} d"
 
 
 def _print(seconds: float, text: str) -> None:

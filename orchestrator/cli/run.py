@@ -21,6 +21,7 @@ import typer
 from orchestrator import __version__
 from orchestrator.cli import best, home, run_checks
 from orchestrator.cli.console_log import Redactor
+from orchestrator.cli.notifier import Notifier, notifier_of, secrets_of
 from orchestrator.cli.options import (
     Db,
     File,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from orchestrator.core.search.space import CellSpaces
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.core.trial.fingerprint import Fingerprint
-    from orchestrator.sweep.progress import SweepResult
+    from orchestrator.sweep.progress import Snapshot, SweepResult
 
 # How long the database may not answer during a sweep: running trials continue meanwhile.
 STORE_PATIENCE_SECONDS = 300.0
@@ -66,6 +67,8 @@ class RunOptions:
     as_json: bool
     strict: bool = False
     ray_address: str | None = None
+    # Removes secrets from what is told to others; None: it knows those of `notify` alone.
+    redact: Callable[[str], str] | None = None
     # For a cluster that is still too small.
     wait_seconds: float | None = None
     simulator: SimulatedScheduler | None = None
@@ -132,8 +135,8 @@ def run(
       sweep run wider.yaml --reuse narrow
     """
     spec = load(file, overrides)
-    if isinstance(context.obj, Redactor):
-        context.obj.add_values(run_checks.rank_secrets(spec))
+    redact = context.obj if isinstance(context.obj, Redactor) else Redactor([])
+    redact.add_values(run_checks.rank_secrets(spec) | secrets_of(spec))
     simulator = None
     if simulate:
         from orchestrator.cluster.simulated import SimulatedScheduler, simulated
@@ -160,6 +163,7 @@ def run(
         wait_seconds=wait_seconds,
         simulator=simulator,
         reused=reuse,
+        redact=redact,
     )
     run_spec(spec, options)
 
@@ -185,13 +189,15 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
     from db.store import Store
     from orchestrator.cli.progress import Progress
 
+    redact = options.redact or Redactor([], values=secrets_of(spec))
     with (
         Store.open(options.db, patience_seconds=STORE_PATIENCE_SECONDS) as store,
         Progress(objective=spec.ranked_by, quiet=options.quiet) as progress,
         Signals(progress.note) as signals,
+        notifier_of(spec, redact) as notifier,
     ):
         call = _SweepRun(
-            spec, options, table, spaces, environment, secrets, store, progress, signals
+            spec, options, table, spaces, environment, secrets, store, progress, signals, notifier
         )
         result = call.result()
         where = store.url
@@ -218,6 +224,7 @@ class _SweepRun:
     store: Store
     progress: Progress
     signals: Signals
+    notifier: Notifier
 
     def result(self) -> SweepResult:
         """Run the sweep, unless an earlier call has finished it."""
@@ -276,14 +283,22 @@ class _SweepRun:
             raise typer.Exit(128 + (self.signals.received or signal.SIGINT))
 
     def _measure(self, open_scheduler: Callable[[], Scheduler]) -> SweepResult:
-        from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
+        from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable, SweepError
+        from orchestrator.sweep.notices import Notices
         from orchestrator.sweep.run import run_sweep  # optuna takes 0.5 s to import
 
         spec, table, simulator = self.spec, self.table, self.options.simulator
+        notices = Notices(spec.name, spec.objective, is_simulated=simulator is not None)
+
+        def observe(snapshot: Snapshot) -> None:
+            self.progress.show(snapshot)
+            for notice in notices.of_snapshot(snapshot):
+                self.notifier.send(notice)
+
         try:
             # Ray prints to stdout that a node is dead; stdout is for the answer.
             with redirect_stdout(sys.stderr):
-                return run_sweep(
+                result = run_sweep(
                     spec,
                     store=self.store,
                     open_scheduler=open_scheduler,
@@ -291,15 +306,16 @@ class _SweepRun:
                     hardware=lambda slots: _hardware(spec, slots),
                     clock=simulator.clock if simulator is not None else time.monotonic,
                     stop=self.signals.asked,
-                    observe=self.progress.show,
+                    observe=observe,
                     takeover=self.options.takeover,
                     spaces=self.spaces,
                     run_root=home.run_root,
                     reused=self.options.reused,
                 )
-        except (ClusterUnavailable, StoreUnavailable) as exc:
+        except SweepError as exc:
+            self.notifier.send(notices.of_error(exc), is_last=True)
             number = self.signals.received
-            if number is None:
+            if number is None or not isinstance(exc, (ClusterUnavailable, StoreUnavailable)):
                 raise
             # The signal reached the whole process group, and so ended Ray with us: a stop, no
             # failure.
@@ -307,6 +323,8 @@ class _SweepRun:
             if self.options.as_json:
                 write_error("interrupted", str(exc), 128 + number)
             raise typer.Exit(128 + number) from None
+        self.notifier.send(notices.of_result(result), is_last=True)
+        return result
 
     def _open_scheduler(self) -> Scheduler:
         from orchestrator.core.trial.protocol import Device

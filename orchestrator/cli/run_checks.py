@@ -204,7 +204,12 @@ def rank_environment(spec: SweepSpec) -> dict[str, str]:
     from orchestrator.core.trial.rank_environment import named
 
     options = spec.workload.options
-    return named(options.pass_env, os.environ) if isinstance(options, CommandOptions) else {}
+    if not isinstance(options, CommandOptions):
+        return {}
+    # A rank would print the address of a webhook unredacted.
+    addresses = {target.variable for target in spec.notify}
+    found = named(options.pass_env, os.environ)
+    return {name: value for name, value in found.items() if name not in addresses}
 
 
 def rank_secrets(spec: SweepSpec) -> dict[str, str]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli import trial_text
 from orchestrator.cli.defaults import existing_store, select_sweep
-from orchestrator.cli.home import attempt_folders
+from orchestrator.cli.heartbeats import phase_and_step
 from orchestrator.cli.options import Db, Json, complete_names
 from orchestrator.cli.output import (
     Column,
@@ -27,58 +26,25 @@ from orchestrator.cli.output import (
     write_table,
 )
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
 from orchestrator.report import trial_line
 from orchestrator.report.ranking import rank_cell, why_no_best
+from orchestrator.report.sweep_status import (
+    COUNTED,
+    SweepStatus,
+    phase_text,
+    read_status,
+    shown_counts,
+    state_text,
+    use_text,
+)
 
 if TYPE_CHECKING:
-    from db.read.rows import CellStatus, ReservedBySweep, SessionRow, SweepRow
+    from db.read.rows import CellStatus, SweepRow
     from db.store import Store
     from orchestrator.report.records import Record
 
 WATCH_SECONDS = 2.0
-MAX_HEARTBEAT_BYTES = 4096
-
-_COUNTED: Mapping[str, tuple[TrialState, ...]] = {
-    "measured": (TrialState.MEASURED,),
-    "OOM": (TrialState.OUT_OF_MEMORY,),
-    "failed": (TrialState.FAILED,),
-    "pruned": (TrialState.PRUNED,),
-    "under way": (TrialState.LAUNCHING, TrialState.RUNNING),
-    "waiting": (TrialState.QUEUED,),
-}
-_ALWAYS_SHOWN = ("measured", "OOM", "failed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SweepStatus:
-    """What is shown of one sweep."""
-
-    row: SweepRow
-    cells: Sequence[CellStatus]
-    running: Sequence[Mapping[str, Any]]
-    reserved: ReservedBySweep
-    session: SessionRow | None  # of its newest call
-
-    @property
-    def totals(self) -> dict[TrialState, int]:
-        return {state: sum(cell.num_trials[state] for cell in self.cells) for state in TrialState}
-
-    @property
-    def stop_reasons(self) -> tuple[str, ...]:
-        """Why its cells stopped; empty while a call goes on, or if it died."""
-        return self.session.stop_reasons if self.session is not None else ()
-
-    @property
-    def untried(self) -> dict[int, int]:
-        """Layouts never tried, by cell; empty while a call goes on, or if it died."""
-        ended = [cell.cell for cell in self.cells if self.stop_reasons]
-        return {row.id: row.num_untried for row in ended if row.num_untried}
-
-    @property
-    def price(self) -> float | None:
-        return self.session.price_per_gpu_hour if self.session is not None else None
 
 
 def status(
@@ -129,16 +95,7 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
     rows = store.sweeps()
     if name is not None or len(rows) == 1:
         rows = [select_sweep(store, name)]
-    sweeps = [
-        _SweepStatus(
-            row=row,
-            cells=store.status(row.id),
-            running=_running(db, row),
-            reserved=store.reserved(row.id),
-            session=store.newest_session(row.id),
-        )
-        for row in rows
-    ]
+    sweeps = [read_status(store, row) for row in rows]
     drifts: list[str] = []
     if len(sweeps) == 1:
         cells, drifts = _without_drift(store, sweeps[0])
@@ -155,7 +112,7 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
     return all(row.holder is None and row.state in ("finished", "stopped") for row in rows)
 
 
-def _record(sweep: _SweepStatus, db: str | None) -> Record:
+def _record(sweep: SweepStatus, db: str | None) -> Record:
     from orchestrator.report import records  # every column
 
     row, reserved = sweep.row, sweep.reserved
@@ -172,7 +129,7 @@ def _record(sweep: _SweepStatus, db: str | None) -> Record:
             | {"noise_floor": noise.get(cell.cell.id, (None, 0))[0]}
             for cell in sweep.cells
         ],
-        "running": sweep.running,
+        "running": _running_records(sweep),
         "num_attempts_of_longer_steps": _num_with_longer_steps(db, row),
     }
 
@@ -186,27 +143,15 @@ def _stop_record(cell: CellStatus, *, has_ended: bool) -> Record:
     }
 
 
-def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
-    """The trials under way. Reading every trial of a large sweep instead would take seconds."""
-    # Needs SQLAlchemy, which takes 0.3 s to import.
-    from db.sql import readonly
-
-    found = readonly.own_query(
-        db,
-        "SELECT trial_id, cell, layout, state, num_attempts AS attempt, updated_at FROM v_trial"
-        f" WHERE sweep_id = {sweep.id} AND state IN ('launching', 'running') ORDER BY trial_id",
-    )
+def _running_records(sweep: SweepStatus) -> list[Record]:
     now = datetime.now(tz=UTC)
     rows = []
-    for values in found.rows:
-        row = dict(zip(found.columns, values, strict=True))
-        updated = row.pop("updated_at")
-        if not isinstance(updated, datetime):  # SQLite has only text
-            updated = datetime.fromisoformat(str(updated))
-        row["phase"], row["step"] = None, None
-        if sweep.holder is not None:
-            row["phase"], row["step"] = _progress(sweep.run_folder, row["trial_id"], row["attempt"])
-        rows.append(row | {"seconds": max(show.age_seconds(updated, now), 0.0)})
+    for trial in sweep.running:
+        phase, step = phase_and_step(sweep.row, trial)
+        seconds = max(show.age_seconds(trial.since, now), 0.0)
+        names = ("trial_id", "cell", "layout", "state", "attempt", "nodes")
+        record = {name: getattr(trial, name) for name in names}
+        rows.append(record | {"phase": phase, "step": step, "seconds": seconds})
     return rows
 
 
@@ -239,26 +184,7 @@ def _noise_floors(db: str | None, sweep: SweepRow) -> dict[int, tuple[float, int
     return {int(cell_id): (float(floor), int(num)) for cell_id, floor, num in found.rows}
 
 
-def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None, int | None]:
-    """Phase and step of the slowest rank on this machine; None if no rank runs here."""
-    from orchestrator.core.trial.protocol import BadResult, Phase, decode_heartbeat
-
-    beats = []
-    for folder in attempt_folders(run_folder, trial_id, attempt):
-        for path in folder.glob("heartbeat-*.json"):
-            try:
-                with path.open("rb") as file:
-                    beats.append(decode_heartbeat(file.read(MAX_HEARTBEAT_BYTES)))
-            except (OSError, BadResult):
-                continue
-    if not beats:
-        return None, None
-    order = list(Phase)
-    slowest = min(beats, key=lambda beat: (order.index(beat.phase), beat.step))
-    return slowest.phase, slowest.step
-
-
-def _without_drift(store: Store, sweep: _SweepStatus) -> tuple[list[CellStatus], list[str]]:
+def _without_drift(store: Store, sweep: SweepStatus) -> tuple[list[CellStatus], list[str]]:
     """The cells with the same best as `sweep best` names, and a line for each drift found."""
     row, cells = sweep.row, sweep.cells
     repeated = [cell.cell.id for cell in cells if store.repeats(cell.cell.id)]
@@ -288,15 +214,15 @@ def _without_drift(store: Store, sweep: _SweepStatus) -> tuple[list[CellStatus],
 
 
 def _print(
-    sweep: _SweepStatus,
+    sweep: SweepStatus,
     num_with_longer_steps: int,
     drifts: Sequence[str],
     noise: Mapping[int, tuple[float, int]],
 ) -> None:
     row, cells, reserved = sweep.row, sweep.cells, sweep.reserved
-    write_line(f"Sweep {row.name}: {_state_text(sweep)}", style="bold")
+    write_line(f"Sweep {row.name}: {state_text(sweep)}", style="bold")
     trials = show.counted(sum(sweep.totals.values()), "trial")
-    hours = f"{show.gpu_hours(reserved.total.reserved)} GPU-hours reserved{_use_text(sweep)}"
+    hours = f"{show.gpu_hours(reserved.total.reserved)} GPU-hours reserved{use_text(sweep)}"
     write_line(f"{trials} in {show.counted(len(cells), 'cell')}, {hours}")
     if num_with_longer_steps:
         attempts = show.counted(num_with_longer_steps, "attempt")
@@ -310,7 +236,7 @@ def _print(
     if not cells:
         return
     write()
-    shown = _shown_counts([sweep])
+    shown = shown_counts([sweep])
     untried = sweep.untried
     rows: list[TableRow] = [
         [
@@ -337,14 +263,14 @@ def _print(
         return
     write()
     columns = [*numbers("running"), Column("phase"), *numbers("for"), *layout_and_cell]
-    has_holder = row.holder is not None
+    has_holder, now = row.holder is not None, datetime.now(tz=UTC)
     running = [
         [
-            str(trial["trial_id"]),
-            _phase_text(trial, has_holder=has_holder),
-            show.duration(trial["seconds"]),
-            trial_line.short(str(trial["layout"])),
-            str(trial["cell"]),
+            str(trial.trial_id),
+            phase_text(trial, phase_and_step(row, trial), has_holder=has_holder),
+            show.duration(max(show.age_seconds(trial.since, now), 0.0)),
+            trial_line.short(trial.layout),
+            trial.cell,
         ]
         for trial in sweep.running
     ]
@@ -362,7 +288,7 @@ def _noise_texts(
             yield f"{of_cell}two runs of one layout differ by {floor:.1%} ({repeats})"
 
 
-def _why_untried(sweep: _SweepStatus) -> list[str]:
+def _why_untried(sweep: SweepStatus) -> list[str]:
     """A line for each reason for which searches ended before all layouts were tried."""
     untried = sweep.untried
     found: dict[str, list[int]] = {}
@@ -376,33 +302,11 @@ def _why_untried(sweep: _SweepStatus) -> list[str]:
     ]
 
 
-def _use_text(sweep: _SweepStatus) -> str:
-    """What the reserved GPU time cost, what it was used for, and how much the cluster had."""
-    total, capacity = sweep.reserved.total, sweep.reserved.capacity
-    if not total.reserved:
-        return ""
-    money = f", ${total.reserved / 3600 * sweep.price:,.2f}" if sweep.price is not None else ""
-    of = ""
-    if capacity is not None:
-        of = f"; the cluster had {show.gpu_hours(capacity)} GPU-hours meanwhile"
-    return f"{money}: {show.shares(total.parts)}{of}"
-
-
-def _shown_counts(sweeps: Sequence[_SweepStatus]) -> list[str]:
-    """The states that need a column: the usual ones, and those that some trial is in."""
-    totals = sum((Counter(sweep.totals) for sweep in sweeps), Counter())
-    return [
-        title
-        for title, states in _COUNTED.items()
-        if title in _ALWAYS_SHOWN or any(totals[state] for state in states)
-    ]
-
-
 def _count_cells(status: CellStatus, titles: Sequence[str]) -> list[StyledText]:
     cells = []
     for title in titles:
-        count = sum(status.num_trials[state] for state in _COUNTED[title])
-        style = trial_text.STATE_STYLES.get(_COUNTED[title][0], "") if count else "dim"
+        count = sum(status.num_trials[state] for state in COUNTED[title])
+        style = trial_text.STATE_STYLES.get(COUNTED[title][0], "") if count else "dim"
         cells.append(StyledText(f"{count:,}", style))
     return cells
 
@@ -417,46 +321,16 @@ def _best_so_far(status: CellStatus) -> list[str | StyledText]:
     return [StyledText(speed, "green"), show.percent(found.mfu), layout, key]
 
 
-def _print_all(sweeps: Sequence[_SweepStatus]) -> None:
-    shown = _shown_counts(sweeps)
+def _print_all(sweeps: Sequence[SweepStatus]) -> None:
+    shown = shown_counts(sweeps)
     added = ("never tried",) if any(sweep.untried for sweep in sweeps) else ()
     columns = [Column("sweep", wrap=True), *numbers("cells", *shown, *added, "GPU-hours")]
     rows = []
     for sweep in sweeps:
         totals = sweep.totals
-        counts = [f"{sum(totals[state] for state in _COUNTED[title]):,}" for title in shown]
+        counts = [f"{sum(totals[state] for state in COUNTED[title]):,}" for title in shown]
         counts += [f"{sum(sweep.untried.values()):,}"] if added else []
         hours = show.gpu_hours(sweep.reserved.total.reserved)
-        cells = [sweep.row.name, str(len(sweep.cells)), *counts, hours, _state_text(sweep)]
+        cells = [sweep.row.name, str(len(sweep.cells)), *counts, hours, state_text(sweep)]
         rows.append(cells)
     write_table([*columns, Column("state", wrap=True)], rows)
-
-
-def _state_text(sweep: _SweepStatus) -> str:
-    from db.read.holder import holder_is_gone  # needs SQLAlchemy
-
-    row, holder = sweep.row, sweep.row.holder
-    if holder is None:
-        # Its last owner died without releasing it: the same command continues.
-        if row.state == "running":
-            return "nobody works on it now (its orchestrator is gone)"
-        why = "; ".join(sweep.stop_reasons)
-        return f"{row.state} ({why})" if why else str(row.state)
-    if holder_is_gone(holder):
-        return (
-            f"nobody works on it now: its orchestrator (pid {holder.pid}) is dead; the same"
-            " `sweep run` continues it"
-        )
-    asked = f", asked to {row.stop_requested}" if row.stop_requested else ""
-    since = show.at(holder.since)
-    return f"running on host {holder.host}, pid {holder.pid}, since {since} UTC{asked}"
-
-
-def _phase_text(trial: Mapping[str, Any], *, has_holder: bool) -> str:
-    if not has_holder:
-        # The next `sweep run` returns it to the queue first.
-        return "interrupted"
-    if trial["phase"] is not None:
-        step = f", step {trial['step']}" if trial["step"] else ""
-        return f"{str(trial['phase']).replace('_', ' ')}{step}"
-    return "before its first step" if trial["state"] == TrialState.LAUNCHING else "taking steps"

@@ -41,6 +41,8 @@ class Call:
     reused: str | None = None
     attempts: Attempts = field(default_factory=Attempts)
     searches: dict[int, CellSearch] = field(default_factory=dict)  # by cell
+    # Trials that people asked for: they are launched without being proposed.
+    enqueued: set[int] = field(default_factory=set)
 
     @property
     def sweep_id(self) -> int:

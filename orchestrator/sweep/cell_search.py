@@ -107,12 +107,13 @@ class CellSearch:
         trials: Iterable[TrialRow],
         repeats: Mapping[int, Repeats],
         num_proofs: Mapping[int, int] | None = None,
+        enqueued: Collection[int] = (),
     ) -> list[Layout]:
         """Go on from what the store knows. `repeats`: runs of trials measured more than once.
 
         `num_proofs`: by trial that ran out of memory, how many of its attempts prove that it does
-        not fit; None: one each. Return the layouts that are condemned by this beyond what the store
-        knows, as after axes were widened.
+        not fit; None: one each. `enqueued`: trials that people asked for. Return the layouts that
+        are condemned by this beyond what the store knows, as after axes were widened.
         """
         rows = list(trials)
         self.launched, self.retries.waiting = 0, []
@@ -122,7 +123,11 @@ class CellSearch:
         self._is_checked = False
         # These were never launched, and may be proposed: their proof fell, or they were added just
         # before an orchestrator died.
-        self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
+        self.added = {
+            t.layout
+            for t in rows
+            if t.state is TrialState.QUEUED and not t.num_attempts and t.id not in enqueued
+        }
         rows = [t for t in rows if t.layout not in self.added]
         # A trial that told us nothing is not proposed again: `sweep invalidate` asks for that.
         condemned = self.searcher.restore(

@@ -17,6 +17,7 @@ from orchestrator.sweep.dispatch import Dispatch
 from orchestrator.sweep.node_pool import NodePool
 from orchestrator.sweep.outcomes import Outcomes
 from orchestrator.sweep.progress import Stop, StopReason, SweepResult
+from orchestrator.sweep.requests import Requests
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spool import Spooled
 from orchestrator.sweep.winner_profiles import WinnerProfiles
@@ -41,13 +42,14 @@ class Loop:
         dispatch: Dispatch,
         snapshots: Snapshots,
         winner_profiles: WinnerProfiles,
+        requests: Requests,
         began_unix_seconds: float,
     ) -> None:
         self._call, self._store, self._scheduler = call, call.store, call.scheduler
         self._lease, self._spool, self._attempts = call.lease, call.spool, call.attempts
         self._outcomes, self._node_pool, self._cell_searches = outcomes, node_pool, cell_searches
         self._dispatch, self._snapshots = dispatch, snapshots
-        self._winner_profiles = winner_profiles
+        self._winner_profiles, self._requests = winner_profiles, requests
         self._began_unix_seconds = began_unix_seconds
         self._requested = Stop.GO_ON
         self._is_cancelling = False
@@ -101,7 +103,8 @@ class Loop:
             self._record_ends()
             self._snapshots.show(self._requested)
             self._stop_stuck_cells()
-            self._keep_lease()
+            if self._keep_lease():
+                self._measure_again(self._requests.take(self._attempts.trials))
             self._measure_again(self._node_pool.refresh(self._attempts.trials))
         self._snapshots.show(self._requested, at_once=True)
 
@@ -155,7 +158,7 @@ class Loop:
     def _measure_again(self, cells: Collection[int]) -> None:
         """Begin the searches of these cells anew: trials of them wait again.
 
-        A node that they were measured on is sick.
+        A node that they were measured on is sick, or a person asked for it.
         """
         if cells:
             self._outcomes.recount(self._store.trials(self._lease.sweep_id))
@@ -201,12 +204,15 @@ class Loop:
             for search in self._call.searches.values():
                 search.note_standstill()
 
-    def _keep_lease(self) -> None:
-        if self._lease.is_due:
-            # First steps are stored only as often as the lease is renewed: nothing acts on them,
-            # and each would cost a commit.
-            self._outcomes.record_first_steps()
-            self._lease.renew(self._scheduler.leased())
+    def _keep_lease(self) -> bool:
+        """Renew the lease if it is due; return whether it was."""
+        if not self._lease.is_due:
+            return False
+        # First steps are stored only as often as the lease is renewed: nothing acts on them, and
+        # each would cost a commit.
+        self._outcomes.record_first_steps()
+        self._lease.renew(self._scheduler.leased())
+        return True
 
     def _wait_for_store(self, seconds: float) -> None:
         """Keep what ends where no kill reaches it, while the database does not answer.

@@ -56,6 +56,7 @@ class RecordedAttempt:
 
     attempt: Attempt
     outcome: str  # in words
+    failure_kind: FailureKind | None
     counts: Mapping[TrialState, int]
     num_running: int
 
@@ -147,6 +148,7 @@ class Outcomes:
                 RecordedAttempt(
                     attempt=attempt,
                     outcome=words,
+                    failure_kind=outcome.kind if isinstance(outcome, Failure) else None,
                     counts=self.counts,
                     num_running=len(self._attempts.running),
                 )
@@ -187,7 +189,7 @@ class Outcomes:
         """Have a cell go on from all its trials in the store. Return them as they were before."""
         trials = self._store.trials(self._call.sweep_id, cell_id=search.id)
         repeats, num_proofs = self._store.repeats(search.id), self._num_proofs(search, trials)
-        self._condemn(search, search.take_up(trials, repeats, num_proofs))
+        self._condemn(search, search.take_up(trials, repeats, num_proofs, self._call.enqueued))
         self._free(search)
         return trials
 

@@ -9,6 +9,7 @@ from enum import IntEnum, StrEnum
 from db.read.rows import TrialRow
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.purpose import Purpose
@@ -63,6 +64,7 @@ class TrialEnded:
     """An attempt that ended, and how the sweep was then."""
 
     text: str  # the trial and its outcome
+    failure_kind: FailureKind | None = None
     seconds: float  # since this call began
     counts: Mapping[TrialState, int]
     num_launched: int
@@ -77,6 +79,17 @@ class SearchEnded:
     cell: Cell
     reason: StopReason
     untried: int  # of its layouts
+    seconds: float  # since this call began
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellSettled:
+    """A cell of which nothing is left to start: its search and its repeats are over."""
+
+    cell: Cell
+    # Layouts that share the first place, fastest first; a single one is the winner.
+    tied: Sequence[Layout]
+    num_runs: int  # of the first of them
     seconds: float  # since this call began
 
 
@@ -152,6 +165,8 @@ class Snapshot:
     left: TimeLeft | None  # None: not known yet
     ended: Sequence[TrialEnded]  # since the last snapshot, in order
     searched: Sequence[SearchEnded]  # as well
+    # As well; none if the file has no `notify`.
+    settled: Sequence[CellSettled] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

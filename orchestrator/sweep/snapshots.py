@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.core.trial.purpose import REASONS
 from orchestrator.sweep.call import Call
+from orchestrator.sweep.cell_life import CellState
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.outcomes import Outcomes, RecordedAttempt
 from orchestrator.sweep.progress import (
     BUDGETS,
     DECIDED,
+    CellSettled,
     Running,
     SearchEnded,
     Snapshot,
@@ -41,7 +43,9 @@ class Snapshots:
         self._num_repeats = 0  # ended in this call
         self._ended: list[TrialEnded] = []  # for the next snapshot
         self._searched: list[SearchEnded] = []  # for the next snapshot
+        self._settled: list[CellSettled] = []  # for the next snapshot
         self._told_as_searched: set[int] = set()  # cells
+        self._told_as_settled: set[int] = set()  # cells
 
     def show(self, requested: Stop, *, at_once: bool = False) -> None:
         """Show a snapshot, unless the last one was shown just now."""
@@ -50,6 +54,7 @@ class Snapshots:
         self._shown = time.monotonic()
         ended, self._ended = self._ended, []
         searched, self._searched = self._searched, []
+        settled, self._settled = self._settled, []
         most_trials = {
             search.id: self._most_trials(search) for search in self._call.searches.values()
         }
@@ -94,6 +99,7 @@ class Snapshots:
                 left=self._time_left(sum(new_of.values()), repeats, requested),
                 ended=ended,
                 searched=searched,
+                settled=settled,
             )
         )
 
@@ -113,6 +119,7 @@ class Snapshots:
             self._ended.append(
                 TrialEnded(
                     text=line,
+                    failure_kind=one.failure_kind,
                     seconds=self._call.seconds,
                     counts=one.counts,
                     num_launched=num_launched,
@@ -122,7 +129,9 @@ class Snapshots:
             )
 
     def note_searched(self) -> None:
-        """Show with the next snapshot which searches have ended since."""
+        """Show with the next snapshot which searches have ended, and which cells are settled."""
+        if self._call.spec.notify:  # nobody else asks, and a verdict takes time
+            self._note_settled()
         for search in self._call.searches.values():
             if search.life.stopped is None:
                 self._told_as_searched.discard(search.id)  # it may have begun anew
@@ -136,6 +145,26 @@ class Snapshots:
                         seconds=self._call.seconds,
                     )
                 )
+
+    def _note_settled(self) -> None:
+        for search in self._call.searches.values():
+            if search.life.state is not CellState.SETTLED:
+                self._told_as_settled.discard(search.id)
+            elif search.id not in self._told_as_settled:
+                self._told_as_settled.add(search.id)
+                if search.best is not None:
+                    self._settled.append(self._settled_of(search))
+
+    def _settled_of(self, search: CellSearch) -> CellSettled:
+        confirmation = search.confirmation
+        verdict = confirmation.verdict()
+        assert verdict is not None, "something was measured"
+        return CellSettled(
+            cell=search.cell,
+            tied=confirmation.tied(),
+            num_runs=confirmation.num_runs(verdict.tied[0]),
+            seconds=self._call.seconds,
+        )
 
     def result(self, *, interrupted: bool) -> SweepResult:
         """Return how the call ended."""

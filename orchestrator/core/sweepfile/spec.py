@@ -26,6 +26,7 @@ from orchestrator.core.problem.hardware import DEVICES, from_driver_name
 from orchestrator.core.problem.layout import NAMED_AXES, Precision
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.constraint import Constraint, UnparsedConstraint
+from orchestrator.core.sweepfile.notify_section import NotifyTargets
 from orchestrator.core.sweepfile.objective_mistakes import objective_mistake
 from orchestrator.core.sweepfile.option_mistakes import Mistake, option_mistakes
 from orchestrator.core.sweepfile.sections import (
@@ -99,7 +100,7 @@ class SweepSpec(Section):
     layout.
     """
 
-    OMITTED_DEFAULTS = frozenset({"trainer"})
+    OMITTED_DEFAULTS = frozenset({"trainer", "notify"})
 
     name: Annotated[
         Name,
@@ -218,6 +219,11 @@ class SweepSpec(Section):
         TrainerChoice | None,
         key("a name, or a section", "What is known of the program's memory: [trainer](#trainer)"),
     ] = None
+    notify: Annotated[
+        NotifyTargets,
+        AlsoSingleValue(),
+        key("section or list", "Whom to tell how the sweep goes: [notify](#notify)"),
+    ] = ()
 
     @field_validator("constraints", mode="before")
     @classmethod

@@ -65,8 +65,15 @@ class Section(BaseModel):
         defaults = {name: type(self).model_fields[name].default for name in self.OMITTED_DEFAULTS}
         values = write(self).items()
         return {
-            name: value for name, value in values if name not in defaults or value != defaults[name]
+            name: value
+            for name, value in values
+            if name not in defaults or not _is_same(value, defaults[name])
         }
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    """Compare a value as it is written with a default: JSON has lists only."""
+    return bool(value == default) or (value == [] and default == ())
 
 
 def key(takes: str, means: str) -> Any:

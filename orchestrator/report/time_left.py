@@ -1,0 +1,36 @@
+"""How long a sweep may still go on, as a short text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.sweep.progress import TimeLeft
+
+
+def left_text(left: TimeLeft | None) -> str:
+    """`, about 4 min left`, `, likely 1 min to 4 min left`, `, likely done within 4 min`.
+
+    Empty if unknown. A machine that changes from now on needs more repeats than are counted here,
+    so nothing more than likely is said.
+    """
+    if left is None or left.most < 1:
+        return ""
+    most, least = _roughly(left.most), _roughly(left.least)
+    if most == least:
+        return f", about {most} left"
+    if left.least < left.most / 10:
+        return f", likely done within {most}"
+    return f", likely {least} to {most} left"
+
+
+def _roughly(seconds: float) -> str:
+    """A duration with few digits: `20 s`, `4 min`, `2 h 10 min`, `3 d`."""
+    if seconds < 55:
+        return f"{max(10 * round(seconds / 10), 10)} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60 // 10 * 10:02d} min"
+    return f"{round(minutes / 1440)} d"

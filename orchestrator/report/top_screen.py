@@ -1,0 +1,406 @@
+"""The texts that `sweep top` shows, from the rows of a sweep: lines at the top, and tables.
+
+Pure functions of rows, sort orders and filters. They know no terminal, so each text is checked
+without one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
+from orchestrator.core.trial.purpose import Purpose
+from orchestrator.report import quantities as show
+from orchestrator.report.ranking import why_no_best
+from orchestrator.report.sweep_status import COUNTED, PhaseAndStep, SweepStatus, phase_text
+from orchestrator.report.sweep_status import state_text as sweep_state_text
+from orchestrator.report.time_left import left_text
+from orchestrator.report.trial_line import layout_text, memory_text, short
+
+if TYPE_CHECKING:
+    from db.read.rows import CellStatus, EventRow, TrialRow, UnderWayRow
+    from orchestrator.report.live_sweep import LiveRows
+
+# Of a table: more rows than anybody scrolls through cost a terminal over ssh.
+MOST_LINES = 500
+NUM_NODES_NAMED = 2
+
+
+class Tone(StrEnum):
+    """What a text is about; a terminal may give each a colour."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    WARNING = "warning"
+    BAD = "bad"
+    BUSY = "busy"
+    DIM = "dim"
+
+
+STATE_TONES: Mapping[str, Tone] = {
+    TrialState.MEASURED: Tone.GOOD,
+    TrialState.OUT_OF_MEMORY: Tone.WARNING,
+    TrialState.FAILED: Tone.BAD,
+    TrialState.LAUNCHING: Tone.BUSY,
+    TrialState.RUNNING: Tone.BUSY,
+    TrialState.PRUNED: Tone.DIM,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A line of a table. `trial_id`: the trial that it is about, if it is about one."""
+
+    key: str  # the same at each reading
+    texts: tuple[str, ...]  # by the columns of its table
+    tone: Tone = Tone.PLAIN
+    trial_id: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table of the screen; `num_hidden` lines are left out, since there are too many."""
+
+    lines: Sequence[Line]
+    num_matching: int
+    num_hidden: int = 0
+
+
+class TableName(StrEnum):
+    CELLS = "cells"
+    RUNNING = "running"
+    QUEUE = "queue"
+    TRIALS = "trials"
+    FAILURES = "failures"
+
+
+COLUMNS: Mapping[TableName, tuple[str, ...]] = {
+    TableName.CELLS: ("cell", "tokens/s/GPU", "MFU", "search", *COUNTED, "layout"),
+    TableName.RUNNING: ("trial", "phase", "for", "nodes", "GPUs", "layout", "cell", "made for"),
+    TableName.QUEUE: ("trial", "attempts", "last failure", "layout", "cell"),
+    TableName.TRIALS: (
+        "trial",
+        "state",
+        "tokens/s/GPU",
+        "±95%",
+        "MFU",
+        "peak memory",
+        "layout",
+        "cell",
+    ),
+    TableName.FAILURES: ("at (UTC)", "trial", "attempt", "kind", "message"),
+}
+# The orders of each table, the first by default.
+SORTS: Mapping[TableName, tuple[str, ...]] = {
+    TableName.CELLS: ("file", "best", "failed"),
+    TableName.RUNNING: ("trial", "longest", "cell"),
+    TableName.QUEUE: ("trial", "attempts"),
+    TableName.TRIALS: ("speed", "trial", "memory", "newest"),
+    TableName.FAILURES: ("newest", "trial", "kind"),
+}
+
+
+def head_lines(rows: LiveRows, now: datetime) -> list[tuple[str, Tone]]:
+    """The lines above the tables: the sweep's state, its trials, its budget."""
+    status = rows.status
+    simulated = ", simulated: nothing is measured" if status.row.is_simulated else ""
+    tone = Tone.BUSY if status.row.holder is not None else Tone.PLAIN
+    return [
+        (f"{status.row.name}: {sweep_state_text(status)}{simulated}", tone),
+        (_trials_line(status), Tone.PLAIN),
+        (_budget_line(status, now), Tone.PLAIN),
+    ]
+
+
+def _trials_line(status: SweepStatus) -> str:
+    counts = _counts(status.totals, status.running)
+    parts = [f"{number:,} {title}" for title, number in counts.items() if number]
+    used = sum(one.num_gpus for one in status.running)
+    gpus = ""
+    if status.session is not None and status.row.holder is not None:
+        gpus = f"; {used:,} of {show.counted(status.session.num_gpus, 'GPU')} in use"
+    return f"{', '.join(parts) or 'no trial yet'}{gpus}"
+
+
+def _counts(num_trials: Mapping[TrialState, int], running: Sequence[UnderWayRow]) -> dict[str, int]:
+    """The numbers of COUNTED. A trial that is measured again counts twice: it keeps its state."""
+    counts = {title: sum(num_trials[one] for one in states) for title, states in COUNTED.items()}
+    return counts | {"under way": len(running)}
+
+
+def _budget_line(status: SweepStatus, now: datetime) -> str:
+    """What is spent of each budget, and the time that is left."""
+    search, reserved = _search(status), status.reserved.total.reserved
+    hours = show.gpu_hours(reserved)
+    limit = search.get("max_gpu_hours")
+    parts = [f"{hours} of {limit:g} GPU-hours" if limit else f"{hours} GPU-hours"]
+    if status.price is not None:
+        dollars, most = reserved / 3600 * status.price, search.get("max_cost")
+        parts.append(f"${dollars:,.2f} of ${most:,.2f}" if most else f"${dollars:,.2f}")
+    if search.get("max_trials"):
+        launched = sum(map(_num_launched, status.cells))
+        parts.append(f"{launched:,} of {search['max_trials'] * len(status.cells):,} trials")
+    session = status.session
+    if session is not None and status.row.holder is not None:
+        seconds = show.age_seconds(session.started_at, now)
+        wall = search.get("max_wall_time")
+        of = f" of {show.duration(wall)}" if wall else ""
+        parts.append(f"this call {show.duration(max(seconds, 0.0))}{of}")
+        return f"{', '.join(parts)}{_left(status, search, seconds)}"
+    return ", ".join(parts)
+
+
+def _left(status: SweepStatus, search: Mapping[str, Any], seconds: float) -> str:
+    """The time left, as `sweep run` estimates it, of what the store knows.
+
+    The store has no number of layouts that are still to try: without `max_trials`, budgets alone
+    tell.
+    """
+    from orchestrator.sweep.progress import time_left  # SQLAlchemy
+
+    if status.row.stop_requested is not None:
+        return ""
+    ended = sum(cell.num_trials[state] for cell in status.cells for state in TERMINAL)
+    reserved, limit = status.reserved.total.reserved, search.get("max_gpu_hours")
+    wall, most = search.get("max_wall_time"), search.get("max_trials")
+    budgets: dict[str, Any] = {
+        "wall_seconds_left": wall - seconds if wall else None,
+        "gpu_seconds_left": limit * 3600 - reserved if limit else None,
+        "gpu_seconds": reserved,
+    }
+    if not most:
+        # Without a number of trials only the budgets bound it.
+        bounds = [budgets["wall_seconds_left"]] if wall else []
+        if limit and reserved > 0:
+            bounds.append(budgets["gpu_seconds_left"] / reserved * seconds)
+        return f", at most {show.duration(max(min(bounds), 0.0))} left" if bounds else ""
+    confirm = search.get("confirm") or {}
+    repeats = int(confirm.get("contenders", 0)) * int(confirm.get("repeats", 0))
+    left = time_left(
+        seconds=seconds,
+        attempt_seconds=seconds,
+        num_ended=ended,
+        num_running=len(status.running),
+        most_new=sum(max(most - _num_launched(cell), 0) for cell in status.cells),
+        most_repeats=[repeats] * len(status.cells),
+        may_end_early=True,
+        **budgets,
+    )
+    return left_text(left)
+
+
+def _search(status: SweepStatus) -> Mapping[str, Any]:
+    """The section `search` of the sweep file."""
+    spec = json.loads(status.row.spec_json)
+    found = spec.get("search") if isinstance(spec, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _num_launched(cell: CellStatus) -> int:
+    never = (TrialState.QUEUED, TrialState.PRUNED)
+    return sum(number for state, number in cell.num_trials.items() if state not in never)
+
+
+def table(
+    name: TableName,
+    rows: LiveRows,
+    *,
+    now: datetime,
+    progress: Mapping[int, PhaseAndStep],
+    sort: str | None = None,
+    matching: str = "",
+) -> Table:
+    """The lines of a table in an order of SORTS, those that contain a text in any column.
+
+    `progress`: of trials under way, as far as it is known.
+    """
+    order = sort if sort in SORTS[name] else SORTS[name][0]
+    match name:
+        case TableName.CELLS:
+            lines = _cell_lines(rows.status, order)
+        case TableName.RUNNING:
+            lines = _running_lines(rows.status, order, now, progress)
+        case TableName.QUEUE:
+            lines = _queue_lines(rows, order)
+        case TableName.TRIALS:
+            lines = _trial_lines(rows, order)
+        case TableName.FAILURES:
+            lines = _failure_lines(rows.failures, order)
+    return _bounded(lines, matching)
+
+
+def _bounded(lines: Iterable[Line], matching: str) -> Table:
+    """The first lines that match; the others are only counted."""
+    wanted = matching.strip().casefold()
+    shown: list[Line] = []
+    number = 0
+    for line in lines:
+        if wanted and not any(wanted in text.casefold() for text in line.texts):
+            continue
+        number += 1
+        if len(shown) < MOST_LINES:
+            shown.append(line)
+    return Table(lines=shown, num_matching=number, num_hidden=number - len(shown))
+
+
+def _cell_lines(status: SweepStatus, order: str) -> Iterable[Line]:
+    keys: Mapping[str, Callable[[CellStatus], float]] = {
+        "file": lambda cell: cell.cell.id,
+        "best": lambda cell: -((cell.best and cell.best.tokens_per_second_per_gpu) or 0.0),
+        "failed": lambda cell: -cell.num_trials[TrialState.FAILED],
+    }
+    running: dict[int, list[UnderWayRow]] = {}
+    for one in status.running:
+        running.setdefault(one.cell_id, []).append(one)
+    for cell in sorted(status.cells, key=keys[order]):
+        best, under_way = cell.best, running.get(cell.cell.id, [])
+        counts = _counts(cell.num_trials, under_way)
+        yield Line(
+            key=f"cell {cell.cell.id}",
+            texts=(
+                cell.cell.cell.key,
+                show.tokens_rate(best.tokens_per_second_per_gpu if best else None),
+                show.percent(best.mfu if best else None),
+                _search_text(status, cell, under_way),
+                *(f"{number:,}" for number in counts.values()),
+                layout_text(best) if best is not None else why_no_best(cell),
+            ),
+            tone=Tone.PLAIN if best is not None else Tone.WARNING,
+            trial_id=best.id if best is not None else None,
+        )
+
+
+def _search_text(status: SweepStatus, cell: CellStatus, running: Sequence[UnderWayRow]) -> str:
+    """What the search of a cell does now, or why it ended."""
+    if status.row.holder is None:
+        return cell.cell.stop_reason or "not finished"
+    if not running:
+        return "nothing runs now"
+    if all(one.purpose is Purpose.CONFIRMATION for one in running):
+        return "confirms its best"
+    return "searches"
+
+
+def _running_lines(
+    status: SweepStatus, order: str, now: datetime, progress: Mapping[int, PhaseAndStep]
+) -> Iterable[Line]:
+    keys: Mapping[str, Callable[[UnderWayRow], Any]] = {
+        "trial": lambda one: one.trial_id,
+        "longest": lambda one: one.since,
+        "cell": lambda one: (one.cell, one.trial_id),
+    }
+    has_holder = status.row.holder is not None
+    for one in sorted(status.running, key=keys[order]):
+        where = progress.get(one.trial_id, (None, None))
+        yield Line(
+            key=f"trial {one.trial_id}",
+            texts=(
+                str(one.trial_id),
+                phase_text(one, where, has_holder=has_holder),
+                show.duration(max(show.age_seconds(one.since, now), 0.0)),
+                nodes_text(one.nodes),
+                str(one.num_gpus),
+                short(one.layout),
+                one.cell,
+                str(one.purpose or show.UNKNOWN),
+            ),
+            tone=Tone.BUSY if has_holder else Tone.WARNING,
+            trial_id=one.trial_id,
+        )
+
+
+def _queue_lines(rows: LiveRows, order: str) -> Iterable[Line]:
+    waiting = [one for one in rows.trials.values() if one.state is TrialState.QUEUED]
+    if order == "attempts":
+        waiting.sort(key=lambda one: (-one.num_attempts, one.id))
+    else:
+        waiting.sort(key=lambda one: one.id)
+    cells = _cell_keys(rows)
+    for one in waiting:
+        failure = f"{one.failure_kind}: {one.failure_message}" if one.failure_kind else ""
+        yield Line(
+            key=f"trial {one.id}",
+            texts=(
+                str(one.id),
+                str(one.num_attempts),
+                failure,
+                one.layout.short,
+                cells.get(one.cell_id, show.UNKNOWN),
+            ),
+            trial_id=one.id,
+        )
+
+
+def _trial_lines(rows: LiveRows, order: str) -> Iterable[Line]:
+    keys: Mapping[str, Callable[[TrialRow], Any]] = {
+        "speed": lambda one: (
+            one.is_current_fingerprint is False,
+            -(one.tokens_per_second_per_gpu or 0.0),
+            one.id,
+        ),
+        "trial": lambda one: one.id,
+        "memory": lambda one: (-(one.peak_memory_allocated_bytes or 0), one.id),
+        "newest": lambda one: (-one.updated_at.timestamp(), -one.id),
+    }
+    cells = _cell_keys(rows)
+    for one in sorted(rows.trials.values(), key=keys[order]):
+        sure = show.confidence(one.relative_confidence)
+        yield Line(
+            key=f"trial {one.id}",
+            texts=(
+                str(one.id),
+                one.state.replace("_", " "),
+                show.tokens_rate(one.tokens_per_second_per_gpu),
+                f"{sure}?" if one.confident is False else sure,
+                show.percent(one.mfu),
+                memory_text(one),
+                layout_text(one),
+                cells.get(one.cell_id, show.UNKNOWN),
+            ),
+            tone=STATE_TONES.get(one.state, Tone.PLAIN),
+            trial_id=one.id,
+        )
+
+
+def _failure_lines(failures: Sequence[EventRow], order: str) -> Iterable[Line]:
+    keys: Mapping[str, Callable[[EventRow], Any]] = {
+        "newest": lambda one: -one.id,
+        "trial": lambda one: (one.trial_id or 0, -one.id),
+        "kind": lambda one: (_detail(one, "kind"), -one.id),
+    }
+    for one in sorted(failures, key=keys[order]):
+        is_result = one.event == TrialState.OUT_OF_MEMORY
+        yield Line(
+            key=f"event {one.id}",
+            texts=(
+                f"{show.at(one.at)[11:]}",
+                str(one.trial_id or show.UNKNOWN),
+                str(one.attempt or show.UNKNOWN),
+                _detail(one, "kind"),
+                _detail(one, "message"),
+            ),
+            tone=Tone.WARNING if is_result else Tone.BAD,
+            trial_id=one.trial_id,
+        )
+
+
+def _detail(event: EventRow, name: str) -> str:
+    return str((event.detail or {}).get(name, show.UNKNOWN))
+
+
+def _cell_keys(rows: LiveRows) -> dict[int, str]:
+    return {one.cell.id: one.cell.cell.key for one in rows.status.cells}
+
+
+def nodes_text(nodes: Sequence[str]) -> str:
+    """`node-a, node-b and 6 more`."""
+    if not nodes:
+        return show.UNKNOWN
+    named = ", ".join(nodes[:NUM_NODES_NAMED])
+    more = len(nodes) - NUM_NODES_NAMED
+    return f"{named} and {more} more" if more > 0 else named
