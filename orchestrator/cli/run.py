@@ -288,7 +288,7 @@ class _SweepRun:
         from orchestrator.sweep.run import run_sweep  # optuna takes 0.5 s to import
 
         spec, table, simulator = self.spec, self.table, self.options.simulator
-        notices = Notices(spec.name, spec.objective, is_simulated=simulator is not None)
+        notices = Notices(spec.name, spec.ranked_by, is_simulated=simulator is not None)
 
         def observe(snapshot: Snapshot) -> None:
             self.progress.show(snapshot)
