@@ -57,7 +57,7 @@ def best(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Show the fastest layouts of each cell, or the front of several objectives.
+    """Show the fastest layouts of each cell, or a front.
 
     Says how sure the order is. Results of other code, software or devices are shown apart.
 

@@ -11,7 +11,7 @@ from orchestrator.core.errors import UsageInvalid
 
 
 def top(sweep: SweepArgument = None, db: Db = None) -> None:
-    """Watch a sweep in the terminal, and stop it or repeat trials by keys.
+    """Watch a sweep in the terminal, and act on it.
 
     Shows the cells with their best so far, what runs on which nodes, the queue, all trials and the
     failures. It reads the store once a second at most, and works over ssh, without a mouse and
