@@ -63,6 +63,7 @@ def main() -> int:
         printed=printed,
         steps_per_line=options.metrics.every if options.metrics is not None else 1,
         knows_num_steps=program.knows_num_steps,
+        began=program.began,
     )
     rank.heartbeat(Phase.FIRST_STEP)
     try:

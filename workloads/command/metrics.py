@@ -55,8 +55,12 @@ class Metrics:
         printed: PrintedMetrics | None = None,
         steps_per_line: int = 1,
         knows_num_steps: bool = True,
+        began: float,
     ) -> None:
-        """`printed` adds lines to the file. Each line tells the mean of `steps_per_line` steps."""
+        """`printed` adds lines to the file. Each line tells the mean of `steps_per_line` steps.
+
+        `began`: when the program was started, monotonic.
+        """
         self.file = AppendedLines(path)
         self.printed = printed
         self.fields = ToldFields()
@@ -91,7 +95,7 @@ class Metrics:
         self.bad_step: str | None = None
         self._num_lines = 0
         # Monotonic; all that was written before `_read_until` has been read.
-        self._began = self._read_until = time.monotonic()
+        self._began = self._read_until = began
         self._reads: list[LinesRead] = []
         # The number of steps so far at the first and the last line that has a step number, and it.
         self._numbered: list[tuple[int, float]] = []

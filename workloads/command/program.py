@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,6 +102,7 @@ class Program:
     """A program that was started, with the environment that it got."""
 
     process: subprocess.Popen[bytes]
+    began: float  # monotonic, just before it was started
     environment: Mapping[str, str]
     place: ProgramPlace
     # False: neither its command nor its script names the number of steps that are asked for.
@@ -152,6 +154,8 @@ def start(options: CommandOptions, rank: Rank, *, output: int | None = None) -> 
     )
     if missing is not None:
         raise CannotStart(f"{missing} (on {socket.gethostname()})")
+    # On a busy machine the program may run for seconds before this process goes on.
+    began = time.monotonic()
     try:
         process = subprocess.Popen(
             argv,
@@ -169,6 +173,7 @@ def start(options: CommandOptions, rank: Rank, *, output: int | None = None) -> 
         raise CannotStart(f"cannot start {argv[0]!r} in {cwd}: {reason}") from exc
     return Program(
         process=process,
+        began=began,
         environment=environment,
         place=place,
         knows_num_steps="num_steps" in options.names_used() or _may_read_num_steps(argv, cwd),

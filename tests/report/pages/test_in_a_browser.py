@@ -252,16 +252,14 @@ def test_the_table_of_trials_is_filtered_and_sorted_and_its_address_keeps_it(
     browser.wait("return document.querySelectorAll('#trials tbody tr').length === 8")
 
 
-def test_thousands_of_points_are_drawn_within_a_second(browser: Browser, many: Written) -> None:
-    taken = []
-    for _ in range(3):
-        browser.get(url(many))
-        taken.append(browser.draw("scaling"))
+def test_thousands_of_points_are_drawn(browser: Browser, many: Written) -> None:
+    """How long it takes is measured by `benchmarks.report`."""
+    browser.get(url(many))
+    browser.draw("scaling")
     points = browser.run(
         "return document.querySelectorAll('#picture-scaling .scatterlayer .point').length"
     )
     assert points == MANY
-    assert min(taken) < 1000
 
 
 @pytest.mark.parametrize("page", ["index.html", "trials.html", "trial.html#1"])
