@@ -244,7 +244,7 @@ def _store(result: Any) -> str:
 
 def _report(result: Any) -> str:
     size = f"{result['report_bytes'] / 1e6:.1f} MB"
-    return f"{_digits(result['cpu_seconds'])} s of CPU time, {size}"
+    return f"{_digits(result['median_report_seconds'])} s, {size}"
 
 
 def _lost(result: Any) -> str:
