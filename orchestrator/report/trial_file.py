@@ -34,7 +34,7 @@ class TrialFiles:
     axes: Sequence[str] | None
     # The YAML that all trials share.
     shared: str
-    # Of workload command; None: of another, or not readable.
+    # The options of workload command; None: another workload, or they cannot be read.
     program: CommandOptions | None
 
     @classmethod

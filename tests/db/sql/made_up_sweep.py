@@ -53,7 +53,7 @@ class MadeUpAttempt:
     timed_seconds: float | None = None
     warmup_seconds: float | None = None
     failure_kind: str | None = None
-    # Of a measurement; empty: there is none.
+    # The columns of its measurement; empty: there is none.
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
