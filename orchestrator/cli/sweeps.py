@@ -95,7 +95,7 @@ def rm(
 ) -> None:
     """Remove a sweep and its files on this machine.
 
-    What other sweeps rest on is said before. A sweep that runs is refused.
+    It first says what other sweeps take from it. A sweep that runs is not removed.
 
     Examples:
       sweep rm old-sweep
