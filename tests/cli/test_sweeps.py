@@ -193,6 +193,17 @@ def test_a_removal_that_was_killed_after_the_commit_is_finished_by_the_next(
     assert not any((run_root("") / sweep_folders.NOTES).iterdir())
 
 
+def test_a_note_whose_name_is_a_pattern_removes_no_other_sweep(store: Store, sweep: Sweep) -> None:
+    released(store, "mine")
+    released(store, "kept")
+    log = log_of(store, "kept")
+    removal = sweep_folders.Removal(name="gone", run_token="*", store=str(store.path))
+    sweep_folders.note_removal(removal)
+    sweep("rm", "mine", "--yes")
+    assert log.is_file()
+    assert not any((run_root("") / sweep_folders.NOTES).iterdir())
+
+
 def test_a_folder_that_cannot_be_written_stops_a_removal_before_it_begins(
     store: Store, sweep: Sweep
 ) -> None:
