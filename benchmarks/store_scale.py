@@ -40,8 +40,8 @@ from orchestrator.core.trial.node_report import GpuUsage
 NUM_CELLS = 12
 # Of the trials; the others are measured.
 OOM_EVERY, PRUNED_EVERY = 5, 3
-# Of the measured trials: a node failed before, the older fingerprint was measured before, and a
-# repeat came after.
+# In so many measured trials, one had a node fail before, one was measured with the older
+# fingerprint before, and one was repeated after.
 FAULT_EVERY, OLDER_EVERY, REPEAT_EVERY = 50, 10, 20
 NUM_NODES = 64
 FAILURE_COLUMNS = [*Failure.__dataclass_fields__, "step_part"]
@@ -290,7 +290,7 @@ def _large(
         ),
         "count_of_view_seconds": views,
         "named_query_fastest_of_5_seconds": queries,
-        # Of the process that asks, by the mean: all of it on SQLite, not the server's.
+        # Mean CPU time of the process that asks. On SQLite that is all; the server's is not in it.
         "named_query_cpu_seconds": cpu,
     }
 

@@ -8,9 +8,15 @@ SELECT
     trial.num_measurements,
     v_best.step_seconds_median,
     v_best.mfu,
-    coalesce(nullif(v_best.peak_memory_reserved_bytes, 0), v_best.peak_memory_allocated_bytes) AS peak_memory_bytes,
+    coalesce(
+        nullif(measurement.peak_memory_reserved_bytes, 0),
+        nullif(measurement.peak_memory_allocated_bytes, 0),
+        CASE WHEN measurement.peak_memory_driver_kind = 'nvml' THEN nullif(measurement.peak_memory_driver_bytes, 0) END
+    ) AS peak_memory_bytes,
     v_best.device_memory_bytes
 FROM v_best
 JOIN trial ON trial.id = v_best.trial_id
+JOIN attempt ON attempt.trial_id = trial.id AND attempt.state = 'measured' AND NOT attempt.superseded
+JOIN measurement ON measurement.attempt_id = attempt.id
 WHERE v_best.sweep = :sweep AND v_best.is_current
 ORDER BY v_best.cell

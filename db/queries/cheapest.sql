@@ -8,7 +8,11 @@ WITH measured AS (
         trial.id AS trial_id,
         trial.layout_key AS layout,
         measurement.tokens_per_second_per_gpu,
-        coalesce(nullif(measurement.peak_memory_reserved_bytes, 0), nullif(measurement.peak_memory_allocated_bytes, 0)) AS peak_memory_bytes,
+        coalesce(
+            nullif(measurement.peak_memory_reserved_bytes, 0),
+            nullif(measurement.peak_memory_allocated_bytes, 0),
+            CASE WHEN measurement.peak_memory_driver_kind = 'nvml' THEN nullif(measurement.peak_memory_driver_bytes, 0) END
+        ) AS peak_memory_bytes,
         measurement.device_memory_bytes,
         measurement.joules_per_token,
         max(measurement.tokens_per_second_per_gpu) OVER (PARTITION BY trial.cell_id) AS fastest

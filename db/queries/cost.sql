@@ -1,5 +1,5 @@
 -- What do a billion tokens cost with the fastest layout of each cell, in time, money and energy?
--- price (number): US dollars for an hour of one GPU; default: what the newest `sweep run` reckoned with
+-- price (number): US dollars for an hour of one GPU; default: the price of the newest `sweep run`
 -- The energy is that of the GPUs alone.
 SELECT
     v_best.cell,

@@ -1,5 +1,5 @@
--- On which nodes do attempts fail of what the machine may have caused, and how often?
--- measured_elsewhere counts those of these attempts whose trial was measured in another attempt, so that the layout is innocent.
+-- On which nodes do attempts fail in ways that the machine may have caused, and how often?
+-- measured_elsewhere counts the failures of trials that another attempt measured: their layout did not cause them.
 WITH failed AS (
     SELECT
         attempt.failure_node AS node,

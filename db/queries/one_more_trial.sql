@@ -1,5 +1,5 @@
 -- After each launch that found a faster layout: what did one more trial tell, and what did it cost?
--- launches and gpu_hours count every attempt of the cell so far, failed ones and repeats included. until_next are the launches to the next gain; NULL: there was none yet. A trial counts with its final number, at its first measurement.
+-- launches and gpu_hours count every attempt of the cell so far, failed ones and repeats included. until_next is the number of launches until the next gain; NULL: there was none yet. A trial counts with its final number, at its first measurement.
 WITH launches AS (
     SELECT
         attempt.id AS attempt_id,

@@ -17,7 +17,11 @@ SELECT
     max(CASE WHEN trial.state = 'measured' THEN trial.micro_batch_size END) AS largest_that_fits,
     min(CASE WHEN trial.state = 'out_of_memory' THEN trial.micro_batch_size END) AS smallest_out_of_memory,
     min(CASE WHEN trial.state = 'pruned' THEN trial.micro_batch_size END) AS smallest_condemned,
-    max(coalesce(nullif(measurement.peak_memory_reserved_bytes, 0), measurement.peak_memory_allocated_bytes)) AS highest_peak_memory_bytes,
+    max(coalesce(
+        nullif(measurement.peak_memory_reserved_bytes, 0),
+        nullif(measurement.peak_memory_allocated_bytes, 0),
+        CASE WHEN measurement.peak_memory_driver_kind = 'nvml' THEN nullif(measurement.peak_memory_driver_bytes, 0) END
+    )) AS highest_peak_memory_bytes,
     max(measurement.device_memory_bytes) AS device_memory_bytes
 FROM trial
 JOIN sweep ON sweep.id = trial.sweep_id

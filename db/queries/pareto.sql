@@ -1,4 +1,5 @@
 -- Which layouts are on the front of speed and memory: no other of their cell is faster with as little memory?
+-- It takes the stored numbers as exact. `sweep best --pareto` also counts noise, and has one front for cells that differ in their number of GPUs alone.
 WITH measured AS (
     SELECT
         trial.cell_id,
@@ -7,7 +8,11 @@ WITH measured AS (
         trial.layout_key AS layout,
         measurement.tokens_per_second_per_gpu,
         measurement.relative_confidence,
-        coalesce(nullif(measurement.peak_memory_reserved_bytes, 0), nullif(measurement.peak_memory_allocated_bytes, 0)) AS peak_memory_bytes,
+        coalesce(
+            nullif(measurement.peak_memory_reserved_bytes, 0),
+            nullif(measurement.peak_memory_allocated_bytes, 0),
+            CASE WHEN measurement.peak_memory_driver_kind = 'nvml' THEN nullif(measurement.peak_memory_driver_bytes, 0) END
+        ) AS peak_memory_bytes,
         measurement.device_memory_bytes,
         measurement.joules_per_token
     FROM trial

@@ -1,5 +1,5 @@
 -- Which causes took the GPU time that the sweep reserved, and how much of it was useful?
--- All rows add up to what was reserved. A cause in the words of `failure_kind` is of attempts without a measurement that counts.
+-- All rows add up to what was reserved. A row named as a `failure_kind` has the attempts that failed so; `superseded` has measurements that no longer count.
 WITH used AS (
     SELECT
         sum(useful_gpu_seconds) AS useful,

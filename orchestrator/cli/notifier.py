@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of one notice; a webhook answers within a second, or is not there.
+# For one notice; a webhook answers within a second, or is not there.
 TIMEOUT_SECONDS = 10.0
 # At the end of a sweep, for all targets together.
 CLOSE_SECONDS = 5.0

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Container
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 from orchestrator.cli.home import run_root, sweep_home
@@ -96,7 +97,7 @@ def finish_removal(removal: Removal, existing_tokens: Container[str]) -> bool:
     """
     is_gone = removal.run_token not in existing_tokens
     if is_gone:
-        for path in run_root("").glob(f"*-{removal.run_token}"):
+        for path in run_root("").glob(f"*-{escape(removal.run_token)}"):
             try:
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
             except OSError as exc:

@@ -95,14 +95,16 @@ def rm(
 ) -> None:
     """Remove a sweep and its files on this machine.
 
-    What other sweeps rest on is said before. A sweep that runs is refused.
+    It first says what other sweeps take from it. A sweep that runs is not removed.
 
     Examples:
       sweep rm old-sweep
       sweep rm old-sweep --yes
     """
+    from db.read.holder import holder_is_gone  # needs SQLAlchemy
+
     with existing_store(db, to_read=False) as store:
-        # Of a `sweep rm` that was killed.
+        # An earlier `sweep rm` may have been killed.
         finished = _finish_removals(store)
         if sweep in finished and all(row.name != sweep for row in store.sweeps()):
             _report_removed(sweep, (), as_json=as_json)
@@ -110,13 +112,15 @@ def rm(
         row = store.sweep_named(sweep)
         summary = next(one for one in store.summaries() if one.sweep.id == row.id)
         others = _elsewhere(store, row)
-        if row.holder is None or yes:
-            # While it runs, the store refuses, and there is nothing to ask.
+        # The store refuses to remove a sweep that runs, so there is nothing to ask.
+        is_confirmed = yes or not _is_held(row)
+        if is_confirmed:
             _confirm(store, summary, is_sure=yes, as_json=as_json)
         removal = Removal(name=row.name, run_token=row.run_token, store=_address(store))
         note_removal(removal)
         try:
-            store.remove(row.id)
+            # If nobody was asked, an orchestrator that dies only now still counts as alive.
+            store.remove(row.id, holder_is_dead=holder_is_gone if is_confirmed else None)
         finally:
             finish_removal(removal, {each.run_token for each in store.sweeps()})
     _report_removed(sweep, others, as_json=as_json)
@@ -152,13 +156,11 @@ def list(format: FormatOption = None, db: Db = None, as_json: Json = False) -> N
 
 
 def _row(summary: SweepSummary) -> tuple[object, ...]:
-    from db.read.holder import holder_is_gone  # needs SQLAlchemy
     from orchestrator.core.trial.lifecycle import TrialState
 
     row = summary.sweep
-    is_held = row.holder is not None and not holder_is_gone(row.holder)
     # A sweep whose orchestrator died is still `running` in the store.
-    state = "interrupted" if row.state == "running" and not is_held else str(row.state)
+    state = "interrupted" if row.state == "running" and not _is_held(row) else str(row.state)
     return (
         row.name,
         state,
@@ -171,6 +173,13 @@ def _row(summary: SweepSummary) -> tuple[object, ...]:
         summary.changed_at,
         folder_bytes(row.run_folder),
     )
+
+
+def _is_held(row: SweepRow) -> bool:
+    """Return whether an orchestrator that may be alive works on a sweep."""
+    from db.read.holder import holder_is_gone  # needs SQLAlchemy
+
+    return row.holder is not None and not holder_is_gone(row.holder)
 
 
 def _line(row: Sequence[object]) -> Sequence[str]:

@@ -10,13 +10,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.run import USUAL_SD
+from orchestrator.core.trial.winner import WIDTH
 from orchestrator.report import quantities as show
 from orchestrator.report.sweep_rows import SweepRows
 
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail
-
-WIDTH = 1.96  # standard deviations for 95 %
 
 
 class Change(StrEnum):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COUNTS_SECONDS = 5.0
 # Marks of measurements change without an event too: seldom, so all trials are read again seldom.
 TRIALS_SECONDS = 300.0
-# Of a portion of events; with more new ones, all trials are read again.
+# With more new events than that, all trials are read again.
 MOST_NEW_EVENTS = 1_000
 NUM_FAILURES_KEPT = 200
 _FAILURE_EVENTS = frozenset(

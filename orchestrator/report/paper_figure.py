@@ -133,16 +133,19 @@ class _Drawing:
         xs, ys = self._place(trace["x"], self.x), self._place(trace["y"], self.y)
         line, marker = trace.get("line", {}), trace.get("marker", {})
         name = _words(trace.get("name", "")) if trace.get("showlegend", True) else None
-        if "error_x" in trace:
-            error = trace["error_x"]
-            self.axes.errorbar(
-                xs,
-                ys,
-                xerr=[error["arrayminus"], error["array"]],
-                fmt="none",
-                ecolor=error["color"],
-                elinewidth=0.8,
-            )
+        for of_x in (True, False):
+            error = trace.get("error_x" if of_x else "error_y")
+            if error is not None:
+                lengths = [error["arrayminus"], error["array"]]
+                self.axes.errorbar(
+                    xs,
+                    ys,
+                    xerr=lengths if of_x else None,
+                    yerr=None if of_x else lengths,
+                    fmt="none",
+                    ecolor=error["color"],
+                    elinewidth=0.8,
+                )
         if "lines" in trace["mode"]:
             drawstyle = "steps-post" if line.get("shape") == "hv" else "default"
             self.axes.plot(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from db.store import Store
     from orchestrator.core.trial.fingerprint import Fingerprint
+    from orchestrator.report.fronts import ShownFront
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class SweepRows:
     trials: Sequence[TrialDetail]
     rankings: Mapping[int, Ranking]  # by cell id
     reserved: ReservedBySweep
+    fronts: Sequence[ShownFront] = ()
     sessions: Sequence[SessionRow] = ()
     fingerprints: Sequence[Fingerprint] = ()
 
@@ -50,6 +52,7 @@ class SweepRows:
 def read_rows(store: Store, sweep: SweepRow) -> SweepRows:
     """Read a sweep from the store."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
+    from orchestrator.report.fronts import read_fronts  # numpy
 
     leading = store.best(sweep.id, CONSIDERED)
     return SweepRows(
@@ -60,6 +63,7 @@ def read_rows(store: Store, sweep: SweepRow) -> SweepRows:
             cell_id: rank_cell(store, sweep.id, cell_id, some) for cell_id, some in leading.items()
         },
         reserved=store.reserved(sweep.id),
+        fronts=read_fronts(store, sweep),
         sessions=store.sessions(sweep.id),
         fingerprints=store.fingerprints(sweep.id),
     )

@@ -93,7 +93,7 @@ def use_text(sweep: SweepStatus) -> str:
 
 
 def state_text(sweep: SweepStatus) -> str:
-    """Who works on it since when, or how it ended."""
+    """Tell who has worked on a sweep since when, or how it ended."""
     from db.read.holder import holder_is_gone  # needs SQLAlchemy
 
     row, holder = sweep.row, sweep.row.holder

@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
+from orchestrator.core.trial.lifecycle import TERMINAL, TrialEvent, TrialState
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.report import quantities as show
 from orchestrator.report.ranking import why_no_best
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from db.read.rows import CellStatus, EventRow, TrialRow, UnderWayRow
     from orchestrator.report.live_sweep import LiveRows
 
-# Of a table: more rows than anybody scrolls through cost a terminal over ssh.
+# Most rows of a table. More would make a terminal over ssh slow, and nobody scrolls that far.
 MOST_LINES = 500
 NUM_NODES_NAMED = 2
 
@@ -374,7 +374,7 @@ def _failure_lines(failures: Sequence[EventRow], order: str) -> Iterable[Line]:
         "kind": lambda one: (_detail(one, "kind"), -one.id),
     }
     for one in sorted(failures, key=keys[order]):
-        is_result = one.event == TrialState.OUT_OF_MEMORY
+        is_result = one.event == TrialEvent.OUT_OF_MEMORY
         yield Line(
             key=f"event {one.id}",
             texts=(

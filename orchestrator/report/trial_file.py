@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 # The keys of a sweep file that say which cells and layouts there are, or follow from those.
 _OWN = ("name", "model", "gpus", "sequence_length", "global_batch_size", "precision", "axes")
-_DROPPED = ("global_batch_tokens", "constraints", "search")
+# Who runs the file may be somebody else, whom the messages of the sweep do not concern.
+_DROPPED = ("global_batch_tokens", "constraints", "search", "notify")
 # The longest name of a sweep that a file may have.
 MOST_CHARACTERS = 63
 
@@ -34,7 +35,7 @@ class TrialFiles:
     axes: Sequence[str] | None
     # The YAML that all trials share.
     shared: str
-    # Of workload command; None: of another, or not readable.
+    # The options of workload command; None: another workload, or they cannot be read.
     program: CommandOptions | None
 
     @classmethod

@@ -29,7 +29,7 @@ from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.retries import Retries
 from orchestrator.sweep.stored_confirmation import confirmation_of, others_of
 
-# Of a trial of which nothing but its speed was read.
+# For a trial whose speed alone was read.
 UNKNOWN = OtherMerits()
 # With fewer ended trials the model mostly repeats its prior.
 FEWEST_TO_BOUND = 3

@@ -19,7 +19,7 @@ from orchestrator.sweep.progress import BUDGETS, CellSettled, Snapshot, StopReas
 
 # So many failures of one kind in a call are no accident.
 EQUAL_FAILURES = 5
-# Of one message: more is read in the store.
+# In one message. Who wants more reads the store.
 MOST_CELLS_NAMED = 10
 # Failures of these kinds are results, or what a person asked for.
 _EXPECTED = OUT_OF_MEMORY_KINDS | {FailureKind.CANCELLED}

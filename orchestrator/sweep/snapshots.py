@@ -62,7 +62,7 @@ class Snapshots:
             one.id: most_trials[one.id] - one.launched + len(one.retries.waiting)
             for one in self._call.searches.values()
         }
-        # Of each cell, those that it may still take.
+        # How many repeats each cell may still take.
         repeats = [
             self._most_repeats(search, new_of[search.id])
             for search in self._call.searches.values()

@@ -490,7 +490,7 @@ def test_a_measured_trial_is_shown_with_prediction_conditions_and_evidence(
 def test_of_several_runs_show_names_the_one_that_counts(
     tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of an even number of runs the slower one in the middle.
+    # With an even number of runs, the slower of the two in the middle.
     measured_at(tmp_path, monkeypatch, {1: [(1.0, 0), (1.2, 1), (1.1, 2), (1.3, 3)], 2: [(1.5, 4)]})
     titles = [line for line in sweep("show", "1").splitlines() if line.startswith("Attempt ")]
     assert titles == [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from orchestrator.cli import sweep_folders, sweeps
 from orchestrator.cli.home import run_root
 from tests.cli.cli_store import fill
 from tests.cli.conftest import Sweep
-from tests.db.builders import Bench
+from tests.db.builders import CONDITIONS, Bench
 
 
 def log_of(store: Store, name: str) -> Path:
@@ -126,6 +128,20 @@ def test_rm_asks_says_what_rests_on_it_and_removes_rows_and_files(
     assert "no sweep is named 'mine'" in sweep("rm", "mine", "--yes", code=2)[1]
 
 
+def test_rm_asks_also_while_the_lease_of_a_dead_orchestrator_lasts(
+    store: Store, sweep: Sweep
+) -> None:
+    sweep_id = store.ensure_sweep("mine", "{}", CONDITIONS)
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    store.acquire(sweep_id, host=socket.gethostname(), pid=dead.pid)
+    assert store.sweep_named("mine").holder is not None
+    assert "say --yes" in sweep("rm", "mine", code=2)[1]
+    assert store.sweep_named("mine").id == sweep_id
+    sweep("rm", "mine", "--yes")
+    assert not store.sweeps()
+
+
 def test_rm_of_a_renamed_sweep_removes_the_folder_and_its_other_names(
     store: Store, sweep: Sweep
 ) -> None:
@@ -174,6 +190,17 @@ def test_a_removal_that_was_killed_after_the_commit_is_finished_by_the_next(
     assert log.is_file() and not store.sweeps()
     assert "Sweep mine is removed" in sweep("rm", "mine", "--yes")[0]
     assert not log.parents[3].exists()
+    assert not any((run_root("") / sweep_folders.NOTES).iterdir())
+
+
+def test_a_note_whose_name_is_a_pattern_removes_no_other_sweep(store: Store, sweep: Sweep) -> None:
+    released(store, "mine")
+    released(store, "kept")
+    log = log_of(store, "kept")
+    removal = sweep_folders.Removal(name="gone", run_token="*", store=str(store.path))
+    sweep_folders.note_removal(removal)
+    sweep("rm", "mine", "--yes")
+    assert log.is_file()
     assert not any((run_root("") / sweep_folders.NOTES).iterdir())
 
 

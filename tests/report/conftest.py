@@ -78,6 +78,7 @@ def _scale(store: Store) -> None:
                     step_time=replace(STEPS, median=TOKENS / (num_gpus * speed * factor)),
                     mfu=speed * factor / 2500,
                     peak_memory_allocated_bytes=(12 + 15 * size) << 30,
+                    peak_memory_reserved_bytes=(13 + 15 * size) << 30,
                 ),
                 fingerprint=fingerprint(),
                 memory_by_part={"parameters": 4 << 30, "activations": (15 * size) << 30},

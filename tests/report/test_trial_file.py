@@ -10,7 +10,8 @@ from orchestrator.report.trial_file import TrialFiles
 def test_a_replayed_trial_has_a_sweep_file_that_loads(scaling: SweepRows) -> None:
     spec = load(
         "name: mine\nmodel: llama-tiny\ngpus: 2\nsequence_length: 128\nglobal_batch_size: 64\n"
-        "axes: {micro_batch_size: [1, 2, 4], zero_stage: [0, 1]}\nsearch: {max_trials: 3}\n",
+        "axes: {micro_batch_size: [1, 2, 4], zero_stage: [0, 1]}\nsearch: {max_trials: 3}\n"
+        "notify: {url: '${SLACK_URL}'}\n",
         source="test",
     )
     one = scaling.trials[1]
@@ -21,6 +22,7 @@ def test_a_replayed_trial_has_a_sweep_file_that_loads(scaling: SweepRows) -> Non
     assert again.cells()[0] == one.cell.cell
     assert again.axes.micro_batch_size == (one.trial.layout.micro_batch_size,)
     assert again.axes.grad_accum_steps == (one.trial.layout.grad_accum_steps,)
+    assert spec.notify and not again.notify
 
 
 def test_the_program_of_a_trial_is_a_script_with_its_layout(scaling: SweepRows) -> None:

@@ -30,7 +30,7 @@ from tests.cli.cli_store import fill
 from tests.db.builders import Bench, failure, record_failure
 from tests.search.planted_cell import TOKENS, drive, planted, searcher
 
-# Of the measured trial, whose GPUs drew 612 W each.
+# The measured trial's GPUs drew 612 W each.
 JOULES = 612 / 1234.5
 
 

@@ -37,7 +37,7 @@ REST_SECONDS = 1.0
 # So reading takes a tenth of one core at most, however large the sweep is.
 RESTS_PER_READING = 10.0
 LONGEST_REST_SECONDS = 10.0
-# Of a text in a table: what failed may quote much output.
+# Longer texts in a table are cut: a failure may quote much output.
 MOST_CHARACTERS = 300
 
 # Colours of any terminal, by their names; a word says the same each time.

@@ -10,7 +10,7 @@ import numpy as np
 from orchestrator.core.problem.layout_table import Ints
 
 # Each chunk adds its product to the gradient of the vocabulary's weights, which is moved as a
-# whole. On a CPU chunks of 64 tokens cost 3 % of a step, chunks of 128 nothing
+# whole. On a CPU, chunks of 64 tokens cost 6 % of a small step, chunks of 128 nothing
 # (benchmarks/README.md, trainers).
 LEAST_CHUNK_TOKENS = 128
 

@@ -25,7 +25,7 @@ from orchestrator.core.trial.merit import Merit
 MOST_BETTER = 3.0
 # A row that is dominated even if it is better by so many standard deviations gains nothing.
 MOST_SDS = 4.0
-# Of log watts, between layouts of a cell: an idle GPU draws a tenth of the most.
+# Standard deviation of log watts between layouts of a cell. An idle GPU draws a tenth of the most.
 POWER_SD = 0.2
 
 

@@ -14,7 +14,7 @@ class Told:
     score: float | None = None  # None: it did not run
     peak_memory_bytes: float | None = None  # None: not read
     out_of_memory: bool = False  # else, without a score, it failed
-    # Of an out-of-memory: bytes over the limit, as a share of it.
+    # Bytes over the limit, as a share of it, if it ran out of memory.
     excess: float | None = None
     joules_per_token: float | None = None  # None: not read
 

@@ -25,7 +25,7 @@ from orchestrator.core.sweepfile.template import (
 # Marks a variable of the shell in a text; no template contains it.
 _MARK = "\0"
 _VARIABLE = re.compile(f"{_MARK}([a-z_]+){_MARK}")
-# Of a gang on one node.
+# Their values for a gang on one node.
 _ON_ONE_NODE = {"node_rank": "0", "master_addr": "127.0.0.1", "master_port": "29500"}
 _ONLY_IN_A_SWEEP = ("SWEEP_RESULT_FILE", "SWEEP_METRICS_FILE", "SWEEP_STOP_FILE", "SWEEP_RUN_DIR")
 

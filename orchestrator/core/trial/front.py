@@ -17,9 +17,9 @@ from orchestrator.core.problem.hypervolume import hypervolume
 from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.winner import WIDTH
 
-# Of the device's memory: two layouts with a smaller difference have the same memory free.
+# Share of the device's memory: layouts that differ by less have the same memory free.
 SAME_HEADROOM = 0.005
-# Of the volume below the front: a layout that adds less is not worth a repeat.
+# Share of the volume below the front: a layout that adds less is not worth a repeat.
 MINOR_SHARE = 0.001
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import __version__
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.pages.headline import headlines
-from orchestrator.report.pages.script_data import compressed_script
+from orchestrator.report.pages.script_data import SCRIPT_BEGINS, compressed_script
 from orchestrator.report.pages.trial_document import TABLE_TITLES, document, sort_keys, table_row
 from orchestrator.report.pictures.all_pictures import pictures
 from orchestrator.report.sweep_rows import SweepRows
@@ -35,6 +35,8 @@ POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline';"
     " img-src 'self' file: data: blob:; base-uri 'none'; form-action 'none'"
 )
+# Every page of a report has this.
+OWN_PAGE = '<link rel="stylesheet" href="assets/report.css">'
 MISSING = "a report needs {}, which is not installed: pip install 'layout-sweep[report]'"
 
 
@@ -49,20 +51,23 @@ class Written:
 
 
 def write_report(sweeps: Sequence[SweepRows], folder: Path) -> Written:
-    """Write the report of sweeps into a folder, which may be there. Replaces its own files.
+    """Write the report of sweeps into a folder, which may have an older report or other files.
 
-    Raises UsageInvalid if a package is missing, or the folder cannot be written.
+    Raises UsageInvalid if a package is missing, if the folder cannot be written, or if its index is
+    a page of somebody else.
     """
     plotly, pages = plotly_script(), environment()
     drawn = pictures(sweeps)
     try:
+        _refuse_another_index(folder / "index.html")
         for name in ("data", "assets"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         for file in (HERE / "static").iterdir():
             shutil.copyfile(file, folder / "assets" / file.name)
         shutil.copyfile(plotly, folder / "assets" / plotly.name)
-        for old in (folder / "data").glob("*.js"):
-            old.unlink()
+        for old in (folder / "data").glob("trials-*.js"):
+            if old.read_text(errors="replace").startswith(SCRIPT_BEGINS):
+                old.unlink()
         for name, text in _data(sweeps, drawn):
             (folder / "data" / name).write_text(text, encoding="utf-8")
         for name, more in _pages(sweeps, drawn):
@@ -75,6 +80,11 @@ def write_report(sweeps: Sequence[SweepRows], folder: Path) -> Written:
         num_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
         pictures=drawn,
     )
+
+
+def _refuse_another_index(index: Path) -> None:
+    if index.is_file() and OWN_PAGE not in index.read_text(errors="replace"):
+        raise UsageInvalid(f"{index} is not a report; name another folder: sweep report -o DIR")
 
 
 def _data(sweeps: Sequence[SweepRows], drawn: Sequence[Picture]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.report.json_text import jsonable
 
+SCRIPT_BEGINS = "sweepReport.takeCompressed("
 # `<` would end a script element within HTML, U+2028 and U+2029 end a line in old JavaScript.
 _ESCAPED = "<>&\u2028\u2029"
 
@@ -28,4 +29,4 @@ def compressed_script(name: str, value: Any) -> str:
     """
     content = zlib.compress(json_for_script(value).encode())
     text = base64.b64encode(content).decode()
-    return f"sweepReport.takeCompressed({json.dumps(name)}, {json.dumps(text)});\n"
+    return f"{SCRIPT_BEGINS}{json.dumps(name)}, {json.dumps(text)});\n"

@@ -23,7 +23,7 @@ class AttemptSpan:
     num_gpus: int
     nodes: tuple[str, ...]
     start: float
-    # Of an attempt that has not ended: its start.
+    # If the attempt has not ended: its start.
     end: float
     has_ended: bool
     gpu_seconds: float  # 0 if it has not ended, or they are not known

@@ -30,7 +30,7 @@ class Step:
     gpu_hours: float
     # None: it has no measurement that can be ranked.
     tokens_per_second_per_gpu: float | None
-    # Of this attempt and all before it; None: nothing was measured yet.
+    # The best of this attempt and all before it; None: nothing was measured yet.
     best: float | None
 
 

@@ -71,7 +71,7 @@ def _several(some: Sequence[tuple[int, int, float]]) -> bool:
 
 
 def _line(problem: str, some: Sequence[tuple[int, int, float]], *, is_weak: bool) -> ScalingLine:
-    # Of two sweeps with one cell the faster layout counts.
+    # If two sweeps have one cell, the faster layout counts.
     fastest: dict[int, tuple[int, int, float]] = {}
     for one in sorted(some, key=lambda it: it[2]):
         fastest[one[0]] = one

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 12
 PER_CELL = 3
-# Of parts that are not known one by one.
+# For parts that are not known one by one.
 WHOLE = "all parts together"
 REST = "allocated beyond the parts"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 
 from orchestrator.report import quantities as show
 from orchestrator.report.pictures.axis_values import MeasuredLayout, measured_layouts, varying
@@ -40,7 +41,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         {
             "x": place,
             "y": height,
-            "text": value,
+            # Plotly reads markup in it, and an option may have any text.
+            "text": escape(value, quote=False),
             "showarrow": False,
             "xanchor": "right",
             "xshift": -6,

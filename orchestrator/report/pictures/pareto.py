@@ -1,15 +1,15 @@
-"""The Pareto front: layouts that no other beats in speed, memory, GPUs and energy at once."""
+"""The Pareto front as `sweep best --pareto` has it, among all measured layouts."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.peak import kinds_of, peak_of
+from orchestrator.report.fronts import objective_titles
+from orchestrator.report.pictures.peak import taken_of
 from orchestrator.report.pictures.picture import (
     COLORS,
     GIB,
@@ -24,11 +24,12 @@ from orchestrator.report.sweep_rows import SweepRows
 
 if TYPE_CHECKING:
     from db.read.rows import TrialDetail
+    from orchestrator.report.fronts import ShownPoint, Valued
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A measured layout by what one may want of it."""
+    """A measured layout by its speed and memory, and whether it is on the front."""
 
     trial_id: int
     # Only layouts of one problem are compared: a model, a sequence length and a batch.
@@ -36,80 +37,57 @@ class Candidate:
     tokens_per_second_per_gpu: float
     memory_bytes: int
     num_gpus: int
-    joules_per_token: float | None
     is_on_front: bool = False
+    # It is beaten by less than noise.
+    may_be_on_front: bool = False
+    # The speed that was compared, with its 95 % interval; None: it was not compared by this.
+    compared: Valued | None = None
 
 
 def candidates(sweeps: Sequence[SweepRows]) -> tuple[Candidate, ...]:
-    """Return the measured layouts whose memory is known, those on the front marked.
-
-    Energy counts where it is known of every layout of a problem.
-    """
-    found = [
+    """Return the measured layouts whose memory is known."""
+    points = {
+        point.trial.id: point
+        for sweep in sweeps
+        for front in sweep.fronts
+        for point in front.points
+    }
+    return tuple(
         one
         for sweep in sweeps
         for detail in sweep.trials
-        if (one := _candidate(detail)) is not None
-    ]
-    by_problem: defaultdict[str, list[Candidate]] = defaultdict(list)
-    for one in found:
-        by_problem[one.problem].append(one)
-    on_front = {one.trial_id for some in by_problem.values() for one in front(some)}
-    return tuple(replace(one, is_on_front=one.trial_id in on_front) for one in found)
+        if (one := _candidate(detail, points.get(detail.trial.id))) is not None
+    )
 
 
-def _candidate(detail: TrialDetail) -> Candidate | None:
+def _candidate(detail: TrialDetail, point: ShownPoint | None) -> Candidate | None:
     trial, cell = detail.trial, detail.cell.cell
-    speed, peak = trial.tokens_per_second_per_gpu, peak_of(trial)
+    speed, taken = trial.tokens_per_second_per_gpu, taken_of(trial)
     is_ranked = (
         trial.state is TrialState.MEASURED
         and trial.implausible is None
         and trial.step_seconds_bound is None
         and trial.is_current_fingerprint
     )
-    if not is_ranked or speed is None or peak is None:
+    if not is_ranked or speed is None or taken is None:
         return None
     return Candidate(
         trial_id=trial.id,
         problem=f"{cell.model.name}, sequence {cell.sequence_length:,},"
         f" batch {cell.global_batch_size:,}",
         tokens_per_second_per_gpu=speed,
-        memory_bytes=peak,
+        memory_bytes=taken,
         num_gpus=cell.num_gpus,
-        joules_per_token=joules_per_token(detail),
+        is_on_front=point is not None and point.is_on_front,
+        may_be_on_front=point is not None and not point.is_on_front,
+        compared=None if point is None else _speed(point),
     )
 
 
-def joules_per_token(detail: TrialDetail) -> float | None:
-    """Return the energy of the attempt that counts; None: its power is not known."""
-    for attempt in detail.attempts:
-        if attempt.measurement is not None and not attempt.superseded and attempt.gpu is not None:
-            watts = attempt.gpu.power_watts
-            rate = attempt.measurement.tokens_per_second_per_gpu
-            return None if watts is None else watts / rate
-    return None
+def _speed(point: ShownPoint) -> Valued | None:
+    from orchestrator.core.sweepfile.sections import Objective  # pydantic
 
-
-def front(some: Sequence[Candidate]) -> list[Candidate]:
-    """Return those that none is at least as good as in everything and better in something."""
-    has_energy = all(one.joules_per_token is not None for one in some)
-    costs = {one.trial_id: _costs(one, has_energy=has_energy) for one in some}
-    found: list[Candidate] = []
-    # In this order whoever beats a layout comes before it, and the first who does is on the front.
-    for one in sorted(some, key=lambda it: costs[it.trial_id]):
-        mine = costs[one.trial_id]
-        if not any(_beats(costs[other.trial_id], mine) for other in found):
-            found.append(one)
-    return found
-
-
-def _costs(one: Candidate, *, has_energy: bool) -> tuple[float, ...]:
-    energy = (one.joules_per_token,) if has_energy and one.joules_per_token is not None else ()
-    return (-one.tokens_per_second_per_gpu, one.memory_bytes, one.num_gpus, *energy)
-
-
-def _beats(costs: tuple[float, ...], others: tuple[float, ...]) -> bool:
-    return costs != others and all(a <= b for a, b in zip(costs, others, strict=True))
+    return point.values.get(Objective.TOKENS_PER_SECOND_PER_GPU)
 
 
 def picture(sweeps: Sequence[SweepRows]) -> Picture:
@@ -126,42 +104,83 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
             why_empty="No measured trial has a known peak of memory; a program of workload command"
             " tells it as peak_memory_allocated_bytes (docs/workloads.md).",
         )
-    traces = [_trace([it for it in found if not it.is_on_front], "beaten by another", GREY)]
+    beaten = [one for one in found if not one.is_on_front and not one.may_be_on_front]
+    possible = [one for one in found if one.may_be_on_front]
+    traces = [
+        _trace(beaten, "beaten by another", GREY, opacity=0.35),
+        _trace(possible, "could be on the front", GREY, symbol="circle-open"),
+    ]
     problems = list(dict.fromkeys(one.problem for one in found))
     for number, problem in enumerate(problems):
         some = [one for one in found if one.is_on_front and one.problem == problem]
         some.sort(key=lambda one: one.memory_bytes)
         traces.append(_trace(some, problem, COLORS[number % len(COLORS)]))
-    num_front = sum(one.is_on_front for one in found)
-    goals = "tokens/s/GPU, memory and GPUs"
-    if any(one.joules_per_token is not None for one in found):
-        goals = "tokens/s/GPU, memory, GPUs, and joules per token where known"
-    kinds = kinds_of(one.trial for sweep in sweeps for one in sweep.trials)
     return replace(
         blank,
-        caption=f"On the front by {goals}: {num_front:,} of {show.counted(len(found), 'layout')}."
-        " Larger points use more GPUs. Only layouts of one problem are compared.",
+        caption=_caption(sweeps, found, num_possible=len(possible)),
         figure=figure(
             [trace for trace in traces if trace["x"]],
-            x=Axis(title=f"peak memory, {kinds}, worst rank (GiB)", from_zero=True),
+            x=Axis(title="memory taken of the device, worst rank (GiB)", from_zero=True),
             y=Axis(title="tokens/s/GPU", from_zero=True),
         ),
     )
 
 
-def _trace(some: Sequence[Candidate], name: str, color: str) -> Trace:
+def _caption(sweeps: Sequence[SweepRows], found: Sequence[Candidate], *, num_possible: int) -> str:
+    objectives = dict.fromkeys(
+        objective for sweep in sweeps for front in sweep.fronts for objective in front.objectives
+    )
+    goals = ", ".join(objective_titles(objective)[0] for objective in objectives)
+    num_front = sum(one.is_on_front for one in found)
+    text = f"On the front by {goals}: {num_front:,} of {show.counted(len(found), 'layout')}"
+    if num_possible:
+        verb = "is" if num_possible == 1 else "are"
+        text += f"; {num_possible:,} more {verb} beaten by less than noise"
+    return (
+        f"{text}. Lines are 95 % intervals. Larger points use more GPUs. Only layouts of one"
+        " sweep and one problem are compared, as by `sweep best --pareto`."
+    )
+
+
+def _trace(
+    some: Sequence[Candidate],
+    name: str,
+    color: str,
+    *,
+    symbol: str = "circle",
+    opacity: float = 0.9,
+) -> Trace:
     numbers = sorted({one.num_gpus for one in some})
-    return {
+    speeds = [
+        one.tokens_per_second_per_gpu if one.compared is None else one.compared.value
+        for one in some
+    ]
+    trace: Trace = {
         "type": "scatter",
         "mode": "markers",
         "name": name,
         "x": [one.memory_bytes / GIB for one in some],
-        "y": [one.tokens_per_second_per_gpu for one in some],
+        "y": speeds,
         "customdata": [one.trial_id for one in some],
         "hovertemplate": HOVER_TRIAL,
         "marker": {
             "color": color,
+            "symbol": symbol,
             "size": [min(7 + 2 * numbers.index(one.num_gpus), 21) for one in some],
-            "opacity": 0.35 if color == GREY else 0.9,
+            "opacity": opacity,
         },
+    }
+    if any(one.compared is not None for one in some):
+        trace["error_y"] = _intervals([one.compared for one in some], color)
+    return trace
+
+
+def _intervals(compared: Sequence[Valued | None], color: str) -> dict[str, object]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [0.0 if it is None else it.high - it.value for it in compared],
+        "arrayminus": [0.0 if it is None else it.value - it.low for it in compared],
+        "color": color,
+        "thickness": 1,
     }

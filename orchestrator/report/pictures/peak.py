@@ -1,9 +1,14 @@
-"""A trial's peak memory: as allocated, else as reserved, else as the driver saw it."""
+"""A trial's peak memory: as allocated, else as reserved, else as the driver saw it.
+
+What a layout takes of its device is another number: fronts count what was reserved.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from orchestrator.core.trial.merit import highest_peak
 
 if TYPE_CHECKING:
     from db.read.rows import TrialRow
@@ -13,6 +18,16 @@ def peak_of(trial: TrialRow) -> int | None:
     """Return the bytes; None: no program, allocator or driver told any."""
     found = _known(trial)
     return found[0] if found is not None else None
+
+
+def taken_of(trial: TrialRow) -> int | None:
+    """Return the bytes that a layout took of its fullest device, as the fronts count them."""
+    return highest_peak(
+        reserved_bytes=trial.peak_memory_reserved_bytes,
+        allocated_bytes=trial.peak_memory_allocated_bytes,
+        driver_bytes=trial.peak_memory_driver_bytes,
+        driver_kind=trial.peak_memory_driver_kind,
+    )
 
 
 def kinds_of(trials: Iterable[TrialRow]) -> str:

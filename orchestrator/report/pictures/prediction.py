@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.peak import peak_of
 from orchestrator.report.pictures.picture import (
     BLUE,
     GIB,
@@ -57,11 +56,11 @@ def speeds(sweeps: Iterable[SweepRows]) -> tuple[Pair, ...]:
 
 
 def memories(sweeps: Iterable[SweepRows]) -> tuple[Pair, ...]:
-    """Return the peak memory in bytes of each measured trial that had a prediction."""
+    """Return the allocated memory in bytes of each measured trial that had a prediction."""
     return tuple(
         Pair(trial_id=it.id, predicted=it.predicted_memory_bytes, measured=peak)
         for it in _measured(sweeps)
-        if it.predicted_memory_bytes is not None and (peak := peak_of(it))
+        if it.predicted_memory_bytes is not None and (peak := it.peak_memory_allocated_bytes)
     )
 
 

@@ -48,7 +48,7 @@ class ScalingPoint:
     trial_id: int
     state: TrialState
     num_gpus: int
-    # Of a measured trial.
+    # None unless it was measured.
     memory_bytes: float | None
     tokens_per_second_per_gpu: float | None
     mfu: float | None

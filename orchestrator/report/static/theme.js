@@ -25,7 +25,7 @@ function themed(layout) {
   for (const name of Object.keys(found)) {
     if (!/^[xy]axis\d*$/.test(name)) continue;
     const axis = found[name];
-    if (axis.categoryarray) axis.categoryarray = axis.categoryarray.map(escapeMarkup);
+    for (const names of ["categoryarray", "ticktext"]) if (axis[names]) axis[names] = axis[names].map(escapeMarkup);
     axis.gridcolor = grid;
     axis.linecolor = color("--line");
     axis.zerolinecolor = grid;

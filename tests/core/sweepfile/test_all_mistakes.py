@@ -73,7 +73,7 @@ def test_options_of_a_workload_that_is_not_known_are_no_mistakes() -> None:
         "s:6:36: workload.options.argv: is required",
         "s:7:9: search: expected a mapping",
     )
-    # Of a command whose working folder alone is wrong, the templates are still checked.
+    # If only a command's working folder is wrong, its templates are still checked.
     assert begin(
         mistakes(BASE + COMMAND % "cwd: here" + axes),
         "s:6:51: workload.options.argv[1]: '{mbss}' in '{mbss}' is",

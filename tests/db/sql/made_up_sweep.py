@@ -22,6 +22,7 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.protocol import DriverMemoryKind
 from tests.db.builders import measurement
 
 BEGAN = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
@@ -53,7 +54,7 @@ class MadeUpAttempt:
     timed_seconds: float | None = None
     warmup_seconds: float | None = None
     failure_kind: str | None = None
-    # Of a measurement; empty: there is none.
+    # The columns of its measurement; empty: there is none.
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -206,6 +207,15 @@ def _measured(drawn: random.Random, trial: MadeUpTrial, fingerprint: Fingerprint
         "peak_memory_reserved_bytes": drawn.choice((None, 0, 45 << 30, 55 << 30)),
         "joules_per_token": drawn.choice((0.3, 0.4, None)),
     }
+    by_trial = random.Random(trial.id)
+    if by_trial.random() < 0.3:
+        # It tells nothing of its allocator: the driver's number is all that is known.
+        drawn_numbers |= {
+            "peak_memory_allocated_bytes": by_trial.choice((0, None)),
+            "peak_memory_reserved_bytes": None,
+            "peak_memory_driver_bytes": by_trial.choice((0, 35 << 30, None)),
+            "peak_memory_driver_kind": by_trial.choice(tuple(DriverMemoryKind)),
+        }
     columns = records.measurement_columns(measurement(), GpuUsage(), None)
     return MadeUpAttempt(
         id=0,

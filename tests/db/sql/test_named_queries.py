@@ -14,6 +14,7 @@ from db.sql.named_queries import named_queries, named_query
 from db.store import Store
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.failure_kinds import SUSPECT_KINDS
+from orchestrator.core.trial.merit import highest_peak
 from tests.db.sql import made_up_sweep
 from tests.db.sql.made_up_sweep import NEW, OLD, PRICE, MadeUpAttempt, MadeUpSweep, MadeUpTrial
 
@@ -30,9 +31,20 @@ def speed(one: MadeUpAttempt) -> float:
     return float(one.numbers["tokens_per_second_per_gpu"])
 
 
-def peak(one: MadeUpAttempt) -> int:
-    numbers = one.numbers
-    return numbers["peak_memory_reserved_bytes"] or numbers["peak_memory_allocated_bytes"]
+def peak(one: MadeUpAttempt) -> int | None:
+    return highest_peak(
+        reserved_bytes=one.numbers["peak_memory_reserved_bytes"],
+        allocated_bytes=one.numbers["peak_memory_allocated_bytes"],
+        driver_bytes=one.numbers["peak_memory_driver_bytes"],
+        driver_kind=one.numbers["peak_memory_driver_kind"],
+    )
+
+
+def with_peak(trials: Sequence[MadeUpTrial]) -> list[tuple[MadeUpTrial, MadeUpAttempt, int]]:
+    """The comparable trials whose memory was read."""
+    return [
+        (trial, one, found) for trial, one in comparable(trials) if (found := peak(one)) is not None
+    ]
 
 
 def comparable(trials: Sequence[MadeUpTrial]) -> list[tuple[MadeUpTrial, MadeUpAttempt]]:
@@ -65,8 +77,10 @@ def cheapest(sweep: MadeUpSweep) -> Rows:
     for cell in by_key(sweep):
         found = comparable(sweep.of(cell))
         fastest = speed(found[0][1])
-        near = [pair for pair in found if speed(pair[1]) >= 0.95 * fastest]
-        trial, one = min(near, key=lambda pair: (peak(pair[1]), -speed(pair[1]), pair[0].id))
+        near = [it for it in with_peak(sweep.of(cell)) if speed(it[1]) >= 0.95 * fastest]
+        if not near:
+            continue
+        trial, one, _ = min(near, key=lambda it: (it[2], -speed(it[1]), it[0].id))
         rows.append(
             {
                 "cell": cell.key,
@@ -88,8 +102,8 @@ def oom_frontier(sweep: MadeUpSweep) -> Rows:
         if trial.state in ("out_of_memory", "pruned") or (trial.state == "measured" and is_current):
             axes = (trial.cell.key, str(trial.layout.recompute), trial.layout.zero_stage)
             groups[axes][trial.state].append(trial.layout.micro_batch_size)
-            if trial.state == "measured" and one is not None:
-                groups[axes]["peaks"].append(peak(one))
+            if trial.state == "measured" and one is not None and (most := peak(one)) is not None:
+                groups[axes]["peaks"].append(most)
     return [
         {
             "cell": cell,
@@ -152,13 +166,16 @@ def worst_predictions(sweep: MadeUpSweep) -> Rows:
         if one.numbers["implausible"] or one.numbers["step_seconds_bound"]:
             continue
         assert trial.predicted_memory is not None
+        allocated = one.numbers["peak_memory_allocated_bytes"]
         ratios = (
             trial.predicted_speed / speed(one),
-            trial.predicted_memory / one.numbers["peak_memory_allocated_bytes"],
+            trial.predicted_memory / allocated if allocated else None,
         )
-        off = [max(ratio, 1 / ratio) for ratio in ratios]
+        off = [ratio and max(ratio, 1 / ratio) for ratio in ratios]
         rows.append({"trial_id": trial.id, "speed_off_by": off[0], "memory_off_by": off[1]})
-    rows.sort(key=lambda row: (-max(row["speed_off_by"], row["memory_off_by"]), row["trial_id"]))
+    rows.sort(
+        key=lambda row: (-max(row["speed_off_by"], row["memory_off_by"] or 0.0), row["trial_id"])
+    )
     return rows[:20]
 
 
@@ -282,14 +299,14 @@ def noise_floor(sweep: MadeUpSweep) -> Rows:
 
 def pareto(sweep: MadeUpSweep) -> Rows:
     return [
-        {"cell": cell.key, "trial_id": trial.id, "peak_memory_bytes": peak(one)}
+        {"cell": cell.key, "trial_id": trial.id, "peak_memory_bytes": most}
         for cell in by_key(sweep)
-        for trial, one in comparable(sweep.of(cell))
+        for trial, one, most in with_peak(sweep.of(cell))
         if not any(
             speed(other) >= speed(one)
-            and peak(other) <= peak(one)
-            and (speed(other) > speed(one) or peak(other) < peak(one))
-            for _, other in comparable(sweep.of(cell))
+            and less <= most
+            and (speed(other) > speed(one) or less < most)
+            for _, other, less in with_peak(sweep.of(cell))
         )
     ]
 
@@ -359,7 +376,7 @@ def test_a_query_takes_its_parameters_and_nothing_else(store: Store, store_url: 
     assert row["dollars"] == pytest.approx(10 * row["gpu_hours"])
     assert len(ask(store_url, "worst_predictions", "drawn", "top=3")) == 3
     # Everything is at most 100 % slower: the one with the least memory.
-    least = min(peak(one) for _, one in comparable(sweep.of(by_key(sweep)[0])))
+    least = min(most for _, _, most in with_peak(sweep.of(by_key(sweep)[0])))
     assert ask(store_url, "cheapest", "drawn", "within=1")[0]["peak_memory_bytes"] == least
     backwards = (f"before={NEW.digest[:6]}", f"after={OLD.digest[:6]}")
     changes = [row["change"] for row in ask(store_url, "changed", "drawn", *backwards)]

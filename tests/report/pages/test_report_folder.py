@@ -16,7 +16,7 @@ from orchestrator import cli
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.pages import report_folder
 from orchestrator.report.pages.report_folder import POLICY, Written, write_report
-from orchestrator.report.pages.script_data import json_for_script
+from orchestrator.report.pages.script_data import compressed_script, json_for_script
 from orchestrator.report.sweep_rows import SweepRows
 from tests.cli.cli_store import FORMULA, HOSTILE
 
@@ -114,11 +114,23 @@ def test_every_trial_has_its_document(
 
 def test_a_report_is_written_again_over_an_older_one(scaling: SweepRows, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "trials-99.js").write_text("old")
+    (tmp_path / "data" / "trials-99.js").write_text(compressed_script("trials-99", {}))
+    (tmp_path / "data" / "trials-mine.js").write_text("kept")
     (tmp_path / "mine.txt").write_text("kept")
     write_report([scaling], tmp_path)
     assert not (tmp_path / "data" / "trials-99.js").exists()
     assert (tmp_path / "mine.txt").read_text() == "kept"
+    assert (tmp_path / "data" / "trials-mine.js").read_text() == "kept"
+    write_report([scaling], tmp_path)
+
+
+def test_the_index_of_another_site_is_not_replaced(scaling: SweepRows, tmp_path: Path) -> None:
+    index = tmp_path / "index.html"
+    index.write_text("<h1>Mine</h1>")
+    with pytest.raises(UsageInvalid, match=r"index\.html is not a report; name another folder"):
+        write_report([scaling], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    assert index.read_text() == "<h1>Mine</h1>"
 
 
 def test_a_folder_that_cannot_be_written_is_a_mistake_in_one_line(

@@ -55,7 +55,7 @@ class Combination:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the packages that it needs are installed."""
+        """True if the packages that it needs are installed."""
         return self.layout.precision is not Precision.FP8 or find_spec("torchao") is not None
 
     @property
