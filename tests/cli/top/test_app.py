@@ -274,6 +274,7 @@ def test_a_cursor_stays_on_its_trial(store: Store, sqlite_url: str) -> None:
 
     async def steps(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("4")
+        await until(pilot, lambda: len(_table(app)) == 1)
         bench.measure(2, 2000.0)
         await until(pilot, lambda: len(_table(app)) == 2)
         found = app.query_one(DataTable)
