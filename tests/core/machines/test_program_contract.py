@@ -55,10 +55,12 @@ def check_of(
     *,
     num_lines: int = NUM_STEPS,
     report: NodeReport | None = None,
+    world_size: int = 1,
+    ranks: Sequence[int] = (0,),
 ) -> Check:
     times = StepTimes(num_steps=[1, num_lines], at_seconds=[1.5, 6.0])
     run = ContractRun(
-        world_size=1,
+        world_size=world_size,
         layout=LAYOUT,
         device=Device.CPU,
         report=report
@@ -70,7 +72,7 @@ def check_of(
         seconds=7.0,
         steps=times,
         num_steps_asked=NUM_STEPS,
-        ranks=[0],
+        ranks=ranks,
         connected_ranks=[],
     )
     return next(check for check in judge_run(run) if check.name == name)
@@ -172,4 +174,20 @@ def test_processes_of_ranks_that_had_to_be_ended_are_not_left_over(
         node="a", ranks=[RankOutcome(rank=0, **ended)], failure=failure, processes_killed=2
     )
     check = check_of("left over", None, report=report)
+    assert (check.status, check.found) == (status, found)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ranks", "status", "found"),
+    [
+        (1, [0], Status.OK, "1 rank; nobody to meet"),
+        (2, [], Status.OK, "2 ranks were started; which of them met is not known"),
+        (2, [1], Status.FAIL, "1 of 2 ranks were seen"),
+    ],
+)
+def test_ranks_have_to_be_seen_if_any_is(
+    world_size: int, ranks: list[int], status: Status, found: str
+) -> None:
+    told = result([STEP_SECONDS] * NUM_STEPS)
+    check = check_of("ranks", told, world_size=world_size, ranks=ranks)
     assert (check.status, check.found) == (status, found)
