@@ -121,3 +121,16 @@ def test_a_choice_says_how_much_the_front_should_grow() -> None:
     assert choice.front_gain is not None and choice.front_gain > 0.1
     gain = proposer.expected_gain(np.array([False, True]))
     assert gain is not None and 0 < gain <= choice.front_gain
+
+
+def test_a_row_that_may_be_twice_as_fast_doubles_the_front_below_a_second_too() -> None:
+    space = lattice(np.array([0.1, 0.05]), np.array([40.0, 40.0]))
+    found = FrontGain(space, (Merit.SPEED,)).expected(
+        [told(0, 0.1, 40.0)],
+        mean=np.log([0.1, 0.05]),
+        sd=np.full(2, 0.01),
+        memory=memory_of(space),
+    )
+    # Of 10 steps a second to 20; of the row itself, half of its 1 % of noise is a gain.
+    assert found[1] == pytest.approx(1.0, rel=0.01)
+    assert found[0] < 0.01
