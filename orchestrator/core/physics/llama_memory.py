@@ -119,7 +119,7 @@ class _Gradients:
         # An all-reduce of half-precision gradients widens its buckets. A pipeline averages after
         # its last micro-batch: buckets are put together first, and two are under way.
         averages = ~is_sharded & ~alone
-        widens = averages & mixed & (trainer.gradient_bytes < 4) & (trainer.reduce_bytes > 2)
+        widens = averages & mixed & (trainer.gradient_bytes < 4) & (trainer.reduce_bytes > element)
         in_bucket = trainer.reduction_bucket_bytes / element
         averaging = np.where(averages & ~rows.one_stage, element + np.where(widens, 4.0, 0.0), 0.0)
         return cls(

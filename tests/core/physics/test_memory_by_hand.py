@@ -715,6 +715,9 @@ def test_an_all_reduce_widens_its_buckets() -> None:
     # Two buckets of 100 weights are under way.
     few = replace(no_buffers, reduction_bucket_bytes=200.0)
     assert above(two, few, length=1, stage=Stage.FIRST) == 4 * stage
+    # Of 350 weights: 6 bytes of two buckets are more than the 4 of the stage's 876.
+    some = replace(no_buffers, reduction_bucket_bytes=700.0)
+    assert above(two, some, length=1, stage=Stage.FIRST) == 6 * 2 * 350
     wide = replace(two, precision=Precision.FP32)
     assert above(wide, no_buffers, length=1, stage=Stage.FIRST) == 4 * stage
 
