@@ -236,3 +236,12 @@ def test_what_is_no_csv_is_refused_with_its_line() -> None:
     for text in (f"table_id,hardware,n_gpus,status\nt,H100,{wide},ok\n", f"table_id,{wide}\n"):
         with pytest.raises(TableInvalid, match=r"line \d: field larger than field limit"):
             parse_runs(text)
+
+
+def test_without_tensor_parallelism_it_does_not_matter_whether_the_sequence_is_split() -> None:
+    one, two = read(
+        {"tp": "1", "dp": "8", "grad_acc": "4", "sequence_parallel": "False"},
+        {"sequence_parallel": "False"},
+    )
+    assert one.trainer.sequence_parallel
+    assert not two.trainer.sequence_parallel

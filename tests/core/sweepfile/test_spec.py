@@ -7,9 +7,11 @@ from pydantic import ValidationError
 
 from orchestrator.core.problem.layout import Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.sections import objectives_of
+from orchestrator.core.problem.proofs import Dominance
+from orchestrator.core.sweepfile.sections import Objective, objectives_of
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.limits import resolve_limits
+from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.protocol import Device
 
 
@@ -315,3 +317,43 @@ def test_shards_are_summed_up_where_llama_has_replicas(
 ) -> None:
     axes = {"micro_batch_size": [1], **({"options": axis} if axis else {})}
     assert sweep(workload={"name": "llama", "options": options}, axes=axes).sums_shards is sums
+
+
+@pytest.mark.parametrize(
+    ("objective", "larger", "merit"),
+    [
+        (Objective.TOKENS_PER_SECOND_PER_GPU, True, Merit.SPEED),
+        (Objective.STEP_SECONDS, False, Merit.SPEED),
+        (Objective.MEMORY_HEADROOM, True, Merit.HEADROOM),
+        (Objective.DOLLARS_PER_BILLION_TOKENS, False, Merit.SPEED),
+        (Objective.JOULES_PER_TOKEN, False, Merit.EFFICIENCY),
+    ],
+)
+def test_an_objective_orders_by_a_merit_up_or_down(
+    objective: Objective, larger: bool, merit: Merit
+) -> None:
+    assert objective.is_larger_better is larger
+    assert objective.merit is merit
+
+
+COMMAND = {"name": "command", "options": {"argv": ["a", "{micro_batch_size}"], "env": {"A": "1"}}}
+
+
+def test_the_memory_of_a_program_is_known_if_it_is_ours_or_declared() -> None:
+    ours, foreign = sweep(workload="llama"), sweep(workload=COMMAND)
+    declared = sweep(workload=COMMAND, trainer="megatron")
+    assert ours.knows_memory == "workload llama is our own"
+    assert declared.knows_memory == "the file declares its trainer"
+    assert foreign.knows_memory is None
+    proofs = [one.dominance for one in (ours, declared, foreign)]
+    assert proofs == [Dominance.TRUSTED, Dominance.TRUSTED, Dominance.CONFIRMED]
+    asked = sweep(workload=COMMAND, search={"dominance": "off"})
+    assert asked.dominance is Dominance.OFF
+
+
+def test_a_plateau_of_an_exhaustive_search_is_remarked_as_ignored() -> None:
+    plateau = {"plateau": {"trials": 5}}
+    assert sweep(search={"strategy": "auto"} | plateau).remarks == ()
+    assert sweep(search={"strategy": "exhaustive"}).remarks == ()
+    (remark,) = sweep(search={"strategy": "exhaustive"} | plateau).remarks
+    assert remark.startswith("search.plateau is ignored")
