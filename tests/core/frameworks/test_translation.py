@@ -388,3 +388,18 @@ def test_accelerate_shards_matrices_with_fsdp2_only() -> None:
         }
         whole = said(Framework.ACCELERATE, "zero_stage", zero_stage=zero_stage)
         assert (whole["distributed_type"], whole["fsdp_config.fsdp_version"]) == ("FSDP", 2)
+
+
+def test_transformers_shards_with_fsdp2_and_gathers_again_at_stage_3_only() -> None:
+    for stage in (2, 3):
+        assert said(Framework.TRANSFORMERS, "zero_stage", zero_stage=stage) == {
+            "fsdp": True,
+            "fsdp_config.version": 2,
+            "fsdp_config.reshard_after_forward": stage == 3,
+        }
+
+
+def test_transformers_takes_zero_1_from_deepspeed_with_the_trainer_s_own_numbers() -> None:
+    found = said(Framework.TRANSFORMERS, "zero_stage", zero_stage=1)
+    assert found.pop("deepspeed.zero_optimization.stage") == 1
+    assert set(found.values()) == {"auto"}

@@ -353,7 +353,47 @@ def test_the_memory_of_a_program_is_known_if_it_is_ours_or_declared() -> None:
 
 def test_a_plateau_of_an_exhaustive_search_is_remarked_as_ignored() -> None:
     plateau = {"plateau": {"trials": 5}}
-    assert sweep(search={"strategy": "auto"} | plateau).remarks == ()
-    assert sweep(search={"strategy": "exhaustive"}).remarks == ()
-    (remark,) = sweep(search={"strategy": "exhaustive"} | plateau).remarks
+    assert sweep(search={"strategy": "auto"} | plateau).remarks() == ()
+    assert sweep(search={"strategy": "exhaustive"}).remarks() == ()
+    (remark,) = sweep(search={"strategy": "exhaustive"} | plateau).remarks()
     assert remark.startswith("search.plateau is ignored")
+
+
+@pytest.mark.parametrize(
+    ("value", "good"),
+    [
+        ("x" * 100, True),
+        ("x" * 101, False),
+        ("two\nlines", False),
+        (10**15, True),
+        (10**15 + 1, False),
+        (-(10**15), True),
+        (-(10**15) - 1, False),
+        (True, True),
+        (1.5, False),
+    ],
+)
+def test_a_value_of_an_option_is_a_short_word_or_a_number_of_15_digits(
+    value: object, good: bool
+) -> None:
+    command = {"name": "command", "options": {"argv": ["a", "{kernel}"]}}
+    axes = {"options": {"kernel": [value]}}
+    if good:
+        assert sweep(workload=command, axes=axes).axes.options["kernel"] == (value,)
+    else:
+        assert "is no value of an option" in refused(workload=command, axes=axes)
+
+
+@pytest.mark.parametrize(
+    ("because", "good"),
+    [("x", True), ("x" * 200, True), ("", False), ("x" * 201, False), ("a\nb", False), (7, False)],
+)
+def test_the_reason_of_a_constraint_is_one_line_of_at_most_200_characters(
+    because: object, good: bool
+) -> None:
+    constraint = {"require": "tp <= 8", "because": because}
+    if good:
+        (found,) = sweep(constraints=[constraint]).constraints
+        assert found.because == because
+    else:
+        assert "is not one line of at most 200 characters" in refused(constraints=[constraint])

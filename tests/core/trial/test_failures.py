@@ -918,3 +918,22 @@ def test_a_failure_without_retries_left_ends_the_trial_as_out_of_memory_or_faile
     assert event_after(kind, spent) is wanted
     if POLICIES[kind].max_retries:
         assert event_after(kind, {}) is TrialEvent.REQUEUED
+
+
+# More than none: another attempt may end otherwise. Whoever is killed from outside may be so again.
+RETRIES = {
+    K.OOM_HOST: 1,
+    K.SEGFAULT: 1,
+    K.KILLED: 2,
+    K.PREEMPTED: 3,
+    K.HUNG: 1,
+    K.START_TIMEOUT: 1,
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [K.OOM_GPU, K.CONFIG_REJECTED, K.NOT_FINITE, K.USER_ERROR, *RETRIES]
+)
+def test_what_the_layout_or_the_code_did_alone_is_not_tried_again(kind: FailureKind) -> None:
+    most = RETRIES.get(kind, 0)
+    assert [may_retry(kind, {kind: num}) for num in range(5)] == [num < most for num in range(5)]
