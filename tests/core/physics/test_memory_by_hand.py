@@ -734,3 +734,14 @@ def test_the_fullest_moment_of_shards_is_one_of_the_moments() -> None:
     # bytes an element of its norm.
     plain = replace(copied, copied_reductions=0.0)
     assert above(of, plain, length=1) == gathered + (4 + 1) * 306 + 2 * LAYER + 16 * 6 + 3 * 12
+
+
+def test_eager_attention_of_regions_is_at_its_fullest_in_its_backward_pass() -> None:
+    """Of 64 keys and 3 heads: 2 * 3 * 64 + 64 bytes are kept of a token and layer.
+
+    In the backward pass, 12 * 3 * 64 of scores come on top, and e(h - f) = -8: w1's result is freed
+    by then.
+    """
+    trainer = replace(OURS, eager_attention=True, logit_bytes=0.0)
+    found = above(layout("selective_ops", **TWO), trainer, model=FEW_WORDS, length=64)
+    assert found == 64 * (4 * (384 + 64) + 2304 - 8)
