@@ -4,6 +4,7 @@ import itertools
 import json
 import shlex
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -403,3 +404,26 @@ def test_transformers_takes_zero_1_from_deepspeed_with_the_trainer_s_own_numbers
     found = said(Framework.TRANSFORMERS, "zero_stage", zero_stage=1)
     assert found.pop("deepspeed.zero_optimization.stage") == 1
     assert set(found.values()) == {"auto"}
+
+
+def test_litgpt_is_zero_3_on_several_gpus_and_nothing_on_one() -> None:
+    rule = TABLES[Framework.LITGPT].rules["zero_stage"]
+    alone = replace(CELL, num_gpus=1)
+    node = replace(CELL, num_gpus=8)
+    possible = {
+        (cell.num_gpus, stage)
+        for cell in (alone, node, CELL)
+        for stage in range(4)
+        if rule(job(cell=cell, gpus_per_node=min(cell.num_gpus, 8), zero_stage=stage)).impossible
+        is None
+    }
+    assert possible == {(1, 0), (8, 3)}
+
+
+def test_accelerate_accumulates_in_deepspeed_s_own_number_at_zero_1_only() -> None:
+    rule = TABLES[Framework.ACCELERATE].rules["grad_accum_steps"]
+    assert dict(rule(job(zero_stage=1)).settings) == {
+        "deepspeed_config.gradient_accumulation_steps": 4
+    }
+    for stage in (0, 2, 3):
+        assert dict(rule(job(zero_stage=stage)).settings) == {}

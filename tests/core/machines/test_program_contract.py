@@ -302,3 +302,32 @@ def test_ranks_have_met_if_each_connected_to_another(
         seconds=seconds,
     )
     assert (check.status, check.found) == (status, found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (FailureKind.BAD_RESULT, "no step came; `end` says what did"),
+        (FailureKind.HUNG, "no step came"),
+        # It broke before it could tell a step.
+        (FailureKind.USER_ERROR, None),
+    ],
+)
+def test_a_program_that_told_no_step_is_told_how_unless_it_broke(
+    kind: FailureKind, found: str | None
+) -> None:
+    failure = Failure(kind=kind, message="m")
+    run = ContractRun(
+        world_size=1,
+        layout=LAYOUT,
+        device=Device.CPU,
+        report=NodeReport(node="a", ranks=[], failure=failure),
+        outcome=failure,
+        seconds=7.0,
+        steps=StepTimes(num_steps=[], at_seconds=[]),
+        num_steps_asked=NUM_STEPS,
+        ranks=[0],
+        connected_ranks=[],
+    )
+    steps = [check for check in judge_run(run) if check.name == "steps"]
+    assert [check.found for check in steps] == ([] if found is None else [found])

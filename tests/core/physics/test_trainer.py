@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.physics.trainer import TRAINERS, Trainer, trainer_of_words, with_options
+from orchestrator.core.physics.trainer import (
+    TRAINERS,
+    Trainer,
+    profile_of_words,
+    trainer_of_words,
+    with_options,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +70,12 @@ def test_an_option_of_attention_whose_word_everybody_knows_makes_another_trainer
 def test_a_fused_loss_keeps_no_logits() -> None:
     words = {"peft": "full-ft", "framework_config": "foak-fast-kernels-liger"}
     assert trainer_of_words(words).logit_bytes < 2 < TRAINERS["bf16-states"].logit_bytes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"sharding": "Megatron-LM"}, {"sharding": "distopt"}, {"attention_kernel": "megatron_core"}],
+)
+def test_each_word_of_megatron_is_enough(words: dict[str, str]) -> None:
+    assert profile_of_words(words) == "megatron"
+    assert profile_of_words({"sharding": "zero1"}) == "llama"

@@ -449,6 +449,8 @@ def test_a_row_that_ran_needs_no_more_than_there_is_if_nobody_read_its_peak(
     usual, more, less = (found.probability_of_fitting() for found in (before, ran, ran_out))
     assert usual is not None and more is not None and less is not None
     assert less[4] < usual[4] < more[4]
+    # What ran out does not fit, and its twin may not.
+    assert less[3] < 0.5
 
 
 def test_an_expected_gain_counts_by_how_surely_a_row_works() -> None:
@@ -474,5 +476,7 @@ def test_only_a_row_that_ran_out_of_memory_shows_that_nothing_fits() -> None:
     assert untold.hopeless(closed) is None
     assert crashed.hopeless(closed) is None
     assert ran_out.hopeless(closed) == 1
+    crashed.rebuild([Told(row=1, out_of_memory=True)], [])
+    assert crashed.hopeless(closed) == 1
     ran_out.tell(Told(row=0, score=0.0))
     assert ran_out.hopeless(closed) is None
