@@ -427,3 +427,24 @@ def test_accelerate_accumulates_in_deepspeed_s_own_number_at_zero_1_only() -> No
     }
     for stage in (0, 2, 3):
         assert dict(rule(job(zero_stage=stage)).settings) == {}
+
+
+def test_nanotron_has_zero_0_and_1() -> None:
+    rule = TABLES[Framework.NANOTRON].rules["zero_stage"]
+    assert [rule(job(zero_stage=stage)).impossible is None for stage in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "zero_stage", "is_said"), [(1, 0, False), (2, 0, True), (2, 1, True), (2, 2, False)]
+)
+def test_megatron_wants_one_connection_for_tensor_parallelism_without_its_fsdp(
+    tensor: int, zero_stage: int, is_said: bool
+) -> None:
+    rule = TABLES[Framework.MEGATRON].rules["tensor_parallel_size"]
+    found = rule(job(tensor_parallel_size=tensor, zero_stage=zero_stage))
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in (found.program or "")) is is_said

@@ -745,3 +745,31 @@ def test_eager_attention_of_regions_is_at_its_fullest_in_its_backward_pass() -> 
     trainer = replace(OURS, eager_attention=True, logit_bytes=0.0)
     found = above(layout("selective_ops", **TWO), trainer, model=FEW_WORDS, length=64)
     assert found == 64 * (4 * (384 + 64) + 2304 - 8)
+
+
+def test_tensor_parallel_ranks_sum_up_a_layer_s_result_with_copies() -> None:
+    """With gloo: the whole result twice, a copy of each, and the part: e h (4 + 1/2) a token.
+
+    That is more than the 26 of the last layer's widest products.
+    """
+    trainer = replace(OURS, copied_reductions=1.0, logit_bytes=0.0)
+    found = above(layout(tensor_parallel_size=2, **TWO), trainer, model=FEW_WORDS, length=64)
+    assert found == 64 * (4 * 106 + 12 * 4.5)
+
+
+def test_fp32_gradients_are_not_widened_by_the_optimizer_s_step() -> None:
+    """Of bf16 gradients of 2 bytes it makes 4 a weight; fp32 ones have them."""
+    trainer = replace(OURS, gradient_bytes=2.0, logit_bytes=0.0, frees_gradients=False)
+    half = replace(fp32("full"), precision=Precision.BF16)
+    assert above(half, trainer, length=1) == 4 * ALL
+    assert above(fp32("full"), trainer, length=1) < 4 * ALL
+
+
+def test_a_loss_in_one_chunk_keeps_gradients_instead_of_log_softmax() -> None:
+    """Of the last stage's other micro-batches: 2eh + 4 a token, and eVh; else 4V a token."""
+    of = schedule(layout("full", pipeline_parallel_size=2, grad_accum_steps=4), "gpipe")
+    plain = replace(OURS, pipeline_buffers=False)
+    one = predict(of, trainer=replace(plain, loss_chunks=1), stage=Stage.LAST)
+    assert one.activations[0] == 4 * 192 + 3 * (8 * 28 + 600)
+    whole = predict(of, trainer=plain, stage=Stage.LAST)
+    assert whole.activations[0] == 4 * 192 + 3 * 8 * (28 + 4 * 50)

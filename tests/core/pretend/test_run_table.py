@@ -143,6 +143,11 @@ def test_a_table_without_the_columns_is_refused() -> None:
         ("selective_attention", "selective_attention"),
         ("selective-core-attn", "selective_attention"),
         ("selective_op", "selective_ops"),
+        ("attn_only", "selective_attention"),
+        ("the-attention", "selective_attention"),
+        ("core", "selective_attention"),
+        # Of what nobody knows, the most.
+        ("by-hand", "full"),
     ],
 )
 def test_words_for_recomputation_are_mapped_to_the_nearest(word: str, meant: str) -> None:

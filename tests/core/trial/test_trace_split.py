@@ -363,3 +363,13 @@ def test_a_launch_that_takes_less_than_five_usual_ones_is_the_host_s_work() -> N
         kernel(GEMM, 0, 100, 1),
     )
     assert found.host == 100_000 - 9_000
+
+
+def test_the_host_s_time_is_that_of_the_steps_wherever_they_begin() -> None:
+    found = of(
+        launch(41, 43, 1),
+        launch(70, 90, 0, "cudaDeviceSynchronize"),
+        kernel(GEMM, 40, 100, 1),
+        steps=(40, 100),
+    )
+    assert found.host == 60_000 - 20_000
