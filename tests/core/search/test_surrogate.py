@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -240,3 +242,20 @@ def test_a_pending_row_that_others_followed_is_dropped_alone() -> None:
     assert [value.row for value in found.values] == [3, 17, 24]
     assert found.mean == pytest.approx(plain.mean, abs=1e-6)
     assert found.sd == pytest.approx(plain.sd, abs=1e-6)
+
+
+def test_some_rows_of_a_lattice_have_their_own_places_beliefs_and_failures() -> None:
+    whole = grid(2, 3)
+    belief = Belief(
+        mean=truth(whole), basis=np.ones((6, 1)), covariance=np.array([[0.25]]), residual_sd=0.1
+    )
+    full = replace(whole, seconds=belief, memory=belief, fails=np.arange(6) / 10)
+    rows = np.array([4, 1])
+    some = full.take(rows)
+    assert len(some) == 2
+    assert some.places.tolist() == whole.places[rows].tolist()
+    assert some.seconds is not None and some.memory is not None and some.fails is not None
+    assert some.seconds.mean.tolist() == some.memory.mean.tolist() == truth(whole)[rows].tolist()
+    assert some.fails.tolist() == [0.4, 0.1]
+    bare = whole.take(rows)
+    assert (bare.seconds, bare.memory, bare.fails) == (None, None, None)

@@ -8,8 +8,10 @@ from pydantic import ValidationError
 from orchestrator.core.problem.layout import Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.problem.proofs import Dominance
+from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.sections import Objective, objectives_of
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.workload_section import compiles_layers, reports_on_last_node
 from orchestrator.core.trial.limits import resolve_limits
 from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.protocol import Device
@@ -397,3 +399,62 @@ def test_the_reason_of_a_constraint_is_one_line_of_at_most_200_characters(
         assert found.because == because
     else:
         assert "is not one line of at most 200 characters" in refused(constraints=[constraint])
+
+
+def test_names_of_a_command_s_templates_have_the_values_that_the_file_gives() -> None:
+    found = sweep(
+        workload={"name": "command", "options": {"argv": ["a", "{kernel}", "{micro_batch_size}"]}},
+        axes={"micro_batch_size": [1, 2], "options": {"kernel": ["flash", "math"]}},
+        precision=["bf16", "fp32"],
+        search={"seed": 7},
+    ).template_values()
+    assert found["micro_batch_size"] == ("1", "2")
+    assert found["kernel"] == ("flash", "math")
+    assert found["precision"] == ("bf16", "fp32")
+    assert (found["world_size"], found["sequence_length"]) == (("1", "2"), ("64",))
+    assert (found["global_batch_size"], found["seed"]) == (("16",), ("7",))
+    # It follows from the others.
+    assert found["data_parallel_size"] == ()
+    tokens = sweep(global_batch_size=..., global_batch_tokens="64k").template_values()
+    assert tokens["global_batch_size"] == ()
+
+
+@pytest.mark.parametrize(("node", "last"), [(None, False), ("first", False), ("last", True)])
+def test_steps_come_from_the_last_node_if_the_file_says_so(node: str | None, last: bool) -> None:
+    metrics = {"log": "step (.*) s", "unit": "s"} | ({} if node is None else {"node": node})
+    command = {
+        "name": "command",
+        "options": {"argv": ["a", "{micro_batch_size}"], "metrics": metrics},
+    }
+    assert reports_on_last_node(sweep(workload=command).workload) is last
+    assert not reports_on_last_node(sweep(workload="llama").workload)
+
+
+def test_layers_are_compiled_on_gpus_unless_the_options_say_otherwise() -> None:
+    plain, never = (
+        sweep(workload={"name": "llama", "options": options}).workload
+        for options in ({}, {"compile": False})
+    )
+    always = (("compile", True),)
+    assert [compiles_layers(plain, (), on_gpu=on_gpu) for on_gpu in (True, False)] == [True, False]
+    assert not compiles_layers(never, (), on_gpu=True)
+    assert compiles_layers(never, always, on_gpu=False)
+    assert not compiles_layers(sweep(workload=COMMAND).workload, always, on_gpu=True)
+
+
+def test_a_command_uses_the_names_of_all_its_templates() -> None:
+    options = {
+        "argv": ["a", "--mbs={micro_batch_size}"],
+        "env": {"TP": "{tensor_parallel_size}"},
+        "cwd": "/runs/{seed}",
+        "files": {"c.json": {"zero": ["{zero_stage}", 1], "deep": {"x": "{precision}"}}},
+    }
+    workload = sweep(workload={"name": "command", "options": options}).workload
+    assert isinstance(workload.options, CommandOptions)
+    assert workload.options.names_used() == {
+        "micro_batch_size",
+        "tensor_parallel_size",
+        "seed",
+        "zero_stage",
+        "precision",
+    }
