@@ -11,6 +11,7 @@ from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.sections import Objective, objectives_of
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.sweepfile.workload_section import compiles_layers, reports_on_last_node
 from orchestrator.core.trial.limits import resolve_limits
 from orchestrator.core.trial.merit import Merit
@@ -458,3 +459,29 @@ def test_a_command_uses_the_names_of_all_its_templates() -> None:
         "zero_stage",
         "precision",
     }
+
+
+def test_what_a_sweep_file_leaves_out_is_what_most_sweeps_want() -> None:
+    """A change of these changes every sweep that does not name them."""
+    spec = sweep()
+    search, measuring = spec.search, spec.measurement
+    assert (search.strategy, search.seed, search.plateau, search.bound) == ("auto", 0, None, None)
+    assert (search.confirm.contenders, search.confirm.repeats) == (3, 2)
+    assert (search.anchor_every, search.early_stop, search.dominance) == (8, "auto", "auto")
+    assert {search.max_trials, search.max_gpu_hours, search.max_cost, search.max_wall_time} == {
+        None
+    }
+    steps = (measuring.warmup_steps, measuring.min_steps, measuring.max_steps)
+    assert (*steps, measuring.precision, measuring.min_seconds) == (3, 5, 50, 0.02, "auto")
+    assert (measuring.exclusive, measuring.preflight, measuring.profile) == ("none", True, "none")
+    assert measuring.wait_for_nodes == 900.0
+    assert set(measuring.limits.model_dump().values()) == {"auto"}
+    assert not spec.tensor_parallel_across_nodes
+    assert (spec.precision, spec.objective) == (("bf16",), ("tokens_per_second_per_gpu",))
+    plateau = sweep(search={"plateau": {}}).search.plateau
+    assert plateau is not None
+    assert (plateau.trials, plateau.gain) == (20, 0.01)
+    options = LlamaOptions()
+    assert spec.workload.options == options
+    assert (options.loss, options.accumulate, options.replicas) == ("chunked:8", "scatter", 1)
+    assert (options.clip_gradients, options.num_threads) == (1.0, 1)

@@ -34,6 +34,7 @@ from orchestrator.core.trial.protocol import (
     MeasurementPlan,
     TrialRequest,
 )
+from orchestrator.core.trial.rank_profile import ProfilePlan
 
 PLAN = MeasurementPlan(warmup_steps=3, min_steps=5, max_steps=50, relative_confidence=0.02)
 SURE = PredictedStep(
@@ -239,3 +240,13 @@ def test_of_16_ranks_on_four_nodes_rank_0_or_the_first_of_the_last_node_reports(
     order = LaunchOrder(request=asked, program="workloads.llama", local_world_size=4)
     assert asked.reporting_rank(local_world_size=4) == order.reporting_rank == reporting
     assert order.num_processes == processes
+
+
+def test_a_request_says_of_itself_only_what_it_is_told() -> None:
+    asked = request()
+    assert not asked.one_rank_per_node
+    assert not asked.reports_on_last_node
+    assert (asked.peaks, asked.nodes, asked.profile, asked.elapsed_seconds) == ((), (), None, 0.0)
+    assert (asked.tag, asked.folder) == ("t/1/1", "attempt-1")
+    profiled = asked.model_copy(update={"profile": ProfilePlan(), "attempt": 2})
+    assert (profiled.tag, profiled.folder) == ("t/1/profile-2", "profile-2")
