@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from orchestrator.core.physics.links import Network
-from orchestrator.core.physics.memory import Stage, predict_memory
+from orchestrator.core.physics.memory import Stage, predict_peak
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import jacobian
@@ -250,7 +250,7 @@ class Calibration:
             table, cell, hardware, gpus_per_node=gpus_per_node, trainer=self.base_trainer
         )
         seconds = model.seconds(self.constants).total
-        peaks = predict_memory(table, cell, self.trainer, stage=stage).total
+        peaks = predict_peak(table, cell, self.trainer, stage=stage)
         return seconds * np.exp(self.log_correction(table, cell, hardware)), peaks
 
     def predict(
@@ -270,7 +270,7 @@ class Calibration:
 
         def log_bytes(values: Floats) -> Floats:
             trainer = trainer_of(self.base_trainer, values)
-            found: Floats = np.log(predict_memory(table, cell, trainer, stage=stage).total)
+            found: Floats = np.log(predict_peak(table, cell, trainer, stage=stage))
             return found
 
         peaks = log_bytes(self.memory_values)

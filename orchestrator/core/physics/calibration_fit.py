@@ -19,7 +19,7 @@ from orchestrator.core.physics.calibration import (
     constants_of,
     trainer_of,
 )
-from orchestrator.core.physics.memory import Stage, predict_memory
+from orchestrator.core.physics.memory import Stage, predict_peak
 from orchestrator.core.physics.observation import CellObservations, Observation, by_cell
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
@@ -238,7 +238,7 @@ def _memory_residuals(
         trainer = trainer_of(prior.base_trainer, values)
         predicted = np.empty(len(rows))
         for table, cell, stage, places in parts:
-            predicted[places] = predict_memory(table, cell, trainer, stage=stage).total
+            predicted[places] = predict_peak(table, cell, trainer, stage=stage)
         difference = (np.log(predicted) - measured) / prior.memory_residual_sd
         found: Floats = np.where(censored, np.minimum(difference, 0.0), difference)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
@@ -15,78 +16,137 @@ from orchestrator.core.problem.model_shape import ModelShape
 
 
 def layer_bytes(rows: StageRows) -> tuple[Floats, Floats]:
-    """Bytes per token that all layers of a stage keep, and that the last one's backward adds."""
-    table, trainer, model = rows.table, rows.trainer, rows.cell.model
-    tp, pp = table.tensor_parallel_size, table.pipeline_parallel_size
+    """Bytes per token that all layers of a stage keep, and that the last one's backward adds.
+
+    Of every layout.
+    """
+    trainer, model = rows.trainer, rows.cell.model
+    bytes_of, place_of, plain_place = _kinds(rows)
+    of_groups = _Shares.of(rows)
+    shares = of_groups.spread(rows)
+    eager = trainer.eager_attention
+    mine = shares.kept(bytes_of, place_of, eager=eager)
+    none = rows.groups.spread(of_groups.kept(bytes_of, plain_place, eager=eager))
+    layers, recomputed = rows.groups.spread(rows.layers), rows.recomputed_layers
+    kept = recomputed * mine + (layers - recomputed) * none
+    all_recomputed = recomputed == layers
+    again = bytes_of["redone"].take(place_of) * (none - mine)
+    again += bytes_of["more"].take(place_of) / shares.tensor
+    if trainer.fully_shards:
+        again -= bytes_of["later"].take(place_of) * shares.gathered
+    # Gradients of the layer's widest products.
+    widest = rows.element * (model.hidden_size + 2 * model.ffn_hidden_size) / of_groups.tensor
+    working = np.where(all_recomputed, again, 0.0) + rows.groups.spread(widest)
+    if eager:
+        core = np.where(
+            all_recomputed,
+            shares.core(bytes_of, place_of),
+            rows.groups.spread(of_groups.core(bytes_of, plain_place)),
+        )
+        working = np.maximum(working, core / shares.tensor)
+    return kept, working
+
+
+def _kinds(rows: StageRows) -> tuple[Mapping[str, Floats], Ints, Ints]:
+    """The bytes of each kind of layer; the kind of every layout; of each group, the plain kind."""
+    table = rows.table
     # Few kinds of layers, many rows: one entry per recomputation and precision, the last row plain.
-    length = rows.cell.sequence_length
     kinds = [
-        [_BYTES_OF(_LayerBytes.of(model, r, trainer, ELEMENT_BYTES[p])) for p in table.precisions]
+        [
+            _BYTES_OF(_LayerBytes.of(rows.cell.model, r, rows.trainer, ELEMENT_BYTES[p]))
+            for p in table.precisions
+        ]
         for r in (*table.recomputes, Recompute())
     ]
     columns = np.array(kinds).reshape(-1, len(_LAYER_BYTES)).T.copy()
     bytes_of = dict(zip(_LAYER_BYTES, columns, strict=True))
-    place_of: Ints = table.recompute
-    # Most tables have one precision: then one place holds the plain layers of all rows.
-    plain_place: Ints | int = len(table.recomputes)
-    if len(table.precisions) > 1:
-        place_of = place_of * len(table.precisions) + table.precision
-        plain_place = plain_place * len(table.precisions) + table.precision
+    plain_place = np.full(len(table), len(table.recomputes))
+    if len(table.precisions) == 1:
+        return bytes_of, rows.groups.recompute, plain_place
+    num = len(table.precisions)
+    return (
+        bytes_of,
+        rows.groups.recompute * num + rows.groups.spread(table.precision),
+        plain_place * num + table.precision,
+    )
 
-    def kept_by(place: Ints | int) -> Floats:
-        # An intermediate array without a name costs no memory of its own.
-        kept: Floats = (
-            bytes_of["gathered"].take(place) * share
-            + bytes_of["split"].take(place) / tp
-            + bytes_of["whole"].take(place)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Shares:
+    """How much of a layer's bytes is on a rank: of each group, or of every layout."""
+
+    tensor: Floats  # tensor parallel size
+    # Of the gathered inputs.
+    gathered: Floats
+    # Of eager attention: the keys that a token sees.
+    keys: Floats
+    # If ranks gather keys and values: the other ranks, and the keys whose masks are kept for each
+    # token of a micro-batch. None: no layout shares a sequence so, or no masks are kept.
+    others: Floats | None
+    masks: Floats | None
+
+    @classmethod
+    def of(cls, rows: StageRows) -> _Shares:
+        trainer, length = rows.trainer, rows.cell.sequence_length
+        tp = rows.table.tensor_parallel_size.astype(np.float64)
+        pp, cp = rows.table.pipeline_parallel_size, rows.table.context_parallel_size
+        share = np.where(
+            (pp > 1) & (not trainer.fully_shards),
+            trainer.gathered_inputs_in_pipeline * (1.0 - 2.0 / np.maximum(pp, 2)),
+            trainer.gathered_inputs,
         )
-        if trainer.eager_attention:
-            kept = kept + bytes_of["scores"].take(place) * keys / tp
-        if others is not None:
-            cut = rows.table.context_parallel_size > 1
-            joined = bytes_of["pieces"].take(place) * cut / tp
-            kept = kept + bytes_of["context"].take(place) * others / tp + joined
+        share = share + (1.0 - share) / tp
+        if trainer.compiled:
+            # A compiled norm computes its result again. What was gathered is kept.
+            share = np.where(tp > 1, share, 0.0)
+        others: Floats | None = None
+        masks: Floats | None = None
+        keys = np.full(len(tp), float(length))
+        if trainer.gathers_context and (cp > 1).any():
+            others = (cp - 1).astype(np.float64)
+            # Two pieces of s / 2cp queries, with s + s / 2cp keys between them.
+            piece = length / (2.0 * cp)
             if trainer.has_masks:
-                kept = kept + bytes_of["masks"].take(place) * cut * masks
+                seen = (length + piece) / (2.0 * rows.table.micro_batch_size)
+                masks = np.where(cp > 1, seen, 0.0)
+            keys = np.where(cp > 1, (length + piece) / 2.0, length)
+        return cls(
+            tensor=tp,
+            gathered=share,
+            keys=keys,
+            others=others,
+            masks=masks,
+        )
+
+    def spread(self, rows: StageRows) -> _Shares:
+        """Of every layout."""
+        spread = rows.groups.spread
+        return _Shares(
+            tensor=spread(self.tensor),
+            gathered=spread(self.gathered),
+            keys=spread(self.keys),
+            others=None if self.others is None else spread(self.others),
+            masks=None if self.masks is None else spread(self.masks),
+        )
+
+    def kept(self, bytes_of: Mapping[str, Floats], place: Ints, *, eager: bool) -> Floats:
+        """Of a layer, for its backward pass."""
+        kept: Floats = bytes_of["gathered"].take(place) * self.gathered
+        kept += bytes_of["split"].take(place) / self.tensor
+        kept += bytes_of["whole"].take(place)
+        if eager:
+            kept += bytes_of["scores"].take(place) * self.keys / self.tensor
+        if self.others is not None:
+            joined = bytes_of["pieces"].take(place) * (self.others > 0) / self.tensor
+            kept += bytes_of["context"].take(place) * self.others / self.tensor + joined
+        if self.masks is not None:
+            kept += bytes_of["masks"].take(place) * self.masks
         return kept
 
-    share = np.where(
-        (pp > 1) & (not trainer.fully_shards),
-        trainer.gathered_inputs_in_pipeline * (1.0 - 2.0 / np.maximum(pp, 2)),
-        trainer.gathered_inputs,
-    )
-    share = share + (1.0 - share) / tp
-    if trainer.compiled:
-        # A compiled norm computes its result again. What was gathered is kept.
-        share = np.where(tp > 1, share, 0.0)
-    others = masks = None
-    keys: Floats | float = float(length)
-    if trainer.gathers_context and (rows.table.context_parallel_size > 1).any():
-        others = rows.table.context_parallel_size - 1.0
-        # Two pieces of s / 2cp queries, with s + s / 2cp keys between them.
-        piece = length / (2.0 * rows.table.context_parallel_size)
-        masks = (length + piece) / (2.0 * rows.table.micro_batch_size)
-        keys = np.where(rows.table.context_parallel_size > 1, (length + piece) / 2.0, length)
-    none, mine = kept_by(plain_place), kept_by(place_of)
-    layers, recomputed = rows.layers, rows.recomputed_layers
-    kept = recomputed * mine + (layers - recomputed) * none
-    # Gradients of the layer's widest products.
-    widest = rows.element * (model.hidden_size + 2 * model.ffn_hidden_size) / tp
-    all_recomputed = recomputed == layers
-    again = bytes_of["redone"].take(place_of) * (none - mine) + bytes_of["more"].take(place_of) / tp
-    if trainer.fully_shards:
-        again = again - bytes_of["later"].take(place_of) * share
-    working = np.where(all_recomputed, again, 0.0) + widest
-    if trainer.eager_attention:
-        core_of = bytes_of["core"].take
-        scores_of = bytes_of["core_scores"].take
-        core = np.where(
-            all_recomputed,
-            core_of(place_of) + scores_of(place_of) * keys,
-            core_of(plain_place) + scores_of(plain_place) * keys,
-        )
-        working = np.maximum(working, core / tp)
-    return kept, working
+    def core(self, bytes_of: Mapping[str, Floats], place: Ints) -> Floats:
+        """Of eager attention's backward pass, before it is split."""
+        scores: Floats = bytes_of["core_scores"].take(place) * self.keys
+        return bytes_of["core"].take(place) + scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from orchestrator.core.physics.llama_memory import llama_parts
+from orchestrator.core.physics.layout_groups import LayoutGroups
+from orchestrator.core.physics.llama_memory import llama_peak
 from orchestrator.core.physics.micro_batch_memory import micro_batch, traced_micro_batch
+from orchestrator.core.physics.stage_peak import StagePeak
 from orchestrator.core.physics.stage_rows import Floats, StageRows
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
@@ -72,35 +74,69 @@ def predict_memory(
         return MemoryPrediction(
             **{name: np.concatenate([getattr(block, name) for block in blocks]) for name in names}
         )
-    rows = StageRows(table=table, cell=cell, trainer=trainer, last=stage is Stage.LAST)
+    rows = _rows(table, cell, trainer, last=stage is Stage.LAST)
     found = _predict_stage(rows)
-    if stage is not Stage.FULLEST:
-        return found
-    pipelined = np.flatnonzero(table.pipeline_parallel_size > 1)
-    if len(pipelined):
-        last = _predict_stage(replace(rows, table=table.take(pipelined), last=True))
-        fuller = last.total > found.total[pipelined]
+    parts = _parts(found)
+    if stage is Stage.FULLEST and not rows.one_stage.all():
+        last = _predict_stage(replace(rows, last=True))
+        fuller, of_last = last.total > found.total, _parts(last)
         for part in fields(MemoryPrediction):
-            getattr(found, part.name)[pipelined[fuller]] = getattr(last, part.name)[fuller]
-    return found
+            getattr(parts, part.name)[fuller] = getattr(of_last, part.name)[fuller]
+    return parts
 
 
-def _predict_stage(rows: StageRows) -> MemoryPrediction:
-    table, trainer, element, weights = rows.table, rows.trainer, rows.element, rows.weights
-    mixed = element < 4
-    unsharded = (table.zero_stage == 0) & (rows.shards > 1)
-    bucketed = np.where(mixed & unsharded, trainer.bucket_bytes, 0.0)
-    gradient_bytes = np.where(mixed, trainer.gradient_bytes, 4.0) + bucketed
+def predict_peak(
+    table: LayoutTable, cell: Cell, trainer: Trainer, *, stage: Stage = Stage.FULLEST
+) -> Floats:
+    """Predict the total of every layout of a table: `predict_memory` without the parts."""
+    if len(table) > BLOCK_ROWS:
+        return np.concatenate(
+            [predict_peak(block, cell, trainer, stage=stage) for block in table.blocks()]
+        )
+    rows = _rows(table, cell, trainer, last=stage is Stage.LAST)
+    total = _predict_stage(rows).total
+    if stage is Stage.FULLEST and not rows.one_stage.all():
+        last = _predict_stage(replace(rows, last=True)).total
+        np.copyto(total, last, where=last > total)
+    return total
+
+
+def _rows(table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bool) -> StageRows:
+    # What was traced depends on recomputation everywhere.
+    groups = LayoutGroups.of(table) if trainer.traced is None else LayoutGroups.alone(table)
+    return StageRows(groups=groups, cell=cell, trainer=trainer, last=last)
+
+
+def _parts(found: StagePeak) -> MemoryPrediction:
+    spread, none = found.rows.groups.spread, np.zeros(len(found.rows.groups))
+    return MemoryPrediction(
+        parameters=spread(found.parameters),
+        gradients=spread(found.gradients),
+        optimizer=spread(found.optimizer),
+        activations=found.activations,
+        loss=np.where(found.at_head, found.temporaries, none),
+        workspace=np.where(found.at_head, none, found.temporaries),
+        reserve=none + found.rows.trainer.reserve_bytes,
+    )
+
+
+def _predict_stage(rows: StageRows) -> StagePeak:
+    trainer = rows.trainer
     one = micro_batch(rows) if trainer.traced is None else traced_micro_batch(rows, trainer.traced)
     if trainer.fully_shards:
-        return MemoryPrediction(**llama_parts(rows, one))
+        return llama_peak(rows, one)
+    mixed, weights, spread = rows.element < 4, rows.weights, rows.groups.spread
+    unsharded = (rows.table.zero_stage == 0) & (rows.shards > 1)
+    bucketed = np.where(mixed & unsharded, trainer.bucket_bytes, 0.0)
+    gradient_bytes = np.where(mixed, trainer.gradient_bytes, 4.0) + bucketed
     factor = np.where(rows.one_stage, trainer.activation_factor, trainer.pipeline_activation_factor)
-    activations = one.kept * rows.schedule.in_flight * factor
+    activations = one.kept * spread(rows.schedule.in_flight) * spread(factor)
     # No activation is alive in the optimizer's step and at the end of the backward pass.
-    end_moment = np.maximum(_stepping(rows), one.end) - activations
-    workspace = np.maximum(one.layer + _gathered_weights(rows), end_moment)
-    workspace_wins = workspace >= one.head
-    return MemoryPrediction(
+    end_moment = spread(np.maximum(_stepping(rows), one.end)) - activations
+    workspace = np.maximum(one.layer + spread(_gathered_weights(rows)), end_moment)
+    head = spread(one.head)
+    return StagePeak(
+        rows=rows,
         parameters=rows.sharded(
             weights * np.where(mixed, trainer.parameter_bytes, 4.0), zero_stage=3
         ),
@@ -110,9 +146,8 @@ def _predict_stage(rows: StageRows) -> MemoryPrediction:
             weights * np.where(mixed, trainer.optimizer_bytes, 8.0), zero_stage=1
         ),
         activations=activations,
-        loss=np.where(workspace_wins, 0.0, one.head),
-        workspace=np.where(workspace_wins, workspace, 0.0),
-        reserve=np.full(len(table), trainer.reserve_bytes),
+        temporaries=np.maximum(workspace, head),
+        at_head=head > workspace,
     )
 
 

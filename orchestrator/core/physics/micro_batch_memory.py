@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from orchestrator.core.physics.layer_memory import layer_bytes
+from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.stage_rows import Floats, StageRows
 from orchestrator.core.physics.traced_memory import TracedMemory
 from orchestrator.core.problem.layout import Recompute
@@ -17,11 +18,13 @@ from orchestrator.core.problem.loss_chunks import chunk_tokens
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Bytes of one micro-batch."""
+    """Bytes of one micro-batch: of every layout, or of each group of `StageRows`."""
 
-    kept: Floats  # by the stage's layers
-    # On top of these, at the fullest moment of the last layer and of the head.
+    # Of every layout, by the stage's layers; and on top of these, at the fullest moment of the last
+    # layer.
+    kept: Floats
     layer: Floats
+    # Of each group, on top of what layers keep, at the fullest moment of the head.
     head: Floats
     # By the head for its backward pass, if another micro-batch comes first.
     head_kept: Floats
@@ -30,8 +33,9 @@ class MicroBatch:
 
 
 def micro_batch(rows: StageRows) -> MicroBatch:
-    model, tokens, tp = rows.cell.model, rows.tokens, rows.table.tensor_parallel_size
+    model, tp = rows.cell.model, rows.table.tensor_parallel_size
     kept, working = layer_bytes(rows)
+    tokens = rows.groups.spread(rows.tokens)
     # The gradient of the head's weights, before it is added.
     head = np.where(rows.has_head, rows.element * model.vocab_size * model.hidden_size / tp, 0.0)
     # With tied embeddings it waits for the embedding's, through the backward of all layers. At its
@@ -39,7 +43,7 @@ def micro_batch(rows: StageRows) -> MicroBatch:
     waits = np.where(rows.one_stage, head, 0.0) if model.tied_embeddings else np.zeros(len(head))
     return MicroBatch(
         kept=tokens * kept,
-        layer=tokens * working + waits,
+        layer=tokens * working + rows.groups.spread(waits),
         head=np.where(rows.has_head, _head_moments(rows, head), 0.0),
         head_kept=_head_kept(rows, head),
         end=3 * waits,
@@ -51,7 +55,7 @@ def traced_micro_batch(rows: StageRows, traced: TracedMemory) -> MicroBatch:
     # the bytes of none wrongly.
     recomputes = tuple(r if traced.has(r) else Recompute() for r in rows.table.recomputes)
     table = replace(rows.table, recomputes=recomputes)
-    rows = replace(rows, table=table)
+    rows = replace(rows, groups=LayoutGroups.alone(table))
     modes = [traced.of(recompute) for recompute in (*recomputes, Recompute())]
     tp, recomputed = table.tensor_parallel_size, rows.recomputed_layers
     none = np.full(len(table), len(recomputes))
@@ -67,11 +71,12 @@ def traced_micro_batch(rows: StageRows, traced: TracedMemory) -> MicroBatch:
     def share(kinds: Sequence[Recompute]) -> Floats:
         """The share of a layer's bytes that tensor parallelism leaves on a rank."""
         of_all = tuple(replace(kind, num_layers=None) for kind in kinds)
-        split, whole = (
-            layer_bytes(
-                replace(rows, table=replace(table, recomputes=of_all, tensor_parallel_size=sizes))
-            )[0]
+        tables = (
+            replace(table, recomputes=of_all, tensor_parallel_size=sizes)
             for sizes in (tp, np.ones_like(tp))  # traces are without tensor parallelism
+        )
+        split, whole = (
+            layer_bytes(replace(rows, groups=LayoutGroups.alone(one)))[0] for one in tables
         )
         return split / whole
 

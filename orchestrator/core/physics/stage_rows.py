@@ -1,4 +1,7 @@
-"""Layouts on one rank of their first or last pipeline stage: its layers, weights and tokens."""
+"""Layouts on one rank of their first or last pipeline stage: its layers, weights and tokens.
+
+They depend on recomputation in few places (layout_groups.py).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Precision
@@ -22,12 +26,20 @@ ELEMENT_BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2, Precis
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageRows:
-    """The layouts of a table, on one rank of their first or last pipeline stage."""
+    """The layouts of a table, on one rank of their first or last pipeline stage.
 
-    table: LayoutTable
+    Columns have one entry for each group of layouts, unless they say otherwise.
+    """
+
+    groups: LayoutGroups
     cell: Cell
     trainer: Trainer
     last: bool
+
+    @property
+    def table(self) -> LayoutTable:
+        """One row for each group."""
+        return self.groups.table
 
     @cached_property
     def element(self) -> Floats:
@@ -99,14 +111,16 @@ class StageRows:
 
     @property
     def recomputed_layers(self) -> Floats:
+        """Of every layout."""
         num = self.cell.model.num_layers
         by_code = np.array([r.layers_of(num) for r in self.table.recomputes])
-        wanted = by_code[self.table.recompute]
+        wanted, spread = by_code[self.groups.recompute], self.groups.spread
         if self.trainer.fully_shards and not self.one_stage.all():
-            none = np.zeros(len(self.table))
-            parts = (np.clip(wanted - first, 0.0, num) for first, num in self.own_stages)
-            return sum(parts, start=none)
-        found: Floats = np.minimum(self.layers, wanted)
+            of_stages: Floats = np.zeros(len(wanted))
+            for first, layers in self.own_stages:
+                of_stages += np.clip(wanted - spread(first), 0.0, spread(layers))
+            return of_stages
+        found: Floats = np.minimum(spread(self.layers), wanted)
         return found
 
     @property

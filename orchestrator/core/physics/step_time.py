@@ -7,13 +7,14 @@ errors of 20-50 % are normal before calibration fits them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.physics.layout_groups import LayoutGroups, Scalar
 from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
@@ -82,19 +83,23 @@ def predict_step_time(
 class StepTimeModel:
     """What the layouts of one cell demand of a machine, whatever the constants.
 
-    A fit of the constants evaluates it many times.
+    A fit of the constants evaluates it many times. Columns have one entry for each group of layouts
+    (layout_groups.py), unless they say otherwise.
     """
 
     hardware: Hardware
+    # Of every layout: its group. None: each is a group.
+    group: Ints | None
     layers: Floats  # of the fullest stage
-    # Layers, as many as launch all kernels of theirs, and as take the host's time of one.
+    # Layers, as many as launch all kernels of theirs; of every layout, as many as take the host's
+    # time of one.
     launching_layers: Floats
     host_layers: Floats
     micro_batches: Floats
     stages: Floats
     # Of each rank: so many times as often a micro-batch hops, and so much shorter is the bubble.
     virtual_stages: Floats
-    # Of one micro-batch on one GPU, in the fullest stage.
+    # Of one micro-batch on one GPU, in the fullest stage; what is recomputed, of every layout.
     flops: Floats
     recomputed_flops: Floats
     peak: Floats
@@ -102,9 +107,9 @@ class StepTimeModel:
     elements: Floats
     # Of the widest matrix product of a layer.
     kernel_flops: Floats
-    # Of a forward and backward pass that is done again.
+    # Of a forward and backward pass that is done again, of every layout.
     recomputed_share: Floats
-    # Per micro-batch.
+    # Per micro-batch; bytes and collectives of every layout.
     tensor_bytes: Floats
     tensor_collectives: Floats
     tensor_group: _Group
@@ -136,6 +141,8 @@ class StepTimeModel:
     ) -> StepTimeModel:
         trainer = trainer or Trainer()
         model, length = cell.model, cell.sequence_length
+        groups = LayoutGroups.of(table)
+        table, spread = groups.table, groups.spread
         tp, pp = table.tensor_parallel_size, table.pipeline_parallel_size
         cp, dp = table.context_parallel_size, table.data_parallel_size
         ga = table.grad_accum_steps.astype(np.float64)
@@ -146,7 +153,7 @@ class StepTimeModel:
         fullest = np.maximum(layers / model.num_layers, 1.0 / pp)
         per_token = model.flops_per_token(length)
         recomputed = [model.recomputed_flops_per_token(length, r) for r in table.recomputes]
-        extra = np.array(recomputed)[table.recompute]
+        extra = np.array(recomputed)[groups.recompute]
         peaks = np.array([hardware.peak_flops.get(p, 0.0) for p in table.precisions])
         hidden_bytes = tokens * model.hidden_size * element
         weights = model.num_parameters / (tp * pp)
@@ -159,27 +166,33 @@ class StepTimeModel:
             shard = np.where(sharded.rows, sharded.shards, shard)
         # Of an all-reduce of gradients.
         sent = weights * np.maximum(element, trainer.reduce_bytes)
-        tensor_passes, context_passes = _passes(table, cell, trainer)
+        tensor_passes, context_passes = _passes(groups, cell, trainer)
+        every_layers = spread(layers)
         return cls(
             hardware=hardware,
+            group=groups.group,
             layers=layers,
             launching_layers=layers * trainer.launch_share,
-            host_layers=layers * _host_factors(table, cell, trainer),
+            host_layers=every_layers * _host_factors(groups, cell, trainer),
             micro_batches=ga,
             stages=pp.astype(np.float64),
             virtual_stages=virtual_stages(table),
             flops=tokens * per_token * fullest / tp,
-            recomputed_flops=tokens * extra / (tp * pp),
+            recomputed_flops=spread(tokens) * extra / spread(tp * pp),
             peak=peaks[table.precision],
             elements=tokens * model.hidden_size / tp * trainer.traffic_share,
             kernel_flops=2.0 * tokens * model.hidden_size * model.ffn_hidden_size / tp,
             recomputed_share=extra / per_token,
-            tensor_bytes=tensor_passes * layers * hidden_bytes * (tp - 1) / tp,
-            tensor_collectives=tensor_passes * layers,
+            tensor_bytes=tensor_passes
+            * every_layers
+            * spread(hidden_bytes)
+            * spread(tp - 1.0)
+            / spread(tp.astype(np.float64)),
+            tensor_collectives=tensor_passes * every_layers,
             tensor_group=_Group.of(tp, np.ones_like(tp), gpus_per_node),
             context_bytes=context_passes
-            * (layers * tokens * 2 * model.kv_size / tp * element * (cp - 1)),
-            context_collectives=context_passes * layers,
+            * spread(layers * tokens * 2 * model.kv_size / tp * element * (cp - 1)),
+            context_collectives=context_passes * every_layers,
             context_group=_Group.of(cp, tp, gpus_per_node),
             pipeline_bytes=np.where(pp > 1, 2.0 * hidden_bytes / tp, 0.0),
             pipeline_crosses=np.asarray(tp * cp * dp * pp > gpus_per_node),
@@ -206,12 +219,16 @@ class StepTimeModel:
             if name == "sharded":
                 columns[name] = _Sharded.joined(parts, [len(model.layers) for model in models])
                 continue
+            if name == "group":
+                columns[name] = _joined_groups(models)
+                continue
             is_group = isinstance(parts[0], _Group)
             columns[name] = _Group.joined(parts) if is_group else np.concatenate(parts)
         return cls(hardware=models[0].hardware, **columns)
 
     def seconds(self, c: StepTimeConstants) -> StepTimePrediction:
-        """The parts with these constants."""
+        """The parts with these constants, of every layout."""
+        spread = self._spread
         # Long expressions: numpy reuses the memory of an intermediate array that has no name.
         rate = (self.peak * c.peak_efficiency * self.kernel_flops) / (
             c.half_efficiency_seconds * self.peak + self.kernel_flops
@@ -224,14 +241,23 @@ class StepTimeModel:
             + self.launching_layers * c.kernel_seconds_per_layer
         )
         work = self.flops * seconds_per_flop + of_layers
-        recomputed = self.recomputed_flops * seconds_per_flop + self.recomputed_share * of_layers
-        host = np.maximum(self.host_layers * c.host_seconds_per_layer - work - recomputed, 0.0)
+        every_work = spread(work)
+        recomputed = self.recomputed_flops * spread(
+            seconds_per_flop
+        ) + self.recomputed_share * spread(of_layers)
+        host = np.maximum(
+            self.host_layers * c.host_seconds_per_layer - every_work - recomputed, 0.0
+        )
         inside = self.hardware.intra_node_bandwidth * c.intra_node_share
         across = self.hardware.inter_node_bandwidth * c.inter_node_share
-        tensor = self.tensor_bytes / self.tensor_group.bandwidth(inside, across, c.node_congestion)
-        tensor += self.tensor_collectives * self.tensor_group.latency(c)
-        tensor += self.context_bytes / self.context_group.link(inside, across, c.node_congestion)
-        tensor += self.context_collectives * self.context_group.latency(c)
+        tensor = self.tensor_bytes / spread(
+            self.tensor_group.bandwidth(inside, across, c.node_congestion)
+        )
+        tensor += self.tensor_collectives * spread(self.tensor_group.latency(c))
+        tensor += self.context_bytes / spread(
+            self.context_group.link(inside, across, c.node_congestion)
+        )
+        tensor += self.context_collectives * spread(self.context_group.latency(c))
         traffic = self.data_bytes / self.data_group.bandwidth(inside, across, c.node_congestion)
         traffic += self.data_collectives * self.data_group.latency(c)
         traffic *= np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
@@ -240,34 +266,52 @@ class StepTimeModel:
         data_parallel = exposed * traffic + (1.0 - np.minimum(exposed, 1.0)) * np.maximum(
             traffic - 2 / 3 * work, 0.0
         )
+        data_parallel = spread(data_parallel)
         if self.sharded is not None:
             data_parallel = np.where(
-                self.sharded.rows,
+                spread(self.sharded.rows),
                 self.sharded.exposed_seconds(
                     c,
                     inside=inside,
                     across=across,
                     forward=work / 3.0,
-                    backward=work * (2.0 / 3.0) + recomputed,
+                    backward=spread(work * (2.0 / 3.0)) + recomputed,
+                    spread=spread,
                 ),
                 data_parallel,
             )
         link = np.where(self.pipeline_crosses, across, inside)
         hop = np.where(self.stages > 1, self.pipeline_bytes / link + c.pipeline_hop_seconds, 0.0)
+        pipeline = (self.micro_batches * self.virtual_stages + self.stages - 1.0) * hop
+        optimizer = self.weights_in_optimizer * c.optimizer_traffic_bytes / memory_bandwidth
+        micro_batches = spread(self.micro_batches)
         return StepTimePrediction(
-            compute=self.micro_batches * work,
-            recompute=self.micro_batches * recomputed,
-            bubble=(self.stages - 1.0)
-            / self.virtual_stages
-            * (work + recomputed + host + tensor)
+            compute=spread(self.micro_batches * work),
+            recompute=micro_batches * recomputed,
+            bubble=spread((self.stages - 1.0) / self.virtual_stages)
+            * (every_work + recomputed + host + tensor)
             * c.bubble_factor,
             data_parallel=data_parallel,
-            tensor_parallel=self.micro_batches * tensor,
-            pipeline=(self.micro_batches * self.virtual_stages + self.stages - 1.0) * hop,
-            optimizer=self.weights_in_optimizer * c.optimizer_traffic_bytes / memory_bandwidth,
-            host=self.micro_batches * host,
-            fixed=np.full(len(work), c.fixed_seconds),
+            tensor_parallel=micro_batches * tensor,
+            pipeline=spread(pipeline),
+            optimizer=spread(optimizer),
+            host=micro_batches * host,
+            fixed=np.full(len(recomputed), c.fixed_seconds),
         )
+
+    def _spread(self, of_groups: NDArray[Scalar]) -> NDArray[Scalar]:
+        return of_groups if self.group is None else of_groups.take(self.group)
+
+
+def _joined_groups(models: Sequence[StepTimeModel]) -> Ints | None:
+    if all(model.group is None for model in models):
+        return None
+    counts = [len(model.layers) for model in models]
+    starts = np.cumsum([0, *counts[:-1]])
+    of_each = (
+        np.arange(n) if m.group is None else m.group for m, n in zip(models, counts, strict=True)
+    )
+    return np.concatenate([start + group for start, group in zip(starts, of_each, strict=True)])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -356,10 +400,12 @@ class _Sharded:
         across: float,
         forward: Floats,
         backward: Floats,
+        spread: Callable[[Floats], Floats],
     ) -> Floats:
         """Seconds of a step in which nothing is computed.
 
-        A pass hides behind the forward or backward pass of one micro-batch.
+        A pass hides behind the forward or backward pass of one micro-batch; `backward` and the
+        result are of every layout.
         """
         bandwidth = self.shard_group.bandwidth(inside, across, c.node_congestion)
         latency = self.units * self.shard_group.latency(c)
@@ -371,39 +417,46 @@ class _Sharded:
         scatter += 2.0 * (replicas + self.units * self.replica_group.latency(c))
         again = np.where(self.backward_gathers > 0, gather, 0.0)
         without_scatter = np.maximum(self.backward_gathers - self.scatters, 0.0)
-        exposed: Floats = (
-            self.forward_gathers * np.maximum(gather - forward, 0.0)
-            + self.scatters * np.maximum(scatter + again - backward, 0.0)
-            + without_scatter * np.maximum(gather - backward, 0.0)
-        )
+        exposed = spread(self.forward_gathers * np.maximum(gather - forward, 0.0)) + spread(
+            self.scatters
+        ) * np.maximum(spread(scatter + again) - backward, 0.0)
+        if without_scatter.any():
+            exposed += spread(without_scatter) * np.maximum(spread(gather) - backward, 0.0)
         return exposed
 
 
 def _passes(
-    table: LayoutTable, cell: Cell, trainer: Trainer
+    groups: LayoutGroups, cell: Cell, trainer: Trainer
 ) -> tuple[Floats | float, Floats | float]:
-    """Ring passes of a layer: over activations of tensor parallel ranks, over keys and values."""
+    """Ring passes of a layer: over activations of tensor parallel ranks, over keys and values.
+
+    Of every layout.
+    """
     if not trainer.gathers_context:
         return _TENSOR_PASSES, _RING_CONTEXT_PASSES
     num = cell.model.num_layers
     shares = [
-        r.layers_of(num) / num if r.mode is RecomputeMode.FULL else 0.0 for r in table.recomputes
+        r.layers_of(num) / num if r.mode is RecomputeMode.FULL else 0.0
+        for r in groups.table.recomputes
     ]
-    redone = np.array(shares)[table.recompute]
+    redone = np.array(shares)[groups.recompute]
     return _TENSOR_PASSES + _REDONE_TENSOR_PASSES * redone, _CONTEXT_PASSES + redone
 
 
-def _host_factors(table: LayoutTable, cell: Cell, trainer: Trainer) -> Floats | float:
-    """The host's time for a layer, over that in plain torch without recomputation."""
+def _host_factors(groups: LayoutGroups, cell: Cell, trainer: Trainer) -> Floats | float:
+    """The host's time for a layer, over that in plain torch without recomputation.
+
+    Of every layout.
+    """
     if not trainer.host_share:
         return 0.0
     factors = _HOST_COMPILED if trainer.compiled else _HOST_EAGER
     num = cell.model.num_layers
     kinds = [
         1.0 + r.layers_of(num) / num * (factors.get(r.policy or r.mode, 1.0) - 1.0)
-        for r in table.recomputes
+        for r in groups.table.recomputes
     ]
-    found: Floats = trainer.host_share * np.array(kinds)[table.recompute]
+    found: Floats = trainer.host_share * np.array(kinds)[groups.recompute]
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.physics.calibration import Calibration, Predicted
-from orchestrator.core.physics.memory import predict_memory
+from orchestrator.core.physics.memory import predict_peak
 from orchestrator.core.physics.trainer import Trainer, llama_trainer, with_options
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware
@@ -167,7 +167,7 @@ def rank_candidates(
     memory, seconds = np.empty(len(table)), np.full(len(table), np.nan)
     for found, part, rows in _by_calibration(calibrations, table):
         if hardware is None:
-            memory[rows] = predict_memory(part, cell, found.trainer).total
+            memory[rows] = predict_peak(part, cell, found.trainer)
         else:
             seconds[rows], memory[rows] = found.expect(
                 part, cell, hardware, gpus_per_node=gpus_per_node

@@ -76,7 +76,7 @@ def said_of(load: MachineLoad) -> str | None:
         used = f"{load.others_cpu_cores:.1f} of {load.cpu_cores:g} cores"
         texts.append(f"the machine was busy: {used} were somebody else's")
     if _foreign_slowdown(load) > 1:
-        number = load.foreign_gpu_processes or 0
+        number = load.foreign_gpu_processes
         texts.append(f"{number} other process{'' if number == 1 else 'es'} ran on its GPUs")
     if _throttle_slowdown(load) > 1:
         harmful = [reason for reason in load.gpu_throttle_reasons if reason in HARMFUL_REASONS]

@@ -217,11 +217,7 @@ def _tokens_reason(result: RankResult, layout: Layout, sequence_length: int) -> 
         ),
     }
     guess = next(
-        (
-            what
-            for part, what in parts.items()
-            if part > 1 and abs(tokens * part / expected - 1) <= TOKENS_SHARE
-        ),
+        (what for part, what in parts.items() if abs(tokens * part / expected - 1) <= TOKENS_SHARE),
         "does it train this layout? If padding is what it leaves out, leave out tokens_per_step",
     )
     return (

@@ -4,6 +4,7 @@ import itertools
 import json
 import shlex
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -388,3 +389,62 @@ def test_accelerate_shards_matrices_with_fsdp2_only() -> None:
         }
         whole = said(Framework.ACCELERATE, "zero_stage", zero_stage=zero_stage)
         assert (whole["distributed_type"], whole["fsdp_config.fsdp_version"]) == ("FSDP", 2)
+
+
+def test_transformers_shards_with_fsdp2_and_gathers_again_at_stage_3_only() -> None:
+    for stage in (2, 3):
+        assert said(Framework.TRANSFORMERS, "zero_stage", zero_stage=stage) == {
+            "fsdp": True,
+            "fsdp_config.version": 2,
+            "fsdp_config.reshard_after_forward": stage == 3,
+        }
+
+
+def test_transformers_takes_zero_1_from_deepspeed_with_the_trainer_s_own_numbers() -> None:
+    found = said(Framework.TRANSFORMERS, "zero_stage", zero_stage=1)
+    assert found.pop("deepspeed.zero_optimization.stage") == 1
+    assert set(found.values()) == {"auto"}
+
+
+def test_litgpt_is_zero_3_on_several_gpus_and_nothing_on_one() -> None:
+    rule = TABLES[Framework.LITGPT].rules["zero_stage"]
+    alone = replace(CELL, num_gpus=1)
+    node = replace(CELL, num_gpus=8)
+    possible = {
+        (cell.num_gpus, stage)
+        for cell in (alone, node, CELL)
+        for stage in range(4)
+        if rule(job(cell=cell, gpus_per_node=min(cell.num_gpus, 8), zero_stage=stage)).impossible
+        is None
+    }
+    assert possible == {(1, 0), (8, 3)}
+
+
+def test_accelerate_accumulates_in_deepspeed_s_own_number_at_zero_1_only() -> None:
+    rule = TABLES[Framework.ACCELERATE].rules["grad_accum_steps"]
+    assert dict(rule(job(zero_stage=1)).settings) == {
+        "deepspeed_config.gradient_accumulation_steps": 4
+    }
+    for stage in (0, 2, 3):
+        assert dict(rule(job(zero_stage=stage)).settings) == {}
+
+
+def test_nanotron_has_zero_0_and_1() -> None:
+    rule = TABLES[Framework.NANOTRON].rules["zero_stage"]
+    assert [rule(job(zero_stage=stage)).impossible is None for stage in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "zero_stage", "is_said"), [(1, 0, False), (2, 0, True), (2, 1, True), (2, 2, False)]
+)
+def test_megatron_wants_one_connection_for_tensor_parallelism_without_its_fsdp(
+    tensor: int, zero_stage: int, is_said: bool
+) -> None:
+    rule = TABLES[Framework.MEGATRON].rules["tensor_parallel_size"]
+    found = rule(job(tensor_parallel_size=tensor, zero_stage=zero_stage))
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in (found.program or "")) is is_said

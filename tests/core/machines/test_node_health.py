@@ -97,6 +97,9 @@ OF_ONE_GPU: list[tuple[dict[str, Any], str, Status, str]] = [
     ({"ecc_uncorrected": 1}, "ecc", Status.FAIL, "GPU 0: 1 uncorrected"),
     ({"row_remap_failed": True}, "ecc", Status.FAIL, "could not be replaced"),
     ({"ecc_corrected": 5000}, "ecc", Status.WARN, "5000 corrected"),
+    ({"ecc_corrected": 1000}, "ecc", Status.WARN, "1000 corrected"),
+    ({"ecc_corrected": 999}, "ecc", Status.OK, "no errors"),
+    ({"ecc_corrected": None}, "ecc", Status.OK, "no errors"),
     ({"row_remap_pending": True}, "ecc", Status.WARN, "wait to be replaced"),
     ({"matmul_flops": 0.9 * RATE}, "matmul", Status.WARN, "GPU 0 at 90% of the median of its kind"),
     ({"matmul_flops": 0.8 * RATE}, "matmul", Status.FAIL, "GPU 0 at 80%"),
@@ -132,6 +135,8 @@ OF_A_NODE: list[tuple[dict[str, Any], str, Status, str]] = [
     ({"xids": None}, "xid", Status.OK, "cannot be read"),
     ({"free_disk_bytes": 100 << 20}, "disk", Status.FAIL, "0.1 GiB free, of 0.2 that are needed"),
     ({"free_disk_bytes": 2 * GIB}, "disk", Status.WARN, "2.0 GiB free, less than 5"),
+    ({"free_disk_bytes": 5 * GIB}, "disk", Status.OK, "5.0 GiB free"),
+    ({"free_disk_bytes": None}, "disk", Status.WARN, "unknown"),
     ({"disk_error": "/sweep is read-only"}, "disk", Status.FAIL, "read-only"),
     ({"clock_offset_seconds": -7.0}, "clock", Status.WARN, "-7.000 s against the head"),
     (
@@ -230,3 +235,9 @@ def test_the_kernels_log_tells_errors_of_gpus_by_their_number() -> None:
     assert xids_since(records, 0) == {79: 1, 13: 2}
     assert xids_since(records, 80e6) == {13: 2}
     assert xids_since(records, 0, addresses={"0000:3b:00"}) == {79: 1, 13: 1}
+
+
+def test_errors_of_memory_are_unknown_where_no_gpu_counts_them() -> None:
+    silent = node(gpus=(gpu(0, ecc_uncorrected=None, ecc_corrected=None),))
+    assert checks(silent)["ecc"].found == "unknown"
+    assert checks(node(gpus=()))["ecc"].found == "no GPU"

@@ -242,3 +242,53 @@ def test_one_run_that_was_far_off_is_no_evidence() -> None:
 )
 def test_why_a_node_is_benched_is_told_in_words(evidence: dict[str, object], said: str) -> None:
     assert evidence_in_words(evidence) == said
+
+
+def test_slowness_is_that_of_generalised_least_squares() -> None:
+    """Computed once more with whole matrices, for runs of which none is clipped or slow.
+
+    A run is its cell's level, of sd 3, its layout's departure, its node's slowness, and noise.
+    Both sds are medians of absolute values times 1.4826, pooled with what is usual: 0.02 for noise,
+    as eight runs; 0.15 for predictions, as five layouts, then what all cells show for each.
+    """
+    # Cell, layout, node, measured over predicted. Layouts 0 and 3 ran twice.
+    rows = [
+        (0, 0, "a", 0.10), (0, 0, "b", 0.13), (0, 1, "a", -0.05), (0, 2, "b", 0.02),
+        (1, 3, "a", 0.31), (1, 3, "c", 0.30), (1, 4, "c", 0.22), (1, 5, "b", 0.41),
+    ]  # fmt: skip
+    runs = [
+        NodeRun(nodes=(node,), cell=cell, trial=trial, log_seconds=1.0 + off, log_predicted=1.0)
+        for cell, trial, node, off in rows
+    ]
+    y = np.array([row[3] for row in rows])
+    # Of two runs of a layout each is half the difference off, times sqrt(2 / 1).
+    noise = 1.4826 * np.median([0.015 * 2**0.5] * 2 + [0.005 * 2**0.5] * 2)
+    # Four runs of two layouts show as much as two.
+    run_variance = (8 * 0.02**2 + 2 * noise**2) / (8 + 2)
+    of_layouts = [0.115, -0.05, 0.02, 0.305, 0.22, 0.41]
+    misses = np.array(of_layouts) - np.repeat([0.02, 0.305], 3)
+    of_all = (5 * 0.15**2 + 6 * (1.4826 * np.median(abs(misses))) ** 2) / (5 + 6)
+    of_cell = [
+        (5 * of_all + 3 * (1.4826 * np.median(abs(some))) ** 2) / (5 + 3)
+        for some in (misses[:3], misses[3:])
+    ]
+    whole = np.array(
+        [
+            [
+                9.0 * (one[0] == other[0])
+                + of_cell[one[0]] * (one[1] == other[1])
+                + run_variance * (i == j)
+                for j, other in enumerate(rows)
+            ]
+            for i, one in enumerate(rows)
+        ]
+    )
+    inverse = np.linalg.inv(whole)
+    scores = score_nodes(runs)
+    for node in "abc":
+        column = np.array([float(row[2] == node) for row in rows])
+        information = column @ inverse @ column
+        assert scores[node].standard_error == pytest.approx(information**-0.5)
+        assert np.log1p(scores[node].slower) == pytest.approx(column @ inverse @ y / information)
+        assert scores[node].num_runs == column.sum()
+        assert not scores[node].is_slow

@@ -338,3 +338,12 @@ def test_a_gang_is_placed_on_other_nodes_where_they_have_room() -> None:
     assert free_slots.place_elsewhere(gang(8), {"a"}, free_on_nodes={}) is None
     assert free_slots.holds_without(shape(8), {"a"}), "once it is free"
     assert not free_slots.holds_without(shape(8), {"a", "b"})
+
+
+def test_nodes_are_unused_while_no_gang_has_a_slot_of_any() -> None:
+    free_slots = FreeSlots(EIGHT)
+    assert free_slots.are_unused(EIGHT)
+    free_slots.take(1, shape(2), ("node-1",), ends_at=60.0)
+    assert not free_slots.are_unused(["node-0", "node-1"])
+    assert free_slots.are_unused(["node-0", "node-2"])
+    assert free_slots.are_unused([])

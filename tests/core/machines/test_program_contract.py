@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from orchestrator.core.machines.program_contract import (
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial import plausibility
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.measurement import Measurement, StepTime
 from orchestrator.core.trial.node_report import NodeReport, RankOutcome
 from orchestrator.core.trial.protocol import (
     Device,
+    DriverMemoryKind,
     LinesRead,
     MeasurementPlan,
     ProgramSeen,
@@ -55,10 +58,14 @@ def check_of(
     *,
     num_lines: int = NUM_STEPS,
     report: NodeReport | None = None,
+    world_size: int = 1,
+    ranks: Sequence[int] = (0,),
+    connected: Sequence[int] = (),
+    seconds: float = 7.0,
 ) -> Check:
     times = StepTimes(num_steps=[1, num_lines], at_seconds=[1.5, 6.0])
     run = ContractRun(
-        world_size=1,
+        world_size=world_size,
         layout=LAYOUT,
         device=Device.CPU,
         report=report
@@ -67,11 +74,11 @@ def check_of(
         ),
         # What the attempt came to is another point.
         outcome=Failure(kind=FailureKind.BAD_RESULT, message="not judged here"),
-        seconds=7.0,
+        seconds=seconds,
         steps=times,
         num_steps_asked=NUM_STEPS,
-        ranks=[0],
-        connected_ranks=[],
+        ranks=ranks,
+        connected_ranks=connected,
     )
     return next(check for check in judge_run(run) if check.name == name)
 
@@ -173,3 +180,154 @@ def test_processes_of_ranks_that_had_to_be_ended_are_not_left_over(
     )
     check = check_of("left over", None, report=report)
     assert (check.status, check.found) == (status, found)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ranks", "status", "found"),
+    [
+        (1, [0], Status.OK, "1 rank; nobody to meet"),
+        (2, [], Status.OK, "2 ranks were started; which of them met is not known"),
+        (2, [1], Status.FAIL, "1 of 2 ranks were seen"),
+    ],
+)
+def test_ranks_have_to_be_seen_if_any_is(
+    world_size: int, ranks: list[int], status: Status, found: str
+) -> None:
+    told = result([STEP_SECONDS] * NUM_STEPS)
+    check = check_of("ranks", told, world_size=world_size, ranks=ranks)
+    assert (check.status, check.found) == (status, found)
+
+
+def test_steps_are_shown_with_the_times_of_the_first_and_the_last() -> None:
+    check = check_of("steps", result([STEP_SECONDS] * NUM_STEPS))
+    assert check.found == "10 of 10 steps, the first after 1.5 s, the last after 6.0 s"
+
+
+@pytest.mark.parametrize(
+    ("known", "status", "found"),
+    [
+        ({"peak_memory_allocated_bytes": 3 << 20}, Status.OK, "3 MiB at the peak, by the program"),
+        (
+            {"peak_memory_driver_bytes": 5 << 20, "peak_memory_driver_kind": DriverMemoryKind.NVML},
+            Status.OK,
+            "5 MiB at the peak, as the driver saw it",
+        ),
+        (
+            {"peak_memory_driver_bytes": 5 << 20, "peak_memory_driver_kind": DriverMemoryKind.RSS},
+            Status.OK,
+            "5 MiB at the peak, as the kernel saw it",
+        ),
+        ({}, Status.WARN, "neither told nor seen"),
+    ],
+)
+def test_memory_is_what_the_program_tells_or_what_was_seen(
+    known: dict[str, Any], status: Status, found: str
+) -> None:
+    check = judged("memory", Device.CUDA, **known)
+    assert (check.status, check.found) == (status, found)
+
+
+@pytest.mark.parametrize(
+    ("device", "known", "status", "found"),
+    [
+        (
+            Device.CUDA,
+            {"mfu": 0.421, "peak_flops_source": "table: h200 bf16 dense"},
+            Status.OK,
+            "42.1% of table: h200 bf16 dense",
+        ),
+        (Device.CUDA, {"mfu": 0.5}, Status.OK, "50.0% of the told peak"),
+        (Device.CPU, {}, Status.OK, "none: a core has no data sheet"),
+        (Device.CUDA, {}, Status.WARN, "none: the device's peak is unknown"),
+    ],
+)
+def test_an_mfu_is_shown_with_the_source_of_its_peak(
+    device: Device, known: dict[str, Any], status: Status, found: str
+) -> None:
+    check = judged("MFU", device, **known)
+    assert (check.status, check.found) == (status, found)
+
+
+def judged(name: str, device: Device, **known: Any) -> Check:
+    """A point of a run that was measured."""
+    numbers: dict[str, Any] = dict.fromkeys(field.name for field in fields(Measurement))
+    numbers["tokens_per_second_per_gpu"] = 12_345.6
+    numbers["step_time"] = StepTime(
+        median=known.pop("step_seconds", 0.5), iqr=0.0, num_steps=8, relative_confidence=0.01
+    )
+    report = NodeReport(
+        node="a", ranks=[RankOutcome(rank=0, result=result([STEP_SECONDS] * NUM_STEPS))]
+    )
+    run = ContractRun(
+        world_size=1,
+        layout=LAYOUT,
+        device=device,
+        report=report,
+        outcome=Measurement(**numbers | known),
+        seconds=7.0,
+        steps=StepTimes(num_steps=[1, NUM_STEPS], at_seconds=[1.5, 6.0]),
+        num_steps_asked=NUM_STEPS,
+        ranks=[0],
+        connected_ranks=[],
+    )
+    return next(check for check in judge_run(run) if check.name == name)
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "shown"), [(0.5, "500 ms"), (0.0123456, "12.35 ms"), (1.2345, "1,234 ms")]
+)
+def test_numbers_are_the_speed_and_the_step(step_seconds: float, shown: str) -> None:
+    check = judged("numbers", Device.CUDA, step_seconds=step_seconds)
+    assert check.found == f"12,346 tokens/s/GPU, a step of {shown}"
+
+
+@pytest.mark.parametrize(
+    ("connected", "seconds", "status", "found"),
+    [
+        ([0, 1, 2], 7.0, Status.OK, "3 ranks met"),
+        ([0, 2], 7.0, Status.WARN, "3 ranks, rank 1 not connected to another"),
+        ([], 7.0, Status.WARN, "3 ranks, no rank connected to another"),
+        ([], 0.1, Status.OK, "3 ranks, too short to see whether they met"),
+    ],
+)
+def test_ranks_have_met_if_each_connected_to_another(
+    connected: list[int], seconds: float, status: Status, found: str
+) -> None:
+    check = check_of(
+        "ranks",
+        result([STEP_SECONDS] * NUM_STEPS),
+        world_size=3,
+        ranks=[0, 1, 2],
+        connected=connected,
+        seconds=seconds,
+    )
+    assert (check.status, check.found) == (status, found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (FailureKind.BAD_RESULT, "no step came; `end` says what did"),
+        (FailureKind.HUNG, "no step came"),
+        # It broke before it could tell a step.
+        (FailureKind.USER_ERROR, None),
+    ],
+)
+def test_a_program_that_told_no_step_is_told_how_unless_it_broke(
+    kind: FailureKind, found: str | None
+) -> None:
+    failure = Failure(kind=kind, message="m")
+    run = ContractRun(
+        world_size=1,
+        layout=LAYOUT,
+        device=Device.CPU,
+        report=NodeReport(node="a", ranks=[], failure=failure),
+        outcome=failure,
+        seconds=7.0,
+        steps=StepTimes(num_steps=[], at_seconds=[]),
+        num_steps_asked=NUM_STEPS,
+        ranks=[0],
+        connected_ranks=[],
+    )
+    steps = [check for check in judge_run(run) if check.name == "steps"]
+    assert [check.found for check in steps] == ([] if found is None else [found])

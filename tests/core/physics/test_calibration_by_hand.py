@@ -190,6 +190,7 @@ def test_memory_constants_are_logarithms_shares_and_a_reserve_in_gib() -> None:
         logit_bytes=8.0,
         optimizer_bytes=0.0,
         gathered_inputs=0.25,
+        gathered_inputs_in_pipeline=0.75,
         reserve_bytes=3.0 * GIB,
     )
     prior = Calibration.prior(trainer)
@@ -198,6 +199,7 @@ def test_memory_constants_are_logarithms_shares_and_a_reserve_in_gib() -> None:
     assert found["logit_bytes"] == pytest.approx(log(8))
     assert found["optimizer_bytes"] == pytest.approx(log(1e-3))
     assert (found["gathered_inputs"], found["reserve_bytes"]) == (0.25, 3.0)
+    assert found["gathered_inputs_in_pipeline"] == 0.75
     assert prior.trainer.logit_bytes == pytest.approx(8.0)
     assert prior.trainer.reserve_bytes == 3.0 * GIB
     assert prior.trainer.optimizer_bytes == pytest.approx(1e-3)

@@ -178,3 +178,10 @@ def test_a_slow_network_changes_which_layout_is_predicted_fastest() -> None:
         )
         order.append(int(np.argmin(predicted.log_step_seconds)))
     assert order == [0, 1]
+
+
+def test_a_line_of_two_passes_gives_the_latency_of_one() -> None:
+    """Two samples of an all-reduce of 8 ranks: 2 passes, each log2(8) / 3 of the constant."""
+    found = network_of(measured(TRUE, [Span(num_ranks=8, num_nodes=1)]), H100)
+    assert found is not None
+    assert found.value("collective_seconds") == pytest.approx(TRUE.collective_seconds, rel=0.05)

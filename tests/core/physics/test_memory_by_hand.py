@@ -715,6 +715,9 @@ def test_an_all_reduce_widens_its_buckets() -> None:
     # Two buckets of 100 weights are under way.
     few = replace(no_buffers, reduction_bucket_bytes=200.0)
     assert above(two, few, length=1, stage=Stage.FIRST) == 4 * stage
+    # Of 350 weights: 6 bytes of two buckets are more than the 4 of the stage's 876.
+    some = replace(no_buffers, reduction_bucket_bytes=700.0)
+    assert above(two, some, length=1, stage=Stage.FIRST) == 6 * 2 * 350
     wide = replace(two, precision=Precision.FP32)
     assert above(wide, no_buffers, length=1, stage=Stage.FIRST) == 4 * stage
 
@@ -731,3 +734,42 @@ def test_the_fullest_moment_of_shards_is_one_of_the_moments() -> None:
     # bytes an element of its norm.
     plain = replace(copied, copied_reductions=0.0)
     assert above(of, plain, length=1) == gathered + (4 + 1) * 306 + 2 * LAYER + 16 * 6 + 3 * 12
+
+
+def test_eager_attention_of_regions_is_at_its_fullest_in_its_backward_pass() -> None:
+    """Of 64 keys and 3 heads: 2 * 3 * 64 + 64 bytes are kept of a token and layer.
+
+    In the backward pass, 12 * 3 * 64 of scores come on top, and e(h - f) = -8: w1's result is freed
+    by then.
+    """
+    trainer = replace(OURS, eager_attention=True, logit_bytes=0.0)
+    found = above(layout("selective_ops", **TWO), trainer, model=FEW_WORDS, length=64)
+    assert found == 64 * (4 * (384 + 64) + 2304 - 8)
+
+
+def test_tensor_parallel_ranks_sum_up_a_layer_s_result_with_copies() -> None:
+    """With gloo: the whole result twice, a copy of each, and the part: e h (4 + 1/2) a token.
+
+    That is more than the 26 of the last layer's widest products.
+    """
+    trainer = replace(OURS, copied_reductions=1.0, logit_bytes=0.0)
+    found = above(layout(tensor_parallel_size=2, **TWO), trainer, model=FEW_WORDS, length=64)
+    assert found == 64 * (4 * 106 + 12 * 4.5)
+
+
+def test_fp32_gradients_are_not_widened_by_the_optimizer_s_step() -> None:
+    """Of bf16 gradients of 2 bytes it makes 4 a weight; fp32 ones have them."""
+    trainer = replace(OURS, gradient_bytes=2.0, logit_bytes=0.0, frees_gradients=False)
+    half = replace(fp32("full"), precision=Precision.BF16)
+    assert above(half, trainer, length=1) == 4 * ALL
+    assert above(fp32("full"), trainer, length=1) < 4 * ALL
+
+
+def test_a_loss_in_one_chunk_keeps_gradients_instead_of_log_softmax() -> None:
+    """Of the last stage's other micro-batches: 2eh + 4 a token, and eVh; else 4V a token."""
+    of = schedule(layout("full", pipeline_parallel_size=2, grad_accum_steps=4), "gpipe")
+    plain = replace(OURS, pipeline_buffers=False)
+    one = predict(of, trainer=replace(plain, loss_chunks=1), stage=Stage.LAST)
+    assert one.activations[0] == 4 * 192 + 3 * (8 * 28 + 600)
+    whole = predict(of, trainer=plain, stage=Stage.LAST)
+    assert whole.activations[0] == 4 * 192 + 3 * 8 * (28 + 4 * 50)

@@ -6,7 +6,7 @@ four shards, gathered in 2 bytes, reduced in 4, copied once more while they are.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -47,18 +47,18 @@ WHOLE = replace(UNITS, is_sharded=NO)
 REDUCING_LAYER, REDUCING_HEAD, REDUCING_EMBEDDING = 940, 550, 440
 
 
-def flat(found: Moments) -> list[float]:
+def flat(found: Moments, row: int = 0) -> list[float]:
     layers = [
-        float(part[0])
+        float(part[row])
         for layer in found.layers
         for part in (layer.early, layer.late, layer.reduced)
     ]
     return [
-        float(found.head[0]),
-        float(found.head_reduced[0]),
+        float(found.head[row]),
+        float(found.head_reduced[row]),
         *layers,
-        float(found.end[0]),
-        float(found.step[0]),
+        float(found.end[row]),
+        float(found.step[row]),
     ]
 
 
@@ -204,3 +204,14 @@ def test_a_stage_without_embedding_and_head_has_layers_alone() -> None:
     assert found.head[0] == 600
     assert found.end[0] == 400 + 300
     assert found.step[0] == 300
+
+
+def test_units_in_one_table_hold_what_each_holds_alone() -> None:
+    some = [UNITS, SEVERAL, LAST, WHOLE, replace(LAST, gathers_again=YES)]
+    names = [field.name for field in fields(Units) if field.name != "chunks_loss"]
+    together = Units(
+        **{name: np.concatenate([getattr(one, name) for one in some]) for name in names},
+        chunks_loss=False,
+    ).moments()
+    for row, units in enumerate(some):
+        assert flat(together, row) == flat(units.moments())

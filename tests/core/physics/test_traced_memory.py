@@ -102,3 +102,17 @@ def test_weights_in_fp32_that_are_rounded_at_each_use_take_sixteen_bytes_too() -
     assert predict(Layout(), trainer=autocast).total == predict(Layout()).total
     sharded = Layout(data_parallel_size=8, zero_stage=1)  # but there is less to shard
     assert predict(sharded, trainer=autocast).total > predict(sharded).total
+
+
+def test_a_whole_model_s_peak_is_its_layers_and_the_fuller_moment_or_the_end() -> None:
+    mode = TracedMode(
+        kept=TracedBytes(per_token=10.0),
+        backward=TracedBytes(per_token=7.0),
+        head=TracedBytes(fixed=600.0),
+        end=TracedBytes(fixed=1000.0),
+    )
+    # At 50 tokens of which each layer keeps 500 bytes, the head's 600 are more than 350.
+    assert mode.peak_bytes(num_layers=3, tokens=50, sequence_length=1) == 3 * 500 + 600
+    # At 100 tokens the backward pass of a layer has 700.
+    assert mode.peak_bytes(num_layers=3, tokens=100, sequence_length=1) == 3 * 1000 + 700
+    assert mode.peak_bytes(num_layers=1, tokens=1, sequence_length=1) == 1000

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.physics.trainer import TRAINERS, Trainer, trainer_of_words, with_options
+from orchestrator.core.physics.trainer import (
+    TRAINERS,
+    Trainer,
+    llama_trainer,
+    profile_of_words,
+    trainer_of_words,
+    with_options,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +71,42 @@ def test_an_option_of_attention_whose_word_everybody_knows_makes_another_trainer
 def test_a_fused_loss_keeps_no_logits() -> None:
     words = {"peft": "full-ft", "framework_config": "foak-fast-kernels-liger"}
     assert trainer_of_words(words).logit_bytes < 2 < TRAINERS["bf16-states"].logit_bytes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"sharding": "Megatron-LM"}, {"sharding": "distopt"}, {"attention_kernel": "megatron_core"}],
+)
+def test_each_word_of_megatron_is_enough(words: dict[str, str]) -> None:
+    assert profile_of_words(words) == "megatron"
+    assert profile_of_words({"sharding": "zero1"}) == "llama"
+
+
+@pytest.mark.parametrize(
+    ("options", "on_gpu", "expected"),
+    [
+        ({}, True, {"reduce_bytes": 4.0, "compiled": True, "loss_chunks": 0, "logit_bytes": 12.0}),
+        ({}, False, {"compiled": False, "copied_reductions": 1.0, "has_masks": True}),
+        ({}, True, {"copied_reductions": 0.0, "has_masks": False, "replicas": 1}),
+        ({"reduce_dtype": "bf16"}, True, {"reduce_bytes": 2.0}),
+        ({"reduce_dtype": "fp32"}, True, {"reduce_bytes": 4.0}),
+        ({"gradient_dtype": "fp32"}, True, {"gradient_bytes": 6.0}),
+        ({"gradient_dtype": "bf16"}, True, {"gradient_bytes": 2.0}),
+        ({"loss": "chunked:8"}, True, {"loss_chunks": 8, "logit_bytes": 8.0}),
+        ({"loss": "chunked:1"}, True, {"loss_chunks": 1, "logit_bytes": 8.0}),
+        ({"attention": "eager"}, True, {"eager_attention": True}),
+        ({"attention": "flash"}, True, {"eager_attention": False}),
+        ({"accumulate": "last"}, True, {"scatters_each": False}),
+        ({"accumulate": "scatter", "replicas": 4}, True, {"scatters_each": True, "replicas": 4}),
+        ({"compile": False}, True, {"launch_share": 1.0, "traffic_share": 1.0, "host_share": 1.0}),
+        ({"compile": True}, False, {"launch_share": 0.3, "traffic_share": 0.4, "host_share": 0.3}),
+        ({}, True, {"reduction_bucket_bytes": 200 * 2**20}),
+        ({}, False, {"reduction_bucket_bytes": 25 * 2**20}),
+        ({"bucket_megabytes": 7}, True, {"reduction_bucket_bytes": 7 * 2**20}),
+    ],
+)
+def test_options_of_workload_llama_are_constants_of_its_trainer(
+    options: dict[str, object], on_gpu: bool, expected: dict[str, object]
+) -> None:
+    trainer = llama_trainer(options, on_gpu=on_gpu)
+    assert {name: getattr(trainer, name) for name in expected} == expected

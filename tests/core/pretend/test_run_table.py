@@ -143,6 +143,11 @@ def test_a_table_without_the_columns_is_refused() -> None:
         ("selective_attention", "selective_attention"),
         ("selective-core-attn", "selective_attention"),
         ("selective_op", "selective_ops"),
+        ("attn_only", "selective_attention"),
+        ("the-attention", "selective_attention"),
+        ("core", "selective_attention"),
+        # Of what nobody knows, the most.
+        ("by-hand", "full"),
     ],
 )
 def test_words_for_recomputation_are_mapped_to_the_nearest(word: str, meant: str) -> None:
@@ -236,3 +241,12 @@ def test_what_is_no_csv_is_refused_with_its_line() -> None:
     for text in (f"table_id,hardware,n_gpus,status\nt,H100,{wide},ok\n", f"table_id,{wide}\n"):
         with pytest.raises(TableInvalid, match=r"line \d: field larger than field limit"):
             parse_runs(text)
+
+
+def test_without_tensor_parallelism_it_does_not_matter_whether_the_sequence_is_split() -> None:
+    one, two = read(
+        {"tp": "1", "dp": "8", "grad_acc": "4", "sequence_parallel": "False"},
+        {"sequence_parallel": "False"},
+    )
+    assert one.trainer.sequence_parallel
+    assert not two.trainer.sequence_parallel

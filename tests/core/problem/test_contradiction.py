@@ -9,6 +9,7 @@ from orchestrator.core.problem.contradiction import (
     TimedLayout,
     contradictions,
     recomputes_less,
+    shapes,
 )
 from orchestrator.core.problem.layout import Layout, Recompute
 
@@ -109,3 +110,12 @@ def test_only_pairs_with_what_is_new_are_told() -> None:
 )
 def test_what_computes_less_again_is_known(first: str, second: str, is_less: bool) -> None:
     assert recomputes_less(Recompute.parse(first), Recompute.parse(second)) is is_less
+
+
+def test_layouts_are_compared_within_a_recomputation_and_within_an_accumulation() -> None:
+    """Twins in all but recomputation; and, without a pipeline, of as many sequences a step."""
+    one, two = shapes(layout(mbs=8, recompute="full"))
+    assert one == layout(mbs=8)
+    assert two == Layout(micro_batch_size=1, grad_accum_steps=16, recompute=Recompute.parse("full"))
+    assert shapes(layout(mbs=4, recompute="full"))[1] == two
+    assert shapes(layout(mbs=8, pipeline=2)) == [layout(mbs=8, pipeline=2)]

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.problem.hardware import DEVICES, GIB, from_driver_name, from_label
+from orchestrator.core.problem.hardware import (
+    DEVICES,
+    GIB,
+    data_sheet_peak,
+    from_driver_name,
+    from_label,
+)
 from orchestrator.core.problem.layout import Precision
 
 
@@ -105,3 +111,77 @@ def test_of_a_stranger_only_its_memory_is_taken_as_told() -> None:
     stranger = from_label("Ascend-910B", memory_bytes=64 * GIB)
     assert stranger.name == "ascend-910b"
     assert 0.95 * 64 * GIB < stranger.memory_bytes < 64 * GIB
+
+
+@pytest.mark.parametrize(
+    ("device", "bf16", "tf32", "fp8", "memory", "links"),
+    # Data sheets: dense TFLOP/s; TB/s of memory; GB/s of NVLink, Infinity Fabric or PCIe in one
+    # direction, half of what is advertised.
+    [
+        ("a100-40gb", 312, 156, None, 1.555, 600 / 2),
+        ("a100-80gb", 312, 156, None, 2.039, 600 / 2),
+        ("h100-sxm", 989, 494, 1979, 3.35, 900 / 2),
+        ("h100-pcie", 756, 378, 1513, 2.0, 600 / 2),
+        ("h200", 989, 494, 1979, 4.8, 900 / 2),
+        ("b200", 2250, 1100, 4500, 8.0, 1800 / 2),
+        ("l40s", 362, 183, 733, 0.864, 64 / 2),
+        ("v100-32gb", None, 15.7, None, 0.9, 300 / 2),
+        ("v100-16gb", None, 15.7, None, 0.9, 300 / 2),
+        ("h20", 148, 74, 296, 4.0, 900 / 2),
+        ("h800", 989, 494, 1979, 3.35, 400 / 2),
+        ("a800-80gb", 312, 156, None, 2.039, 400 / 2),
+        # Half of the card, which has 383 and 95.7.
+        ("mi250x-gcd", 191.5, 47.9, None, 3.2 / 2, 200 / 2),
+        ("mi300x", 1307, 653, 2614, 5.3, 896 / 2),
+        ("a40", 149.7, 74.8, None, 0.696, 56),  # of 112.5
+        ("a10g", 70, 35, None, 0.6, 32 / 2),
+        ("rtx-4090", 165, 83, 330, 1.008, 32 / 2),
+    ],
+)
+def test_flops_and_bandwidths_are_those_of_the_data_sheet(
+    device: str, bf16: float | None, tf32: float, fp8: float | None, memory: float, links: float
+) -> None:
+    found = DEVICES[device]
+    peaks = {Precision.BF16: bf16, Precision.FP32: tf32, Precision.FP8: fp8}
+    for precision, tera in peaks.items():
+        told = found.peak_flops.get(precision)
+        assert told is None if tera is None else told == pytest.approx(tera * 1e12)
+    assert found.memory_bandwidth == pytest.approx(memory * 1e12)
+    assert found.intra_node_bandwidth == pytest.approx(links * 1e9)
+
+
+# The nominal memory in GB or GiB, as makers count it.
+NOMINAL_GB = {
+    "a100-40gb": 40, "a100-80gb": 80, "h100-sxm": 80, "h100-pcie": 80, "h200": 141, "b200": 180,
+    "l40s": 48, "v100-32gb": 32, "v100-16gb": 16, "h20": 96, "h800": 80, "a800-80gb": 80,
+    "mi250x-gcd": 64, "mi300x": 192, "a40": 48, "a10g": 24, "rtx-4090": 24,
+}  # fmt: skip
+
+
+def test_a_driver_reports_at_most_the_nominal_memory_and_little_less() -> None:
+    assert set(NOMINAL_GB) == set(DEVICES)
+    for name, nominal in NOMINAL_GB.items():
+        assert 0.92 * nominal < DEVICES[name].memory_bytes / GIB <= nominal
+
+
+# Of one GPU, in GB/s: 400 Gbit/s cards, 200, 100, and 50 of small instances.
+NETWORKS = {
+    50: {"h100-sxm", "h200", "b200", "h20", "h800", "mi300x"},
+    25: {"a100-40gb", "a100-80gb", "h100-pcie", "a800-80gb", "mi250x-gcd"},
+    12: {"l40s", "v100-32gb", "v100-16gb", "a40"},
+    6: {"a10g", "rtx-4090"},
+}
+
+
+def test_a_gpu_has_the_network_of_the_usual_machines_with_it() -> None:
+    found: dict[float, set[str]] = {}
+    for device in DEVICES.values():
+        found.setdefault(device.inter_node_bandwidth / 1e9, set()).add(device.name)
+    assert found == NETWORKS
+
+
+def test_the_peak_of_a_driver_s_name_has_its_source() -> None:
+    found = data_sheet_peak("NVIDIA H200", Precision.FP8)
+    assert found == (1979e12, "table: h200 fp8 dense")
+    assert data_sheet_peak("Tesla V100-SXM2-32GB", Precision.BF16) is None
+    assert data_sheet_peak("NVIDIA H100 NVL", Precision.BF16) is None

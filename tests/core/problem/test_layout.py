@@ -261,3 +261,16 @@ def test_the_layers_recomputed_are_never_more_than_the_model_has() -> None:
     assert Recompute.parse("full").layers_of(32) == 32
     assert Recompute.parse("full:8").layers_of(32) == 8
     assert Recompute.parse("full:40").layers_of(32) == 32
+
+
+def test_each_technique_beyond_data_parallelism_counts_once() -> None:
+    assert Layout(data_parallel_size=8, micro_batch_size=4).num_techniques == 0
+    several = Layout(
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        context_parallel_size=4,
+        grad_accum_steps=8,
+        recompute=Recompute.parse("full"),
+        zero_stage=1,
+    )
+    assert several.num_techniques == 6

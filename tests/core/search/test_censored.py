@@ -62,3 +62,14 @@ def test_two_bounds_on_one_cause_agree_with_a_grid() -> None:
     )
     gain = np.ones(2) @ np.linalg.inv(covariance + np.diag(sites.variance))
     assert float(gain @ sites.mean) == pytest.approx(expected, abs=0.05)
+
+
+def test_a_bound_that_tells_nothing_has_no_precision_and_no_shift() -> None:
+    precision, shift = matched(
+        mean=np.array([100.0]),
+        variance=np.ones(1),
+        limits=np.zeros(1),
+        sides=np.ones(1),
+        softness=0.05,
+    )
+    assert (precision.tolist(), shift.tolist()) == ([0.0], [0.0])

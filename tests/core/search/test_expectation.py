@@ -102,3 +102,22 @@ def test_of_many_rows_an_even_selection_counts() -> None:
     assert even_selection(3).tolist() == [0, 1, 2]
     many = even_selection(10_000)
     assert (len(many), many[0], many[-1]) == (4096, 0, 9999)
+
+
+def test_of_more_layouts_than_are_looked_at_each_stands_for_several() -> None:
+    """10,000 layouts, all at the usable limit: half of them fit, from 4,096 that are looked at."""
+    wanted = spec(device="cpu", precision="bf16", device_memory_gib=80)
+    (cell,) = wanted.cells()
+    few = plan_cell(wanted, cell, hardware=None, gpus_per_node=8).candidates
+    rows = np.arange(10_000) % len(few)
+    many = replace(
+        few,
+        table=few.table.take(rows),
+        memory_bytes=np.full(10_000, 0.955 * 80 * 2**30),
+        order=np.arange(10_000),
+    )
+    whole = fitting(many)
+    assert whole is not None
+    assert whole.expected == pytest.approx(5000, rel=1e-6)
+    assert (whole.at_least, whole.at_most) == (0, 10_000)
+    assert expected_out_of_memory(many, num_trials=8000) == pytest.approx(4000, rel=1e-6)

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Recompute
+from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.search.explanation import Explanation, explain
 from orchestrator.core.search.planner import CellPlan, plan_cell, trainer_of
 from orchestrator.core.sweepfile.spec import SweepSpec
@@ -170,3 +171,14 @@ def test_on_unknown_hardware_only_memory_is_explained() -> None:
         found.probability_of_fitting,
     ) == (None,) * 4
     assert found.memory_bytes > 0
+
+
+def test_the_chance_to_fit_is_that_of_the_usable_memory() -> None:
+    chosen = spec()
+    calibration = Calibration.prior(trainer_of(chosen))
+    (cell,) = chosen.cells()
+    for one in (layout(8, Recompute()), layout(2, Recompute())):
+        predicted = calibration.predict(LayoutTable.of([one]), cell, H100, gpus_per_node=8)
+        wanted = predicted.probability_of_fitting(0.955 * H100.memory_bytes)[0]
+        assert explained(one).probability_of_fitting == pytest.approx(wanted)
+        assert 0.0 < wanted < 1.0

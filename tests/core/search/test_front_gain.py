@@ -121,3 +121,42 @@ def test_a_choice_says_how_much_the_front_should_grow() -> None:
     assert choice.front_gain is not None and choice.front_gain > 0.1
     gain = proposer.expected_gain(np.array([False, True]))
     assert gain is not None and 0 < gain <= choice.front_gain
+
+
+def test_a_row_that_may_be_twice_as_fast_doubles_the_front_below_a_second_too() -> None:
+    space = lattice(np.array([0.1, 0.05]), np.array([40.0, 40.0]))
+    found = FrontGain(space, (Merit.SPEED,)).expected(
+        [told(0, 0.1, 40.0)],
+        mean=np.log([0.1, 0.05]),
+        sd=np.full(2, 0.01),
+        memory=memory_of(space),
+    )
+    # Of 10 steps a second to 20; of the row itself, half of its 1 % of noise is a gain.
+    assert found[1] == pytest.approx(1.0, rel=0.01)
+    assert found[0] < 0.01
+
+
+@pytest.mark.parametrize("peak", [None, 0.0, float("inf"), 20.0])
+def test_a_peak_that_was_read_counts_and_else_the_one_that_is_expected(peak: float | None) -> None:
+    """At a limit of 80: of the expected 40, half is free; of 20, three quarters."""
+    space = lattice(np.array([1.0, 1.0]), np.array([40.0, 30.0]))
+    score = Told(row=0, score=0.0, peak_memory_bytes=peak)
+    found = FrontGain(space, (Merit.HEADROOM,)).expected(
+        [score], mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory_of(space)
+    )
+    # Row 1 should need 30: 0.625 free is more than a half, and less than three quarters.
+    if peak == 20.0:
+        assert found[1] < 0.02
+    else:
+        assert found[1] == pytest.approx(0.625 / 0.5 - 1, abs=0.05)
+
+
+def test_a_row_is_on_the_front_if_nothing_beats_it_in_both() -> None:
+    space = lattice(np.array([1.0, 2.0, 3.0]), np.array([40.0, 30.0, 50.0]))
+    gain, memory = FrontGain(space, BOTH), memory_of(space)
+    first, second, third = (
+        told(row, seconds, peak)
+        for row, seconds, peak in ((0, 1.0, 40.0), (1, 2.0, 30.0), (2, 3.0, 50.0))
+    )
+    assert gain.would_be_on_it(second, [first], memory)
+    assert not gain.would_be_on_it(third, [first, second], memory)

@@ -72,6 +72,7 @@ def test_fields_may_be_short_long_or_mixed_and_in_one_word_or_several() -> None:
     assert parse_wish(["dp=2 mbs=4 recompute=full z=1"], options={}) == expected
     assert parse_wish(["dp2 mbs4 full z1"], options={}) == expected
     assert parse_wish(["bf16"], options={}) == {"precision": Precision.BF16}
+    assert parse_wish(["mbs=1 z=0"], options={}) == {"micro_batch_size": 1, "zero_stage": 0}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,8 @@ def test_fields_may_be_short_long_or_mixed_and_in_one_word_or_several() -> None:
         (["precision=bf61"], "did you mean bf16"),
         (["fulll"], "did you mean full"),
         (["mbs=0"], "at least 1"),
+        (["z=-1"], "at least 0"),
+        (["mbs=1234567890"], "at least 1"),
         (["mbs=two"], "whole number"),
         (["dp=2", "dp=4"], "both 2 and 4"),
         (["attention=eager"], "no field of a layout"),

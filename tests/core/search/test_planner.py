@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from orchestrator.core.problem.hardware import DEVICES, GIB
-from orchestrator.core.search.planner import memory_limit_bytes, plan_cell, rank_space
+from orchestrator.core.search.planner import (
+    NUM_UNCERTAIN,
+    memory_limit_bytes,
+    plan_cell,
+    rank_space,
+)
 from orchestrator.core.sweepfile.spec import SweepSpec
 
 
@@ -131,3 +136,12 @@ def test_a_cell_without_a_layout_is_planned_as_one() -> None:
         assert len(planned.candidates) == 0
         assert planned.candidates.predict is not None
         assert len(planned.candidates.predict(planned.candidates.table).memory_bytes) == 0
+
+
+def test_the_uncertainty_of_times_is_the_largest_among_the_first_layouts() -> None:
+    candidates = plan(spec()).candidates
+    first = candidates.table.take(candidates.order[:NUM_UNCERTAIN])
+    assert candidates.step_sd is not None
+    assert candidates.step_log_sd() == max(candidates.step_sd(first))
+    assert plan(spec(device="cpu"), device=None).candidates.step_log_sd() is None
+    assert plan(spec(constraints=["tp > 8"])).candidates.step_log_sd() is None

@@ -430,3 +430,53 @@ def test_nothing_is_gained_before_anything_ran() -> None:
     assert blind.expected_gain(np.ones(2, dtype=np.bool_)) is None
     blind.tell(Told(row=1, score=0.1))
     assert blind.expected_gain(np.ones(2, dtype=np.bool_)) is not None
+
+
+@pytest.mark.parametrize("limit", [None, LIMIT])
+def test_a_row_that_ran_needs_no_more_than_there_is_if_nobody_read_its_peak(
+    limit: float | None,
+) -> None:
+    """Its neighbours then fit more surely; and less surely after one that ran out of memory."""
+    space = lattice(np.ones(8), np.full(8, 76.4))
+    if limit is None:
+        space = replace(space, memory=None, memory_limit_bytes=None)
+    before, ran, ran_out = (Proposer(space, seed=0) for _ in range(3))
+    # Without a limit, memory is known by what ran out of it.
+    for proposer in (before, ran, ran_out):
+        proposer.tell(Told(row=7, out_of_memory=True))
+    ran.tell(Told(row=3, score=0.0))
+    ran_out.tell(Told(row=3, out_of_memory=True))
+    usual, more, less = (found.probability_of_fitting() for found in (before, ran, ran_out))
+    assert usual is not None and more is not None and less is not None
+    assert less[4] < usual[4] < more[4]
+    # What ran out does not fit, and its twin may not.
+    assert less[3] < 0.5
+
+
+def test_an_expected_gain_counts_by_how_surely_a_row_works() -> None:
+    """A row that failed 2 of 2 times cannot be told from its like; its gain counts least."""
+    space = lattice(np.array([2.0, 1.0]))
+    proposer = Proposer(space, seed=0)
+    proposer.tell(Told(row=0, score=float(np.log(2.0))))
+    open_rows = np.array([False, True])
+    before = proposer.expected_gain(open_rows)
+    proposer.tell(Told(row=1))
+    after = proposer.expected_gain(open_rows)
+    assert before is not None and after is not None
+    assert after < before
+    assert before < 2.0
+
+
+def test_only_a_row_that_ran_out_of_memory_shows_that_nothing_fits() -> None:
+    space = lattice(np.ones(2), np.array([300.0, 200.0]))
+    closed = np.zeros(2, dtype=np.bool_)
+    untold, crashed, ran_out = (Proposer(space, seed=0) for _ in range(3))
+    crashed.tell(Told(row=1))
+    ran_out.tell(Told(row=1, out_of_memory=True))
+    assert untold.hopeless(closed) is None
+    assert crashed.hopeless(closed) is None
+    assert ran_out.hopeless(closed) == 1
+    crashed.rebuild([Told(row=1, out_of_memory=True)], [])
+    assert crashed.hopeless(closed) == 1
+    ran_out.tell(Told(row=0, score=0.0))
+    assert ran_out.hopeless(closed) is None

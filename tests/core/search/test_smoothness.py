@@ -10,6 +10,8 @@ import pytest
 
 from orchestrator.core.search.lattice import Axis, Lattice
 from orchestrator.core.search.smoothness import (
+    FREEDOM,
+    JITTER,
     NOISE_SD,
     Smoothness,
     kernels_of,
@@ -149,3 +151,17 @@ def test_without_values_the_guess_is_likeliest() -> None:
         found = likeliest(far, guess, (empty,), np.zeros(0), nothing)
         assert found.lengths == pytest.approx(guess.lengths)
         assert (found.joint_sd, found.additive_sd, found.noise_sd) == pytest.approx((0.4, 0.3, 0.2))
+
+
+def test_noise_is_wider_where_the_other_values_predict_another_one() -> None:
+    """One value alone: its fit is k / (k + noise) of it, and noise follows a t distribution."""
+    covariance, y, base = np.array([[0.09]]), np.array([0.5]), 0.01
+    found = noise_variances(covariance, y, np.array([base]), base=base, times=1)
+    off = 0.5 - 0.09 / (0.09 + 0.01 + JITTER) * 0.5
+    wanted = base * (FREEDOM + off**2 / base) / (FREEDOM + 1)
+    assert found == pytest.approx([max(wanted, base)])
+    # A value of 3.0 is off by 0.3, three times its noise.
+    far = noise_variances(covariance, np.array([3.0]), np.array([base]), base=base, times=1)
+    off = 3.0 * (1 - 0.09 / (0.1 + JITTER))
+    assert far == pytest.approx([base * (FREEDOM + off**2 / base) / (FREEDOM + 1)])
+    assert far[0] > base

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -213,3 +215,47 @@ def test_a_lattice_without_axes_has_one_level() -> None:
     found = surrogate(lattice)
     found.add(Value(row=0, value=2.0))
     assert found.mean == pytest.approx([2.0], abs=0.01)
+
+
+def test_a_higher_level_moves_all_rows_alike_before_and_after_values() -> None:
+    lattice = grid()
+    found = surrogate(lattice)
+    found.shift(2.0)
+    assert found.mean == pytest.approx(np.full(36, 2.0))
+    found.add(Value(row=7, value=2.5))
+    mean, sd = found.mean.copy(), found.sd.copy()
+    later = surrogate(lattice)
+    later.add(Value(row=7, value=0.5))
+    assert mean == pytest.approx(later.mean + 2.0)
+    assert sd == pytest.approx(later.sd)
+
+
+def test_a_pending_row_that_others_followed_is_dropped_alone() -> None:
+    lattice = grid()
+    found, plain = surrogate(lattice), surrogate(lattice)
+    for row in (3, 10, 17, 24):
+        found.add(Value(row=row, value=None if row == 10 else 0.1 * row))
+        if row != 10:
+            plain.add(Value(row=row, value=0.1 * row))
+    _ = found.mean
+    found.drop(10)
+    assert [value.row for value in found.values] == [3, 17, 24]
+    assert found.mean == pytest.approx(plain.mean, abs=1e-6)
+    assert found.sd == pytest.approx(plain.sd, abs=1e-6)
+
+
+def test_some_rows_of_a_lattice_have_their_own_places_beliefs_and_failures() -> None:
+    whole = grid(2, 3)
+    belief = Belief(
+        mean=truth(whole), basis=np.ones((6, 1)), covariance=np.array([[0.25]]), residual_sd=0.1
+    )
+    full = replace(whole, seconds=belief, memory=belief, fails=np.arange(6) / 10)
+    rows = np.array([4, 1])
+    some = full.take(rows)
+    assert len(some) == 2
+    assert some.places.tolist() == whole.places[rows].tolist()
+    assert some.seconds is not None and some.memory is not None and some.fails is not None
+    assert some.seconds.mean.tolist() == some.memory.mean.tolist() == truth(whole)[rows].tolist()
+    assert some.fails.tolist() == [0.4, 0.1]
+    bare = whole.take(rows)
+    assert (bare.seconds, bare.memory, bare.fails) == (None, None, None)

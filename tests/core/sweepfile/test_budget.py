@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.hardware import DEVICES
-from orchestrator.core.sweepfile.budget import Budget, Limit, budget_of, price_of
+from orchestrator.core.sweepfile.budget import Budget, Limit, budget_of, check_objectives, price_of
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
 
 
 def spec(search: dict[str, Any], **changes: Any) -> SweepSpec:
@@ -73,3 +74,20 @@ def test_money_without_a_price_is_refused_where_the_device_turns_out_to_have_non
 def test_a_sweep_without_a_limit_of_money_reads_as_it_did_before_there_was_one() -> None:
     assert "max_cost" not in spec({}).model_dump_json()
     assert '"max_cost":2.5' in spec({"max_cost": 2.5}).model_dump_json()
+
+
+def test_an_objective_needs_a_price_or_a_memory_size_that_somebody_knows() -> None:
+    dollars = spec({}, objective="dollars_per_billion_tokens", price_per_gpu_hour=2.0)
+    room = spec({}, objective="memory_headroom", device_memory_gib=80)
+    price = price_of(dollars, None)
+    check_objectives(dollars, price, device=Device.CPU, memory_limit_bytes=None)
+    check_objectives(room, None, device=Device.CUDA, memory_limit_bytes=8e10)
+    with pytest.raises(UsageInvalid, match="no price is known"):
+        check_objectives(dollars, None, device=Device.CPU, memory_limit_bytes=8e10)
+    with pytest.raises(UsageInvalid, match=r"no memory size is known .* give device_memory_gib"):
+        check_objectives(room, price, device=Device.CUDA, memory_limit_bytes=None)
+    with pytest.raises(UsageInvalid, match=r"give workload\.options\.memory_limit_bytes"):
+        check_objectives(room, price, device=Device.CPU, memory_limit_bytes=None)
+    joules = spec({}, objective="joules_per_token", device="h100-sxm")
+    with pytest.raises(UsageInvalid, match="joules_per_token"):
+        check_objectives(joules, price, device=Device.CPU, memory_limit_bytes=8e10)

@@ -165,3 +165,10 @@ def test_matrices_of_fp8_are_whole_blocks(
     asked = layout(tensor_parallel_size=tensor_parallel, precision=Precision.FP8)
     assert ("precision is fp8" in why_not(asked, model=model)) is is_refused
     assert not why_not(layout(tensor_parallel_size=tensor_parallel), model=model)
+
+
+def test_each_of_two_tensor_parallel_ranks_holds_half_of_the_sequence() -> None:
+    two = layout(tensor_parallel_size=2)
+    assert "does not divide sequence_length 63" in why_not(two, sequence_length=63)
+    assert why_not(two, sequence_length=62) == ""
+    assert why_not(layout(), sequence_length=63) == ""

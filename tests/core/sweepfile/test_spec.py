@@ -7,9 +7,14 @@ from pydantic import ValidationError
 
 from orchestrator.core.problem.layout import Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.sections import objectives_of
+from orchestrator.core.problem.proofs import Dominance
+from orchestrator.core.sweepfile.command_options import CommandOptions
+from orchestrator.core.sweepfile.sections import Objective, objectives_of
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.workload_options import LlamaOptions
+from orchestrator.core.sweepfile.workload_section import compiles_layers, reports_on_last_node
 from orchestrator.core.trial.limits import resolve_limits
+from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.protocol import Device
 
 
@@ -315,3 +320,168 @@ def test_shards_are_summed_up_where_llama_has_replicas(
 ) -> None:
     axes = {"micro_batch_size": [1], **({"options": axis} if axis else {})}
     assert sweep(workload={"name": "llama", "options": options}, axes=axes).sums_shards is sums
+
+
+@pytest.mark.parametrize(
+    ("objective", "larger", "merit"),
+    [
+        (Objective.TOKENS_PER_SECOND_PER_GPU, True, Merit.SPEED),
+        (Objective.STEP_SECONDS, False, Merit.SPEED),
+        (Objective.MEMORY_HEADROOM, True, Merit.HEADROOM),
+        (Objective.DOLLARS_PER_BILLION_TOKENS, False, Merit.SPEED),
+        (Objective.JOULES_PER_TOKEN, False, Merit.EFFICIENCY),
+    ],
+)
+def test_an_objective_orders_by_a_merit_up_or_down(
+    objective: Objective, larger: bool, merit: Merit
+) -> None:
+    assert objective.is_larger_better is larger
+    assert objective.merit is merit
+
+
+COMMAND = {"name": "command", "options": {"argv": ["a", "{micro_batch_size}"], "env": {"A": "1"}}}
+
+
+def test_the_memory_of_a_program_is_known_if_it_is_ours_or_declared() -> None:
+    ours, foreign = sweep(workload="llama"), sweep(workload=COMMAND)
+    declared = sweep(workload=COMMAND, trainer="megatron")
+    assert ours.knows_memory == "workload llama is our own"
+    assert declared.knows_memory == "the file declares its trainer"
+    assert foreign.knows_memory is None
+    proofs = [one.dominance for one in (ours, declared, foreign)]
+    assert proofs == [Dominance.TRUSTED, Dominance.TRUSTED, Dominance.CONFIRMED]
+    asked = sweep(workload=COMMAND, search={"dominance": "off"})
+    assert asked.dominance is Dominance.OFF
+
+
+def test_a_plateau_of_an_exhaustive_search_is_remarked_as_ignored() -> None:
+    plateau = {"plateau": {"trials": 5}}
+    assert sweep(search={"strategy": "auto"} | plateau).remarks() == ()
+    assert sweep(search={"strategy": "exhaustive"}).remarks() == ()
+    (remark,) = sweep(search={"strategy": "exhaustive"} | plateau).remarks()
+    assert remark.startswith("search.plateau is ignored")
+
+
+@pytest.mark.parametrize(
+    ("value", "good"),
+    [
+        ("x" * 100, True),
+        ("x" * 101, False),
+        ("two\nlines", False),
+        (10**15, True),
+        (10**15 + 1, False),
+        (-(10**15), True),
+        (-(10**15) - 1, False),
+        (True, True),
+        (1.5, False),
+    ],
+)
+def test_a_value_of_an_option_is_a_short_word_or_a_number_of_15_digits(
+    value: object, good: bool
+) -> None:
+    command = {"name": "command", "options": {"argv": ["a", "{kernel}"]}}
+    axes = {"options": {"kernel": [value]}}
+    if good:
+        assert sweep(workload=command, axes=axes).axes.options["kernel"] == (value,)
+    else:
+        assert "is no value of an option" in refused(workload=command, axes=axes)
+
+
+@pytest.mark.parametrize(
+    ("because", "good"),
+    [("x", True), ("x" * 200, True), ("", False), ("x" * 201, False), ("a\nb", False), (7, False)],
+)
+def test_the_reason_of_a_constraint_is_one_line_of_at_most_200_characters(
+    because: object, good: bool
+) -> None:
+    constraint = {"require": "tp <= 8", "because": because}
+    if good:
+        (found,) = sweep(constraints=[constraint]).constraints
+        assert found.because == because
+    else:
+        assert "is not one line of at most 200 characters" in refused(constraints=[constraint])
+
+
+def test_names_of_a_command_s_templates_have_the_values_that_the_file_gives() -> None:
+    found = sweep(
+        workload={"name": "command", "options": {"argv": ["a", "{kernel}", "{micro_batch_size}"]}},
+        axes={"micro_batch_size": [1, 2], "options": {"kernel": ["flash", "math"]}},
+        precision=["bf16", "fp32"],
+        search={"seed": 7},
+    ).template_values()
+    assert found["micro_batch_size"] == ("1", "2")
+    assert found["kernel"] == ("flash", "math")
+    assert found["precision"] == ("bf16", "fp32")
+    assert (found["world_size"], found["sequence_length"]) == (("1", "2"), ("64",))
+    assert (found["global_batch_size"], found["seed"]) == (("16",), ("7",))
+    # It follows from the others.
+    assert found["data_parallel_size"] == ()
+    tokens = sweep(global_batch_size=..., global_batch_tokens="64k").template_values()
+    assert tokens["global_batch_size"] == ()
+
+
+@pytest.mark.parametrize(("node", "last"), [(None, False), ("first", False), ("last", True)])
+def test_steps_come_from_the_last_node_if_the_file_says_so(node: str | None, last: bool) -> None:
+    metrics = {"log": "step (.*) s", "unit": "s"} | ({} if node is None else {"node": node})
+    command = {
+        "name": "command",
+        "options": {"argv": ["a", "{micro_batch_size}"], "metrics": metrics},
+    }
+    assert reports_on_last_node(sweep(workload=command).workload) is last
+    assert not reports_on_last_node(sweep(workload="llama").workload)
+
+
+def test_layers_are_compiled_on_gpus_unless_the_options_say_otherwise() -> None:
+    plain, never = (
+        sweep(workload={"name": "llama", "options": options}).workload
+        for options in ({}, {"compile": False})
+    )
+    always = (("compile", True),)
+    assert [compiles_layers(plain, (), on_gpu=on_gpu) for on_gpu in (True, False)] == [True, False]
+    assert not compiles_layers(never, (), on_gpu=True)
+    assert compiles_layers(never, always, on_gpu=False)
+    assert not compiles_layers(sweep(workload=COMMAND).workload, always, on_gpu=True)
+
+
+def test_a_command_uses_the_names_of_all_its_templates() -> None:
+    options = {
+        "argv": ["a", "--mbs={micro_batch_size}"],
+        "env": {"TP": "{tensor_parallel_size}"},
+        "cwd": "/runs/{seed}",
+        "files": {"c.json": {"zero": ["{zero_stage}", 1], "deep": {"x": "{precision}"}}},
+    }
+    workload = sweep(workload={"name": "command", "options": options}).workload
+    assert isinstance(workload.options, CommandOptions)
+    assert workload.options.names_used() == {
+        "micro_batch_size",
+        "tensor_parallel_size",
+        "seed",
+        "zero_stage",
+        "precision",
+    }
+
+
+def test_what_a_sweep_file_leaves_out_is_what_most_sweeps_want() -> None:
+    """A change of these changes every sweep that does not name them."""
+    spec = sweep()
+    search, measuring = spec.search, spec.measurement
+    assert (search.strategy, search.seed, search.plateau, search.bound) == ("auto", 0, None, None)
+    assert (search.confirm.contenders, search.confirm.repeats) == (3, 2)
+    assert (search.anchor_every, search.early_stop, search.dominance) == (8, "auto", "auto")
+    assert {search.max_trials, search.max_gpu_hours, search.max_cost, search.max_wall_time} == {
+        None
+    }
+    steps = (measuring.warmup_steps, measuring.min_steps, measuring.max_steps)
+    assert (*steps, measuring.precision, measuring.min_seconds) == (3, 5, 50, 0.02, "auto")
+    assert (measuring.exclusive, measuring.preflight, measuring.profile) == ("none", True, "none")
+    assert measuring.wait_for_nodes == 900.0
+    assert set(measuring.limits.model_dump().values()) == {"auto"}
+    assert not spec.tensor_parallel_across_nodes
+    assert (spec.precision, spec.objective) == (("bf16",), ("tokens_per_second_per_gpu",))
+    plateau = sweep(search={"plateau": {}}).search.plateau
+    assert plateau is not None
+    assert (plateau.trials, plateau.gain) == (20, 0.01)
+    options = LlamaOptions()
+    assert spec.workload.options == options
+    assert (options.loss, options.accumulate, options.replicas) == ("chunked:8", "scatter", 1)
+    assert (options.clip_gradients, options.num_threads) == (1.0, 1)

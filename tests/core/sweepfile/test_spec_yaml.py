@@ -494,7 +494,7 @@ BAD = [
     ),
     (6, "precision: [fp32", "7:5: not YAML:"),
     (6, "precision: 'fp32", "18:1: not YAML:"),
-    (6, "\tprecision: fp32", "6:1: not YAML:"),
+    (6, "\tprecision: fp32", "6:1: not YAML: ... indent with spaces"),
     (6, "? [a]\n: b", "6:3: key [..] is not a word; quote it if you mean text"),
     (6, "3: x", "6:1: key 3 is not a word; quote it if you mean text"),
     (6, "<<: 3", "6:5: << takes a mapping or a list of mappings"),

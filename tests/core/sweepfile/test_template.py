@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.sweepfile.template import checked
+from orchestrator.core.sweepfile.template import checked, fill_known, names_in
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,15 @@ def test_a_short_or_misspelled_name_is_answered_with_the_one_that_is_meant(
 def test_braces_that_are_no_name_are_answered_with_how_they_stay() -> None:
     with pytest.raises(ValueError, match=r"write \{\{ and \}\} for braces that stay"):
         checked("{wq}")
+
+
+def test_names_are_those_in_single_braces() -> None:
+    assert names_in("--a={micro_batch_size} {{b}} {seed}{seed}") == {"micro_batch_size", "seed"}
+    assert names_in("{{}}") == set()
+
+
+def test_a_template_is_filled_only_if_all_of_its_names_are_known() -> None:
+    values = {"seed": "7", "rank": "0"}
+    assert fill_known("{seed}-{{x}}", values) == "7-{x}"
+    assert fill_known("plain", {}) == "plain"
+    assert fill_known("{seed}{node}", values) is None

@@ -379,3 +379,8 @@ def test_what_a_framework_writes_has_to_reach_the_program(
     assert told in refused(CommandOptions, **options)
     CommandOptions.model_validate({"argv": ["a", "{framework_arguments}"], "framework": "megatron"})
     CommandOptions.model_validate({"argv": ["a", "-c={framework_file}"], "framework": "nanotron"})
+
+
+@pytest.mark.parametrize(("loss", "chunks"), [("whole", None), ("chunked:8", 8)])
+def test_a_loss_is_computed_as_a_whole_or_in_chunks(loss: str, chunks: int | None) -> None:
+    assert LlamaOptions.model_validate({"loss": loss}).loss_chunks == chunks

@@ -23,6 +23,8 @@ def test_a_time_is_fine_if_neither_it_nor_a_rate_has_few_digits(
     assert is_fine(seconds, tokens) is fine
 
 
-@pytest.mark.parametrize(("value", "count"), [(0.52, 2), (12.0, 0), (1200.0, -2), (0.0512, 4)])
+@pytest.mark.parametrize(
+    ("value", "count"), [(0.52, 2), (0.0, 0), (12.0, 0), (1200.0, -2), (0.0512, 4)]
+)
 def test_decimals_count_the_digits_after_the_point(value: float, count: int) -> None:
     assert decimals(value) == count

@@ -124,3 +124,12 @@ def test_some_of_many_are_the_first_the_last_and_those_between() -> None:
     assert evenly([1, 2, 3], 3) == [1, 2, 3]
     assert evenly(list(range(9)), 3) == [0, 4, 8]
     assert evenly(list(range(10)), 4) == [0, 3, 6, 9]
+
+
+def test_places_of_steps_are_shares_of_the_time_from_the_first_run_to_the_last() -> None:
+    """A clock need not begin at 0. Between runs: 125 and 175 s; the second is a repeat."""
+    found = hypotheses([100.0, 150.0, 200.0, 300.0], {150.0, 300.0})
+    places = sorted({place for some in found.intervals.values() for place in some})
+    assert places == pytest.approx([0.125, 0.375, 0.75])
+    assert sorted(map(len, found.intervals.values())) == [1, 2]
+    assert found.span == (100.0, 300.0)

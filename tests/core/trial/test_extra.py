@@ -50,3 +50,33 @@ def test_whatever_is_told_what_is_kept_can_be_stored(told: dict[str, Any]) -> No
     assert "\\u0000" not in text
     text.encode("utf-8")
     assert bounded_extra(kept) == kept
+
+
+def test_a_whole_number_of_64_bits_is_kept_and_a_larger_one_is_a_float_or_unknown() -> None:
+    largest = 2**63 - 1
+    kept = bounded_extra(
+        {"a": largest, "b": -largest, "c": largest + 1, "d": 10**299, "e": 10**301}
+    )
+    assert kept == {"a": largest, "b": -largest, "c": 2.0**63, "d": 1e299, "e": None}
+    assert [type(value) for value in kept.values()] == [int, int, float, float, type(None)]
+
+
+def test_names_have_100_characters_and_texts_1000() -> None:
+    told = {"n" * 101: "t" * 1001, "inner": {"m" * 101: 1}}
+    assert bounded_extra(told) == {"n" * 100: "t" * 1000, "inner": {"m" * 100: 1}}
+
+
+def test_what_is_nested_more_than_six_deep_is_text() -> None:
+    value: Any = [7]
+    for _ in range(6):
+        value = [value]
+    kept = bounded_extra({"deep": value})["deep"]
+    assert kept == [[[[[["[7]"]]]]]]
+
+
+def test_fields_take_16_kib_together() -> None:
+    """Each of these is 1,012 bytes of JSON, and the braces are two: 16 of them fit."""
+    told = {f"f{number:03}": "x" * 1000 for number in range(20)}
+    kept = bounded_extra(told)
+    assert len(kept) == 16 + 1
+    assert kept["dropped_fields"] == 4

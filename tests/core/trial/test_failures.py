@@ -12,6 +12,7 @@ from orchestrator.core.trial.failure_kinds import (
     FailureKind,
     Fault,
     MemoryShortage,
+    event_after,
     may_retry,
 )
 from orchestrator.core.trial.failures import (
@@ -21,6 +22,7 @@ from orchestrator.core.trial.failures import (
     is_out_of_memory,
     proves_out_of_memory,
 )
+from orchestrator.core.trial.lifecycle import TrialEvent
 
 K = FailureKind
 
@@ -900,3 +902,38 @@ def test_an_error_of_the_gpu_is_told_with_the_line_that_a_rank_ended_with() -> N
 def test_the_line_that_shows_a_cause_is_told_alone() -> None:
     line = "CUDA out of memory. Tried to allocate 2 MiB"
     assert classify(evidence(log_tail=f"before\n{line}\nafter\nmore")).evidence == line
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_failure_without_retries_left_ends_the_trial_as_out_of_memory_or_failed(
+    kind: FailureKind,
+) -> None:
+    spent = {kind: POLICIES[kind].max_retries}
+    if kind is FailureKind.CANCELLED:
+        wanted = TrialEvent.REQUEUED  # always waits again
+    elif kind in OUT_OF_MEMORY_KINDS:
+        wanted = TrialEvent.OUT_OF_MEMORY
+    else:
+        wanted = TrialEvent.FAILED
+    assert event_after(kind, spent) is wanted
+    if POLICIES[kind].max_retries:
+        assert event_after(kind, {}) is TrialEvent.REQUEUED
+
+
+# More than none: another attempt may end otherwise. Whoever is killed from outside may be so again.
+RETRIES = {
+    K.OOM_HOST: 1,
+    K.SEGFAULT: 1,
+    K.KILLED: 2,
+    K.PREEMPTED: 3,
+    K.HUNG: 1,
+    K.START_TIMEOUT: 1,
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [K.OOM_GPU, K.CONFIG_REJECTED, K.NOT_FINITE, K.USER_ERROR, *RETRIES]
+)
+def test_what_the_layout_or_the_code_did_alone_is_not_tried_again(kind: FailureKind) -> None:
+    most = RETRIES.get(kind, 0)
+    assert [may_retry(kind, {kind: num}) for num in range(5)] == [num < most for num in range(5)]

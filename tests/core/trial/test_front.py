@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.trial.front import Front, FrontPoint, front_of, minor_of, next_to_repeat
+from orchestrator.core.trial.front import (
+    Front,
+    FrontPoint,
+    front_of,
+    minor_of,
+    most_repeats,
+    next_to_repeat,
+)
 from orchestrator.core.trial.merit import Merit
 
 BOTH = (Merit.SPEED, Merit.HEADROOM)
@@ -126,3 +133,23 @@ def test_what_cannot_be_repeated_or_is_being_repeated_is_passed_over(
         FRONT, num_repeats={}, contenders=3, repeats=1, given_up=given_up, under_way=under_way
     )
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("num_on", "num_possible", "contenders", "repeats", "done", "most"),
+    [
+        # Two of the front and one contender, once and then, all tied, once more.
+        (2, 3, 1, 2, 0, 3 + 3),
+        (2, 1, 4, 3, 0, 3 + 2 * 3),
+        (2, 1, 4, 3, 4, 9 - 4),
+        # Nothing could be on the front in addition: nothing is tied after the first round.
+        (2, 0, 4, 3, 0, 2),
+        (2, 1, 4, 3, 99, 0),
+        (2, 1, 4, 0, 0, 0),
+    ],
+)
+def test_a_front_takes_one_round_of_repeats_and_further_rounds_of_what_is_tied(
+    num_on: int, num_possible: int, contenders: int, repeats: int, done: int, most: int
+) -> None:
+    found = most_repeats(num_on, num_possible, contenders=contenders, repeats=repeats, done=done)
+    assert found == most

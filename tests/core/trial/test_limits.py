@@ -9,10 +9,13 @@ import pytest
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.sections import Limits, Measuring
+from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.limits import (
     COMPILE_SECONDS,
+    LAUNCH_SECONDS,
     LONGEST_SDS,
     MINIMUM_SECONDS,
+    NEAR_MULTIPLE,
     NOTHING_SEEN,
     RENDEZVOUS_SECONDS_PER_RANK,
     STEP_MULTIPLE,
@@ -20,6 +23,7 @@ from orchestrator.core.trial.limits import (
     PredictedStep,
     SeenSteps,
     limit_seconds,
+    longest_safe_step,
     passed_message,
     resolve_limits,
 )
@@ -30,6 +34,7 @@ from orchestrator.core.trial.protocol import (
     MeasurementPlan,
     TrialRequest,
 )
+from orchestrator.core.trial.rank_profile import ProfilePlan
 
 PLAN = MeasurementPlan(warmup_steps=3, min_steps=5, max_steps=50, relative_confidence=0.02)
 SURE = PredictedStep(
@@ -208,3 +213,40 @@ def test_auto_is_the_default_and_what_an_earlier_program_stored_stays_a_number()
     assert resolved.steady == 60.0
     again = Limits.model_validate(Limits(steady=7.0).model_dump(mode="json"))
     assert again.numbers == {LimitName.STEADY: 7.0}
+
+
+def test_the_longest_safe_step_is_a_share_of_a_limit_or_all_steps_of_the_plan_fill_it() -> None:
+    """NEAR_MULTIPLE longest steps; of `total`, what a launch leaves, over 3 + 50 steps."""
+    for name in (LimitName.FIRST_STEP, LimitName.STEADY):
+        found = longest_safe_step(name, 600.0, plan=PLAN, log_sd=0.3)
+        assert found == pytest.approx(600.0 / NEAR_MULTIPLE / exp(LONGEST_SDS * 0.3))
+    total = longest_safe_step(LimitName.TOTAL, LAUNCH_SECONDS + 530.0, plan=PLAN, log_sd=0.3)
+    assert total == pytest.approx(530.0 / 53)
+    assert longest_safe_step(LimitName.TOTAL, 1.0, plan=PLAN, log_sd=0.3) == 0.0
+    for name in (LimitName.START, LimitName.RENDEZVOUS, LimitName.TEARDOWN):
+        assert longest_safe_step(name, 600.0, plan=PLAN, log_sd=0.3) is None
+
+
+@pytest.mark.parametrize(
+    ("on_last", "one_for_all", "reporting", "processes"),
+    [(False, False, 0, 4), (True, False, 12, 4), (False, True, 0, 1)],
+)
+def test_of_16_ranks_on_four_nodes_rank_0_or_the_first_of_the_last_node_reports(
+    on_last: bool, one_for_all: bool, reporting: int, processes: int
+) -> None:
+    asked = request().model_copy(
+        update={"reports_on_last_node": on_last, "one_rank_per_node": one_for_all}
+    )
+    order = LaunchOrder(request=asked, program="workloads.llama", local_world_size=4)
+    assert asked.reporting_rank(local_world_size=4) == order.reporting_rank == reporting
+    assert order.num_processes == processes
+
+
+def test_a_request_says_of_itself_only_what_it_is_told() -> None:
+    asked = request()
+    assert not asked.one_rank_per_node
+    assert not asked.reports_on_last_node
+    assert (asked.peaks, asked.nodes, asked.profile, asked.elapsed_seconds) == ((), (), None, 0.0)
+    assert (asked.tag, asked.folder) == ("t/1/1", "attempt-1")
+    profiled = asked.model_copy(update={"profile": ProfilePlan(), "attempt": 2})
+    assert (profiled.tag, profiled.folder) == ("t/1/profile-2", "profile-2")

@@ -117,3 +117,15 @@ def test_a_history_of_the_allocator_becomes_lives() -> None:
         Life(num_bytes=256, born=18),
         Life(num_bytes=1024, born=19, kind=MemoryKind.OPTIMIZER),
     ]
+
+
+def test_a_part_with_many_changes_is_cut_where_equally_many_were_made() -> None:
+    """A thousand lives of a byte begin in the forward pass, and end together in the optimizer's.
+
+    Half of the changes are in the forward pass, so half of the step's moments.
+    """
+    lives = [Life(num_bytes=1, born=(i + 1) / 100, died=25) for i in range(1000)]
+    moments = [one for one in timeline(lives, STEP, end=30) if one.part is FORWARD]
+    held = [sum(one.num_bytes.values()) for one in moments]
+    num = MOMENTS_PER_STEP // 2
+    assert held == [1000 // num * (number + 1) for number in range(num)]

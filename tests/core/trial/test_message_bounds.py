@@ -35,6 +35,7 @@ COLLECTIVE = {"collective": "x", "message_bytes": 1, "seconds": 1.0, "num_calls"
         (RankResult, RESULT, "tokens_per_step", 1, 0, 1 << 50, (1 << 50) + 1),
         (RankResult, RESULT, "peak_memory_allocated_bytes", 0, -1, 1 << 50, (1 << 50) + 1),
         (RankResult, RESULT, "allocator_retries", 0, -1, 1 << 40, (1 << 40) + 1),
+        (RankResult, RESULT, "allocator_ooms", 0, -1, 1 << 40, (1 << 40) + 1),
         (RankResult, RESULT, "peak_flops", 1e-9, 0.0, 1e18, 1.01e18),
         (RankResult, RESULT, "loss_first", -1e30, -1.1e30, 1e30, 1.1e30),
         (RankResult, RESULT, "loss_last", -1e30, -1.1e30, 1e30, 1.1e30),

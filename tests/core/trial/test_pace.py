@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.core.trial.pace import Pace, ToldSteps
@@ -40,3 +42,9 @@ def test_a_program_that_writes_all_lines_at_once_has_no_pace() -> None:
     seen = ProgramSeen(seconds=9.0, reads=[LinesRead(after=8.0, at=8.05, num_steps=20)])
     result = RankResult(warmup_seconds=[0.5], step_seconds=[0.5] * 19, seen=seen)
     assert Pace.of(seen, ToldSteps.of(result, seen)) == Pace()
+
+
+def test_steps_between_two_lines_take_what_they_tell_or_the_median_if_they_are_no_lines() -> None:
+    lines = ToldSteps(seconds=[1.0, 2.0, 4.0, 8.0], median=3.0, are_lines=True, every=10)
+    assert lines.between(1, 3) == 10 * (2.0 + 4.0)
+    assert replace(lines, are_lines=False).between(1, 4) == 10 * 3 * 3.0

@@ -96,3 +96,17 @@ def test_names_that_mean_a_secret(name: str) -> None:
 )
 def test_names_that_do_not(name: str) -> None:
     assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_passed"),
+    [
+        ("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace", False),
+        ("PYTHONBREAKPOINT", "ipdb.set_trace", True),
+        ("PYTHONPATH", "ray.d", True),
+    ],
+)
+def test_of_python_s_variables_only_the_breakpoint_that_ray_sets_is_kept_back(
+    name: str, value: str, is_passed: bool
+) -> None:
+    assert needed({name: value}) == ({name: value} if is_passed else {})

@@ -352,3 +352,24 @@ def test_each_moment_has_the_first_kind_that_runs(rows: list[Any]) -> None:
     assert found.parts[Part.EXPOSED_CP] == spent[Part.EXPOSED_CP]
     # Waiting for a stage is no communication: other axes may have that moment.
     assert found.parts[Part.EXPOSED_PP] + found.parts[Part.BUBBLE] <= spent[Part.EXPOSED_PP]
+
+
+def test_a_launch_that_takes_less_than_five_usual_ones_is_the_host_s_work() -> None:
+    """Of 2 each, one takes 9; the one of 11 waited for 9."""
+    found = of(
+        *(launch(at, at + 2, at) for at in (1, 4, 7, 10)),
+        launch(20, 29, 20),
+        launch(40, 51, 40),
+        kernel(GEMM, 0, 100, 1),
+    )
+    assert found.host == 100_000 - 9_000
+
+
+def test_the_host_s_time_is_that_of_the_steps_wherever_they_begin() -> None:
+    found = of(
+        launch(41, 43, 1),
+        launch(70, 90, 0, "cudaDeviceSynchronize"),
+        kernel(GEMM, 40, 100, 1),
+        steps=(40, 100),
+    )
+    assert found.host == 60_000 - 20_000

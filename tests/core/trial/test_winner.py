@@ -204,3 +204,10 @@ def test_the_spread_is_that_of_the_logarithms_of_repeats_pooled_over_layouts() -
     verdict = judge(runs, contenders=3, repeats=2)
     assert verdict is not None
     assert verdict.spread == pytest.approx(sqrt(4 * (log(1.2) / 2) ** 2 / 2))
+
+
+def test_a_repeat_that_is_under_way_is_not_asked_for_again() -> None:
+    runs = {1: [run(1.0)], 2: [run(2.0)]}
+    found = judge(runs, contenders=3, repeats=2, under_way=[1])
+    assert found is not None
+    assert found.repeat is None

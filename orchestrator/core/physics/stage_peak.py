@@ -1,0 +1,31 @@
+"""The peak of a pipeline stage: what its layouts hold throughout, and at their fullest moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core.physics.stage_rows import Floats, StageRows
+from orchestrator.core.problem.layout_table import Mask
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StagePeak:
+    """Bytes of a rank: columns of `rows` with an entry for each group, or for every layout."""
+
+    rows: StageRows
+    # Of each group.
+    parameters: Floats
+    gradients: Floats
+    optimizer: Floats
+    # Of every layout, kept for the backward pass.
+    activations: Floats
+    # Of every layout, on top of these at the fullest moment; and whether it is the loss or the
+    # head's backward pass.
+    temporaries: Floats
+    at_head: Mask
+
+    @property
+    def total(self) -> Floats:
+        """Of every layout. The order of the sum is that of `MemoryPrediction.total`."""
+        found = self.rows.groups.spread(self.parameters + self.gradients + self.optimizer)
+        return found + self.activations + self.temporaries + self.rows.trainer.reserve_bytes
