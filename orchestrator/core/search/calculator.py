@@ -97,6 +97,14 @@ class Calculator:
         wish: Fields = parse_assignments(assignments, options=self.spec.axes.options)
         return filled(wish, self.start, self.cell)
 
+    def following(self, layout: Layout) -> frozenset[str]:
+        """Return the fields of a layout that follow from its other fields."""
+        chosen = {name: value for name, value in texts_of(layout).items() if name not in FOLLOWING}
+        again = self.layout(chosen.items())
+        return frozenset(
+            name for name in FOLLOWING if getattr(again, name) == getattr(layout, name)
+        )
+
     def explain(self, layout: Layout) -> Explanation:
         """Return the predictions for a layout, or the rule that it breaks."""
         return explain(
