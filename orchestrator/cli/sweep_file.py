@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,8 @@ class Planning:
         return Calculator(
             spec=self.spec,
             planned=self.plan(cell),
-            calibration=partial(self.calibration, cell),
+            # A fit of the model's memory, made once for each choice of options.
+            calibration=cache(partial(self.calibration, cell)),
             hardware=self.knowledge.hardware,
             gpus_per_node=self.gpus_per_node,
         )

@@ -11,6 +11,7 @@ from starlette.routing import Router
 from orchestrator.cli.live_store import LiveStore
 from orchestrator.cli.sweep_requests import Requests
 from orchestrator.cli.ui import (
+    calculator_routes,
     live_routes,
     picture_routes,
     request_routes,
@@ -46,6 +47,7 @@ def application(site: Site, hosts: Hosts, pictures: Pictures) -> ASGIApp:
         *trial_routes.routes(site),
         *request_routes.routes(site),
         *sql_routes.routes(site),
+        *calculator_routes.routes(site),
         *picture_routes.routes(site, pictures),
     ]
     # A bare router: what a page raises reaches the wall.

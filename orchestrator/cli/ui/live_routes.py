@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # How long the first visitor waits for the first reading of a large sweep.
 FIRST_SECONDS = 3.0
 # The files of `report/static` that pages load.
-ASSETS = ("report.css", "live.css", "live.js")
+ASSETS = ("report.css", "live.css", "live.js", "data.js", "calculator.css", "calculator.js")
 # Columns of texts; the others have numbers, which are aligned at the right.
 _TEXTS = frozenset(
     {*NODE_COLUMNS, "cell", "search", "layout", "state", "phase", "nodes", "made for"}

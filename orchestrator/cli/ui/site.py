@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from orchestrator.cli.ui.sessions import Sessions
 
 # The pages by their names in the navigation, in its order.
-NAVIGATION: Mapping[str, str] = {"": "Live", "pictures/": "Pictures", "sql": "SQL"}
+NAVIGATION: Mapping[str, str] = {
+    "": "Live",
+    "pictures/": "Pictures",
+    "sql": "SQL",
+    "calculator": "Calculator",
+}
 
 
 @dataclass(kw_only=True)

@@ -159,7 +159,7 @@ def _changes(found: Explanation) -> list[dict[str, Any]]:
     groups = []
     if found.to_fit is not None:
         change = _change(found.to_fit, say.fitting_sentence(found, found.to_fit))
-        groups.append({"title": "The smallest change that fits", "layouts": [change]})
+        groups.append({"title": "What fits", "layouts": [change]})
     elif not found.fits:
         groups.append({"title": say.NOTHING_FITS, "layouts": []})
     if found.seconds_by_part is not None:
