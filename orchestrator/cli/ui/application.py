@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -109,11 +113,35 @@ class Server(uvicorn.Server):
         feed.start()
         ending = asyncio.create_task(self._end_streams())
         try:
-            await self.serve(sockets=[listening])
+            with self._ended_by_hangup():
+                await self.serve(sockets=[listening])
         finally:
             ending.cancel()
             feed.close()
             pictures.close()
+
+    @contextmanager
+    def _ended_by_hangup(self) -> Iterator[None]:
+        """Let a closed terminal end the server as uvicorn lets Ctrl-C and SIGTERM."""
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGHUP)
+        # What somebody ignores, as `nohup` does, stays ignored.
+        if not is_main or before is signal.SIG_IGN:
+            yield
+            return
+        received: list[int] = []
+
+        def receive(number: int, _frame: object) -> None:
+            received.append(number)
+            self.should_exit = True
+
+        signal.signal(signal.SIGHUP, receive)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGHUP, before)
+        if received:
+            signal.raise_signal(signal.SIGHUP)
 
     async def _end_streams(self) -> None:
         """End the streams once the server is to end: it waits for them."""

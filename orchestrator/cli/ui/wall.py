@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 MOST_QUERY_BYTES = 4_096
 MOST_PATH_BYTES = 300
+MOST_HEADER_BYTES = 16_384
 MOST_BODY_BYTES = 32_768
 BODY_SECONDS = 10.0
 FORM = "application/x-www-form-urlencoded"
@@ -109,6 +110,8 @@ class Wall:
         host = _only(headers, "host")
         if not self._hosts.allow(host):
             raise Refusal(400, "This server does not have that name.")
+        if sum(len(name) + len(value) for name, value in headers.raw) > MOST_HEADER_BYTES:
+            raise Refusal(431, f"The headers have more than {MOST_HEADER_BYTES} bytes.")
         if len(scope["raw_path"]) > MOST_PATH_BYTES:
             raise Refusal(414, "The address is too long.")
         if len(scope["query_string"]) > MOST_QUERY_BYTES:
