@@ -98,6 +98,12 @@ def assert_shown(browser: Browser, found: dict[str, Any]) -> None:
         )
         limit = shown.get("limit")
         assert lines == ([] if limit is None else [pytest.approx(100 * limit / longest)])
+        low, high = (pytest.approx(100 * value / longest) for value in shown["band"])
+        assert browser.run(
+            "return [...document.querySelectorAll(`#${arguments[0]} line.band`)].map(l =>"
+            " [parseFloat(l.getAttribute('x1')), parseFloat(l.getAttribute('x2'))])",
+            name,
+        ) == [[low, high]]
         assert table(browser, f"{name}-table") == [
             [part["name"], part["text"], part["share"]] for part in shown["parts"]
         ]
