@@ -52,3 +52,6 @@ async def run_command(
     finally:
         with suppress(ProcessLookupError):
             process.kill()
+        # Its pipe and its process id are given back.
+        await process.stdout.read()
+        await process.wait()

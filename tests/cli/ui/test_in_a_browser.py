@@ -39,6 +39,13 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def _leave_the_last_page(browser: Browser) -> None:
+    """The page of another test complains of its server, which has ended."""
+    browser.driver.get("about:blank")
+    browser.complaints()
+
+
 def url(visitor: Visitor, page: str, shown: Filled | None = None) -> str:
     failed = str(shown.failed) if shown is not None else ""
     return f"http://{visitor.host}{page.replace('FAILED', failed)}"
