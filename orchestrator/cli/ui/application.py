@@ -22,6 +22,7 @@ from orchestrator.cli.ui import (
     sql_routes,
     trial_routes,
 )
+from orchestrator.cli.ui.calculator_process import CalculatorProcess
 from orchestrator.cli.ui.feed import MOST_CLIENTS, Feed
 from orchestrator.cli.ui.picture_routes import Pictures
 from orchestrator.cli.ui.site import Site
@@ -44,14 +45,16 @@ MOST_CONNECTIONS = 2 * MOST_CLIENTS
 GRACE_SECONDS = 1
 
 
-def application(site: Site, hosts: Hosts, pictures: Pictures) -> ASGIApp:
+def application(
+    site: Site, hosts: Hosts, pictures: Pictures, calculator: CalculatorProcess
+) -> ASGIApp:
     """The pages of a site behind their wall."""
     routes: list[Route] = [
         *live_routes.routes(site),
         *trial_routes.routes(site),
         *request_routes.routes(site),
         *sql_routes.routes(site),
-        *calculator_routes.routes(site),
+        *calculator_routes.routes(site, calculator),
         *picture_routes.routes(site, pictures),
     ]
     # A bare router: what a page raises reaches the wall.
@@ -109,7 +112,8 @@ class Server(uvicorn.Server):
             templates=environment(),
         )
         pictures = Pictures(site)
-        self._app = application(site, self._hosts, pictures)
+        calculator = CalculatorProcess(self._db, self._sweep)
+        self._app = application(site, self._hosts, pictures, calculator)
         feed.start()
         ending = asyncio.create_task(self._end_streams())
         try:
@@ -119,6 +123,7 @@ class Server(uvicorn.Server):
             ending.cancel()
             feed.close()
             pictures.close()
+            await calculator.close()
 
     @contextmanager
     def _ended_by_hangup(self) -> Iterator[None]:

@@ -41,8 +41,8 @@ def ui(
     """Watch a sweep in a browser, and act on it.
 
     Shows the best so far, what runs on which nodes, the failures, the queue and all trials as they
-    come, the pictures of `sweep report`, and a page for questions in SQL. Prints its address, and
-    serves until Ctrl-C; the sweep goes on. Needs the extra `ui`.
+    come, the pictures of `sweep report`, a page for questions in SQL, and a calculator of memory
+    and time. Prints its address, and serves until Ctrl-C; the sweep goes on. Needs the extra `ui`.
 
     Examples:
       sweep ui

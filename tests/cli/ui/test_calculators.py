@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,29 +35,27 @@ def url(tmp_path: Path) -> str:
 def test_a_page_that_is_opened_later_knows_what_was_measured_since(url: str) -> None:
     clock = Clock()
     calculators = Calculators(db=url, sweep="8b", clock=clock)
-    found, axes = calculators.page(None, {})
-    assert found.known.based_on.startswith("uncalibrated")
-    given = {axis["name"]: axis["values"][axis["place"]] for axis in axes}
+    page = calculators.page(None, {})
+    assert page["based_on"].startswith("uncalibrated")
+    given = {axis["name"]: axis["values"][axis["place"]] for axis in page["axes"]}
     given = {name: text for name, text in given.items() if text}
-    _, before = calculators.explain(None, given)
+    before = calculators.result(None, given)
     num = measure(url, "8b.yaml")
     clock.now += FRESH_SECONDS / 2
-    # Somebody else's page does not change what an open page is answered.
-    assert calculators.page(None, {})[0].known.based_on.startswith("uncalibrated")
+    assert calculators.page(None, {})["based_on"].startswith("uncalibrated")
     clock.now += FRESH_SECONDS
-    assert calculators.explain(None, given)[1] == before
-    again, _ = calculators.page(None, {})
-    assert again.known.based_on == f"calibrated by {num} trials of 8b ({num})"
-    _, after = calculators.explain(None, given)
-    assert before.step_seconds is not None
-    assert after.step_seconds == pytest.approx(SLOWDOWN * before.step_seconds, rel=0.05)
+    # What an open page is answered does not change by itself.
+    assert calculators.result(None, given) == before
+    assert calculators.page(None, {})["based_on"] == f"calibrated by {num} trials of 8b ({num})"
+    after = calculators.result(None, given)
+    assert after["layout"] == before["layout"]
+    slower = after["step"]["total"] / before["step"]["total"]
+    assert slower == pytest.approx(SLOWDOWN, rel=0.05)
 
 
 def test_the_first_answer_reads_the_store_if_no_page_did(url: str) -> None:
-    calculators = Calculators(db=url, sweep="8b")
-    planned, found = calculators.explain(None, {"micro_batch_size": "2"})
-    assert found.layout.micro_batch_size == 2
-    assert planned.spec.name == "8b"
+    found = Calculators(db=url, sweep="8b").result(None, {"micro_batch_size": "2"})
+    assert found["fields"]["micro_batch_size"] == "2"
 
 
 def test_a_renamed_sweep_keeps_its_trials_as_its_own(url: str) -> None:
@@ -67,32 +64,23 @@ def test_a_renamed_sweep_keeps_its_trials_as_its_own(url: str) -> None:
         sweep_id = store.sweep_named("8b").id
         store.release(sweep_id, 1)
         store.rename(sweep_id, "first")
-    found, _ = Calculators(db=url, sweep="first").page(None, {})
-    assert found.known.spec.name == "first"
-    assert "of first (" in found.known.based_on
+    calculators = Calculators(db=url, sweep="first")
+    assert "of first (" in calculators.page(None, {})["based_on"]
+    assert calculators._known is not None
+    assert calculators._known.knowledge._own.keys() == {calculators._known.spec.cells()[0]}
 
 
 def test_few_cells_are_kept_at_once(url: str) -> None:
     calculators = Calculators(db=url, sweep="playbook")
-    keys = calculators.page(None, {})[0].keys
+    keys = calculators.page(None, {})["cells"]
     assert len(keys) > MOST_CELLS
-    first = calculators.page(keys[0], {})[0].calculator
-    assert calculators.page(keys[0], {})[0].calculator is first
-    for key in keys[1 : MOST_CELLS + 1]:
-        assert calculators.page(key, {})[0].calculator.cell.key == key
-    assert len(calculators._cells) == MOST_CELLS
-    assert calculators.page(keys[0], {})[0].calculator is not first
+    before = calculators.result(keys[0], {})
+    for key in keys[: MOST_CELLS + 1]:
+        assert calculators.page(key, {})["cell"] == key
+    assert [cell.key for cell in calculators._cells] == keys[1 : MOST_CELLS + 1]
+    assert calculators.result(keys[0], {}) == before
 
 
 def test_a_cell_that_there_is_not_is_refused(url: str) -> None:
     with pytest.raises(UsageInvalid, match="has no cell"):
         Calculators(db=url, sweep="8b").page("nothing", {})
-
-
-def test_threads_that_ask_at_once_get_what_one_gets(url: str) -> None:
-    calculators = Calculators(db=url, sweep="playbook")
-    keys = Calculators(db=url, sweep="playbook").page(None, {})[0].keys[:4]
-    with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda key: calculators.explain(key, {})[1], keys * 4))
-    alone = [Calculators(db=url, sweep="playbook").explain(key, {})[1] for key in keys]
-    assert found == alone * 4
