@@ -352,7 +352,8 @@ def test_whatever_a_rank_started_is_gone_when_the_report_comes(
                 trial_id=trial_id, options={"faults": leaks + faulty(fault, at="step_4")["faults"]}
             )
         )
-        assert report.processes_killed >= 2 * 7
+        # A rank that crashes ends the workers of its data loader itself.
+        assert report.processes_killed >= 2 * 6
     stop.set()
     watcher.join()
     kept = set(tree_of(tmp_path))

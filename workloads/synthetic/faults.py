@@ -123,7 +123,11 @@ def _leak_children(rank: Rank) -> None:
     """A child, a grandchild, a child in its own session, a daemon, and two data loader workers."""
     idle = ["sleep", "600"]
     subprocess.Popen(idle)
-    subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
+    shell = subprocess.Popen(
+        ["sh", "-c", "sleep 600 >&- & echo; sleep 600"], stdout=subprocess.PIPE
+    )
+    assert shell.stdout is not None
+    shell.stdout.readline()  # the grandchild is there
     subprocess.Popen(idle, start_new_session=True)
     if os.fork() == 0:
         os.setsid()
