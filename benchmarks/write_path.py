@@ -118,7 +118,7 @@ class Writer:
         outcome = (
             OUT_OF_MEMORY
             if i % OOM_EVERY == 0
-            else MeasuredEnd(measurement=measurement(1000.0 + i))
+            else MeasuredEnd(measurement=measurement(1000.0 + i, peak_gib=60))
         )
         return Ended(
             trial_id=trial_id,

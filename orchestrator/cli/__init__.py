@@ -60,6 +60,7 @@ from orchestrator.cli.output import note, plain, write_error
 from orchestrator.cli.signals import Terminated, terminable
 from orchestrator.cli.streams import OutputLost, give_up_stdout, take_over
 from orchestrator.cli.top import command as top
+from orchestrator.cli.ui import command as ui
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 INTERNAL_ERROR = 1
@@ -85,6 +86,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sweeps.list,
     status.status,
     top.top,
+    ui.ui,
     best.best,
     trials.trials,
     compare.compare,

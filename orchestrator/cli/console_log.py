@@ -30,7 +30,8 @@ _QUERY_PASSWORD = re.compile(
 )
 PROJECT_LOGGERS = ("orchestrator", "db")
 # The store reports a broken connection in one line; these would show a traceback each time.
-SILENCED_LOGGERS = ("sqlalchemy", "psycopg")
+# uvicorn tells of every request that is none.
+SILENCED_LOGGERS = ("sqlalchemy", "psycopg", "uvicorn")
 
 
 class LogFormat(StrEnum):

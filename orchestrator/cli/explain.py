@@ -16,6 +16,7 @@ from orchestrator.cli.output import Column, note, numbers, write_json, write_lin
 from orchestrator.cli.sweep_file import Planning, load, planning, store_if_any
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.report import explanation_text as say
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def explain(
         explanation = explain_layout(
             planned,
             meant,
+            illegal=planned.space.reason(meant),
             calibration=known.calibration(selected, meant.options),
             hardware=known.knowledge.hardware,
             gpus_per_node=known.gpus_per_node,
@@ -169,14 +171,16 @@ def _record(
         "fits": found.fits if found.memory_limit_bytes is not None else None,
         "memory_bytes": found.memory_bytes,
         "memory_limit_bytes": found.memory_limit_bytes,
+        "memory_bytes_band": say.memory_band(found),
         "memory_relative_sd": found.memory_relative_sd,
         "probability_of_fitting": found.probability_of_fitting,
         "memory_bytes_by_part": dict(found.memory_by_part),
         "to_fit": _change_record(found.to_fit) if found.to_fit is not None else None,
         "step_seconds": found.step_seconds,
-        "step_seconds_band": _step_band(found),
+        "step_seconds_band": say.step_band(found),
         "step_seconds_by_part": dict(seconds) if seconds is not None else None,
         "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
+        "mfu": found.mfu,
         "faster": [_change_record(change) for change in found.faster],
         "trial": None
         if trial is None
@@ -213,9 +217,9 @@ def _print(known: Planning, found: Explanation, trial: TrialRow | None) -> None:
     if found.illegal is not None:
         write_line(f"Not legal: {found.illegal}.", style="red")
         nearest = "  The nearest legal layouts:"
-        write_line(nearest if found.nearest else "  No layout of this cell is legal.")
+        write_line(nearest if found.nearest else f"  {say.NOTHING_LEGAL}")
         for change in found.nearest:
-            write_line(f"    {change.layout.short}  ({_differs(change)})")
+            write_line(f"    {change.layout.short}  ({say.differences(change)})")
     else:
         _print_memory(found)
         write_line("")
@@ -225,52 +229,26 @@ def _print(known: Planning, found: Explanation, trial: TrialRow | None) -> None:
 
 
 def _print_memory(found: Explanation) -> None:
-    limit, total = found.memory_limit_bytes, found.memory_bytes
-    text = f"Memory: {show_as.memory_of(total, limit)} predicted"
-    if limit is None:
-        text += "; no limit is known (name a device: device=h100-sxm)"
-    elif found.fits:
-        text += f": fits with {show_as.memory(limit - total)} to spare"
-    else:
-        text += f": {show_as.memory(total - limit)} too much"
-    if limit is not None and found.probability_of_fitting is not None:
-        text += f" (probability of fitting {found.probability_of_fitting:.0%})"
-    write_line(text, style="bold")
+    write_line(say.memory_sentence(found), style="bold")
     _print_parts(found.memory_by_part, show_as.memory)
     if found.to_fit is not None:
-        memory = show_as.memory_of(found.to_fit.memory_bytes, limit)
-        speed = _speed(found, found.to_fit)
-        write_line(f"  To fit: {_differs(found.to_fit)}, {memory}{speed}.")
+        write_line(f"  {say.fitting_sentence(found, found.to_fit)}")
     elif not found.fits:
-        write_line("  No layout of this cell is predicted to fit.")
-
-
-def _step_band(found: Explanation) -> tuple[float, float] | None:
-    """Seconds between which four of five measurements should lie."""
-    if found.step_band is None or found.step_seconds is None:
-        return None
-    low, high = found.step_band
-    return found.step_seconds * low, found.step_seconds * high
+        write_line(f"  {say.NOTHING_FITS}")
 
 
 def _print_step(known: Planning, found: Explanation) -> None:
-    if found.seconds_by_part is None or found.step_seconds is None:
-        write_line(f"Step: no time is predicted: {known.why_no_times}", style="bold")
+    sentence = say.step_sentence(found, why_no_times=known.why_no_times)
+    write_line(sentence, style="bold")
+    if found.seconds_by_part is None:
         return
-    text = f"Step: {show_as.step_time(found.step_seconds)}"
-    if (band := _step_band(found)) is not None:
-        low, high = map(show_as.step_time, band)
-        text += f" ({low} to {high} in four of five cases)"
-    tokens = show_as.tokens_rate(found.tokens_per_second_per_gpu)
-    write_line(f"{text} predicted, {tokens} tokens/s/GPU", style="bold")
     _print_parts(found.seconds_by_part, show_as.step_time)
     if not found.faster:
-        write_line("  No single change that fits is predicted to be faster.")
+        write_line(f"  {say.NOTHING_FASTER}")
         return
     write_line("  Predicted faster, with one change:")
     for change in found.faster:
-        seconds = show_as.step_time(change.step_seconds)
-        write_line(f"    {_differs(change)}: {seconds}{_speed(found, change)}")
+        write_line(f"    {say.faster_sentence(found, change)}")
 
 
 def _print_parts(parts: Mapping[str, float], text: Callable[[float], str]) -> None:
@@ -312,26 +290,3 @@ def _print_trial(trial: TrialRow | None) -> None:
 def _peak(trial: TrialRow) -> int | None:
     reserved = trial.peak_memory_reserved_bytes
     return reserved if reserved is not None else trial.peak_memory_allocated_bytes
-
-
-def _differs(change: LayoutChange) -> str:
-    """`mbs 8 -> 4, ga 4 -> 8`."""
-    from orchestrator.core.problem.layout import SHORT_NAMES
-
-    def text(value: object) -> str:
-        if not isinstance(value, tuple):
-            return str(value)
-        return " ".join(f"{name}={option}" for name, option in value) or "none"
-
-    short = {name: short for short, name in SHORT_NAMES.items()} | {"zero_stage": "zero"}
-    return ", ".join(
-        f"{short.get(name, name)} {text(here)} -> {text(there)}"
-        for name, (here, there) in change.differs.items()
-    )
-
-
-def _speed(found: Explanation, change: LayoutChange) -> str:
-    if found.step_seconds is None or change.step_seconds is None:
-        return ""
-    gain = found.step_seconds / change.step_seconds - 1
-    return f", {gain:.1%} faster" if gain >= 0 else f", {-gain:.1%} slower"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.problem.hardware import Hardware
     from orchestrator.core.problem.layout import Options
+    from orchestrator.core.search.calculator import Calculator
     from orchestrator.core.search.planner import CellPlan
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.sweep.prior_knowledge import PriorKnowledge
@@ -60,6 +62,19 @@ class Planning:
             gpus_per_node=self.gpus_per_node,
             calibration=self.calibration(cell),
             among=self.table.layouts(cell) if self.table is not None else None,
+        )
+
+    def calculator(self, cell: Cell) -> Calculator:
+        """The calculator of a cell, which predicts also what the file's axes do not name."""
+        from orchestrator.core.search.calculator import Calculator
+
+        return Calculator(
+            spec=self.spec,
+            planned=self.plan(cell),
+            # A fit of the model's memory, made once for each choice of options.
+            calibration=cache(partial(self.calibration, cell)),
+            hardware=self.knowledge.hardware,
+            gpus_per_node=self.gpus_per_node,
         )
 
     @property

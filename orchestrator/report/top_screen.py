@@ -1,4 +1,4 @@
-"""The texts that `sweep top` shows, from the rows of a sweep: lines at the top, and tables.
+"""The texts of `sweep top` and `sweep ui`, from the rows of a sweep: lines at the top, and tables.
 
 Pure functions of rows, sort orders and filters. They know no terminal, so each text is checked
 without one.
@@ -7,7 +7,7 @@ without one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -214,41 +214,50 @@ def table(
     progress: Mapping[int, PhaseAndStep],
     sort: str | None = None,
     matching: str = "",
+    most: int = MOST_LINES,
 ) -> Table:
     """The lines of a table in an order of SORTS, those that contain a text in any column.
 
-    `progress`: of trials under way, as far as it is known.
+    `progress`: of trials under way, as far as it is known. `most`: so many lines at most.
     """
     order = sort if sort in SORTS[name] else SORTS[name][0]
     match name:
         case TableName.CELLS:
-            lines = _cell_lines(rows.status, order)
+            return _bounded(*_cell_lines(rows.status, order), matching, most)
         case TableName.RUNNING:
-            lines = _running_lines(rows.status, order, now, progress)
+            return _bounded(*_running_lines(rows.status, order, now, progress), matching, most)
         case TableName.QUEUE:
-            lines = _queue_lines(rows, order)
+            return _bounded(*_queue_lines(rows, order), matching, most)
         case TableName.TRIALS:
-            lines = _trial_lines(rows, order)
+            return _bounded(*_trial_lines(rows, order), matching, most)
         case TableName.FAILURES:
-            lines = _failure_lines(rows.failures, order)
-    return _bounded(lines, matching)
+            return _bounded(*_failure_lines(rows.failures, order), matching, most)
 
 
-def _bounded(lines: Iterable[Line], matching: str) -> Table:
-    """The first lines that match; the others are only counted."""
+# What lines are about, in their order, and the line of each.
+_Lines = tuple[Sequence[Any], Callable[[Any], Line]]
+
+
+def _bounded(
+    about: Sequence[Any], line_of: Callable[[Any], Line], matching: str, most: int
+) -> Table:
+    """The first lines that match; the others are only counted.
+
+    Texts are made of the lines that are shown alone, unless they are searched.
+    """
     wanted = matching.strip().casefold()
-    shown: list[Line] = []
-    number = 0
-    for line in lines:
-        if wanted and not any(wanted in text.casefold() for text in line.texts):
-            continue
-        number += 1
-        if len(shown) < MOST_LINES:
-            shown.append(line)
-    return Table(lines=shown, num_matching=number, num_hidden=number - len(shown))
+    if not wanted:
+        shown = [line_of(one) for one in about[:most]]
+        return Table(lines=shown, num_matching=len(about), num_hidden=len(about) - len(shown))
+    found = [
+        line
+        for line in map(line_of, about)
+        if any(wanted in text.casefold() for text in line.texts)
+    ]
+    return Table(lines=found[:most], num_matching=len(found), num_hidden=max(len(found) - most, 0))
 
 
-def _cell_lines(status: SweepStatus, order: str) -> Iterable[Line]:
+def _cell_lines(status: SweepStatus, order: str) -> _Lines:
     keys: Mapping[str, Callable[[CellStatus], float]] = {
         "file": lambda cell: cell.cell.id,
         "best": lambda cell: -((cell.best and cell.best.tokens_per_second_per_gpu) or 0.0),
@@ -257,10 +266,11 @@ def _cell_lines(status: SweepStatus, order: str) -> Iterable[Line]:
     running: dict[int, list[UnderWayRow]] = {}
     for one in status.running:
         running.setdefault(one.cell_id, []).append(one)
-    for cell in sorted(status.cells, key=keys[order]):
+
+    def line(cell: CellStatus) -> Line:
         best, under_way = cell.best, running.get(cell.cell.id, [])
         counts = _counts(cell.num_trials, under_way)
-        yield Line(
+        return Line(
             key=f"cell {cell.cell.id}",
             texts=(
                 cell.cell.cell.key,
@@ -273,6 +283,8 @@ def _cell_lines(status: SweepStatus, order: str) -> Iterable[Line]:
             tone=Tone.PLAIN if best is not None else Tone.WARNING,
             trial_id=best.id if best is not None else None,
         )
+
+    return sorted(status.cells, key=keys[order]), line
 
 
 def _search_text(status: SweepStatus, cell: CellStatus, running: Sequence[UnderWayRow]) -> str:
@@ -288,16 +300,17 @@ def _search_text(status: SweepStatus, cell: CellStatus, running: Sequence[UnderW
 
 def _running_lines(
     status: SweepStatus, order: str, now: datetime, progress: Mapping[int, PhaseAndStep]
-) -> Iterable[Line]:
+) -> _Lines:
     keys: Mapping[str, Callable[[UnderWayRow], Any]] = {
         "trial": lambda one: one.trial_id,
         "longest": lambda one: one.since,
         "cell": lambda one: (one.cell, one.trial_id),
     }
     has_holder = status.row.holder is not None
-    for one in sorted(status.running, key=keys[order]):
+
+    def line(one: UnderWayRow) -> Line:
         where = progress.get(one.trial_id, (None, None))
-        yield Line(
+        return Line(
             key=f"trial {one.trial_id}",
             texts=(
                 str(one.trial_id),
@@ -313,17 +326,20 @@ def _running_lines(
             trial_id=one.trial_id,
         )
 
+    return sorted(status.running, key=keys[order]), line
 
-def _queue_lines(rows: LiveRows, order: str) -> Iterable[Line]:
+
+def _queue_lines(rows: LiveRows, order: str) -> _Lines:
     waiting = [one for one in rows.trials.values() if one.state is TrialState.QUEUED]
     if order == "attempts":
         waiting.sort(key=lambda one: (-one.num_attempts, one.id))
     else:
         waiting.sort(key=lambda one: one.id)
     cells = _cell_keys(rows)
-    for one in waiting:
+
+    def line(one: TrialRow) -> Line:
         failure = f"{one.failure_kind}: {one.failure_message}" if one.failure_kind else ""
-        yield Line(
+        return Line(
             key=f"trial {one.id}",
             texts=(
                 str(one.id),
@@ -335,8 +351,10 @@ def _queue_lines(rows: LiveRows, order: str) -> Iterable[Line]:
             trial_id=one.id,
         )
 
+    return waiting, line
 
-def _trial_lines(rows: LiveRows, order: str) -> Iterable[Line]:
+
+def _trial_lines(rows: LiveRows, order: str) -> _Lines:
     keys: Mapping[str, Callable[[TrialRow], Any]] = {
         "speed": lambda one: (
             one.is_current_fingerprint is False,
@@ -348,9 +366,10 @@ def _trial_lines(rows: LiveRows, order: str) -> Iterable[Line]:
         "newest": lambda one: (-one.updated_at.timestamp(), -one.id),
     }
     cells = _cell_keys(rows)
-    for one in sorted(rows.trials.values(), key=keys[order]):
+
+    def line(one: TrialRow) -> Line:
         sure = show.confidence(one.relative_confidence)
-        yield Line(
+        return Line(
             key=f"trial {one.id}",
             texts=(
                 str(one.id),
@@ -366,16 +385,19 @@ def _trial_lines(rows: LiveRows, order: str) -> Iterable[Line]:
             trial_id=one.id,
         )
 
+    return sorted(rows.trials.values(), key=keys[order]), line
 
-def _failure_lines(failures: Sequence[EventRow], order: str) -> Iterable[Line]:
+
+def _failure_lines(failures: Sequence[EventRow], order: str) -> _Lines:
     keys: Mapping[str, Callable[[EventRow], Any]] = {
         "newest": lambda one: -one.id,
         "trial": lambda one: (one.trial_id or 0, -one.id),
         "kind": lambda one: (_detail(one, "kind"), -one.id),
     }
-    for one in sorted(failures, key=keys[order]):
+
+    def line(one: EventRow) -> Line:
         is_result = one.event == TrialEvent.OUT_OF_MEMORY
-        yield Line(
+        return Line(
             key=f"event {one.id}",
             texts=(
                 f"{show.at(one.at)[11:]}",
@@ -387,6 +409,8 @@ def _failure_lines(failures: Sequence[EventRow], order: str) -> Iterable[Line]:
             tone=Tone.WARNING if is_result else Tone.BAD,
             trial_id=one.trial_id,
         )
+
+    return sorted(failures, key=keys[order]), line
 
 
 def _detail(event: EventRow, name: str) -> str:

@@ -12,7 +12,6 @@ import pytest
 from db.store import Store
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.reserved_time import Leased
-from orchestrator.report import top_screen
 from orchestrator.report.live_sweep import LiveRows, LiveSweep
 from orchestrator.report.top_screen import COLUMNS, SORTS, TableName, head_lines, table
 from tests.cli.cli_store import FORMULA, HOSTILE, Filled, fill
@@ -95,11 +94,10 @@ def test_fast_trials_come_first_and_old_conditions_last(rows: LiveRows, filled: 
     assert ids[:2] == [filled.measured, filled.slower] and ids[-1] == filled.old_conditions
 
 
-def test_more_lines_than_a_terminal_needs_are_counted(
-    rows: LiveRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(top_screen, "MOST_LINES", 3)
-    found = table(TableName.TRIALS, rows, now=rows.status.row.created_at, progress={})
+@pytest.mark.parametrize("matching", ["", "mbs"])
+def test_more_lines_than_are_wanted_are_counted(rows: LiveRows, matching: str) -> None:
+    now = rows.status.row.created_at
+    found = table(TableName.TRIALS, rows, now=now, progress={}, matching=matching, most=3)
     assert len(found.lines) == 3 and found.num_hidden == len(rows.trials) - 3
 
 

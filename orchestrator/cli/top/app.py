@@ -17,9 +17,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import DataTable, Footer, Static
 
+from orchestrator.cli.live_store import LiveStore, Reading
 from orchestrator.cli.output import plain
 from orchestrator.cli.top.dialogs import Detail, Entry, Question
-from orchestrator.cli.top.live_store import LiveStore, Reading
 from orchestrator.core.errors import SweepError
 from orchestrator.report.quantities import duration
 from orchestrator.report.top_screen import (

@@ -40,8 +40,8 @@ def top(sweep: SweepArgument = None, db: Db = None) -> None:
         raise UsageInvalid("sweep top needs a terminal; a program reads: sweep status --json")
     with existing_store(db) as store:
         name = select_sweep(store, sweep).name
+    from orchestrator.cli.live_store import LiveStore
+    from orchestrator.cli.sweep_requests import Requests
     from orchestrator.cli.top.app import TopApp  # textual, 0.3 s
-    from orchestrator.cli.top.live_store import LiveStore
-    from orchestrator.cli.top.requests import Requests
 
     TopApp(LiveStore(db, name), Requests(db, name)).run(mouse=False)

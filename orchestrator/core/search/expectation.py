@@ -41,12 +41,24 @@ def probability_of_fitting(
     """
     if candidates.memory_limit_bytes is None:
         return None
-    usable = candidates.memory_limit_bytes * USABLE_SHARE
     if predicted is None and candidates.predict is not None:
         predicted = candidates.predict(candidates.table.take(rows))
+    return chance_within(
+        candidates.memory_limit_bytes, candidates.memory_bytes[rows], predicted=predicted
+    )
+
+
+def chance_within(
+    limit_bytes: float, memory_bytes: Floats, *, predicted: Predicted | None
+) -> Floats:
+    """Return the probability that peaks stay within what is usable of a limit.
+
+    `predicted` has the same peaks with their uncertainty; None on an unknown device.
+    """
+    usable = limit_bytes * USABLE_SHARE
     if predicted is not None:
         return predicted.probability_of_fitting(usable)
-    below = np.log(usable) - np.log(candidates.memory_bytes[rows])
+    below = np.log(usable) - np.log(memory_bytes)
     return normal_cdf(below / UNKNOWN_DEVICE_MEMORY_SD)
 
 

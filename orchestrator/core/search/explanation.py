@@ -7,6 +7,7 @@ the other choices, the GPUs and the batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -19,8 +20,8 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import COLUMNS, Ints, LayoutTable, Mask
+from orchestrator.core.search.expectation import chance_within
 from orchestrator.core.search.planner import CellPlan, Floats
-from orchestrator.core.search.proposer import USABLE_SHARE
 
 FOLLOWING = ("data_parallel_size", "grad_accum_steps")
 CHOICES = tuple(name for name in COLUMNS if name not in FOLLOWING)
@@ -52,11 +53,15 @@ class Explanation:
     memory_by_part: Mapping[str, float]
     memory_limit_bytes: float | None
     memory_relative_sd: float | None
+    # Factors on the bytes; four of five peaks should lie between them.
+    memory_band: tuple[float, float] | None
     probability_of_fitting: float | None
     to_fit: LayoutChange | None  # smallest change, if it does not
     seconds_by_part: Mapping[str, float] | None  # None: no time is predicted
     # Factors on the seconds; four of five measurements should lie between them.
     step_band: tuple[float, float] | None
+    # FLOP/s of one GPU at the layout's precision; None: unknown.
+    peak_flops: float | None
     # Faster layouts with one choice changed that are predicted to fit, the fastest first.
     faster: tuple[LayoutChange, ...]
 
@@ -77,22 +82,46 @@ class Explanation:
         seconds = self.step_seconds
         return None if seconds is None else self.cell.tokens_per_step / seconds / self.cell.num_gpus
 
+    @property
+    def mfu(self) -> float | None:
+        tokens, cell = self.tokens_per_second_per_gpu, self.cell
+        if tokens is None or self.peak_flops is None:
+            return None
+        return tokens * cell.model.flops_per_token(cell.sequence_length) / self.peak_flops
+
 
 def explain(
     planned: CellPlan,
     layout: Layout,
     *,
+    illegal: str | None,
     calibration: Calibration,
     hardware: Hardware | None,
     gpus_per_node: int,
 ) -> Explanation:
-    """Explain a layout among the candidates of its cell, by the calibration of its options."""
+    """Explain a layout among the candidates of its cell, by the calibration of its options.
+
+    `illegal` is the rule that it breaks: `CellSpace.reason` refuses values that the axes lack, and
+    `broken_rule` does not.
+    """
+    # Formulas of a layout that cannot be may divide by zero: its numbers are then undefined.
+    with nullcontext() if illegal is None else np.errstate(all="ignore"):
+        return _explained(planned, layout, illegal, calibration, hardware, gpus_per_node)
+
+
+def _explained(
+    planned: CellPlan,
+    layout: Layout,
+    illegal: str | None,
+    calibration: Calibration,
+    hardware: Hardware | None,
+    gpus_per_node: int,
+) -> Explanation:
     candidates, cell = planned.candidates, planned.space.cell
-    table = LayoutTable.of([layout])
+    table, limit = LayoutTable.of([layout]), candidates.memory_limit_bytes
+    seconds = predicted = fits = None
     memory = predict_memory(table, cell, calibration.trainer)
     by_part = {part: float(getattr(memory, part)[0]) for part in MEMORY_PARTS}
-    limit = candidates.memory_limit_bytes
-    seconds = predicted = None
     if hardware is not None:
         steps = predict_step_time(
             table,
@@ -105,10 +134,8 @@ def explain(
         correction = float(np.exp(calibration.log_correction(table, cell, hardware)[0]))
         seconds = {part: float(getattr(steps, part)[0]) * correction for part in STEP_PARTS}
         predicted = calibration.predict(table, cell, hardware, gpus_per_node=gpus_per_node)
-    illegal = planned.space.reason(layout)
-    fits = None
-    if predicted is not None and limit is not None:
-        fits = float(predicted.probability_of_fitting(limit * USABLE_SHARE)[0])
+    if limit is not None:
+        fits = float(chance_within(limit, memory.total, predicted=predicted)[0])
     too_large = limit is not None and sum(by_part.values()) > limit
     faster: tuple[LayoutChange, ...] = ()
     if illegal is None and seconds is not None:
@@ -121,10 +148,12 @@ def explain(
         memory_by_part=by_part,
         memory_limit_bytes=limit,
         memory_relative_sd=None if predicted is None else float(predicted.memory_relative_sd[0]),
+        memory_band=None if predicted is None else _first(predicted.memory_band()),
         probability_of_fitting=fits,
         to_fit=_to_fit(planned, layout) if too_large else None,
         seconds_by_part=seconds,
         step_band=None if predicted is None else _first(predicted.step_band()),
+        peak_flops=None if hardware is None else hardware.peak_flops.get(layout.precision),
         faster=faster,
     )
 

@@ -6,7 +6,7 @@ Missing fields come from the best predicted layout of the cell that has the give
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.core.errors import UsageInvalid
@@ -55,15 +55,7 @@ def parse_wish(words: Sequence[str], *, options: Axes, keys: Collection[str] = (
     `options` are the workload's options that vary, with their values; a mistyped key is corrected
     from `keys`. Raises UsageInvalid with a suggestion.
     """
-    found: dict[str, Any] = {}
-    for word in " ".join(words).split():
-        for name, value in _fields_of(word, options, keys).items():
-            if name == "options":
-                found.setdefault("options", {}).update(value)
-            elif found.setdefault(name, value) != value:
-                raise UsageInvalid(
-                    f"layout: {name} is both {found[name]} and {value}; give it once"
-                )
+    found = _merged(_fields_of(word, options, keys) for word in " ".join(words).split())
     if not found:
         raise UsageInvalid(
             "no layout is named; give a key as `sweep plan` and `sweep trials` print it,"
@@ -72,13 +64,30 @@ def parse_wish(words: Sequence[str], *, options: Axes, keys: Collection[str] = (
     return found
 
 
+def parse_assignments(assignments: Iterable[tuple[str, str]], *, options: Axes) -> Fields:
+    """Return the fields of names with values, which may have spaces. Raises UsageInvalid."""
+    return _merged(_of_assignment(name, text, options) for name, text in assignments)
+
+
 def complete(wish: Fields, candidates: Candidates, cell: Cell) -> Layout:
     """Return the best predicted legal layout that has the fields; if none has, build one."""
     for row in candidates.order:
         layout = candidates.table.layout(int(row))
         if _has(layout, wish):
             return layout
-    like = candidates.table.layout(int(candidates.order[0])) if len(candidates) else Layout()
+    return filled(wish, first(candidates), cell)
+
+
+def first(candidates: Candidates) -> Layout:
+    """Return the layout predicted to be the best; without a legal one, the plainest of all."""
+    return candidates.table.layout(int(candidates.order[0])) if len(candidates) else Layout()
+
+
+def filled(wish: Fields, like: Layout, cell: Cell) -> Layout:
+    """Return the layout with the fields, whose missing ones are those of another.
+
+    The numbers of replicas and of micro-batches follow from the fields where they can.
+    """
     values = {name: getattr(like, name) for name in (*SIZES, *_PARSERS)} | {
         name: value for name, value in wish.items() if name != "options"
     }
@@ -98,6 +107,19 @@ def complete(wish: Fields, candidates: Candidates, cell: Cell) -> Layout:
     return Layout(**values, options=tuple(sorted(options.items())))
 
 
+def _merged(parts: Iterable[Fields]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name == "options":
+                found.setdefault("options", {}).update(value)
+            elif found.setdefault(name, value) != value:
+                raise UsageInvalid(
+                    f"layout: {name} is both {found[name]} and {value}; give it once"
+                )
+    return found
+
+
 def _has(layout: Layout, wish: Fields) -> bool:
     options = wish.get("options", {}).items()
     fields = ((name, value) for name, value in wish.items() if name != "options")
@@ -111,7 +133,8 @@ def _fields_of(word: str, options: Axes, keys: Collection[str]) -> Fields:
     if word.startswith("dp") and "_" in word:
         return _of_key(word, options, keys)
     if "=" in word:
-        return _of_assignment(word, options)
+        name, _, text = word.partition("=")
+        return _of_assignment(name, text, options)
     part = _PART.fullmatch(word)
     if part is not None:
         return {_ALIASES[part[1]]: _size(part[1], part[2])}
@@ -135,15 +158,14 @@ def _of_key(word: str, options: Axes, keys: Collection[str]) -> Fields:
         raise UsageInvalid(f"layout {word!r}: {exc}{did_you_mean(word, keys)}") from None
     named = {name: getattr(layout, name) for name in (*SIZES, *_PARSERS)}
     found = {
-        name: _option(name, _option_text(value), options.get(name, ()))
+        name: _option(name, option_text(value), options.get(name, ()))
         for name, value in layout.options
     }
     return named | ({"options": found} if found else {})
 
 
-def _of_assignment(word: str, options: Axes) -> Fields:
-    """Read `dp=2`, `recompute=full:8` or `attention=eager`."""
-    name, _, text = word.partition("=")
+def _of_assignment(name: str, text: str, options: Axes) -> Fields:
+    """Read `dp` with `2`, `recompute` with `full:8` or `attention` with `eager`."""
     field = _ALIASES.get(name, name)
     if field in SIZES:
         return {field: _size(name, text)}
@@ -164,7 +186,7 @@ def _of_assignment(word: str, options: Axes) -> Fields:
 
 def _option(name: str, text: str, values: Sequence[OptionValue]) -> OptionValue:
     """Return the value of an axis that a text means. Other values are refused."""
-    by_text = {_option_text(value): value for value in values}
+    by_text = {option_text(value): value for value in values}
     if text not in by_text:
         rule = "it is no axis of this sweep (axes.options)"
         if by_text:
@@ -173,7 +195,8 @@ def _option(name: str, text: str, values: Sequence[OptionValue]) -> OptionValue:
     return by_text[text]
 
 
-def _option_text(value: OptionValue) -> str:
+def option_text(value: OptionValue) -> str:
+    """Return the value of an option as a person writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

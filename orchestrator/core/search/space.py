@@ -67,16 +67,7 @@ class CellSpace:
                 if name == "options":
                     value, values = _text(value), [_text(each) for each in values]
                 return f"{name} {value} is not among the axes' values: {_some(values)}"
-        values = self.values
-        row = replace(
-            LayoutTable.of([layout]),
-            pipeline_schedule=np.array([values.pipeline_schedule.index(layout.pipeline_schedule)]),
-            recompute=np.array([values.recompute.index(layout.recompute)]),
-            precision=np.array([values.precision.index(layout.precision)]),
-            options=np.array([values.options.index(layout.options)]),
-            **_meanings(values),
-        )
-        return next((rule.reason for rule in self._rules.all if rule.broken(row)[0]), None)
+        return _first_broken(self._rules, self.values, layout)
 
 
 class CellSpaces:
@@ -196,6 +187,36 @@ def _space(
         rejected={reason: rejected[reason] for reason in reasons},
         _rules=rules,
     )
+
+
+def broken_rule(spec: SweepSpec, cell: Cell, layout: Layout, *, gpus_per_node: int) -> str | None:
+    """Return the rule that a layout breaks if the axes had its values, too; None: it breaks none.
+
+    For layouts beyond the axes' values: `CellSpace.reason` refuses these.
+    """
+    values = axis_values(spec, cell)
+    more: dict[str, Any] = {
+        name: (*getattr(values, name), getattr(layout, name))
+        for name in CHOICE_AXES
+        if getattr(layout, name) not in getattr(values, name)
+    }
+    asked = spec.axes.pipeline_schedule
+    if asked != "auto" and layout.pipeline_schedule not in asked:
+        schedules = {"pipeline_schedule": (*asked, layout.pipeline_schedule)}
+        spec = spec.model_copy(update={"axes": spec.axes.model_copy(update=schedules)})
+    values = replace(values, **more)
+    return _first_broken(rules_of(spec, cell, values, gpus_per_node), values, layout)
+
+
+def _first_broken(rules: Rules, values: AxisValues, layout: Layout) -> str | None:
+    """Return the first rule that a layout breaks, whose named values are among the values."""
+    codes = {name: getattr(values, name).index(getattr(layout, name)) for name in CODED}
+    row = replace(
+        LayoutTable.of([layout]),
+        **{name: np.array([code]) for name, code in codes.items()},
+        **_meanings(values),
+    )
+    return next((rule.reason for rule in rules.all if rule.broken(row)[0]), None)
 
 
 # --- the combinations ---

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.report import quantities as show
 from orchestrator.report.pages.headline import headlines
 from orchestrator.report.pages.script_data import SCRIPT_BEGINS, compressed_script
 from orchestrator.report.pages.trial_document import TABLE_TITLES, document, sort_keys, table_row
@@ -37,6 +39,8 @@ POLICY = (
 )
 # Every page of a report has this.
 OWN_PAGE = '<link rel="stylesheet" href="assets/report.css">'
+# The files of `static` that the pages of a report load.
+STATIC = ("data.js", "report.css", "report.js", "theme.js", "trial.js", "trials.js")
 MISSING = "a report needs {}, which is not installed: pip install 'layout-sweep[report]'"
 
 
@@ -50,8 +54,12 @@ class Written:
     pictures: Sequence[Picture]
 
 
-def write_report(sweeps: Sequence[SweepRows], folder: Path) -> Written:
+def write_report(
+    sweeps: Sequence[SweepRows], folder: Path, *, live_page: str | None = None
+) -> Written:
     """Write the report of sweeps into a folder, which may have an older report or other files.
+
+    `live_page`: the address of the page of `sweep ui`, if that shows this report.
 
     Raises UsageInvalid if a package is missing, if the folder cannot be written, or if its index is
     a page of somebody else.
@@ -62,15 +70,15 @@ def write_report(sweeps: Sequence[SweepRows], folder: Path) -> Written:
         _refuse_another_index(folder / "index.html")
         for name in ("data", "assets"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        for file in (HERE / "static").iterdir():
-            shutil.copyfile(file, folder / "assets" / file.name)
+        for name in STATIC:
+            shutil.copyfile(HERE / "static" / name, folder / "assets" / name)
         shutil.copyfile(plotly, folder / "assets" / plotly.name)
         for old in (folder / "data").glob("trials-*.js"):
             if old.read_text(errors="replace").startswith(SCRIPT_BEGINS):
                 old.unlink()
         for name, text in _data(sweeps, drawn):
             (folder / "data" / name).write_text(text, encoding="utf-8")
-        for name, more in _pages(sweeps, drawn):
+        for name, more in _pages(sweeps, drawn, live_page):
             (folder / name).write_text(pages.get_template(name).render(more), encoding="utf-8")
     except OSError as exc:
         raise UsageInvalid(f"cannot write the report to {folder}: {exc.strerror}") from exc
@@ -108,11 +116,17 @@ def _data(sweeps: Sequence[SweepRows], drawn: Sequence[Picture]) -> Iterator[tup
 
 
 def _pages(
-    sweeps: Sequence[SweepRows], drawn: Sequence[Picture]
+    sweeps: Sequence[SweepRows], drawn: Sequence[Picture], live_page: str | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The pages with the values of their templates."""
     names = [sweep.name for sweep in sweeps]
-    common = {"policy": POLICY, "sweeps": names, "version": __version__}
+    common = {
+        "policy": POLICY,
+        "sweeps": names,
+        "version": __version__,
+        "live_page": live_page,
+        "drawn_at": show.at(datetime.now(tz=UTC)),
+    }
     counts = {
         "trials": sum(len(sweep.trials) for sweep in sweeps),
         "attempts": sum(1 for sweep in sweeps for _ in sweep.attempts()),

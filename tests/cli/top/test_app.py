@@ -14,11 +14,11 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
 from db.store import Store
+from orchestrator.cli.live_store import LiveStore
+from orchestrator.cli.sweep_requests import Requests
 from orchestrator.cli.top import app as top_app
 from orchestrator.cli.top.app import TopApp
 from orchestrator.cli.top.dialogs import Detail, Question, detail_text
-from orchestrator.cli.top.live_store import LiveStore
-from orchestrator.cli.top.requests import Requests
 from orchestrator.core.errors import SweepInUse
 from tests.acceptance.command import Command, write_sweep
 from tests.cli.cli_store import Filled, fill

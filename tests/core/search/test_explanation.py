@@ -45,7 +45,15 @@ def plan(chosen: SweepSpec) -> CellPlan:
 def explained(layout: Layout, **changes: Any) -> Explanation:
     chosen = spec(**changes)
     calibration = Calibration.prior(trainer_of(chosen))
-    return explain(plan(chosen), layout, calibration=calibration, hardware=H100, gpus_per_node=8)
+    planned = plan(chosen)
+    return explain(
+        planned,
+        layout,
+        illegal=planned.space.reason(layout),
+        calibration=calibration,
+        hardware=H100,
+        gpus_per_node=8,
+    )
 
 
 def layout(micro_batch_size: int, recompute: Recompute = FULL, zero_stage: int = 1) -> Layout:
@@ -162,7 +170,12 @@ def test_on_unknown_hardware_only_memory_is_explained() -> None:
     chosen = spec(device="cpu")
     planned = plan_cell(chosen, chosen.cells()[0], hardware=None, gpus_per_node=8)
     found = explain(
-        planned, layout(1), calibration=Calibration.prior(), hardware=None, gpus_per_node=8
+        planned,
+        layout(1),
+        illegal=None,
+        calibration=Calibration.prior(),
+        hardware=None,
+        gpus_per_node=8,
     )
     assert (
         found.seconds_by_part,

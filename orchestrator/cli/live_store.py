@@ -1,4 +1,4 @@
-"""The store of a screen: opened when it can be, read again and again, opened anew when it is back.
+"""The store of a screen or page: opened when it can be, read again, and opened anew when back.
 
 It belongs to the thread that reads.
 """
