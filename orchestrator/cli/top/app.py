@@ -149,11 +149,16 @@ class TopApp(App[None]):
     def _note_reading(self, reading: Reading) -> None:
         self._reading, self._trouble = reading, None
         self._answered_at = time.monotonic()
-        self._draw()
+        self._draw_unless_closing()
 
     def _note_trouble(self, why: str) -> None:
         self._trouble = why
-        self._draw()
+        self._draw_unless_closing()
+
+    def _draw_unless_closing(self) -> None:
+        # The screen loses its widgets some time before the app is over.
+        if self.screen_stack and self.screen_stack[0].query(DataTable):
+            self._draw()
 
     # -- drawing ---------------------------------------------------------------------------------
 

@@ -316,10 +316,14 @@ def test_colours_are_those_of_the_terminal_or_none(
     watch(sqlite_url, steps)
 
 
-def test_it_follows_a_sweep_that_runs(sqlite_url: str, tmp_path: Path) -> None:
+def test_it_follows_a_sweep_that_runs(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A simulated sweep lasts for less than a second.
+    monkeypatch.setattr(top_app, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(top_app, "RESTS_PER_READING", 0.1)
     command = Command(tmp_path, sqlite_url)
-    axes = {"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"]}
-    file = write_sweep(tmp_path, axes=axes)
+    file = write_sweep(tmp_path, search={"strategy": "exhaustive"})
     seen: list[str] = []
 
     async def steps(app: TopApp, pilot: Pilot[None]) -> None:
@@ -331,7 +335,7 @@ def test_it_follows_a_sweep_that_runs(sqlite_url: str, tmp_path: Path) -> None:
         await running
         await until(pilot, lambda: "finished" in _head(app))
         await pilot.press("4")
-        await until(pilot, lambda: len(_table(app)) == 6)
+        await until(pilot, lambda: len(_table(app)) == 16)
 
     watch(command.store_url, steps, sweep="t-simulated")
     assert any("running on host" in one and "simulated" in one for one in seen)
