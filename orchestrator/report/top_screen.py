@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialEvent, TrialState
+from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.report import quantities as show
 from orchestrator.report.ranking import why_no_best
@@ -344,7 +345,7 @@ def _trial_lines(rows: LiveRows, order: str) -> Iterable[Line]:
             one.id,
         ),
         "trial": lambda one: one.id,
-        "memory": lambda one: (-(one.peak_memory_allocated_bytes or 0), one.id),
+        "memory": lambda one: (-(needed_bytes(one) or 0), one.id),
         "newest": lambda one: (-one.updated_at.timestamp(), -one.id),
     }
     cells = _cell_keys(rows)

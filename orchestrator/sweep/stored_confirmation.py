@@ -10,7 +10,8 @@ from db.store import Store
 from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
-from orchestrator.core.trial.merit import Merit, headroom, highest_peak
+from orchestrator.core.trial.merit import Merit, headroom
+from orchestrator.core.trial.peak_memory import taken_peak
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT
@@ -77,14 +78,8 @@ def others_of(trial: TrialRow, device_memory_bytes: float | None) -> OtherMerits
 
     `device_memory_bytes`: of the device, if the trial does not name it.
     """
-    peak = highest_peak(
-        reserved_bytes=trial.peak_memory_reserved_bytes,
-        allocated_bytes=trial.peak_memory_allocated_bytes,
-        driver_bytes=trial.peak_memory_driver_bytes,
-        driver_kind=trial.peak_memory_driver_kind,
-    )
     return OtherMerits(
-        headroom=headroom(peak, trial.device_memory_bytes or device_memory_bytes),
+        headroom=headroom(taken_peak(trial), trial.device_memory_bytes or device_memory_bytes),
         joules_per_token=trial.joules_per_token,
     )
 

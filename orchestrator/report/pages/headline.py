@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.peak import peak_of
 from orchestrator.report.ranking import (
     MAX_TIED_SHOWN,
     Ranking,
@@ -119,7 +119,7 @@ def limits(best: TrialDetail) -> list[str]:
     from orchestrator.report.profile_text import PART_NAMES  # pydantic
 
     trial, lines = best.trial, []
-    peak, limit = peak_of(trial), trial.device_memory_bytes
+    peak, limit = needed_bytes(trial), trial.device_memory_bytes
     if peak is not None and limit:
         lines.append(
             f"Memory: {show.memory_of(peak, limit)}, {show.percent(peak / limit)} of the device."

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.peak_memory import taken_peak
 from orchestrator.report import quantities as show
 from orchestrator.report.fronts import objective_titles
-from orchestrator.report.pictures.peak import taken_of
 from orchestrator.report.pictures.picture import (
     COLORS,
     GIB,
@@ -62,7 +62,7 @@ def candidates(sweeps: Sequence[SweepRows]) -> tuple[Candidate, ...]:
 
 def _candidate(detail: TrialDetail, point: ShownPoint | None) -> Candidate | None:
     trial, cell = detail.trial, detail.cell.cell
-    speed, taken = trial.tokens_per_second_per_gpu, taken_of(trial)
+    speed, taken = trial.tokens_per_second_per_gpu, taken_peak(trial)
     is_ranked = (
         trial.state is TrialState.MEASURED
         and trial.implausible is None

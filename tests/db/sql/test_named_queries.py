@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from db.sql.named_queries import named_queries, named_query
 from db.store import Store
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.failure_kinds import SUSPECT_KINDS
-from orchestrator.core.trial.merit import highest_peak
+from orchestrator.core.trial.peak_memory import taken_peak
 from tests.db.sql import made_up_sweep
 from tests.db.sql.made_up_sweep import NEW, OLD, PRICE, MadeUpAttempt, MadeUpSweep, MadeUpTrial
 
@@ -32,12 +33,7 @@ def speed(one: MadeUpAttempt) -> float:
 
 
 def peak(one: MadeUpAttempt) -> int | None:
-    return highest_peak(
-        reserved_bytes=one.numbers["peak_memory_reserved_bytes"],
-        allocated_bytes=one.numbers["peak_memory_allocated_bytes"],
-        driver_bytes=one.numbers["peak_memory_driver_bytes"],
-        driver_kind=one.numbers["peak_memory_driver_kind"],
-    )
+    return taken_peak(SimpleNamespace(**one.numbers))
 
 
 def with_peak(trials: Sequence[MadeUpTrial]) -> list[tuple[MadeUpTrial, MadeUpAttempt, int]]:
