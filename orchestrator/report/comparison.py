@@ -9,6 +9,7 @@ from math import exp, log, sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from orchestrator.core.trial.comparable import is_comparable
 from orchestrator.core.trial.run import USUAL_SD
 from orchestrator.core.trial.winner import WIDTH
 from orchestrator.report import quantities as show
@@ -158,10 +159,7 @@ def _speeds(
         runs = [
             (it.measurement.tokens_per_second_per_gpu, it.measurement.step_time.relative_confidence)
             for it in one.attempts
-            if it.measurement is not None
-            and it.measurement.implausible is None
-            and it.measurement.step_seconds_bound is None
-            and is_wanted(one, it)
+            if it.measurement is not None and is_comparable(it.measurement) and is_wanted(one, it)
         ]
         if runs:
             found[one.cell.cell.key, one.trial.layout.key] = speed_of(one.trial.id, runs)

@@ -8,7 +8,6 @@ from math import inf
 from db.read.rows import Repeats, TrialRow
 from db.store import Store
 from orchestrator.core.trial.front_verdict import OtherMerits
-from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
 from orchestrator.core.trial.merit import Merit, headroom
 from orchestrator.core.trial.peak_memory import taken_peak
@@ -40,11 +39,7 @@ def confirmation_of(
     measured = {
         trial.id: trial
         for trial in trials
-        if trial.state is TrialState.MEASURED
-        and trial.is_current_fingerprint
-        and trial.step_seconds_median is not None
-        and trial.implausible is None
-        and trial.step_seconds_bound is None
+        if trial.is_ranked and trial.step_seconds_median is not None
     }
     runs = [
         (run, trial_id, number)

@@ -366,6 +366,13 @@ def test_every_query_answers_as_plain_python_does(store: Store, store_url: str) 
             assert shown == [pytest.approx(row) for row in wanted], (name, sweep.name)
 
 
+def test_the_trials_that_rows_rank_are_those_that_the_queries_rank(store: Store) -> None:
+    for seed in (1, 2, 3):
+        drawn = made_up_sweep.write(store, f"drawn-{seed}", seed=seed)
+        ranked = {one.id for one in store.trials(drawn.sweep_id) if one.is_ranked}
+        assert ranked == {one.id for one in drawn.trials if one.counting is not None} != set()
+
+
 def test_a_query_takes_its_parameters_and_nothing_else(store: Store, store_url: str) -> None:
     sweep = made_up_sweep.write(store, "drawn", seed=1)
     (row, *_) = ask(store_url, "cost", "drawn", "price=10")
