@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from html import escape
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -22,6 +21,7 @@ from orchestrator.report.pictures.picture import (
     Trace,
     figure,
     line_at,
+    marked_up,
 )
 from orchestrator.report.sweep_rows import SweepRows
 
@@ -206,7 +206,7 @@ def _trace(found: Sequence[MemoryBar], side: Side, names: Sequence[str]) -> Trac
         "y": [parts[name] / GIB for _, parts in known],
         "base": [sum(parts.get(part, 0) for part in below) / GIB for _, parts in known],
         "customdata": [one.trial_id for one, _ in known],
-        "hovertemplate": f"%{{x}}: %{{y:.2f}} GiB<extra>{escape(words)}, {side.value}</extra>",
+        "hovertemplate": f"%{{x}}: %{{y:.2f}} GiB<extra>{marked_up(words)}, {side.value}</extra>",
         "marker": {"color": color, "opacity": 0.5 if is_predicted else 1.0},
     }
 

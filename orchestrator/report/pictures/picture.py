@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
@@ -74,6 +75,11 @@ class Axis:
         if self.range is not None:
             found["range"] = list(self.range)
         return found
+
+
+def marked_up(text: str) -> str:
+    """Return a text that plotly shows as it is: it reads markup, and entities but `&quot;`."""
+    return escape(text, quote=False)
 
 
 def figure(
