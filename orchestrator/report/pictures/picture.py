@@ -44,6 +44,14 @@ class Picture:
         """The number of values that the figure draws."""
         return 0 if self.figure is None else sum(map(num_marks, self.figure["data"]))
 
+    @property
+    def trial_ids(self) -> list[int]:
+        """The trials whose pages the marks lead to, each once, in the order of the figure."""
+        traces = () if self.figure is None else self.figure["data"]
+        rows = (row for trace in traces for row in trace.get("customdata") or ())
+        ids = (one for row in rows for one in (row if isinstance(row, list | tuple) else (row,)))
+        return [one for one in dict.fromkeys(ids) if isinstance(one, int)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
