@@ -43,6 +43,7 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.sweepfile.metrics_section import MetricsSection
+from orchestrator.core.sweepfile.mirror_section import MirrorSection
 from orchestrator.core.sweepfile.notify_section import NotifyTarget
 from orchestrator.core.sweepfile.sections import (
     Axes,
@@ -84,6 +85,7 @@ FOLDERS = (
     "orchestrator/report",
     "orchestrator/report/pictures",
     "orchestrator/report/pages",
+    "orchestrator/report/mirrors",
     "orchestrator/sweep",
     "orchestrator/search",
     "orchestrator/cluster",
@@ -122,6 +124,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "confirm": Confirm,
     "workload": LlamaWorkload,  # all workloads have these keys
     "notify": NotifyTarget,
+    "mirror": MirrorSection,
     "trainer": TrainerSection,
     "bytes-per-parameter": BytesPerParameter,
     "activations": TracedModeSection,

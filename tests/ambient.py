@@ -8,8 +8,19 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 # Ours, Ray's, PostgreSQL's, a batch system's, what sets up communication, where configurations lie,
-# how terminals are written to.
-PREFIXES = ("SWEEP_", "RAY_", "PG", "SLURM_", "NCCL_", "GLOO_", "TORCHELASTIC_", "XDG_")
+# how terminals are written to, and of trackers.
+PREFIXES = (
+    "SWEEP_",
+    "RAY_",
+    "PG",
+    "SLURM_",
+    "NCCL_",
+    "GLOO_",
+    "TORCHELASTIC_",
+    "XDG_",
+    "MLFLOW_",
+    "WANDB_",
+)
 NAMES = frozenset(
     {
         "COLUMNS",

@@ -1,7 +1,7 @@
 -- What changed between two fingerprints: the software, and the speed of layouts measured with both?
 -- before (text): the beginning of a digest; default: the newest fingerprint of the sweep but one
 -- after (text): the beginning of a digest; default: the newest fingerprint of the sweep
--- A change is noise if the 95 % intervals overlap, or if it is smaller than the noise floor of the cell.
+-- Each speed is the geometric mean of its runs. A change is noise if the 95 % intervals overlap, as in `sweep compare`.
 -- Measurements with another fingerprint than the newest of their cell are compared even if they were invalidated since.
 WITH seen AS (
     SELECT attempt.fingerprint_digest AS digest, row_number() OVER (ORDER BY max(attempt.id) DESC) AS place
@@ -16,14 +16,15 @@ asked AS (
         (SELECT min(digest) FROM seen WHERE CASE WHEN CAST(:before AS text) IS NULL THEN place = 2 ELSE digest LIKE CAST(:before AS text) || '%' END) AS before_digest,
         (SELECT min(digest) FROM seen WHERE CASE WHEN CAST(:after AS text) IS NULL THEN place = 1 ELSE digest LIKE CAST(:after AS text) || '%' END) AS after_digest
 ),
-means AS (
+runs AS (
     SELECT
         trial.id AS trial_id,
         trial.cell_id,
+        cell.key AS cell,
         trial.layout_key AS layout,
         attempt.fingerprint_digest AS digest,
-        avg(measurement.tokens_per_second_per_gpu) AS speed,
-        avg(measurement.relative_confidence) AS confidence
+        ln(measurement.tokens_per_second_per_gpu) AS log_speed,
+        coalesce(measurement.relative_confidence, 0) / 1.96 AS own_sd
     FROM asked
     CROSS JOIN trial
     JOIN sweep ON sweep.id = trial.sweep_id
@@ -34,45 +35,57 @@ means AS (
     WHERE sweep.name = :sweep AND trial.num_attempts > 1 AND attempt.state = 'measured'
         AND measurement.implausible IS NULL AND measurement.step_seconds_bound IS NULL
         AND (attempt.pooled OR NOT attempt.superseded OR attempt.fingerprint_digest <> coalesce(cell.fingerprint_digest, ''))
-    GROUP BY trial.id, trial.cell_id, trial.layout_key, attempt.fingerprint_digest
 ),
+moments AS (
+    SELECT
+        trial_id, cell_id, cell, layout, digest,
+        count(*) AS num_runs,
+        avg(log_speed) AS mean,
+        max(own_sd) AS own_sd,
+        sum(log_speed * log_speed) - count(*) * avg(log_speed) * avg(log_speed) AS squares
+    FROM runs
+    GROUP BY trial_id, cell_id, cell, layout, digest
+),
+-- The variance of one run: that of its steps, that of the runs, or that of usual repeats (2 %).
+variances AS (
+    SELECT
+        moments.*,
+        CASE WHEN own_sd > 0.02 THEN own_sd * own_sd ELSE 0.0004 END AS least,
+        CASE WHEN num_runs > 1 THEN squares / (num_runs - 1) ELSE 0 END AS seen
+    FROM moments
+),
+speeds AS (
+    SELECT
+        variances.*,
+        1.96 * sqrt((CASE WHEN seen > least THEN seen ELSE least END) / num_runs) AS width
+    FROM variances
+),
+-- One row per layout with both sides, without a join: PostgreSQL plans those badly before it knows how large they are.
 pairs AS (
     SELECT
-        older.cell_id,
-        older.trial_id,
-        older.layout,
-        older.speed AS before_speed,
-        newer.speed AS after_speed,
-        newer.speed / older.speed - 1 AS change,
-        older.confidence + newer.confidence AS widths
-    FROM asked
-    JOIN means AS older ON older.digest = asked.before_digest
-    JOIN means AS newer ON newer.digest = asked.after_digest AND newer.trial_id = older.trial_id
-),
-repeats AS (
-    SELECT
-        trial.cell_id,
-        attempt.number > first_value(attempt.number) OVER of_trial AS is_repeat,
-        abs(measurement.step_seconds_median / first_value(measurement.step_seconds_median) OVER of_trial - 1) AS change
-    FROM trial
-    JOIN sweep ON sweep.id = trial.sweep_id
-    JOIN attempt ON attempt.trial_id = trial.id AND attempt.pooled
-    JOIN measurement ON measurement.attempt_id = attempt.id
-    -- The others have no repeat.
-    WHERE sweep.name = :sweep AND trial.num_measurements > 1
-    WINDOW of_trial AS (PARTITION BY trial.id ORDER BY attempt.number)
-),
-floors AS (
-    SELECT cell_id, avg(change) AS noise_floor FROM repeats WHERE is_repeat GROUP BY cell_id
+        trial_id, cell_id, cell, layout,
+        max(CASE WHEN digest = before_digest THEN mean END) AS before_mean,
+        max(CASE WHEN digest = before_digest THEN width END) AS before_width,
+        max(CASE WHEN digest = after_digest THEN mean END) AS after_mean,
+        max(CASE WHEN digest = after_digest THEN width END) AS after_width
+    FROM speeds
+    CROSS JOIN asked
+    GROUP BY trial_id, cell_id, cell, layout
 ),
 judged AS (
     SELECT
-        pairs.*,
-        cell.key AS cell,
-        CASE WHEN coalesce(pairs.widths, 0) > coalesce(floors.noise_floor, 0) THEN pairs.widths ELSE coalesce(floors.noise_floor, pairs.widths) END AS noise
+        cell,
+        trial_id,
+        layout,
+        exp(before_mean) AS before_speed,
+        exp(before_mean - before_width) AS before_low,
+        exp(before_mean + before_width) AS before_high,
+        exp(after_mean) AS after_speed,
+        exp(after_mean - after_width) AS after_low,
+        exp(after_mean + after_width) AS after_high,
+        exp(after_mean - before_mean) - 1 AS change
     FROM pairs
-    JOIN cell ON cell.id = pairs.cell_id
-    LEFT JOIN floors ON floors.cell_id = pairs.cell_id
+    WHERE before_mean IS NOT NULL AND after_mean IS NOT NULL
 ),
 software AS (
     SELECT
@@ -104,14 +117,16 @@ SELECT
     judged.trial_id,
     judged.layout,
     judged.before_speed,
+    judged.before_low,
+    judged.before_high,
     judged.after_speed,
+    judged.after_low,
+    judged.after_high,
     judged.change,
-    judged.noise,
     CASE
-        WHEN judged.noise IS NULL THEN NULL
-        WHEN abs(judged.change) <= judged.noise THEN 'noise'
-        WHEN judged.change > 0 THEN 'faster'
-        ELSE 'slower'
+        WHEN judged.after_low > judged.before_high THEN 'faster'
+        WHEN judged.after_high < judged.before_low THEN 'slower'
+        WHEN judged.change IS NOT NULL THEN 'noise'
     END AS verdict
 FROM software
 LEFT JOIN judged ON 1 = 1

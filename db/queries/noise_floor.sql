@@ -1,7 +1,9 @@
--- How much do two runs of one layout differ, and is the lead of the fastest larger than that?
+-- How much do two runs of one layout differ, and is the lead of the fastest more than noise?
+-- The lead is noise if the 95 % intervals of both speeds overlap, as in `sweep compare`.
 WITH runs AS (
     SELECT
         trial.cell_id,
+        trial.id AS trial_id,
         attempt.number > first_value(attempt.number) OVER of_trial AS is_repeat,
         abs(measurement.step_seconds_median / first_value(measurement.step_seconds_median) OVER of_trial - 1) AS change
     FROM trial
@@ -21,6 +23,7 @@ floors AS (
 ranked AS (
     SELECT
         trial.cell_id,
+        trial.id AS trial_id,
         measurement.tokens_per_second_per_gpu AS speed,
         row_number() OVER (PARTITION BY trial.cell_id ORDER BY measurement.tokens_per_second_per_gpu DESC, trial.id) AS place
     FROM trial
@@ -31,21 +34,55 @@ ranked AS (
     WHERE sweep.name = :sweep AND trial.state = 'measured'
         AND coalesce(attempt.fingerprint_digest, '') = coalesce(cell.fingerprint_digest, '')
         AND measurement.implausible IS NULL AND measurement.step_seconds_bound IS NULL
+),
+moments AS (
+    SELECT
+        ranked.cell_id,
+        ranked.place,
+        ranked.speed,
+        count(*) AS num_runs,
+        avg(ln(measurement.tokens_per_second_per_gpu)) AS mean,
+        max(coalesce(measurement.relative_confidence, 0) / 1.96) AS own_sd,
+        sum(ln(measurement.tokens_per_second_per_gpu) * ln(measurement.tokens_per_second_per_gpu))
+            - count(*) * avg(ln(measurement.tokens_per_second_per_gpu)) * avg(ln(measurement.tokens_per_second_per_gpu)) AS squares
+    FROM ranked
+    JOIN attempt ON attempt.trial_id = ranked.trial_id AND attempt.state = 'measured' AND (attempt.pooled OR NOT attempt.superseded)
+    JOIN measurement ON measurement.attempt_id = attempt.id
+    WHERE ranked.place <= 2 AND measurement.implausible IS NULL AND measurement.step_seconds_bound IS NULL
+    GROUP BY ranked.cell_id, ranked.place, ranked.speed
+),
+-- The variance of one run: that of its steps, that of the runs, or that of usual repeats (2 %).
+variances AS (
+    SELECT
+        moments.*,
+        CASE WHEN own_sd > 0.02 THEN own_sd * own_sd ELSE 0.0004 END AS least,
+        CASE WHEN num_runs > 1 THEN squares / (num_runs - 1) ELSE 0 END AS seen
+    FROM moments
+),
+speeds AS (
+    SELECT
+        variances.*,
+        1.96 * sqrt((CASE WHEN seen > least THEN seen ELSE least END) / num_runs) AS width
+    FROM variances
+),
+leads AS (
+    SELECT
+        cell_id,
+        max(CASE WHEN place = 1 THEN speed END) / max(CASE WHEN place = 2 THEN speed END) - 1 AS lead,
+        max(CASE WHEN place = 1 THEN mean - width END) > max(CASE WHEN place = 2 THEN mean + width END) AS is_apart
+    FROM speeds
+    GROUP BY cell_id
 )
 SELECT
     cell.key AS cell,
     coalesce(floors.num_repeats, 0) AS num_repeats,
     floors.noise_floor,
     floors.largest_change,
-    best.speed / runner_up.speed - 1 AS lead,
-    CASE
-        WHEN best.speed / runner_up.speed - 1 <= floors.noise_floor THEN 'within the noise'
-        WHEN best.speed / runner_up.speed - 1 > floors.noise_floor THEN 'above the noise'
-    END AS verdict
+    leads.lead,
+    CASE WHEN leads.is_apart THEN 'faster' WHEN leads.lead IS NOT NULL THEN 'noise' END AS verdict
 FROM cell
 JOIN sweep ON sweep.id = cell.sweep_id
 LEFT JOIN floors ON floors.cell_id = cell.id
-LEFT JOIN ranked AS best ON best.cell_id = cell.id AND best.place = 1
-LEFT JOIN ranked AS runner_up ON runner_up.cell_id = cell.id AND runner_up.place = 2
+LEFT JOIN leads ON leads.cell_id = cell.id
 WHERE sweep.name = :sweep
 ORDER BY cell.key

@@ -13,6 +13,7 @@ from orchestrator.core.physics.link_sample import LinkSample
 from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision
+from orchestrator.core.trial.comparable import is_comparable
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
@@ -149,6 +150,21 @@ class TrialRow:
     joules_per_token: float | None = None  # None: no GPU told
     extra: Mapping[str, Any] | None = None  # the program's own fields
     reused_from: int | None = None  # the trial of another sweep that was measured
+
+    @property
+    def was_launched(self) -> bool:
+        """True if its sweep started it at least once: `max_trials` counts it."""
+        return self.num_attempts > 0 and self.reused_from is None
+
+    @property
+    def is_comparable(self) -> bool:
+        """True if it has numbers that may be compared with others of its fingerprint."""
+        return self.state is TrialState.MEASURED and is_comparable(self)
+
+    @property
+    def is_ranked(self) -> bool:
+        """True if it is in the order of its cell: comparable, and of the current fingerprint."""
+        return self.is_comparable and self.is_current_fingerprint is True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,6 +320,8 @@ class CellStatus:
     cell: CellRow
     num_trials: Mapping[TrialState, int]  # every state, also those with none
     best: TrialRow | None  # under the current fingerprint
+    # Trials with at least one attempt in this sweep: what max_trials counts.
+    num_launched: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,19 +135,30 @@ def cells(connection: Connection, sweep_id: int) -> list[CellRow]:
 
 def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
     counting = (
-        sa.select(trial.c.cell_id, trial.c.state, sa.func.count().label("n"))
+        sa.select(
+            trial.c.cell_id,
+            trial.c.state,
+            sa.func.count().label("n"),
+            # As TrialRow.was_launched has it.
+            sa.func.count()
+            .filter(trial.c.num_attempts > 0, trial.c.reused_from.is_(None))
+            .label("num_launched"),
+        )
         .where(trial.c.sweep_id == sweep_id)
         .group_by(trial.c.cell_id, trial.c.state)
     )
     counts: dict[int, dict[TrialState, int]] = {}
+    launched = Counter[int]()
     for row in connection.execute(counting):
         counts.setdefault(row.cell_id, {})[TrialState(row.state)] = row.n
+        launched[row.cell_id] += row.num_launched
     fastest = trials.best(connection, sweep_id, 1)
     return [
         CellStatus(
             cell=row,
             num_trials={state: counts.get(row.id, {}).get(state, 0) for state in TrialState},
             best=next(iter(fastest.get(row.id, ())), None),
+            num_launched=launched[row.id],
         )
         for row in cells(connection, sweep_id)
     ]

@@ -7,10 +7,11 @@ and only known functions. People's statements run in a child process, this progr
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,7 @@ def _rows_of_sqlite(
     with closing(readable), closing(readable.connect()) as connection:
         try:
             connection.execute("PRAGMA query_only = ON")
+            _add_mathematics(connection)
             connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
             connection.set_authorizer(_authorize)
@@ -152,6 +154,23 @@ def _rows_of_sqlite(
             yield from cursor
         except (sqlite3.Error, sqlite3.Warning) as exc:
             raise _sqlite_refusal(exc, timeout_seconds) from None
+
+
+def _add_mathematics(connection: sqlite3.Connection) -> None:
+    """Add what named queries use, since a SQLite may be built without it."""
+    for name, function in (("ln", math.log), ("exp", math.exp), ("sqrt", math.sqrt)):
+        known = partial(_or_null, function)
+        connection.create_function(name, 1, known, deterministic=True)
+
+
+def _or_null(function: Callable[[float], float], value: object) -> float | None:
+    """NULL, as SQLite has it, where a function has no value."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return function(value)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _sqlite_refusal(exc: Exception, timeout_seconds: float) -> UsageInvalid | _WrongStatement:

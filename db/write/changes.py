@@ -30,6 +30,7 @@ from orchestrator.core.trial.lifecycle import (
     INITIAL,
     UNDER_WAY,
     IllegalTransition,
+    LogEvent,
     TrialEvent,
     TrialState,
     advance,
@@ -221,7 +222,7 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
             {"kind": _LOST.value, "message": message},
         )
         if is_repeat:
-            batch.log(row.id, event_log.REPEAT_FAILED, standing.num_attempts, detail)
+            batch.log(row.id, LogEvent.REPEAT_FAILED, standing.num_attempts, detail)
         else:
             batch.advance(row.id, event, detail=detail)
             if event is TrialEvent.REQUEUED:
@@ -310,7 +311,7 @@ class _Addition:
     def entries(self, sweep_id: int, trial_id: int, epoch: int) -> list[records.Columns]:
         number = self.num_attempts or None
         return [
-            event_log.entry(sweep_id, trial_id, event_log.ADDED, None, INITIAL, epoch),
+            event_log.entry(sweep_id, trial_id, LogEvent.ADDED, None, INITIAL, epoch),
             event_log.entry(
                 sweep_id, trial_id, self.event, INITIAL, self.state, epoch, number, self.detail
             ),

@@ -18,14 +18,14 @@ from db.connection.engine import Change
 from db.connection.id_list import ByIds
 from db.read import records
 from db.types import AttemptState, now
-from db.write import event_log, pooling, software
+from db.write import pooling, software
 from db.write.batch import Batch
 from db.write.inserts import INSERTS
 from db.write.pooling import Pooled
 from db.write.writes import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.fingerprint import Fingerprint
-from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import UNDER_WAY, LogEvent, TrialEvent, TrialState
 
 attempt, cell, measurement, trial = schema.attempt, schema.cell, schema.measurement, schema.trial
 
@@ -214,7 +214,7 @@ class _Endings:
             else:
                 self._current[trial_now.cell_id] = digest
         else:
-            self._batch.log(trial_now.id, event_log.SUPERSEDED, end.attempt)
+            self._batch.log(trial_now.id, LogEvent.SUPERSEDED, end.attempt)
         # `settle` later picks the attempt whose numbers are the trial's. Until then a repeat is
         # superseded, since at most one attempt of a trial counts at any time.
         trial_columns: records.Columns = {
@@ -240,7 +240,7 @@ class _Endings:
         failure = outcome.failure
         detail = {"kind": failure.kind.value, "message": records.storable(failure.message)}
         if is_repeat:
-            self._batch.log(trial_now.id, event_log.REPEAT_FAILED, end.attempt, detail)
+            self._batch.log(trial_now.id, LogEvent.REPEAT_FAILED, end.attempt, detail)
         else:
             unreported = (
                 [TrialEvent.FIRST_STEP]

@@ -18,17 +18,6 @@ from db.read import records
 from db.types import now
 from orchestrator.core.trial.lifecycle import TrialState
 
-ADDED = "added"  # a trial's first row
-# An attempt's result came too late to count.
-SUPERSEDED = "superseded"
-REPEAT_FAILED = "repeat_failed"  # the trial keeps its numbers
-BENCHED = "benched"  # a node, without a trial
-UNBENCHED = "unbenched"
-# By a person, of a trial: its orchestrator reads it when it renews its lease.
-ENQUEUED = "enqueued"
-RETRY_ASKED = "retry_asked"
-REQUESTS = (ENQUEUED, RETRY_ASKED)
-
 _table = schema.event
 _INSERT = sa.insert(_table).values(at=now())
 

@@ -20,7 +20,7 @@ from orchestrator.core.machines.check import Check
 from orchestrator.core.machines.node_health import NodeFacts, unfit
 from orchestrator.core.physics.link_sample import LinkSample
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import LogEvent, TrialState
 
 node_check, node_bench = schema.node_check, schema.node_bench
 attempt, trial, event = schema.attempt, schema.trial, schema.event
@@ -141,7 +141,7 @@ def bench(
         return event_log.is_done(connection, change)
     detail = {"node": node, "reason": reason.value, **(evidence or {})}
     event_log.append(
-        connection, change, [event_log.node_entry(sweep_id, event_log.BENCHED, said_with, detail)]
+        connection, change, [event_log.node_entry(sweep_id, LogEvent.BENCHED, said_with, detail)]
     )
     return True
 
@@ -159,7 +159,7 @@ def unbench(connection: Connection, change: Change, sweep_id: int, node: str) ->
     event_log.append(
         connection,
         change,
-        [event_log.node_entry(sweep_id, event_log.UNBENCHED, said_with, {"node": node})],
+        [event_log.node_entry(sweep_id, LogEvent.UNBENCHED, said_with, {"node": node})],
     )
     return True
 

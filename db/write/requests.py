@@ -18,7 +18,7 @@ from db.types import now
 from db.write import event_log, invalidation, lease
 from db.write.inserts import insert_absent
 from orchestrator.core.problem.layout import Layout, to_columns
-from orchestrator.core.trial.lifecycle import INITIAL, TrialState
+from orchestrator.core.trial.lifecycle import INITIAL, LogEvent, TrialState
 
 trial, cell = schema.trial, schema.cell
 WHY_ENQUEUED = "asked for: sweep enqueue"
@@ -54,11 +54,11 @@ def enqueue(
     if waits and not event_log.is_done(connection, change):
         epoch = sweeps.owner_epoch(connection, sweep_id)
         added = (
-            [event_log.entry(sweep_id, found.id, event_log.ADDED, None, INITIAL, epoch)]
+            [event_log.entry(sweep_id, found.id, LogEvent.ADDED, None, INITIAL, epoch)]
             if is_new
             else []
         )
-        asked = event_log.entry(sweep_id, found.id, event_log.ENQUEUED, INITIAL, INITIAL, epoch)
+        asked = event_log.entry(sweep_id, found.id, LogEvent.ENQUEUED, INITIAL, INITIAL, epoch)
         event_log.append(connection, change, [*added, asked])
     return int(found.id), state, waits
 
@@ -72,7 +72,7 @@ def ask_to_retry(connection: Connection, change: Change, sweep_id: int, trial_id
         return False
     if not event_log.is_done(connection, change):
         state, epoch = TrialState(found.state), sweeps.owner_epoch(connection, sweep_id)
-        asked = event_log.entry(sweep_id, trial_id, event_log.RETRY_ASKED, state, state, epoch)
+        asked = event_log.entry(sweep_id, trial_id, LogEvent.RETRY_ASKED, state, state, epoch)
         event_log.append(connection, change, [asked])
     return True
 

@@ -19,7 +19,7 @@ from db.types import AttemptState, now
 from db.write import event_log, lease
 from db.write.inserts import INSERTS
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS
-from orchestrator.core.trial.lifecycle import INITIAL, TrialEvent, TrialState, advance
+from orchestrator.core.trial.lifecycle import INITIAL, LogEvent, TrialEvent, TrialState, advance
 
 sweep, cell, trial = schema.sweep, schema.cell, schema.trial
 attempt, measurement = schema.attempt, schema.measurement
@@ -142,7 +142,7 @@ def _log(
         states.append(advance(states[-1], event))
     assert states[-1] == row["state"], f"{events} do not lead to {row['state']}"
     entries: list[records.Columns] = [
-        event_log.entry(sweep_id, trial_id, event_log.ADDED, None, INITIAL, epoch, detail=detail)
+        event_log.entry(sweep_id, trial_id, LogEvent.ADDED, None, INITIAL, epoch, detail=detail)
     ]
     entries += [
         event_log.entry(sweep_id, trial_id, event, before, after, epoch, 1, detail)

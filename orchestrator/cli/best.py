@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli import trial_text
 from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, FormatOption, Json, SweepArgument
-from orchestrator.cli.other_conditions import OtherConditions, other_conditions
+from orchestrator.cli.other_conditions import other_conditions, print_others
 from orchestrator.cli.output import (
     Format,
     numbers,
@@ -24,6 +24,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.report import quantities as show
 from orchestrator.report import trial_line
+from orchestrator.report.other_conditions import OtherConditions
 from orchestrator.report.ranking import (
     MAX_TIED_SHOWN,
     NOT_COMPARED,
@@ -197,7 +198,7 @@ def _print(
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
         remarks.print(cell.cell.id)
-        shown += others.print(cell.cell.id)
+        shown += print_others(others, cell.cell.id)
     trial_text.print_why_unsure(shown)
 
 

@@ -16,6 +16,7 @@ from orchestrator.cli.output import Column, note, numbers, write_json, write_lin
 from orchestrator.cli.sweep_file import Planning, load, planning, store_if_any
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.report import explanation_text as say
 from orchestrator.report import quantities as show_as
 
@@ -190,7 +191,7 @@ def _record(
             "state": trial.state,
             "tokens_per_second_per_gpu": trial.tokens_per_second_per_gpu,
             "step_seconds_median": trial.step_seconds_median,
-            "peak_memory_bytes": _peak(trial),
+            "peak_memory_bytes": needed_bytes(trial),
             "condemned_by": trial.condemned_by,
             "failure": trial.failure_message,
         },
@@ -274,7 +275,7 @@ def _print_trial(trial: TrialRow | None) -> None:
     text = trial.failure_message or trial.why or ""
     if trial.state is TrialState.MEASURED:
         rate = show_as.tokens_rate(trial.tokens_per_second_per_gpu)
-        peak = show_as.memory_of(_peak(trial), trial.device_memory_bytes)
+        peak = show_as.memory_of(needed_bytes(trial), trial.device_memory_bytes)
         step = show_as.step_time(trial.step_seconds_median)
         text = f"{rate} tokens/s/GPU, step {step}, peak {peak}"
     elif trial.state is TrialState.PRUNED:
@@ -285,8 +286,3 @@ def _print_trial(trial: TrialRow | None) -> None:
                 " it"
             )
     write_line(f"In the store: trial {trial.id}, {trial.state.replace('_', ' ')}: {text}")
-
-
-def _peak(trial: TrialRow) -> int | None:
-    reserved = trial.peak_memory_reserved_bytes
-    return reserved if reserved is not None else trial.peak_memory_allocated_bytes

@@ -136,7 +136,7 @@ def _earlier(spec: SweepSpec, store: Store | None) -> _Earlier:
         ended = [trial for trial in trials if trial.state in TERMINAL]
         done[row.cell] = _Done(
             layouts=frozenset(trial.layout for trial in ended),
-            num_launched=sum(trial.num_attempts > 0 for trial in ended),
+            num_launched=sum(trial.was_launched for trial in ended),
         )
     cells = store.status(found.id)
     share = share_that_fails(

@@ -71,7 +71,8 @@ def retry(
     """Have trials measured again.
 
     Their numbers so far no longer count, and layouts that they ruled out wait again too. A `sweep
-    run` that works on the sweep takes it up within 5 s; else the next one does.
+    run` that works on the sweep takes it up within 5 s; else the next one does. A trial that has
+    not ended is left as it is, and the exit code is 2.
 
     Examples:
       sweep retry 17
@@ -80,9 +81,11 @@ def retry(
     done = [retry_trial(db, trial_id) for trial_id in dict.fromkeys(trials)]
     if as_json:
         write_json("retry", {"trials": [{"trial_id": i, "accepted": ok} for i, ok, _ in done]})
-        return
-    for _, _, text in done:
-        write_line(text)
+    else:
+        for _, _, text in done:
+            write_line(text)
+    if not all(is_accepted for _, is_accepted, _ in done):
+        raise typer.Exit(2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,8 @@ import typer
 from orchestrator import __version__
 from orchestrator.cli import best, home, run_checks
 from orchestrator.cli.console_log import Redactor
+from orchestrator.cli.mirror_targets import mirror_secrets
+from orchestrator.cli.mirror_worker import MirrorWorker
 from orchestrator.cli.notifier import Notifier, notifier_of, secrets_of
 from orchestrator.cli.options import (
     Db,
@@ -136,7 +138,8 @@ def run(
     """
     spec = load(file, overrides)
     redact = context.obj if isinstance(context.obj, Redactor) else Redactor([])
-    redact.add_values(run_checks.rank_secrets(spec) | secrets_of(spec))
+    secrets = run_checks.rank_secrets(spec) | secrets_of(spec) | mirror_secrets(spec.mirror)
+    redact.add_values(secrets)
     simulator = None
     if simulate:
         from orchestrator.cluster.simulated import SimulatedScheduler, simulated
@@ -195,6 +198,10 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         Progress(objective=spec.ranked_by, quiet=options.quiet) as progress,
         Signals(progress.note) as signals,
         notifier_of(spec, redact) as notifier,
+        # A simulation measures nothing.
+        MirrorWorker(
+            spec.mirror if options.simulator is None else None, spec.name, options.db, note
+        ),
     ):
         call = _SweepRun(
             spec, options, table, spaces, environment, secrets, store, progress, signals, notifier

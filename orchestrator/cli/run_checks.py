@@ -206,8 +206,9 @@ def rank_environment(spec: SweepSpec) -> dict[str, str]:
     options = spec.workload.options
     if not isinstance(options, CommandOptions):
         return {}
-    # A rank would print the address of a webhook unredacted.
+    # A rank would print the address of a webhook or tracker unredacted.
     addresses = {target.variable for target in spec.notify}
+    addresses |= {spec.mirror.variable} if spec.mirror is not None else set()
     found = named(options.pass_env, os.environ)
     return {name: value for name, value in found.items() if name not in addresses}
 

@@ -25,6 +25,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.report import trial_line
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ _SORT_KEYS: Mapping[Sort, Callable[[TrialRow], tuple[float, ...]]] = {
         trial.id,
     ),
     Sort.ID: lambda trial: (trial.id,),
-    Sort.MEMORY: lambda trial: (-(trial.peak_memory_allocated_bytes or 0), trial.id),
+    Sort.MEMORY: lambda trial: (-(needed_bytes(trial) or 0), trial.id),
     Sort.UPDATED: lambda trial: (-trial.updated_at.timestamp(), -trial.id),
 }
 

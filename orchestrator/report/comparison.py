@@ -9,6 +9,7 @@ from math import exp, log, sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from orchestrator.core.trial.comparable import is_comparable
 from orchestrator.core.trial.run import USUAL_SD
 from orchestrator.core.trial.winner import WIDTH
 from orchestrator.report import quantities as show
@@ -16,6 +17,7 @@ from orchestrator.report.sweep_rows import SweepRows
 
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail
+    from orchestrator.core.trial.fingerprint import Fingerprint
 
 
 class Change(StrEnum):
@@ -37,6 +39,13 @@ class Speed:
     high: float
 
 
+def change_of(before: Speed, after: Speed) -> Change:
+    """Noise, unless the intervals are apart."""
+    if after.low > before.high:
+        return Change.FASTER
+    return Change.SLOWER if after.high < before.low else Change.NOISE
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compared:
     """A layout of one cell on both sides."""
@@ -53,10 +62,7 @@ class Compared:
 
     @property
     def change(self) -> Change:
-        """Noise, unless the intervals are apart."""
-        if self.after.low > self.before.high:
-            return Change.FASTER
-        return Change.SLOWER if self.after.high < self.before.low else Change.NOISE
+        return change_of(self.before, self.after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +114,35 @@ def of_fingerprints(sweep: SweepRows) -> Comparison | None:
         return None
     from orchestrator.core.trial.fingerprint import changes  # pydantic
 
-    old, new = sweep.fingerprints[-2:]
+    old, new = _last_two(sweep)
     return _comparison(
         f"fingerprint {show.short_digest(old.digest)}",
         f"fingerprint {show.short_digest(new.digest)}",
-        _speeds(sweep, lambda _, it: it.fingerprint == old),
-        _speeds(sweep, lambda _, it: it.fingerprint == new),
+        _speeds(sweep, lambda one, it: it.fingerprint == old and _still_counts(one, it)),
+        _speeds(sweep, lambda one, it: it.fingerprint == new and _still_counts(one, it)),
         changed=changes(old, new),
     )
+
+
+def _last_two(sweep: SweepRows) -> list[Fingerprint]:
+    """The fingerprints of the newest measurements, as the query `changed` has them."""
+    measured = [
+        (attempt.started_at, attempt.fingerprint.digest)
+        for _, attempt in sweep.attempts()
+        if attempt.fingerprint is not None and attempt.measurement is not None
+    ]
+    places = {digest: place for place, (_, digest) in enumerate(sorted(measured))}
+    # Those without a measurement come first.
+    return sorted(sweep.fingerprints, key=lambda one: places.get(one.digest, -1))[-2:]
+
+
+def _still_counts(one: TrialDetail, attempt: AttemptRow) -> bool:
+    """False for measurements with the current fingerprint of the cell that a person took back."""
+    is_of_cell = (
+        attempt.fingerprint is not None
+        and attempt.fingerprint.digest == one.cell.fingerprint_digest
+    )
+    return attempt.pooled or not attempt.superseded or not is_of_cell
 
 
 def _changes(before: SweepRows, after: SweepRows) -> str:
@@ -158,10 +185,7 @@ def _speeds(
         runs = [
             (it.measurement.tokens_per_second_per_gpu, it.measurement.step_time.relative_confidence)
             for it in one.attempts
-            if it.measurement is not None
-            and it.measurement.implausible is None
-            and it.measurement.step_seconds_bound is None
-            and is_wanted(one, it)
+            if it.measurement is not None and is_comparable(it.measurement) and is_wanted(one, it)
         ]
         if runs:
             found[one.cell.cell.key, one.trial.layout.key] = speed_of(one.trial.id, runs)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.core.trial.lifecycle import TrialEvent
+from orchestrator.core.trial.lifecycle import LogEvent, TrialEvent
 from orchestrator.report.sweep_status import SweepStatus, read_status
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ TRIALS_SECONDS = 300.0
 MOST_NEW_EVENTS = 1_000
 NUM_FAILURES_KEPT = 200
 _FAILURE_EVENTS = frozenset(
-    {TrialEvent.FAILED, TrialEvent.OUT_OF_MEMORY, TrialEvent.REQUEUED, "repeat_failed"}
+    {TrialEvent.FAILED, TrialEvent.OUT_OF_MEMORY, TrialEvent.REQUEUED, LogEvent.REPEAT_FAILED}
 )
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialEvent, TrialState
+from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.report import quantities as show
 from orchestrator.report.ranking import why_no_best
@@ -143,7 +144,7 @@ def _budget_line(status: SweepStatus, now: datetime) -> str:
         dollars, most = reserved / 3600 * status.price, search.get("max_cost")
         parts.append(f"${dollars:,.2f} of ${most:,.2f}" if most else f"${dollars:,.2f}")
     if search.get("max_trials"):
-        launched = sum(map(_num_launched, status.cells))
+        launched = sum(cell.num_launched for cell in status.cells)
         parts.append(f"{launched:,} of {search['max_trials'] * len(status.cells):,} trials")
     session = status.session
     if session is not None and status.row.holder is not None:
@@ -186,7 +187,7 @@ def _left(status: SweepStatus, search: Mapping[str, Any], seconds: float) -> str
         attempt_seconds=seconds,
         num_ended=ended,
         num_running=len(status.running),
-        most_new=sum(max(most - _num_launched(cell), 0) for cell in status.cells),
+        most_new=sum(max(most - cell.num_launched, 0) for cell in status.cells),
         most_repeats=[repeats] * len(status.cells),
         may_end_early=True,
         **budgets,
@@ -199,11 +200,6 @@ def _search(status: SweepStatus) -> Mapping[str, Any]:
     spec = json.loads(status.row.spec_json)
     found = spec.get("search") if isinstance(spec, dict) else None
     return found if isinstance(found, dict) else {}
-
-
-def _num_launched(cell: CellStatus) -> int:
-    never = (TrialState.QUEUED, TrialState.PRUNED)
-    return sum(number for state, number in cell.num_trials.items() if state not in never)
 
 
 def table(
@@ -362,7 +358,7 @@ def _trial_lines(rows: LiveRows, order: str) -> _Lines:
             one.id,
         ),
         "trial": lambda one: one.id,
-        "memory": lambda one: (-(one.peak_memory_allocated_bytes or 0), one.id),
+        "memory": lambda one: (-(needed_bytes(one) or 0), one.id),
         "newest": lambda one: (-one.updated_at.timestamp(), -one.id),
     }
     cells = _cell_keys(rows)

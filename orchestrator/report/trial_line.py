@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.machine_load import spoils
+from orchestrator.core.trial.peak_memory import ALLOCATED, needed_peak
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
@@ -28,13 +29,10 @@ def speed_texts(trial: TrialRow) -> list[str]:
 
 
 def memory_text(trial: TrialRow) -> str:
-    """The peak that the program told; else what a driver or kernel saw, marked with its kind."""
-    told, seen = trial.peak_memory_allocated_bytes, trial.peak_memory_driver_bytes
-    if told is None and seen is not None:
-        return (
-            f"{show.memory_of(seen, trial.device_memory_bytes)} ({trial.peak_memory_driver_kind})"
-        )
-    return show.memory_of(told, trial.device_memory_bytes)
+    """The peak that was needed, marked with its source if the program's allocations are unknown."""
+    peak = needed_peak(trial)
+    text = show.memory_of(peak.bytes if peak is not None else None, trial.device_memory_bytes)
+    return text if peak is None or peak.source == ALLOCATED else f"{text} ({peak.source})"
 
 
 def layout_text(trial: TrialRow) -> str:

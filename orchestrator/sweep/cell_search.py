@@ -135,7 +135,7 @@ class CellSearch:
         )
         self.out_of_memory = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         for trial in rows:
-            self.launched += trial.num_attempts > 0 and trial.reused_from is None
+            self.launched += trial.was_launched
             if trial.gpu_seconds is not None:
                 self.cost.note_reserved(
                     trial.gpu_seconds, is_measured=trial.state is TrialState.MEASURED

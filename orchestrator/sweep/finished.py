@@ -155,7 +155,7 @@ def _result(
             for cell, confirmation in found.confirmations.items()
             if confirmation.repeat_of_best(spec.search.confirm) is not None
         ],
-        launched={cell.cell.cell: _num_launched(cell) for cell in found.cells},
+        launched={cell.cell.cell: cell.num_launched for cell in found.cells},
         failed={cell: some for cell, some in failed.items() if some is not None},
         code_has_changed=code_has_changed,
     )
@@ -165,12 +165,6 @@ def _why_it_stopped(cell: CellRow) -> StopReason:
     """Why the cell's search ended then; BEFORE if every layout was known."""
     others = set(StopReason) - {StopReason.EXHAUSTED}
     return next((one for one in others if one == cell.stop_reason), StopReason.BEFORE)
-
-
-def _num_launched(cell: CellStatus) -> int:
-    return sum(
-        number for state, number in cell.num_trials.items() if state is not TrialState.PRUNED
-    )
 
 
 def _fingerprint_of(

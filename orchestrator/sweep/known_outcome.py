@@ -10,6 +10,7 @@ from db.read.rows import TrialRow
 from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.failure_kinds import POLICIES, Fault
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.peak_memory import held_peak
 from orchestrator.search.searcher import (
     Condemned,
     Failed,
@@ -42,12 +43,9 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
         case TrialState.MEASURED:
             value = nan if trial.implausible else objective_of(trial, objective)
             assert value is not None, f"trial {trial.id} is measured and has no number"
-            # A counter of 0 was not read.
             return Measured(
                 value=value,
-                peak_memory_bytes=trial.peak_memory_reserved_bytes
-                or trial.peak_memory_allocated_bytes
-                or None,
+                peak_memory_bytes=held_peak(trial),
                 joules_per_token=trial.joules_per_token,
             )
         case TrialState.OUT_OF_MEMORY:

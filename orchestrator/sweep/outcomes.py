@@ -29,7 +29,8 @@ from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import relative_sd, said_of
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.merit import headroom, highest_peak
+from orchestrator.core.trial.merit import headroom
+from orchestrator.core.trial.peak_memory import held_peak, taken_peak
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import OutOfMemory
@@ -346,7 +347,7 @@ class Outcomes:
         assert load is not None, "a measurement without a report"
         self.fingerprints.add(fingerprint.digest)
         trial_id, layout, is_repeat = attempt.trial_id, attempt.layout, attempt.is_repeat
-        peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
+        peak = held_peak(measurement)
         joules = verdict.gpu.joules_per_token(measurement.tokens_per_second_per_gpu)
         if measurement.implausible is not None:
             self._stored[TrialState.MEASURED] += 1
@@ -447,13 +448,8 @@ class Outcomes:
 
 def _headroom(measurement: Measurement, device_memory_bytes: float | None) -> float | None:
     """Return the share of its device's memory that a layout left free; None if it is unknown."""
-    peak = highest_peak(
-        reserved_bytes=measurement.peak_memory_reserved_bytes,
-        allocated_bytes=measurement.peak_memory_allocated_bytes,
-        driver_bytes=measurement.peak_memory_driver_bytes,
-        driver_kind=measurement.peak_memory_driver_kind,
-    )
-    return headroom(peak, measurement.device_memory_bytes or device_memory_bytes)
+    taken = taken_peak(measurement)
+    return headroom(taken, measurement.device_memory_bytes or device_memory_bytes)
 
 
 def _needs_as_much(proofs: Sequence[tuple[int, MemoryProof]]) -> str:

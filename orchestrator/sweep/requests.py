@@ -8,15 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from db.write.event_log import ENQUEUED, RETRY_ASKED
-from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import LogEvent, TrialEvent, TrialState
 from orchestrator.sweep.call import Call
 
 logger = logging.getLogger(__name__)
 
 # PostgreSQL numbers events before their commit, so one may appear among those that were read.
 LATE_EVENTS = 1_000
-_KINDS = (ENQUEUED, RETRY_ASKED, TrialEvent.INVALIDATED)
+_KINDS = (LogEvent.ENQUEUED, LogEvent.RETRY_ASKED, TrialEvent.INVALIDATED)
 
 
 class Requests:
@@ -41,9 +40,9 @@ class Requests:
             if event.id in self._handled or event.trial_id is None:
                 continue
             self._handled.add(event.id)
-            if event.event == ENQUEUED:
+            if event.event == LogEvent.ENQUEUED:
                 enqueued.add(event.trial_id)
-            elif event.event == RETRY_ASKED:
+            elif event.event == LogEvent.RETRY_ASKED:
                 self._retries.add(event.trial_id)
             else:  # it waits again already
                 self._retries.discard(event.trial_id)

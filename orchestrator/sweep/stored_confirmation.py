@@ -8,9 +8,9 @@ from math import inf
 from db.read.rows import Repeats, TrialRow
 from db.store import Store
 from orchestrator.core.trial.front_verdict import OtherMerits
-from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
-from orchestrator.core.trial.merit import Merit, headroom, highest_peak
+from orchestrator.core.trial.merit import Merit, headroom
+from orchestrator.core.trial.peak_memory import taken_peak
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT
@@ -39,11 +39,7 @@ def confirmation_of(
     measured = {
         trial.id: trial
         for trial in trials
-        if trial.state is TrialState.MEASURED
-        and trial.is_current_fingerprint
-        and trial.step_seconds_median is not None
-        and trial.implausible is None
-        and trial.step_seconds_bound is None
+        if trial.is_ranked and trial.step_seconds_median is not None
     }
     runs = [
         (run, trial_id, number)
@@ -77,14 +73,8 @@ def others_of(trial: TrialRow, device_memory_bytes: float | None) -> OtherMerits
 
     `device_memory_bytes`: of the device, if the trial does not name it.
     """
-    peak = highest_peak(
-        reserved_bytes=trial.peak_memory_reserved_bytes,
-        allocated_bytes=trial.peak_memory_allocated_bytes,
-        driver_bytes=trial.peak_memory_driver_bytes,
-        driver_kind=trial.peak_memory_driver_kind,
-    )
     return OtherMerits(
-        headroom=headroom(peak, trial.device_memory_bytes or device_memory_bytes),
+        headroom=headroom(taken_peak(trial), trial.device_memory_bytes or device_memory_bytes),
         joules_per_token=trial.joules_per_token,
     )
 

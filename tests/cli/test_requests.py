@@ -61,7 +61,8 @@ def test_a_trial_waits_again_if_nobody_works_on_its_sweep(
     ended: CommandHere, sqlite_url: str
 ) -> None:
     assert ended.json("retry", "1")["trials"] == [{"trial_id": 1, "accepted": True}]
-    assert ended.ok("retry", "1").stdout == "Trial 1 has not ended: nothing was changed.\n"
+    done = ended.run("retry", "1")
+    assert (done.returncode, done.stdout) == (2, "Trial 1 has not ended: nothing was changed.\n")
     with Store.open(sqlite_url) as store:
         assert store.trials_by_id([1])[0].state is TrialState.QUEUED
     assert ended.run("retry", "99").returncode == 2

@@ -22,18 +22,18 @@ import sqlalchemy as sa
 from db import schema
 from db.store import Store
 from db.types import AttemptState
-from db.write import event_log
 from orchestrator.core.trial.lifecycle import (
     INITIAL,
     UNDER_WAY,
     IllegalTransition,
+    LogEvent,
     TrialEvent,
     TrialState,
     advance,
 )
 
 BEGUN = (TrialEvent.GANG_PLACED, TrialEvent.REPEATED)  # one attempt each
-STANDING_STILL = (event_log.SUPERSEDED, event_log.REPEAT_FAILED)  # entries that change no state
+STANDING_STILL = (LogEvent.SUPERSEDED, LogEvent.REPEAT_FAILED)  # entries that change no state
 
 
 class Seen(StrEnum):
@@ -337,7 +337,7 @@ def _after_a_later_epoch(written: Sequence[tuple[int, str]]) -> list[str]:
 def _fold(events: Sequence[Any]) -> tuple[str, int, str | None]:
     """The state that a trial's events lead to, the number of its attempts, and mistakes."""
     state, begun = INITIAL, 0
-    if not events or events[0].event != event_log.ADDED:
+    if not events or events[0].event != LogEvent.ADDED:
         return state, begun, "its first event is not that it was added"
     for row in events[1:]:
         if row.from_state != state:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.report.live_sweep import LiveRows, LiveSweep
 from orchestrator.report.top_screen import COLUMNS, SORTS, TableName, head_lines, table
 from tests.cli.cli_store import FORMULA, HOSTILE, Filled, fill
-from tests.db.builders import Bench, start_repeat
+from tests.db.builders import Bench, record_failure, start_repeat
 
 
 @pytest.fixture
@@ -126,6 +127,17 @@ def test_the_head_says_who_works_what_is_spent_and_what_is_left(sqlite_store: St
     assert " GPU-hours, $" in plain and "left" not in plain
     limited = _head(rows, max_gpu_hours=20, max_cost=60.0, max_trials=10, max_wall_time=3600)
     assert " of 20 GPU-hours" in limited and " of $60.00" in limited
+    # A trial that was launched once and waits again counts, as it does for the loop.
+    trial_id, attempt = bench.start(16)
+    record_failure(
+        sqlite_store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        failure=Failure(kind=FailureKind.NODE_LOST, message="gone"),
+        event=TrialEvent.REQUEUED,
+    )
+    assert "5 of 10 trials" in _head(LiveSweep(sqlite_store, "tiny").read(0.0), max_trials=10)
     assert "4 of 10 trials" in limited and "this call 10 min 00 s of 1 h 00 min" in limited
     # 10 minutes for 3 trials, so 20 for 6 more and the one that runs, or fewer.
     assert "likely" in limited and "left" in limited

@@ -26,6 +26,7 @@ from orchestrator.core.problem.hardware import DEVICES, from_driver_name
 from orchestrator.core.problem.layout import NAMED_AXES, Precision
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.constraint import Constraint, UnparsedConstraint
+from orchestrator.core.sweepfile.mirror_section import MirrorSection
 from orchestrator.core.sweepfile.notify_section import NotifyTargets
 from orchestrator.core.sweepfile.objective_mistakes import objective_mistake
 from orchestrator.core.sweepfile.option_mistakes import Mistake, option_mistakes
@@ -100,7 +101,7 @@ class SweepSpec(Section):
     layout.
     """
 
-    OMITTED_DEFAULTS = frozenset({"trainer", "notify"})
+    OMITTED_DEFAULTS = frozenset({"trainer", "notify", "mirror"})
 
     name: Annotated[
         Name,
@@ -224,6 +225,10 @@ class SweepSpec(Section):
         AlsoSingleValue(),
         key("section or list", "Whom to tell how the sweep goes: [notify](#notify)"),
     ] = ()
+    mirror: Annotated[
+        MirrorSection | None,
+        key("section", "Trackers that get a copy of each result: [mirror](#mirror)"),
+    ] = None
 
     @field_validator("constraints", mode="before")
     @classmethod

@@ -33,6 +33,21 @@ class TrialEvent(StrEnum):
     REPEATED = "repeated"  # another attempt of a measured trial
 
 
+class LogEvent(StrEnum):
+    """What the event log has as well. It changes no trial's state."""
+
+    ADDED = "added"  # a trial's first row
+    SUPERSEDED = "superseded"  # an attempt's result came too late to count
+    REPEAT_FAILED = "repeat_failed"  # the trial keeps its numbers
+    BENCHED = "benched"  # a node, without a trial
+    UNBENCHED = "unbenched"
+    # By a person, of a trial: its orchestrator reads it when it renews its lease.
+    ENQUEUED = "enqueued"
+    RETRY_ASKED = "retry_asked"
+
+
+REQUESTS = (LogEvent.ENQUEUED, LogEvent.RETRY_ASKED)
+
 _S, _E = TrialState, TrialEvent
 
 TRANSITIONS: Mapping[tuple[TrialState, TrialEvent], TrialState] = MappingProxyType(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.peak import peak_of
+from orchestrator.report.other_conditions import fastest_of_others, with_changes
 from orchestrator.report.ranking import (
     MAX_TIED_SHOWN,
     Ranking,
@@ -56,7 +57,8 @@ def headlines(sweeps: Sequence[SweepRows]) -> list[CellHeadline]:
 def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
     title, ranking = cell_title(status.cell), sweep.rankings.get(status.cell.id)
     of_cell = [one.trial for one in sweep.of_cell(status.cell.id)]
-    remarks = _left_out(of_cell)
+    others = with_changes(fastest_of_others(of_cell), [status.cell], sweep.fingerprints)
+    remarks = [*_left_out(of_cell), *others.lines(status.cell.id)]
     if ranking is None or not ranking.leading:
         return CellHeadline(
             title=title, sweep=sweep.name, verdict=why_no_best(status), remarks=remarks
@@ -119,7 +121,7 @@ def limits(best: TrialDetail) -> list[str]:
     from orchestrator.report.profile_text import PART_NAMES  # pydantic
 
     trial, lines = best.trial, []
-    peak, limit = peak_of(trial), trial.device_memory_bytes
+    peak, limit = needed_bytes(trial), trial.device_memory_bytes
     if peak is not None and limit:
         lines.append(
             f"Memory: {show.memory_of(peak, limit)}, {show.percent(peak / limit)} of the device."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.report import quantities as show
 from orchestrator.report import trial_facts
 from orchestrator.report.pictures.profiles import split_in, split_of, timeline_of
@@ -97,6 +98,6 @@ def sort_keys(one: TrialDetail) -> list[float | None]:
         trial.num_measurements or None,
         trial.mfu,
         trial.step_seconds_median,
-        trial.peak_memory_allocated_bytes or trial.peak_memory_driver_bytes,
+        needed_bytes(trial),
     )
     return [None if number is None else float(f"{number:.6g}") for number in numbers]

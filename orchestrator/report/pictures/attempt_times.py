@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from orchestrator.core.trial.comparable import is_comparable
 from orchestrator.core.trial.reserved_time import Outcome, outcome_of
 from orchestrator.report.sweep_rows import SweepRows
 
@@ -70,7 +71,7 @@ def _outcome(attempt: AttemptRow) -> Outcome:
 
 def _speed(attempt: AttemptRow) -> float | None:
     found = attempt.measurement
-    if found is None or found.implausible is not None or found.step_seconds_bound is not None:
+    if found is None or not is_comparable(found):
         return None
     return found.tokens_per_second_per_gpu
 

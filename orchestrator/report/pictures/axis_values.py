@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from orchestrator.core.problem.layout import SHORT_NAMES, Layout
-from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.sweep_rows import SweepRows
 
 _SHORT = {name: short for short, name in SHORT_NAMES.items()} | {"zero_stage": "zero"}
@@ -29,11 +28,7 @@ def measured_layouts(sweeps: Sequence[SweepRows]) -> tuple[MeasuredLayout, ...]:
         one
         for sweep in sweeps
         for one in sweep.trials
-        if one.trial.state is TrialState.MEASURED
-        and one.trial.tokens_per_second_per_gpu
-        and one.trial.implausible is None
-        and one.trial.step_seconds_bound is None
-        and one.trial.is_current_fingerprint
+        if one.trial.is_ranked and one.trial.tokens_per_second_per_gpu
     ]
     fastest: dict[int, float] = {}
     for one in ranked:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from math import log
 from statistics import fmean
 
 from orchestrator.report import quantities as show
 from orchestrator.report.pictures.axis_values import MeasuredLayout, measured_layouts, varying
-from orchestrator.report.pictures.picture import BLUE, Axis, Picture, figure
+from orchestrator.report.pictures.picture import BLUE, Axis, Picture, figure, marked_up
 from orchestrator.report.sweep_rows import SweepRows
 
 FEWEST = 4  # layouts
@@ -127,5 +126,5 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
 
 
 def _label(one: Importance) -> str:
-    fastest = "" if one.best_value is None else f", fastest: {escape(one.best_value)}"
+    fastest = "" if one.best_value is None else f", fastest: {marked_up(one.best_value)}"
     return f"{one.share:.0%}{fastest}"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from html import escape
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.peak_memory import needed_bytes, sources_of
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.peak import kinds_of, peak_of
 from orchestrator.report.pictures.picture import (
     COLORS,
     GIB,
@@ -22,6 +21,7 @@ from orchestrator.report.pictures.picture import (
     Trace,
     figure,
     line_at,
+    marked_up,
 )
 from orchestrator.report.sweep_rows import SweepRows
 
@@ -70,8 +70,8 @@ def bars(sweeps: Sequence[SweepRows]) -> tuple[MemoryBar, ...]:
         for status in sweep.cells:
             ranking = sweep.rankings.get(status.cell.id)
             leading = ranking.leading if ranking is not None else ()
-            some = [details[trial.id] for trial in leading if peak_of(trial) is not None]
-            largest = max(some[1:], key=lambda one: peak_of(one.trial) or 0, default=None)
+            some = [details[trial.id] for trial in leading if needed_bytes(trial) is not None]
+            largest = max(some[1:], key=lambda one: needed_bytes(one.trial) or 0, default=None)
             first = some[: PER_CELL - 1]
             for one in [*first, *([largest] if largest is not None else [])]:
                 chosen.setdefault(one.trial.id, (sweep, one))
@@ -98,7 +98,7 @@ def _bar(one: TrialDetail, spec: SweepSpec | None) -> MemoryBar:
         predicted_bytes=trial.predicted_memory_bytes,
         predicted_parts=_predicted_parts(one, spec),
         measured_parts=_parts(one),
-        measured_bytes=peak_of(trial),
+        measured_bytes=needed_bytes(trial),
         limit_bytes=trial.device_memory_bytes,
     )
 
@@ -132,7 +132,7 @@ def _predicted_parts(one: TrialDetail, spec: SweepSpec | None) -> dict[str, floa
 
 def _parts(one: TrialDetail) -> dict[str, int]:
     """Return the parts of the attempt that counts, with what they leave of the peak."""
-    peak = peak_of(one.trial)
+    peak = needed_bytes(one.trial)
     parts = next(
         (
             dict(attempt.memory_by_part)
@@ -173,7 +173,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         trace["showlegend"] = trace["name"] not in named
         named.add(trace["name"])
     limits = sorted({one.limit_bytes for one in found if one.limit_bytes is not None})
-    kinds = kinds_of(one.trial for sweep in sweeps for one in sweep.trials)
+    kinds = sources_of(one.trial for sweep in sweeps for one in sweep.trials)
     lines = [line_at(limit / GIB, f"limit {show.memory(limit)}") for limit in limits[-1:]]
     return replace(
         blank,
@@ -206,7 +206,7 @@ def _trace(found: Sequence[MemoryBar], side: Side, names: Sequence[str]) -> Trac
         "y": [parts[name] / GIB for _, parts in known],
         "base": [sum(parts.get(part, 0) for part in below) / GIB for _, parts in known],
         "customdata": [one.trial_id for one, _ in known],
-        "hovertemplate": f"%{{x}}: %{{y:.2f}} GiB<extra>{escape(words)}, {side.value}</extra>",
+        "hovertemplate": f"%{{x}}: %{{y:.2f}} GiB<extra>{marked_up(words)}, {side.value}</extra>",
         "marker": {"color": color, "opacity": 0.5 if is_predicted else 1.0},
     }
 

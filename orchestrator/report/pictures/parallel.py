@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from html import escape
 
 from orchestrator.report import quantities as show
 from orchestrator.report.pictures.axis_values import MeasuredLayout, measured_layouts, varying
-from orchestrator.report.pictures.picture import Axis, Picture, Trace, figure
+from orchestrator.report.pictures.picture import Axis, Picture, Trace, figure, marked_up
 from orchestrator.report.sweep_rows import SweepRows
 
 # From slow to fast: parts of Viridis, with the lower ends of their relative speeds.
@@ -41,8 +40,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         {
             "x": place,
             "y": height,
-            # Plotly reads markup in it, and an option may have any text.
-            "text": escape(value, quote=False),
+            # An option may have any text.
+            "text": marked_up(value),
             "showarrow": False,
             "xanchor": "right",
             "xshift": -6,

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.peak_memory import taken_peak
 from orchestrator.report import quantities as show
 from orchestrator.report.fronts import objective_titles
-from orchestrator.report.pictures.peak import taken_of
 from orchestrator.report.pictures.picture import (
     COLORS,
     GIB,
@@ -62,14 +61,8 @@ def candidates(sweeps: Sequence[SweepRows]) -> tuple[Candidate, ...]:
 
 def _candidate(detail: TrialDetail, point: ShownPoint | None) -> Candidate | None:
     trial, cell = detail.trial, detail.cell.cell
-    speed, taken = trial.tokens_per_second_per_gpu, taken_of(trial)
-    is_ranked = (
-        trial.state is TrialState.MEASURED
-        and trial.implausible is None
-        and trial.step_seconds_bound is None
-        and trial.is_current_fingerprint
-    )
-    if not is_ranked or speed is None or taken is None:
+    speed, taken = trial.tokens_per_second_per_gpu, taken_peak(trial)
+    if not trial.is_ranked or speed is None or taken is None:
         return None
     return Candidate(
         trial_id=trial.id,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
@@ -43,6 +44,14 @@ class Picture:
         """The number of values that the figure draws."""
         return 0 if self.figure is None else sum(map(num_marks, self.figure["data"]))
 
+    @property
+    def trial_ids(self) -> list[int]:
+        """The trials whose pages the marks lead to, each once, in the order of the figure."""
+        traces = () if self.figure is None else self.figure["data"]
+        rows = (row for trace in traces for row in trace.get("customdata") or ())
+        ids = (one for row in rows for one in (row if isinstance(row, list | tuple) else (row,)))
+        return [one for one in dict.fromkeys(ids) if isinstance(one, int)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
@@ -74,6 +83,11 @@ class Axis:
         if self.range is not None:
             found["range"] = list(self.range)
         return found
+
+
+def marked_up(text: str) -> str:
+    """Return a text that plotly shows as it is: it reads markup, and entities but `&quot;`."""
+    return escape(text, quote=False)
 
 
 def figure(

@@ -50,8 +50,7 @@ def speeds(sweeps: Iterable[SweepRows]) -> tuple[Pair, ...]:
         for it in _measured(sweeps)
         if it.predicted_tokens_per_second_per_gpu is not None
         and (speed := it.tokens_per_second_per_gpu)
-        and it.implausible is None
-        and it.step_seconds_bound is None
+        and it.is_comparable
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import log2
 
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.peak_memory import needed_bytes, sources_of
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.peak import kinds_of, peak_of
 from orchestrator.report.pictures.picture import (
     GIB,
     GREY,
@@ -61,7 +61,9 @@ def points(sweeps: Iterable[SweepRows]) -> tuple[ScalingPoint, ...]:
             trial_id=one.trial.id,
             state=one.trial.state,
             num_gpus=one.cell.cell.num_gpus,
-            memory_bytes=peak_of(one.trial) if one.trial.state is TrialState.MEASURED else None,
+            memory_bytes=needed_bytes(one.trial)
+            if one.trial.state is TrialState.MEASURED
+            else None,
             tokens_per_second_per_gpu=one.trial.tokens_per_second_per_gpu,
             mfu=one.trial.mfu,
         )
@@ -91,7 +93,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     places, heights = _places(drawn), _heights(drawn, limits, has_memory=has_memory)
     title = "tokens/s/GPU"
     if has_memory:
-        kinds = kinds_of(one.trial for sweep in sweeps for one in sweep.trials)
+        kinds = sources_of(one.trial for sweep in sweeps for one in sweep.trials)
         title = f"peak memory, {kinds}, worst rank (GiB)"
     caption = (
         "A larger point is faster; its colour is the utilisation (MFU). Points of one number of"

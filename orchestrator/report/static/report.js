@@ -1,6 +1,11 @@
 // Draws the pictures in the colours of the page, and opens the page of a trial that is clicked.
 "use strict";
 
+// Trials that are listed below a picture; the table has them all.
+const MOST_LINKS = 200;
+// Shares of the speed of a cell's fastest layout.
+const LEAST_SPEEDS = [0.98, 0.95, 0.9, 0.75, 0.5];
+
 // What is shown of a trial under the pointer. Plotly reads markup in it, so it is escaped.
 function labels(trials) {
   const places = new Map(trials.rows.map((row, place) => [row[0], place]));
@@ -13,6 +18,29 @@ function labels(trials) {
     lines.push(escapeMarkup(row[sweep]));
     return lines.join("<br>");
   };
+}
+
+// The trials of a figure's points, each once, in the order of the picture.
+function trialsOf(figure) {
+  return [...new Set(figure.data.flatMap((trace) => (trace.customdata || []).flat()))].filter((id) => typeof id === "number");
+}
+
+// Below a picture: links to the trials of its points, for who has no pointer. They are made when
+// somebody opens them.
+function listOnDemand(details, figure, trials) {
+  const ids = trialsOf(figure);
+  const places = new Map(trials.rows.map((row, place) => [row[0], place]));
+  const [state, rate, layout] = ["state", "tokens/s/GPU", "layout"].map((title) => trials.titles.indexOf(title));
+  const text = (id) => {
+    const row = trials.rows[places.get(String(id))];
+    if (row === undefined) return "";
+    return `, ${row[state]}${row[rate] === "-" ? "" : `, ${row[rate]} tokens/s/GPU`}, ${row[layout]}`;
+  };
+  details.addEventListener("toggle", () => {
+    if (!details.open || details.children.length > 1) return;
+    const items = ids.slice(0, MOST_LINKS).map((id) => make("li", {}, make("a", { href: `trial.html#${id}` }, `trial ${id}`), text(id)));
+    details.append(make("p", {}, make("a", { href: `trials.html#ids=${ids.join(",")}` }, `All ${ids.length.toLocaleString("en")}, in the table`)), make("ul", {}, ...items));
+  });
 }
 
 function drawn(figure, label) {
@@ -36,20 +64,22 @@ function draw(element, figure, label) {
   });
 }
 
-// Above the parallel coordinates: a choice for each axis, which leaves the lines with that value,
-// and leads to their trials.
+// Above the parallel coordinates: a choice for each axis and a range of speed, which leave the
+// lines with these values, and lead to their trials.
 function addFilter(element, figure, redraw) {
   const axes = Object.entries(figure.layout.meta.axes);
   const selects = axes.map(([name, values]) => make("select", { "aria-label": `Only layouts with this ${name}` }, make("option", { value: "" }, `${name}: all`), ...values.map((value) => make("option", { value }, `${name}: ${value}`))));
   const link = make("a", {}, "");
-  const form = make("form", { class: "filter" }, ...selects, link);
+  const speeds = make("select", { "aria-label": "Only layouts of at least this speed" }, make("option", { value: "" }, "speed: all"), ...LEAST_SPEEDS.map((least) => make("option", { value: least }, `speed: ${100 * least} % and more`)));
+  const form = make("form", { class: "filter" }, ...selects, speeds, link);
   form.addEventListener("submit", (event) => event.preventDefault());
   const width = axes.length + 2;  // points of a line: its axes, its speed, and a gap
   const show = () => {
     const chosen = [];
     let total = 0;
     const data = figure.data.map((trace) => {
-      const kept = [...trace.meta.ids.keys()].filter((line) => selects.every((select, axis) => !select.value || trace.meta.values[line][axis] === select.value));
+      const speed = (line) => trace.y[line * width + axes.length];
+      const kept = [...trace.meta.ids.keys()].filter((line) => speed(line) >= Number(speeds.value) && selects.every((select, axis) => !select.value || trace.meta.values[line][axis] === select.value));
       chosen.push(...kept.map((line) => trace.meta.ids[line]));
       total += trace.meta.ids.length;
       const part = (values) => kept.flatMap((line) => values.slice(line * width, (line + 1) * width));
@@ -66,6 +96,7 @@ function addFilter(element, figure, redraw) {
 
 sweepReport.when("trials", (trials) => sweepReport.when("figures", (figures) => {
   const label = labels(trials);
+  for (const details of document.querySelectorAll("[data-trials-of]")) listOnDemand(details, figures[details.dataset.trialsOf], trials);
   const all = () => {
     for (const element of document.querySelectorAll("[data-picture]")) {
       if (element.dataset.drawn) draw(element, figures[element.dataset.picture], label);

@@ -4,6 +4,13 @@
 const FIRST = 300;
 const TEXT_COLUMNS = new Set(["state", "sweep", "layout"]);
 
+// A text that no spreadsheet takes for a formula, as `sweep export csv` writes it.
+function csvCell(text) {
+  const isFormula = /^\s*[=+@-]/.test(text) && text.trim() !== "-" && Number.isNaN(Number(text));
+  const safe = isFormula ? `'${text}` : text;
+  return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
 sweepReport.when("trials", (trials) => {
   const head = document.querySelector("#trials thead tr");
   const body = document.querySelector("#trials tbody");
@@ -13,6 +20,7 @@ sweepReport.when("trials", (trials) => {
   const chosen = asked.has("ids") ? new Set(asked.get("ids").split(",")) : null;
   let sorted = { column: 0, down: false };
   let shown = FIRST;
+  let matching = [];
   const stateColumn = trials.titles.indexOf("state");
 
   words.value = asked.get("words") || "";
@@ -55,6 +63,7 @@ sweepReport.when("trials", (trials) => {
       if (x === null || y === null) return (x === null) - (y === null);
       return x < y ? -sign : x > y ? sign : a - b;
     });
+    matching = places;
     titles.forEach((cell, column) => {
       if (column === sorted.column) cell.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
@@ -78,6 +87,12 @@ sweepReport.when("trials", (trials) => {
   words.addEventListener("input", show);
   state.addEventListener("change", show);
   more.addEventListener("click", () => { shown = Infinity; show(); });
+  document.getElementById("csv").addEventListener("click", () => {
+    const lines = [trials.titles, ...matching.map((place) => trials.rows[place])];
+    const file = URL.createObjectURL(new Blob([lines.map((line) => line.map(csvCell).join(",") + "\n").join("")], { type: "text/csv" }));
+    make("a", { href: file, download: "trials.csv" }).click();
+    setTimeout(() => URL.revokeObjectURL(file), 60_000);
+  });
   document.querySelector(".filter").addEventListener("submit", (event) => event.preventDefault());
   show();
 });

@@ -74,7 +74,7 @@ def watch(
     async def run() -> None:
         app = TopApp(LiveStore(url, sweep), asks if asks is not None else Asked())
         async with app.run_test(size=size) as pilot:
-            await until(pilot, lambda: app.query_one(DataTable).row_count > 0 or _head(app) != "")
+            await until(pilot, lambda: _head(app) not in ("", "Reading the store ..."))
             await steps(app, pilot)
 
     asyncio.run(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ from db.sql.named_queries import named_queries, named_query
 from db.store import Store
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.failure_kinds import SUSPECT_KINDS
-from orchestrator.core.trial.merit import highest_peak
+from orchestrator.core.trial.peak_memory import taken_peak
+from orchestrator.core.trial.run import USUAL_SD
+from orchestrator.core.trial.winner import WIDTH
+from orchestrator.report.comparison import Speed, change_of, of_fingerprints, speed_of
+from orchestrator.report.sweep_rows import read_rows
 from tests.db.sql import made_up_sweep
 from tests.db.sql.made_up_sweep import NEW, OLD, PRICE, MadeUpAttempt, MadeUpSweep, MadeUpTrial
 
@@ -32,12 +37,7 @@ def speed(one: MadeUpAttempt) -> float:
 
 
 def peak(one: MadeUpAttempt) -> int | None:
-    return highest_peak(
-        reserved_bytes=one.numbers["peak_memory_reserved_bytes"],
-        allocated_bytes=one.numbers["peak_memory_allocated_bytes"],
-        driver_bytes=one.numbers["peak_memory_driver_bytes"],
-        driver_kind=one.numbers["peak_memory_driver_kind"],
-    )
+    return taken_peak(SimpleNamespace(**one.numbers))
 
 
 def with_peak(trials: Sequence[MadeUpTrial]) -> list[tuple[MadeUpTrial, MadeUpAttempt, int]]:
@@ -230,8 +230,11 @@ def noise_floors(sweep: MadeUpSweep) -> dict[str, list[float]]:
     return changes
 
 
+def of_runs(trial: MadeUpTrial, runs: Sequence[MadeUpAttempt]) -> Speed:
+    return speed_of(trial.id, [(speed(one), one.numbers["relative_confidence"]) for one in runs])
+
+
 def changed(sweep: MadeUpSweep) -> Rows:
-    floors = {key: fmean(some) if some else None for key, some in noise_floors(sweep).items()}
     rows = []
     for trial in sweep.trials:
         runs: dict[Any, list[MadeUpAttempt]] = {OLD: [], NEW: []}
@@ -245,21 +248,7 @@ def changed(sweep: MadeUpSweep) -> Rows:
                 runs[one.fingerprint].append(one)
         if not runs[OLD] or not runs[NEW]:
             continue
-        before, after = (fmean(map(speed, runs[which])) for which in (OLD, NEW))
-        widths = []
-        for which in (OLD, NEW):
-            known = [
-                one.numbers["relative_confidence"]
-                for one in runs[which]
-                if one.numbers["relative_confidence"] is not None
-            ]
-            widths.append(fmean(known) if known else None)
-        width = None if None in widths else sum(width for width in widths if width is not None)
-        known_noises = [one for one in (width, floors[trial.cell.key]) if one is not None]
-        noise, change = max(known_noises, default=None), after / before - 1
-        verdict = "faster" if change > 0 else "slower"
-        if noise is None or abs(change) <= noise:
-            verdict = None if noise is None else "noise"
+        before, after = (of_runs(trial, runs[which]) for which in (OLD, NEW))
         rows.append(
             {
                 "before_digest": OLD.digest,
@@ -267,9 +256,10 @@ def changed(sweep: MadeUpSweep) -> Rows:
                 "differences": "git 0123abcd -> 89abcdef; torch 2.12.0 -> 2.13.0",
                 "cell": trial.cell.key,
                 "trial_id": trial.id,
-                "change": change,
-                "noise": noise,
-                "verdict": verdict,
+                "before_low": before.low,
+                "after_high": after.high,
+                "change": after.value / before.value - 1,
+                "verdict": change_of(before, after),
             }
         )
     return sorted(rows, key=lambda row: (row["cell"], row["change"], row["trial_id"]))
@@ -279,19 +269,29 @@ def noise_floor(sweep: MadeUpSweep) -> Rows:
     rows = []
     for cell in by_key(sweep):
         some = noise_floors(sweep)[cell.key]
-        fastest = [speed(one) for _, one in comparable(sweep.of(cell))]
-        floor, lead = (fmean(some) if some else None), fastest[0] / fastest[1] - 1
-        verdict = None
-        if floor is not None:
-            verdict = "within the noise" if lead <= floor else "above the noise"
+        (first, of_first), (second, of_second) = comparable(sweep.of(cell))[:2]
+        best, runner_up = (
+            of_runs(
+                trial,
+                [
+                    one
+                    for one in trial.attempts
+                    if one.pooled
+                    and not one.numbers["implausible"]
+                    and not one.numbers["step_seconds_bound"]
+                ],
+            )
+            for trial in (first, second)
+        )
+        verdict = change_of(runner_up, best)
         rows.append(
             {
                 "cell": cell.key,
                 "num_repeats": len(some),
-                "noise_floor": floor,
+                "noise_floor": fmean(some) if some else None,
                 "largest_change": max(some, default=None),
-                "lead": lead,
-                "verdict": verdict,
+                "lead": speed(of_first) / speed(of_second) - 1,
+                "verdict": "noise" if verdict == "slower" else verdict,
             }
         )
     return rows
@@ -368,6 +368,37 @@ def test_every_query_answers_as_plain_python_does(store: Store, store_url: str) 
             wanted, rows = by_hand(sweep), ask(store_url, name, sweep.name)
             shown = [{column: row[column] for column in wanted[0]} for row in rows]
             assert shown == [pytest.approx(row) for row in wanted], (name, sweep.name)
+
+
+def test_the_query_and_the_report_call_the_same_changes_noise(store: Store, store_url: str) -> None:
+    for seed in (1, 2, 3, 4, 5):
+        drawn = made_up_sweep.write(store, f"drawn-{seed}", seed=seed)
+        found = of_fingerprints(read_rows(store, store.sweep_named(drawn.name)))
+        assert found is not None
+        told = {
+            (one.cell, one.layout): (one.change, one.before.value, one.after.value)
+            for one in found.layouts
+        }
+        rows = ask(store_url, "changed", drawn.name)
+        assert len(rows) == len(told) > 0
+        for row in rows:
+            change, before, after = told[row["cell"], row["layout"]]
+            assert row["verdict"] == change
+            assert (row["before_speed"], row["after_speed"]) == pytest.approx((before, after))
+
+
+def test_the_queries_have_the_spread_and_the_width_of_the_rule() -> None:
+    for name in ("changed", "noise_floor"):
+        sql = named_query(name).sql
+        assert f"own_sd > {USUAL_SD} THEN own_sd * own_sd ELSE {USUAL_SD**2:.4g} END" in sql
+        assert f"{WIDTH} * sqrt(" in sql and f" / {WIDTH}" in sql
+
+
+def test_the_trials_that_rows_rank_are_those_that_the_queries_rank(store: Store) -> None:
+    for seed in (1, 2, 3):
+        drawn = made_up_sweep.write(store, f"drawn-{seed}", seed=seed)
+        ranked = {one.id for one in store.trials(drawn.sweep_id) if one.is_ranked}
+        assert ranked == {one.id for one in drawn.trials if one.counting is not None} != set()
 
 
 def test_a_query_takes_its_parameters_and_nothing_else(store: Store, store_url: str) -> None:

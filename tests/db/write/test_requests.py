@@ -6,9 +6,8 @@ import pytest
 
 from db.connection.engine import Database
 from db.store import Store
-from db.write.event_log import REQUESTS
 from orchestrator.core.errors import LeaseLost
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import REQUESTS, TrialState
 from tests.db.builders import Bench, layout, losing_answers
 
 

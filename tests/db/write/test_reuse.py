@@ -41,3 +41,21 @@ def test_trials_of_another_sweep_are_taken_over_with_all_their_numbers(
         store.reuse(mine.cell_id, measured, epoch=mine.epoch + 1)
     assert store.reusers(drawn.sweep_id) == {"mine": len(measured)}
     assert store.reused_by("mine") == frozenset(measured)
+
+
+def test_max_trials_counts_what_the_sweep_launched_and_not_what_it_reused(store: Store) -> None:
+    drawn = made_up_sweep.write(store, "theirs", seed=1)
+    measured = [trial.id for trial in drawn.of(drawn.cells[0]) if trial.counting is not None]
+    mine = Bench.on(store, "mine")
+    store.reuse(mine.cell_id, measured, epoch=mine.epoch)
+    (status,) = store.status(mine.sweep_id)
+    assert status.num_trials["measured"] == len(measured) > 0 and status.num_launched == 0
+    for size in (16, 32):
+        mine.measure(size)
+    mine.start(64)
+    for sweep_id in (mine.sweep_id, drawn.sweep_id):
+        for cell in store.status(sweep_id):
+            of_cell = store.trials(sweep_id, cell_id=cell.cell.id)
+            assert cell.num_launched == sum(one.was_launched for one in of_cell)
+    (status,) = store.status(mine.sweep_id)
+    assert status.num_launched == 3

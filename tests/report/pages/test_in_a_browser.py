@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +14,10 @@ import pytest
 
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.pages.report_folder import Written, write_report
+from orchestrator.report.pictures.axis_values import measured_layouts
 from orchestrator.report.sweep_rows import SweepRows
 from tests.cli.cli_store import HOSTILE
-from tests.report.pages.chromium import Browser, chromium
+from tests.report.pages.chromium import DRAWN_SECONDS, Browser, chromium
 
 pytestmark = pytest.mark.browser
 MANY = 4_000
@@ -175,12 +178,91 @@ def test_a_filter_of_the_parallel_coordinates_leads_to_the_trials_that_are_left(
     left = [trial.id for trial in measured if trial.layout.micro_batch_size == 4]
     assert link.text == f"{len(left)} of {len(measured)} layouts, in the table"
     drawn = "return document.getElementById('picture-parallel').data.flatMap(t => t.x).length"
-    num_axes = browser.run("return document.querySelectorAll('section form.filter select').length")
+    num_axes = browser.run(
+        "return document.querySelectorAll('section form.filter select').length - 1"
+    )
     assert browser.run(drawn) == len(left) * (num_axes + 2)
     link.click()
     browser.wait("return document.querySelectorAll('#trials tbody tr').length")
     rows = "return [...document.querySelectorAll('#trials tbody th')].map(t => +t.textContent)"
     assert sorted(browser.run(rows)) == sorted(left)
+    assert browser.complaints() == []
+
+
+def test_a_range_of_speed_leaves_the_layouts_that_are_as_fast(
+    browser: Browser, written: Written, scaling: SweepRows, tiny: SweepRows
+) -> None:
+    browser.get(url(written))
+    browser.draw("parallel")
+    select = "[aria-label='Only layouts of at least this speed']"
+    browser.wait(f'return document.querySelector("{select}")')
+    browser.driver.find_element("css selector", f"{select} option[value='0.9']").click()
+    found = [one for one in measured_layouts([tiny, scaling]) if one.relative_speed >= 0.9]
+    assert 0 < len(found) < len(measured_layouts([tiny, scaling]))
+    browser.driver.find_element("css selector", "[aria-labelledby=title-parallel] form a").click()
+    browser.wait("return document.querySelectorAll('#trials tbody tr').length")
+    rows = "return [...document.querySelectorAll('#trials tbody th')].map(t => +t.textContent)"
+    assert sorted(browser.run(rows)) == sorted(one.trial_id for one in found)
+    assert browser.complaints() == []
+
+
+def test_the_keyboard_reaches_the_trial_of_every_point(browser: Browser, written: Written) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get(url(written))
+    num = 0
+    for picture in written.pictures:
+        if picture.figure is None:
+            continue
+        ids = picture.trial_ids
+        here = f"[aria-labelledby=title-{picture.name}] .trials-of"
+        if not ids:
+            assert not browser.driver.find_elements("css selector", here)
+            continue
+        browser.wait(f"return document.querySelector('{here}')")
+        browser.driver.find_element("css selector", f"{here} summary").send_keys(Keys.ENTER)
+        browser.wait(f"return document.querySelectorAll('{here} li a').length")
+        links = f"return [...document.querySelectorAll('{here} li a')].map(a => +a.hash.slice(1))"
+        assert browser.run(links) == ids
+        num += len(ids)
+    assert num > 20
+    # Enter on the last of them opens its page.
+    last = browser.driver.find_elements("css selector", ".trials-of[open] li a")[-1]
+    text = last.text
+    last.send_keys(Keys.ENTER)
+    assert browser.wait(HEADING).lower().startswith(f"{text}:")
+    assert browser.complaints() == []
+
+
+def test_thousands_of_points_are_reached_by_the_table(browser: Browser, many: Written) -> None:
+    browser.get(url(many))
+    browser.run("document.querySelector('[aria-labelledby=title-scaling] details').open = true")
+    address = browser.wait(
+        "return document.querySelector('[aria-labelledby=title-scaling] .trials-of p a')?.href"
+    )
+    browser.get(address)
+    browser.wait("return document.getElementById('count').textContent")
+    counted = browser.run("return document.getElementById('count').textContent")
+    assert counted == f"{MANY:,} of {MANY:,} trials"
+
+
+def test_the_rows_that_are_shown_are_saved_as_csv(
+    browser: Browser, written: Written, tmp_path: Path
+) -> None:
+    browser.driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
+    )
+    browser.get(url(written, "trials.html"))
+    browser.wait("return document.querySelectorAll('#trials tbody tr').length")
+    browser.driver.find_element("id", "words").send_keys("scaling mbs4")
+    browser.driver.find_element("id", "csv").click()
+    file = tmp_path / "trials.csv"
+    deadline = time.monotonic() + DRAWN_SECONDS
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    saved = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+    assert [row["tokens/s/GPU"] for row in saved] == ["1,000", "800"]
+    assert all("mbs4" in row["layout"] for row in saved)
     assert browser.complaints() == []
 
 

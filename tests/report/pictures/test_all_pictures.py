@@ -28,3 +28,20 @@ def test_a_picture_is_plain_values_or_says_why_it_is_empty(
 
 def test_without_trials_every_picture_says_what_would_fill_it(empty: SweepRows) -> None:
     assert all(one.figure is None and one.why_empty for one in pictures([empty]))
+
+
+def test_the_trials_of_a_picture_are_those_of_its_marks_once_each(
+    tiny: SweepRows, scaling: SweepRows
+) -> None:
+    known = {one.trial.id for sweep in (tiny, scaling) for one in sweep.trials}
+    found = {one.name: one.trial_ids for one in pictures([tiny, scaling])}
+    assert all(len(ids) == len(set(ids)) and set(ids) <= known for ids in found.values())
+    measured = {
+        one.trial.id
+        for sweep in (tiny, scaling)
+        for one in sweep.trials
+        if one.trial.tokens_per_second_per_gpu
+    }
+    assert measured <= set(found["scaling"]) and not found["importance"]
+    # A heat map has rows of them.
+    assert found["best-layouts"] and found["gantt"]

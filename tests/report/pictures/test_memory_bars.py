@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core.sweepfile.spec_yaml import load
-from orchestrator.report.pictures import (
-    memory_bars,
-)
+from orchestrator.report.pictures import memory_bars
+from orchestrator.report.pictures.memory_bars import Side
 from orchestrator.report.sweep_rows import SweepRows
 
 
@@ -29,3 +28,11 @@ def test_a_sweep_with_a_file_has_the_parts_of_its_predictions(scaling: SweepRows
     for bar in memory_bars.bars([replace(scaling, sweep=row)]):
         assert {"parameters", "gradients", "optimizer", "activations"} <= set(bar.predicted_parts)
         assert sum(bar.predicted_parts.values()) == pytest.approx(bar.predicted_bytes)
+
+
+def test_a_part_of_any_name_is_shown_as_its_program_wrote_it(scaling: SweepRows) -> None:
+    (bar, *_) = memory_bars.bars([scaling])
+    name = "a\"b'c<i>&lt;"
+    trace = memory_bars._trace([replace(bar, measured_parts={name: 1})], Side.MEASURED, [name])
+    # Plotly knows no `&quot;`: it would show the entity.
+    assert trace["hovertemplate"].endswith("<extra>a\"b'c&lt;i&gt;&amp;lt;, measured</extra>")
