@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
-from tests.acceptance.command import Command, CommandHere
+from tests.acceptance.command import Command
 
 # Slots of every gang of the sweep: one lease from the first trial to the end.
 GANG = 2
@@ -61,8 +61,7 @@ def sessions(command: Command) -> list[Session]:
 
 
 def status(command: Command) -> Any:
-    here = CommandHere(command.folder, command.store_url)
-    return here.json("status", "t")["sweeps"][0]
+    return command.here.json("status", "t")["sweeps"][0]
 
 
 def reserved(command: Command) -> ReservedGpuSeconds:

@@ -79,6 +79,11 @@ class Command:
         )
         return Running(process)
 
+    @property
+    def here(self) -> CommandHere:
+        """The same command in this process, on the same store."""
+        return CommandHere(self.folder, self.store_url, self.environment)
+
     def given(self) -> dict[str, str]:
         """The environment of the command."""
         kept = {k: v for k, v in os.environ.items() if k not in ("SWEEP_HOME", "RAY_ADDRESS")}

@@ -13,9 +13,9 @@ def command(tmp_path: Path, sqlite_url: str) -> Command:
 
 
 @pytest.fixture
-def here(tmp_path: Path, sqlite_url: str) -> CommandHere:
+def here(command: Command) -> CommandHere:
     """The command in this process, on the store of `command`."""
-    return CommandHere(tmp_path, sqlite_url)
+    return command.here
 
 
 @pytest.fixture

@@ -95,14 +95,14 @@ def _every_second_is_accounted_for(
         sum(session.reserved for session in (*killed, ended)) + parts.idle
     )
     assert parts.reserved <= sum(session.capacity for session in (*killed, ended))
-    assert "GPU-hours reserved: useful" in command.ok("status", "t").stdout
+    assert "GPU-hours reserved: useful" in command.here.ok("status", "t").stdout
 
 
 def _the_end_is_told_again_without_ray(command: Command, file: Path, told: str) -> None:
     launched = command.sql("select count(*) from v_event where event = 'gang_placed'")
-    again = command.ok("run", file)
+    again = command.here.ok("run", file)
     assert "nothing was left to do" in again.stderr
     assert "Ray" not in again.stderr
-    assert again.stdout == told == command.ok("best", "t", "--top", "3").stdout
+    assert again.stdout == told == command.here.ok("best", "t", "--top", "3").stdout
     assert command.sql("select count(*) from v_event where event = 'gang_placed'") == launched
-    assert "every layout is known" in command.ok("run", file, "search.max_trials=100").stderr
+    assert "every layout is known" in command.here.ok("run", file, "search.max_trials=100").stderr

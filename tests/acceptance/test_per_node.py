@@ -56,7 +56,7 @@ def test_an_endless_program_with_a_launcher_of_its_own_is_measured(
     command.ok("run", file, "-q")
     ((num_steps, confident),) = command.sql("select num_steps, confident from v_trial")
     assert 8 <= num_steps < 50 and confident
-    said = command.ok("logs", "1").stdout
+    said = command.here.ok("logs", "1").stdout
     assert "rank 0 of 2" in said and "rank 1 of 2" in said
-    told = command.run("logs", "1", "--rank", "1")
+    told = command.here.run("logs", "1", "--rank", "1")
     assert told.returncode == 2 and "On this machine are logs of rank 0" in told.stderr

@@ -73,13 +73,13 @@ def test_a_spent_budget_of_money_ends_the_sweep_and_the_next_call_says_so(
         12.0 - longest - GANG * RESERVE_SECONDS <= said["dollars"] <= 12.0 + longest + GANG * 15.0
     )
     assert 0 < sum(said["num_trials"].values()) < 16
-    again = command.ok("run", file)
+    again = command.here.ok("run", file)
     assert "max_cost reached" in again.stderr
     assert "Ray" not in again.stderr
-    cost = command.json("plan", file)["cost"]
+    cost = command.here.json("plan", file)["cost"]
     assert (cost["budget_limit"], cost["num_trials"]) == (
         "max_cost",
         16 - said["num_trials"]["measured"],
     )  # what is left
     assert cost["budget_gpu_hours_left"] == pytest.approx(max((12.0 - said["dollars"]) / 3600, 0.0))
-    assert "search.max_cost leaves" in command.ok("plan", file).stdout
+    assert "search.max_cost leaves" in command.here.ok("plan", file).stdout

@@ -36,7 +36,7 @@ def test_a_second_orchestrator_exits_5_naming_the_first_and_ctrl_c_drains_it(
     with Store.open(command.store_url) as store:
         running = started(command, slow_sweep, store)
         assert_loopback_only(running)
-        second = command.run("run", slow_sweep)
+        second = command.here.run("run", slow_sweep)
         assert second.returncode == 5
         assert str(running.process.pid) in second.stderr
         assert len(second.stderr.strip().splitlines()) == 1
@@ -79,7 +79,7 @@ def test_a_second_ctrl_c_or_a_sigterm_cancels_and_the_trial_waits(
 def test_cancel_from_another_terminal_is_obeyed(command: Command, slow_sweep: Path) -> None:
     with Store.open(command.store_url) as store:
         running = started(command, slow_sweep, store)
-        command.ok("cancel", "t")
+        command.here.ok("cancel", "t")
         code, _, _ = running.end(timeout=30)
         assert code == 130
         assert store.sweep_named("t").holder is None
