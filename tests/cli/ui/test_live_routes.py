@@ -34,7 +34,9 @@ def test_pages_have_no_script_of_their_own_and_show_text_as_text(
     answer = visitor.get(target.replace("FAILED", str(shown.failed)))
     assert answer.status == 200
     found = Scripts(answer.text)
-    assert None not in found.sources and not found.handlers and "style=" not in answer.text
+    assert None not in found.sources and not found.handlers
+    # The pictures reserve their height in a style, so that the page does not jump.
+    assert "style=" not in answer.text or target.startswith("/pictures/")
     assert not any(re.match(r"[a-z]+:|//", link) for link in found.links if link != "data:,")
     assert "<script>alert" not in answer.text
     assert not set(answer.text) & set("\x1b\x9b\x07\u202e")
