@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def claims_by_select_and_then_update(monkeypatch: pytest.MonkeyPatch) -> None:
         holder = live_holder(row)
         if holder is not None and not holder_is_gone(holder):
             raise SweepInUse("held")
+        time.sleep(0.05)  # so that rivals meet here on any machine
         values = {
             "state": SweepState.RUNNING,
             "owner_host": host,
