@@ -14,8 +14,7 @@ from db.store import Store
 from orchestrator.core.sweepfile.spec import SweepSpec
 from tests.cli.test_calculator import measure
 from tests.cli.ui.served import Visitor, served
-from tests.report.pages.chromium import Browser, chromium
-from tests.report.pages.test_in_a_browser import AXE, DESK, PHONE
+from tests.report.pages.chromium import AXE, DESK, PHONE, Browser, chromium
 
 pytestmark = pytest.mark.browser
 CELL = "llama-3.1-8b_16gpu_s4096_gb1024"
@@ -26,12 +25,6 @@ SENTENCES = "return document.getElementById('sentences').textContent"
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
-        if found is None:
-            reason = "no chromium and chromium-driver (Debian's packages) are installed"
-            if os.environ.get("CI") == "true":
-                pytest.fail(reason)
-            pytest.skip(reason)
-        found.window(*DESK)
         yield found
 
 

@@ -15,8 +15,7 @@ from orchestrator.core.trial.lifecycle import TrialEvent
 from tests.cli.cli_store import HOSTILE, Filled
 from tests.cli.ui.served import Visitor, served
 from tests.db.builders import Bench, failure, record_failure
-from tests.report.pages.chromium import Browser, chromium
-from tests.report.pages.test_in_a_browser import AXE, DESK, PHONE
+from tests.report.pages.chromium import AXE, DESK, PHONE, Browser, chromium
 
 pytestmark = pytest.mark.browser
 # The numbers of the trials in their table.
@@ -30,12 +29,6 @@ PAGES = ("/", "/trial/FAILED", "/sql", "/sql?statement=@best", "/cancel", "/retr
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
-        if found is None:
-            reason = "no chromium and chromium-driver (Debian's packages) are installed"
-            if os.environ.get("CI") == "true":
-                pytest.fail(reason)
-            pytest.skip(reason)
-        found.window(*DESK)
         yield found
 
 

@@ -17,29 +17,20 @@ from orchestrator.report.pages.report_folder import Written, write_report
 from orchestrator.report.pictures.axis_values import measured_layouts
 from orchestrator.report.sweep_rows import SweepRows
 from tests.cli.cli_store import HOSTILE
-from tests.report.pages.chromium import DRAWN_SECONDS, Browser, chromium
+from tests.report.pages.chromium import AXE, DESK, DRAWN_SECONDS, PHONE, Browser, chromium
 
 pytestmark = pytest.mark.browser
 MANY = 4_000
-# The file of axe-core, which CI takes from npm; it is not part of the project.
-AXE = "AXE_CORE"
 # The heading of a trial's page, once its data are there.
 HEADING = (
     "const found = document.querySelector('#trial h1')?.textContent;"
     " return found !== 'Trial' && found"
 )
-PHONE, DESK = (390, 844), (1280, 900)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
-        if found is None:
-            reason = "no chromium and chromium-driver (Debian's packages) are installed"
-            if os.environ.get("CI") == "true":
-                pytest.fail(reason)
-            pytest.skip(reason)
-        found.window(*DESK)
         yield found
 
 
