@@ -38,7 +38,7 @@ from orchestrator.core.trial.measurement import Measurement, StepTime
 from orchestrator.core.trial.node_report import GpuUsage
 
 NUM_CELLS = 12
-# Of the trials; the others are measured.
+# One trial in so many; the others are measured.
 OOM_EVERY, PRUNED_EVERY = 5, 3
 # In so many measured trials, one had a node fail before, one was measured with the older
 # fingerprint before, and one was repeated after.

@@ -34,7 +34,7 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 
 NUM_CELLS = 4
-# Of the trials; the others are measured.
+# One trial in so many; the others are measured.
 OOM_EVERY = 5
 NUM_BATCHES: Mapping[int, int] = {1: 64, 8: 16, 64: 8, 512: 4}  # batches timed, by their size
 # Trials in the store when the timing begins; it ends with 2,752 more.
@@ -167,7 +167,7 @@ def measure_database(few_url: str, many_url: str) -> dict[str, Any]:
         }
     return {
         "batches": [_figures(size, few, many) for size in NUM_BATCHES],
-        # Of the process, from FEW to MANY trials.
+        # The growth of the process from FEW to MANY trials.
         "resident_bytes_per_trial": round(growth),
         "rows": counts,
     }

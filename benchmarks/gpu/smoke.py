@@ -142,7 +142,7 @@ def summary(
     texts = [
         record.get("log_tail", "") + record.get("message", "") for record in (*measured, *ooms)
     ]
-    # Of a measured layout the memory by part may be unknown; its speed may not be lost.
+    # The memory by part of a measured layout may be unknown; its speed may not be lost.
     without_parts = [
         record["layout"]
         for record in measured

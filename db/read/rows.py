@@ -89,9 +89,9 @@ class CellRow:
     id: int
     sweep_id: int
     cell: Cell
-    # Of the newest measurement: the current one.
+    # From the newest measurement, which is the current one.
     fingerprint_digest: str | None
-    # Of the newest call that ended by itself. None: no call has.
+    # From the newest call that ended by itself. None: no call has.
     stop_reason: str | None
     num_untried: int | None  # layouts
 
@@ -133,7 +133,7 @@ class TrialRow:
     is_current_fingerprint: bool | None  # None: no measurement counts
     failure_kind: FailureKind | None  # of the last attempt
     failure_message: str | None
-    # Of the last attempt, if it ran out of memory.
+    # From the last attempt, if it ran out of memory.
     memory: MemoryShortage | None
     gpu_seconds: float | None  # of the last attempt
     created_at: dt.datetime

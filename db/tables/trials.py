@@ -362,7 +362,7 @@ measurement = Table(
     ),
     optional("loss_first", Double, "loss of the first step"),
     optional("loss_last", Double, "loss of the last step"),
-    # Of the time in which steps were timed; NULL if that was less than 2 s, or not told.
+    # Taken over the time in which steps were timed; NULL if that was less than 2 s, or not told.
     optional(
         "gpu_busy",
         Double,

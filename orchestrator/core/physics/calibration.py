@@ -42,7 +42,7 @@ _SDS: Mapping[str, tuple[float, float]] = {
     # Fused kernels keep half of what plain torch keeps; norms in several kernels, 1.3 times as much
     # (ESTIMATORS: 53 instead of 41 bytes).
     "activation_factor": (0.12, 0.35),
-    # Of a trainer that is not known, in addition to `activation_factor`.
+    # For a trainer that is not known, in addition to `activation_factor`.
     "pipeline_activation_factor": (0.2, 0.2),
     # 1 byte in chunks, 6 in bf16, 14 with a copy.
     "logit_bytes": (0.25, 0.6),

@@ -108,7 +108,7 @@ class Agreement:
 class Agreements:
     step_time: Agreement
     memory: Agreement
-    # Of each out-of-memory, whether it was predicted not to fit.
+    # For each out-of-memory, whether it was predicted not to fit.
     foretold: Sequence[bool]
 
 
