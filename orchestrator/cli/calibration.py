@@ -12,13 +12,10 @@ import typer
 from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, Json, SweepArgument
 from orchestrator.cli.output import Column, numbers, write_json, write_line, write_table
-from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
-    from db.read.rows import SweepRow
     from orchestrator.core.physics.fit_quality import Agreement, Fitted
-    from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.sweep.prior_knowledge import PriorKnowledge
 
 # Relative error below which a prediction is not shown among the worst.
@@ -43,31 +40,16 @@ def calibration(
       sweep calibration 8b --worst 10
       sweep calibration --json
     """
-    from orchestrator.cli.sweep_file import planning
+    from orchestrator.cli.sweep_file import planning, stored_spec
 
     with existing_store(db) as store:
         row = select_sweep(store, sweep)
-        known = planning(_spec_of(row), store)
+        known = planning(stored_spec(row), store)
     record = _record(row.name, known.knowledge, worst=worst)
     if as_json:
         write_json("calibration", record)
     else:
         _print(record, known.based_on)
-
-
-def _spec_of(row: SweepRow) -> SweepSpec:
-    from pydantic import ValidationError
-
-    from orchestrator.core.sweepfile.spec import SweepSpec
-
-    try:
-        return SweepSpec.model_validate_json(row.spec_json)
-    except ValidationError as exc:
-        raise UsageInvalid(
-            f"sweep {row.name} was begun by a version of this program whose sweep files cannot be"
-            f" read any more ({exc.error_count()} mistakes); `sweep run` its file again, and ask"
-            " then"
-        ) from None
 
 
 def _record(name: str, knowledge: PriorKnowledge, *, worst: int) -> dict[str, Any]:

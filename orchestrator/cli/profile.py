@@ -90,12 +90,12 @@ def profile(
 
 def _spec_of(detail: TrialDetail, store: Store, ray_address: str | None) -> SweepSpec:
     """The sweep file of the trial's last run. Raises UsageInvalid if it cannot be profiled."""
+    from orchestrator.cli.sweep_file import stored_spec
     from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
-    from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.sweep.profiling import refusal
 
     row = store.sweep_named(detail.sweep_name)
-    spec = SweepSpec.model_validate_json(row.spec_json)
+    spec = stored_spec(row)
     why = refusal(spec)
     if why is None and detail.sweep_name.endswith(SIMULATED_SUFFIX):
         why = "the sweep is simulated: nothing ran"

@@ -150,11 +150,10 @@ def _meant(
 ) -> tuple[CellRow, Layout]:
     """The cell and the legal layout that a person means."""
     from orchestrator.cli.explain import select_cell, wish_of
-    from orchestrator.cli.sweep_file import planning
+    from orchestrator.cli.sweep_file import planning, stored_spec
     from orchestrator.core.search.layout_wish import complete
-    from orchestrator.core.sweepfile.spec import SweepSpec
 
-    known = planning(SweepSpec.model_validate_json(row.spec_json), store)
+    known = planning(stored_spec(row), store)
     wish = wish_of(known, words)
     selected = select_cell(known.spec, wish, cell)
     planned = known.plan(selected)

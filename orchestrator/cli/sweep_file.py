@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from orchestrator.report.quantities import counted, duration
 
 if TYPE_CHECKING:
+    from db.read.rows import SweepRow
     from db.store import Store
     from orchestrator.core.physics.calibration import Calibration
     from orchestrator.core.pretend.replay import ReplayTable
@@ -259,6 +260,26 @@ def load(file: Path, overrides: list[str] | None) -> SweepSpec:
             " pipe, as in <(command)"
         )
     return load(text, source=str(file), overrides=overrides or ())
+
+
+def stored_spec(row: SweepRow) -> SweepSpec:
+    """The file of a sweep's last run, with the name that the sweep has now.
+
+    Raises UsageInvalid if this version cannot read it.
+    """
+    from pydantic import ValidationError
+
+    from orchestrator.core.errors import UsageInvalid
+    from orchestrator.core.sweepfile.spec import SweepSpec
+
+    try:
+        return SweepSpec.model_validate_json(row.spec_json).model_copy(update={"name": row.name})
+    except ValidationError as exc:
+        raise UsageInvalid(
+            f"sweep {row.name} was begun by another version of this program, and its stored sweep"
+            f" file has {counted(exc.error_count(), 'mistake')} now; `sweep run` its file again,"
+            " and ask then"
+        ) from None
 
 
 def _hint(file: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,17 @@ def test_what_cannot_be_measured_is_refused(
     done = ended.run("enqueue", *words)
     assert done.returncode == 2 and said in done.stderr
     assert ended.sql("select count(*) from v_trial") == [[1]]
+
+
+@pytest.mark.parametrize("asked", [("enqueue", "mbs=1"), ("calibration",), ("profile", "1")])
+def test_a_stored_file_of_another_version_is_refused(
+    ended: CommandHere, sqlite_url: str, asked: tuple[str, ...]
+) -> None:
+    path = sqlite_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update sweep set spec_json = '{\"gpu\": 2}'")
+    done = ended.run(*asked)
+    assert done.returncode == 2 and "by another version of this program" in done.stderr
 
 
 def test_a_trial_waits_again_if_nobody_works_on_its_sweep(

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.defaults import existing_store
-from orchestrator.cli.sweep_file import Planning, planning
+from orchestrator.cli.sweep_file import Planning, planning, stored_spec
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.pages.calculator_document import calculation, choice_rows
 
 if TYPE_CHECKING:
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.search.calculator import Calculator
-    from orchestrator.core.sweepfile.spec import SweepSpec
 
 # A page that is opened later is calibrated by what was measured since.
 FRESH_SECONDS = 10.0
@@ -59,7 +58,7 @@ class Calculators:
     def _read(self) -> Planning:
         with existing_store(self.db) as store:
             row = store.sweep_named(self.sweep)
-            found = planning(_spec(row.spec_json, self.sweep), store)
+            found = planning(stored_spec(row), store)
         self._cells.clear()
         self._read_at = self.clock()
         return found
@@ -74,17 +73,3 @@ class Calculators:
                 del self._cells[next(iter(self._cells))]
             self._cells[cell] = known.calculator(cell)
         return self._cells[cell]
-
-
-def _spec(text: str, name: str) -> SweepSpec:
-    """The sweep's file under the name that the sweep has now."""
-    from pydantic import ValidationError
-
-    from orchestrator.core.sweepfile.spec import SweepSpec
-
-    try:
-        return SweepSpec.model_validate_json(text).model_copy(update={"name": name})
-    except ValidationError:
-        raise UsageInvalid(
-            f"the file of sweep {name} is of another version of this program: run the sweep again"
-        ) from None

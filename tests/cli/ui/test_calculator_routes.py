@@ -128,4 +128,4 @@ def test_a_sweep_of_another_version_says_so(url: str) -> None:
     with served(url, "old") as visitor:
         answer = visitor.get("/calculator")
     assert answer.status == 400
-    assert "of another version" in answer.text
+    assert "by another version" in answer.text
