@@ -52,7 +52,7 @@ def head(namespaces: None) -> Iterator[Host]:
 
 def test_nodes_that_are_waited_for_are_ordered_and_used(head: Host) -> None:
     measured = head.run(
-        SWEEP, "run", "grown.yaml", "--ray-address", "auto", "--wait-for-nodes", "2min", timeout=180
+        SWEEP, "run", "grown.yaml", "--ray-address", "auto", "--wait-for-nodes", "4min", timeout=280
     )
     assert measured.returncode == 0, measured.stdout
     (attempt,) = json.loads(head.ok(SWEEP, "show", "1", "--json"))["attempts"]

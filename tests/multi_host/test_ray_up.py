@@ -63,7 +63,7 @@ def told(namespaces: None) -> Iterator[Told]:
             f"{head.base}/sent.yaml",
             timeout=STEP_SECONDS,
         )
-        run = ["run", "sent.yaml", "--wait-for-nodes", "90s"]
+        run = ["run", "sent.yaml", "--wait-for-nodes", "4min"]
         submitted = head.ok(RAY, "submit", "cluster.yaml", DRIVER, "--", *run, timeout=STEP_SECONDS)
         best = head.ok(RAY, "exec", "cluster.yaml", "sweep best --json", timeout=STEP_SECONDS)
         attempts = json.loads(head.ok(BIN / "sweep", "show", "1", "--json"))["attempts"]

@@ -103,13 +103,13 @@ BATON = """
     import os, time
 
     def wait(lock):
+        print("hangs", flush=True)
         while os.path.exists(lock):
             time.sleep(0.1)
     """
 WAITING = """
     import os, sys
     from file_baton import wait
-    print("hangs", flush=True)
     wait(os.path.join(os.environ["TORCH_EXTENSIONS_DIR"], "fused", "lock"))
     """
 

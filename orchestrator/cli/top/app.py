@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import ClassVar, Protocol
 
@@ -15,6 +16,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.css.query import NoMatches
 from textual.widgets import DataTable, Footer, Static
 
 from orchestrator.cli.live_store import LiveStore, Reading
@@ -156,9 +158,10 @@ class TopApp(App[None]):
         self._draw_unless_closing()
 
     def _draw_unless_closing(self) -> None:
-        # The screen loses its widgets some time before the app is over.
-        if self.screen_stack and self.screen_stack[0].query(DataTable):
-            self._draw()
+        # The screen loses its widgets, one after another, some time before the app is over.
+        with suppress(NoMatches):
+            if self.screen_stack:
+                self._draw()
 
     # -- drawing ---------------------------------------------------------------------------------
 

@@ -283,6 +283,21 @@ def test_a_cursor_stays_on_its_trial(store: Store, sqlite_url: str) -> None:
     watch(sqlite_url, steps)
 
 
+@pytest.mark.parametrize("gone", ["#head", "#tabs", "#hint", "DataTable"])
+def test_a_reading_that_comes_while_the_screen_closes_changes_nothing(
+    sqlite_url: str, filled: Filled, gone: str
+) -> None:
+    async def steps(app: TopApp, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: app._reading is not None)
+        reading = app._reading
+        assert reading is not None
+        await app.query_one(gone).remove()
+        app._note_reading(reading)
+        app._note_trouble("the database is away")
+
+    watch(sqlite_url, steps)
+
+
 def _colours_of(app: TopApp) -> set[str]:
     """The colours of all characters that a terminal gets, foreground and background."""
     found = set()

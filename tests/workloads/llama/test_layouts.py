@@ -6,10 +6,7 @@ of two ranks leaves the others idle.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,12 @@ from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
+from tests.workloads.llama.equivalence.forked_ranks import (
+    ending_at_errors,
+    join_group,
+    run_ranks,
+)
+from tests.workloads.llama.equivalence.gang import PRELOAD
 from workloads.llama.data_parallel import Replica
 from workloads.llama.memory import LiveMemory, MemoryReport
 from workloads.llama.mesh import Groups, Line, RankPlace
@@ -231,18 +234,15 @@ def memory_of(trainer: TrainingLoop) -> MemoryReport:
     return LiveMemory(trainer.states(), limit_bytes=None).report(trainer.untimed_step)
 
 
-def run_rank(rank: int, port: int, out: Path) -> None:
+def run_rank(rank: int, num_ranks: int, port: int, out: Path) -> None:
     """One of four ranks: take part in the layouts that have it."""
-    torch.set_num_threads(1)
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(NUM_RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-    dist.init_process_group("gloo")
+    join_group(rank, num_ranks, port)
     groups, found = Groups(), {"trained": {}, "collectives": {}, "memory": {}}
     for each in SEVERAL_RANKS:
         place = groups.place(each.layout, replicas=dict(each.options).get("replicas", 1))
         if rank < each.layout.world_size:
-            found["trained"][each.name] = train(each, place)
+            with ending_at_errors(rank, each.name, out):
+                found["trained"][each.name] = train(each, place)
     place = groups.place(FOUR)
     for options in ({}, {"accumulate": "last"}):
         for stage in (0, 1, 2, 3):
@@ -260,18 +260,7 @@ def run_rank(rank: int, port: int, out: Path) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     out = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # A fork would inherit dead threads of torch.
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["workloads.llama"])
-    processes = [server.Process(target=run_rank, args=(i, port, out)) for i in range(NUM_RANKS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=300)
-    assert [process.exitcode for process in processes] == [0] * NUM_RANKS
+    run_ranks(run_rank, NUM_RANKS, out, patience_seconds=300, preload=PRELOAD)
     return [torch.load(out / f"rank-{i}.pt", weights_only=False) for i in range(NUM_RANKS)]
 
 

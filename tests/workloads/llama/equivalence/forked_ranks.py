@@ -26,7 +26,7 @@ def run_ranks(
 ) -> None:
     """Call `run(rank, num_ranks, port, folder)` in each rank.
 
-    Ranks are forked after the module `preload` was imported; None: the module of `run`.
+    Ranks are forked after the modules `preload`, if any, and that of `run` were imported.
     Raises RuntimeError with the tracebacks that ranks left, or their exit codes.
     """
     with socket.socket() as probe:
@@ -34,7 +34,7 @@ def run_ranks(
         port = probe.getsockname()[1]
     # A fork would inherit dead threads of torch.
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([preload or run.__module__])
+    server.set_forkserver_preload([*([preload] if preload else []), run.__module__])
     ranks = [
         server.Process(target=run, args=(rank, num_ranks, port, folder))
         for rank in range(num_ranks)
