@@ -32,3 +32,10 @@ def visitor(shown_url: str, shown: Filled) -> Iterator[Visitor]:
     with served(shown_url) as found:
         found.enter()
         yield found
+
+
+@pytest.fixture
+def either_store(store_url: str) -> Iterator[Store]:
+    """An empty store, on each of the two databases."""
+    with Store.open(store_url) as opened:
+        yield opened

@@ -107,9 +107,12 @@ class Visitor:
         assert found.status == 200
 
         def values() -> Iterator[dict[str, Any]]:
+            by = time.monotonic() + ANSWER_SECONDS
             while line := found.readline():
+                assert time.monotonic() < by, "only signs of life came"
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
+                    by = time.monotonic() + ANSWER_SECONDS
 
         try:
             yield values()

@@ -26,29 +26,29 @@ def command(tmp_path: Path, sqlite_url: str) -> CommandHere:
     ],
 )
 def test_a_sweep_is_stopped_after_a_question(
-    sqlite_store: Store, sqlite_url: str, action: str, request_name: str, said: str
+    either_store: Store, store_url: str, action: str, request_name: str, said: str
 ) -> None:
-    Bench.on(sqlite_store)
-    with served(sqlite_url) as visitor:
+    Bench.on(either_store)
+    with served(store_url) as visitor:
         visitor.enter()
         question = visitor.get(f"/{action}").text
         assert f'<form class="actions" action="{action}" method="post">' in question
-        assert sqlite_store.sweep_named("tiny").stop_requested is None
+        assert either_store.sweep_named("tiny").stop_requested is None
         answer = visitor.form(f"/{action}")
         assert answer.status == 200 and said in answer.text
-    assert str(sqlite_store.sweep_named("tiny").stop_requested) == request_name
+    assert str(either_store.sweep_named("tiny").stop_requested) == request_name
 
 
-def test_a_trial_is_measured_again(sqlite_store: Store, sqlite_url: str) -> None:
-    bench = Bench.on(sqlite_store)
+def test_a_trial_is_measured_again(either_store: Store, store_url: str) -> None:
+    bench = Bench.on(either_store)
     trial = bench.measure(1)
-    sqlite_store.release(bench.sweep_id, bench.epoch)
-    with served(sqlite_url) as visitor:
+    either_store.release(bench.sweep_id, bench.epoch)
+    with served(store_url) as visitor:
         visitor.enter()
         question = visitor.get(f"/retry?trial={trial}").text
         assert f"Measure trial {trial} again?" in question and f'value="{trial}"' in question
         assert "will be measured again" in visitor.form("/retry", trial=str(trial)).text
-        assert sqlite_store.trial(trial).trial.state == "queued"
+        assert either_store.trial(trial).trial.state == "queued"
         again = visitor.form("/retry", trial=str(trial))
         assert "nothing was changed" in again.text
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from db.store import Store
-from tests.cli.cli_store import Filled
-from tests.cli.ui.served import Visitor
+from tests.cli.cli_store import Filled, fill
+from tests.cli.ui.served import Visitor, served
 
 
 def test_a_statement_is_answered_with_hostile_text_as_text(visitor: Visitor, shown: Filled) -> None:
@@ -61,3 +63,19 @@ def test_a_large_answer_is_cut(visitor: Visitor) -> None:
         "/sql", statement=f"{series} select replace(printf('%5000d', i), ' ', 'x') from n limit 450"
     )
     assert wide.status == 422 and "more than 2 MB" in wide.text
+
+
+def test_a_store_on_postgresql_is_asked_in_the_same_way(
+    postgresql_url: str, tmp_path: Path
+) -> None:
+    with Store.open(postgresql_url) as store:
+        found = fill(store, tmp_path)
+    with served(postgresql_url) as visitor:
+        visitor.enter()
+        assert f'href="trial/{found.measured}"' in visitor.get("/").text
+        assert visitor.get(f"/trial/{found.failed}").status == 200
+        assert '<table id="answer">' in visitor.form("/sql", statement="@best").text
+        counted = visitor.form("/sql", statement="select count(*) from v_trial")
+        assert "<td>10</td>" in counted.text
+        refused = visitor.form("/sql", statement="delete from trial")
+        assert refused.status == 422 and "only reading is possible" in refused.text
