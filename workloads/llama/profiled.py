@@ -45,8 +45,10 @@ from workloads.llama.training_loop import TrainingLoop, training_loop
 from workloads.rank import Rank, seconds_since_process_start
 from workloads.rendezvous import join_gang
 
-# Calls of each group before the profiled steps: enough that each of its threads gets one.
+# Calls of each group at once before the profiled steps: more than gloo has threads for a group. One
+# rank comes later, so that calls of the others hold a thread each; then another one does.
 _CALLS_OF_A_GROUP = 8
+_LATER_SECONDS = 0.05
 
 
 def trace_file(rank: int) -> str:
@@ -214,16 +216,23 @@ def _call_groups(layout: Layout, device: torch.device) -> dict[str, str]:
     # All ranks call groups in the same order, so that none waits for another for ever.
     known.sort(key=lambda pair: (list(Axis).index(pair[0]), len(ranks_of[pair[1]])))
     for axis, group in known:
-        with record_function(f"{AXIS_ANNOTATION}{axis}"):
-            calls = [
-                dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
-                for _ in range(_CALLS_OF_A_GROUP)
-            ]
-            for call in calls:
-                if call is not None:
-                    call.wait()
-            synchronize(device)
+        for late_rank in ranks_of[group][:2]:
+            if dist.get_rank() == late_rank:
+                time.sleep(_LATER_SECONDS)
+            with record_function(f"{AXIS_ANNOTATION}{axis}"):
+                _call(group, device)
     return {group.group_name: axis.value for axis, group in known}
+
+
+def _call(group: dist.ProcessGroup, device: torch.device) -> None:
+    calls = [
+        dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
+        for _ in range(_CALLS_OF_A_GROUP)
+    ]
+    for call in calls:
+        if call is not None:
+            call.wait()
+    synchronize(device)
 
 
 def _groups() -> list[dist.ProcessGroup]:
