@@ -179,7 +179,7 @@ def time_steps(
             if not clock.is_asynchronous or num_steps >= timing.next_look:
                 exchange()
                 timing = look(timing, slowest, plan)
-            gc.collect()
+            gc.collect(1)
     _check_finite(losses[num_checked:num_steps], first_step=num_checked + 1)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     first_and_last = [losses[0].item(), losses[num_steps - 1].item()]
@@ -208,16 +208,17 @@ def _check_finite(losses: Tensor, *, first_step: int) -> None:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Leave it to the caller to collect between steps, and only what is new since now."""
-    # Not the oldest generation, from imports: to search it takes longer than many steps.
+    """Leave it to the caller to collect the younger generations between steps.
+
+    What is there now gets old at once. To search that takes longer than many steps, and what a step
+    leaves behind does not outlive the next one.
+    """
     gc.collect(1)
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 def _over_ranks(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
@@ -159,3 +161,36 @@ def test_a_loss_that_is_not_finite_is_found_without_reading_each(bad_step: int) 
             after_first_step=lambda: None,
             clock=DeviceClock(queue.event),
         )
+
+
+class Cycle:
+    """Freed by the garbage collector alone."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_steps_leave_behind_is_collected_between_them_and_what_was_frozen_stays_so() -> None:
+    alive: weakref.WeakSet[Cycle] = weakref.WeakSet()
+    seen: list[tuple[int, bool]] = []
+
+    def step(_: list[tuple[Tensor, Tensor]]) -> Tensor:
+        seen.append((len(alive), gc.isenabled()))
+        alive.add(Cycle())
+        return torch.zeros(())
+
+    gc.freeze()
+    try:
+        time_steps(
+            lambda _: [],
+            step,
+            plan=PLAN,
+            device=CPU,
+            before_step=lambda _, __: None,
+            after_first_step=lambda: None,
+        )
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+    assert seen[2:] == [(0, False)] * (len(seen) - 2)
+    assert gc.isenabled()

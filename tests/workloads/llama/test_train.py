@@ -199,16 +199,29 @@ def test_a_trial_measures_its_layout(
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_the_time_of_compiling_is_told_and_is_part_of_the_first_step(
+def test_layers_compiled_by_inductor_train_the_same_and_the_time_of_compiling_is_told(
     tmp_path: Path, server: ForkServerContext
 ) -> None:
-    layout = Layout(micro_batch_size=2, precision=Precision.FP32)
-    (result,) = run_trial(request(layout, compile=True), tmp_path, server)
-    assert isinstance(result, RankResult), result
-    first_step = result.phase_seconds[Phase.FIRST_STEP]
-    assert 0.1 < result.compile_seconds < first_step
+    layout = Layout(
+        micro_batch_size=2, recompute=Recompute.parse("selective_ops"), precision=Precision.FP32
+    )
+    plan = PLAN.model_copy(update={"max_steps": PLAN.min_steps})
+    results = []
+    for is_compiled in (False, True):
+        folder = tmp_path / str(is_compiled)
+        folder.mkdir()
+        asked = request(layout, compile=is_compiled).model_copy(update={"measurement": plan})
+        (result,) = run_trial(asked, folder, server)
+        assert isinstance(result, RankResult), result
+        results.append(result)
+    plain, compiled = results
+    assert compiled.loss_first == pytest.approx(plain.loss_first, rel=1e-6)
+    assert compiled.loss_last == pytest.approx(plain.loss_last, rel=1e-6)
+    assert not plain.compile_seconds
+    first_step = compiled.phase_seconds[Phase.FIRST_STEP]
+    assert 0.1 < compiled.compile_seconds < first_step
     # The first step does little else: each later one takes some milliseconds.
-    assert first_step - result.compile_seconds < result.compile_seconds
+    assert first_step - compiled.compile_seconds < compiled.compile_seconds
 
 
 def test_a_limited_cpu_runs_out_of_memory_in_its_first_step(
