@@ -18,6 +18,9 @@ from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.trial.protocol import Device
 
+# A thread that is there after so long listens.
+BEGINNING_SECONDS = 5.0
+
 
 def main() -> None:
     head = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
@@ -26,14 +29,18 @@ def main() -> None:
     # Threads before the driver gives up its head, which ends all threads of Ray.
     listening: list[str] = []
 
-    def note_listeners() -> None:
-        listening.extend(thread.name for thread in threading.enumerate() if "listen" in thread.name)
+    def listeners() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if "listen" in thread.name]
 
     def look() -> bool:
         if not killed_at:
+            # A thread that has not begun to listen would wait for the head's first answer.
+            by = time.monotonic() + BEGINNING_SECONDS
+            while listeners() and time.monotonic() < by:
+                time.sleep(0.05)
             cluster.head_node.kill_gcs_server(check_alive=False)
             killed_at.append(time.monotonic())
-            threading.Timer(HEAD_SECONDS / 2, note_listeners).start()
+            threading.Timer(HEAD_SECONDS / 2, lambda: listening.extend(listeners())).start()
         return False
 
     said = "it went on"
