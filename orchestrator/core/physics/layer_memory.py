@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from operator import attrgetter
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from orchestrator.core.physics.stage_rows import ELEMENT_BYTES, Floats, StageRows
-from orchestrator.core.physics.trainer import Trainer
-from orchestrator.core.problem.layout import Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.layout import (
+    Precision,
+    Recompute,
+    RecomputeMode,
+    SelectivePolicy,
+)
 from orchestrator.core.problem.layout_table import Ints
 from orchestrator.core.problem.model_shape import ModelShape
 
@@ -49,17 +56,14 @@ def layer_bytes(rows: StageRows) -> tuple[Floats, Floats]:
 
 def _kinds(rows: StageRows) -> tuple[Mapping[str, Floats], Ints, Ints]:
     """The bytes of each kind of layer; the kind of every layout; of each group, the plain kind."""
-    table = rows.table
-    # Few kinds of layers, many rows: one entry per recomputation and precision, the last row plain.
-    kinds = [
-        [
-            _BYTES_OF(_LayerBytes.of(rows.cell.model, r, rows.trainer, ELEMENT_BYTES[p]))
-            for p in table.precisions
-        ]
-        for r in (*table.recomputes, Recompute())
-    ]
-    columns = np.array(kinds).reshape(-1, len(_LAYER_BYTES)).T.copy()
-    bytes_of = dict(zip(_LAYER_BYTES, columns, strict=True))
+    table, trainer = rows.table, rows.trainer
+    style = _LayerStyle(
+        eager_attention=trainer.eager_attention,
+        sequence_parallel=trainer.sequence_parallel,
+        fully_shards=trainer.fully_shards,
+        compiled=trainer.compiled,
+    )
+    bytes_of = _bytes_of(rows.cell.model, table.recomputes, table.precisions, style)
     plain_place = np.full(len(table), len(table.recomputes))
     if len(table.precisions) == 1:
         return bytes_of, rows.groups.recompute, plain_place
@@ -69,6 +73,38 @@ def _kinds(rows: StageRows) -> tuple[Mapping[str, Floats], Ints, Ints]:
         rows.groups.recompute * num + rows.groups.spread(table.precision),
         plain_place * num + table.precision,
     )
+
+
+class _LayerStyle(NamedTuple):
+    """What of a trainer changes the tensors of a layer: not the constants that are fitted."""
+
+    eager_attention: bool
+    sequence_parallel: bool
+    fully_shards: bool
+    compiled: bool
+
+
+# A fit asks for the same kinds a thousand times.
+@lru_cache(maxsize=256)
+def _bytes_of(
+    model: ModelShape,
+    recomputes: tuple[Recompute, ...],
+    precisions: tuple[Precision, ...],
+    style: _LayerStyle,
+) -> Mapping[str, Floats]:
+    """The bytes of each kind of layer: one for each recomputation and precision, the last ones
+    plain.
+    """
+    kinds = [
+        [
+            _FIELDS_OF(_LayerBytes.of(model, recompute, style, ELEMENT_BYTES[precision]))
+            for precision in precisions
+        ]
+        for recompute in (*recomputes, Recompute())
+    ]
+    columns = np.array(kinds).reshape(-1, len(_LAYER_BYTES)).T.copy()
+    columns.flags.writeable = False
+    return MappingProxyType(dict(zip(_LAYER_BYTES, columns, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -184,18 +220,18 @@ class _LayerBytes:
         cls,
         model: ModelShape,
         recompute: Recompute,
-        trainer: Trainer,
+        style: _LayerStyle,
         element: int,
     ) -> _LayerBytes:
         h, k, f = model.hidden_size, model.kv_size, model.ffn_hidden_size
         a = model.num_attention_heads
-        eager, mixed = trainer.eager_attention, element < 4
+        eager, mixed = style.eager_attention, element < 4
         flash = 0.0 if eager else 4.0 * a
         if recompute.mode is RecomputeMode.FULL:
             return cls(
-                whole=0.0 if trainer.sequence_parallel else element * h,
+                whole=0.0 if style.sequence_parallel else element * h,
                 gathered=0.0,
-                split=element * h if trainer.sequence_parallel else 0.0,
+                split=element * h if style.sequence_parallel else 0.0,
                 context=0.0,
                 pieces=0.0,
                 masks=0.0,
@@ -206,7 +242,7 @@ class _LayerBytes:
                 core_scores=12.0 * a,
                 core=element * (6 * h + 2 * k),
             )
-        if recompute.policy is SelectivePolicy.OPS and trainer.fully_shards:
+        if recompute.policy is SelectivePolicy.OPS and style.fully_shards:
             # Two regions are recomputed: what is before attention, later than what is behind it.
             # The inputs of both are kept, w1's result, and what attention keeps.
             return cls(
@@ -249,9 +285,9 @@ class _LayerBytes:
             core_scores = (6.0 if mixed else 8.0) * a
         # Inputs and residuals of the two norms are split by sequence parallelism only.
         norms = element * 2.0 * h
-        whole_norms, split_norms = (0.0, norms) if trainer.sequence_parallel else (norms, 0.0)
+        whole_norms, split_norms = (0.0, norms) if style.sequence_parallel else (norms, 0.0)
         # Of SwiGLU, w1's and w3's results, the activation and the product; compiled, the first two.
-        swiglu = (2 if trainer.compiled else 4) * f
+        swiglu = (2 if style.compiled else 4) * f
         return cls(
             whole=8.0 + whole_norms,
             gathered=element * 2.0 * h,
@@ -269,4 +305,4 @@ class _LayerBytes:
 
 
 _LAYER_BYTES = tuple(field.name for field in fields(_LayerBytes))
-_BYTES_OF = attrgetter(*_LAYER_BYTES)
+_FIELDS_OF = attrgetter(*_LAYER_BYTES)
