@@ -13,13 +13,13 @@ from functools import cached_property, partial
 import numpy as np
 
 from orchestrator.core.physics.links import Network
-from orchestrator.core.physics.memory import Stage, predict_peak
+from orchestrator.core.physics.memory import Stage, peaks_by_trainer, predict_peak
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import jacobian
 from orchestrator.core.physics.step_time import Floats, StepTimeModel
 from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
-from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.physics.trainer import MEMORY_CONSTANTS, Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout_table import BLOCK_ROWS, LayoutTable
@@ -54,7 +54,6 @@ _SDS: Mapping[str, tuple[float, float]] = {
     "gathered_inputs_in_pipeline": (0.5, 0.5),
     "reserve_bytes": (1.0, 2.0),
 }
-MEMORY_CONSTANTS: tuple[str, ...] = tuple(_SDS)
 _NUM_FACTORS = 5
 MEMORY_FACTORS: tuple[str, ...] = MEMORY_CONSTANTS[:_NUM_FACTORS]
 # Each layout depends on one of them: it has one stage or several.
@@ -63,7 +62,7 @@ _ACTIVATION_FACTORS = ("activation_factor", "pipeline_activation_factor")
 _LEAST_FACTOR = 1e-3
 # Of the amounts: shares, and a reserve in GiB.
 _UNITS = np.array([1.0, 1.0, 2.0**30])
-_MEMORY_SDS, _UNKNOWN_MEMORY_SDS = np.array([*_SDS.values()]).T
+_MEMORY_SDS, _UNKNOWN_MEMORY_SDS = np.array([_SDS[name] for name in MEMORY_CONSTANTS]).T
 _STEP_SDS = np.array([PRIORS[name].log_sd for name in CONSTANTS])
 
 
@@ -268,9 +267,10 @@ class Calibration:
         """
         seconds, slopes = self._log_seconds(table, cell, hardware, gpus_per_node)
 
+        peaks_of = peaks_by_trainer(table, cell, self.base_trainer, stage=stage)
+
         def log_bytes(values: Floats) -> Floats:
-            trainer = trainer_of(self.base_trainer, values)
-            found: Floats = np.log(predict_peak(table, cell, trainer, stage=stage))
+            found: Floats = np.log(peaks_of(trainer_of(self.base_trainer, values)))
             return found
 
         peaks = log_bytes(self.memory_values)

@@ -19,7 +19,7 @@ from orchestrator.core.physics.calibration import (
     constants_of,
     trainer_of,
 )
-from orchestrator.core.physics.memory import Stage, predict_peak
+from orchestrator.core.physics.memory import Stage, peaks_by_trainer
 from orchestrator.core.physics.observation import CellObservations, Observation, by_cell
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
@@ -226,9 +226,12 @@ def _memory_residuals(
         alike.setdefault((row.cell.model, row.cell.sequence_length, stage), []).append(place)
     parts = [
         (
-            LayoutTable.of(rows[place].layout for place in places),
-            rows[places[0]].cell,
-            stage,
+            peaks_by_trainer(
+                LayoutTable.of(rows[place].layout for place in places),
+                rows[places[0]].cell,
+                prior.base_trainer,
+                stage=stage,
+            ),
             places,
         )
         for (_, _, stage), places in alike.items()
@@ -237,8 +240,8 @@ def _memory_residuals(
     def residuals(values: Floats) -> Floats:
         trainer = trainer_of(prior.base_trainer, values)
         predicted = np.empty(len(rows))
-        for table, cell, stage, places in parts:
-            predicted[places] = predict_peak(table, cell, trainer, stage=stage)
+        for peaks_of, places in parts:
+            predicted[places] = peaks_of(trainer)
         difference = (np.log(predicted) - measured) / prior.memory_residual_sd
         found: Floats = np.where(censored, np.minimum(difference, 0.0), difference)
         return found

@@ -9,6 +9,8 @@ f ffn, a heads, s sequence length, V vocabulary, e bytes of an element, T tokens
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
@@ -16,10 +18,14 @@ import numpy as np
 
 from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.llama_memory import llama_peak
-from orchestrator.core.physics.micro_batch_memory import micro_batch, traced_micro_batch
+from orchestrator.core.physics.micro_batch_memory import (
+    MicroBatch,
+    micro_batch,
+    traced_micro_batch,
+)
 from orchestrator.core.physics.stage_peak import StagePeak
 from orchestrator.core.physics.stage_rows import Floats, StageRows
-from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.physics.trainer import MICRO_BATCH_CONSTANTS, Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout_table import BLOCK_ROWS, LayoutTable
 
@@ -75,10 +81,11 @@ def predict_memory(
             **{name: np.concatenate([getattr(block, name) for block in blocks]) for name in names}
         )
     rows = _rows(table, cell, trainer, last=stage is Stage.LAST)
-    found = _predict_stage(rows)
+    found = _predict_stage(rows, _micro_batch(rows))
     parts = _parts(found)
     if stage is Stage.FULLEST and not rows.one_stage.all():
-        last = _predict_stage(replace(rows, last=True))
+        rows = replace(rows, last=True)
+        last = _predict_stage(rows, _micro_batch(rows))
         fuller, of_last = last.total > found.total, _parts(last)
         for part in fields(MemoryPrediction):
             getattr(parts, part.name)[fuller] = getattr(of_last, part.name)[fuller]
@@ -93,12 +100,62 @@ def predict_peak(
         return np.concatenate(
             [predict_peak(block, cell, trainer, stage=stage) for block in table.blocks()]
         )
-    rows = _rows(table, cell, trainer, last=stage is Stage.LAST)
-    total = _predict_stage(rows).total
-    if stage is Stage.FULLEST and not rows.one_stage.all():
-        last = _predict_stage(replace(rows, last=True)).total
-        np.copyto(total, last, where=last > total)
-    return total
+    return Peaks(table, cell, trainer, stage=stage).of(trainer)
+
+
+def peaks_by_trainer(
+    table: LayoutTable, cell: Cell, trainer: Trainer, *, stage: Stage = Stage.FULLEST
+) -> Callable[[Trainer], Floats]:
+    """Return `predict_peak` of a table as a function of a trainer, which differs from this one in
+    `MEMORY_CONSTANTS` alone.
+    """
+    if len(table) > BLOCK_ROWS:  # what `Peaks` keeps would be too much
+        return lambda tried: predict_peak(table, cell, tried, stage=stage)
+    return Peaks(table, cell, trainer, stage=stage).of
+
+
+class Peaks:
+    """`predict_peak` of one table for trainer after trainer, as a fit asks for them.
+
+    They differ in `MEMORY_CONSTANTS` alone. What does not depend on these is computed once.
+    """
+
+    def __init__(
+        self, table: LayoutTable, cell: Cell, trainer: Trainer, *, stage: Stage = Stage.FULLEST
+    ) -> None:
+        """The table has at most `BLOCK_ROWS` layouts."""
+        rows = _rows(table, cell, trainer, last=stage is Stage.LAST)
+        self._stages = [rows]
+        if stage is Stage.FULLEST and not rows.one_stage.all():
+            self._stages.append(replace(rows, last=True))
+        self._micro_batches: dict[tuple[float, ...], list[MicroBatch]] = {}
+
+    def of(self, trainer: Trainer) -> Floats:
+        """The peak of every layout, in bytes."""
+        key = tuple(getattr(trainer, name) for name in MICRO_BATCH_CONSTANTS)
+        if key not in self._micro_batches:
+            self._micro_batches[key] = self._made(trainer)
+        self._stages = [rows.of(trainer) for rows in self._stages]
+        total, *others = (
+            _predict_stage(rows, one).total
+            for rows, one in zip(self._stages, self._micro_batches[key], strict=True)
+        )
+        for last in others:
+            np.copyto(total, last, where=last > total)
+        return total
+
+    def _made(self, trainer: Trainer) -> list[MicroBatch]:
+        # Constants that it must not depend on would show.
+        trainer = replace(
+            trainer,
+            activation_factor=math.nan,
+            pipeline_activation_factor=math.nan,
+            gradient_bytes=math.nan,
+            optimizer_bytes=math.nan,
+            reserve_bytes=math.nan,
+        )
+        self._stages = [rows.of(trainer) for rows in self._stages]
+        return [_micro_batch(rows) for rows in self._stages]
 
 
 def _rows(table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bool) -> StageRows:
@@ -120,9 +177,13 @@ def _parts(found: StagePeak) -> MemoryPrediction:
     )
 
 
-def _predict_stage(rows: StageRows) -> StagePeak:
+def _micro_batch(rows: StageRows) -> MicroBatch:
+    traced = rows.trainer.traced
+    return micro_batch(rows) if traced is None else traced_micro_batch(rows, traced)
+
+
+def _predict_stage(rows: StageRows, one: MicroBatch) -> StagePeak:
     trainer = rows.trainer
-    one = micro_batch(rows) if trainer.traced is None else traced_micro_batch(rows, trainer.traced)
     if trainer.fully_shards:
         return llama_peak(rows, one)
     mixed, weights, spread = rows.element < 4, rows.weights, rows.groups.spread

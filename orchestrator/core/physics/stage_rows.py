@@ -5,7 +5,7 @@ They depend on recomputation in few places (layout_groups.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,15 @@ class StageRows:
     cell: Cell
     trainer: Trainer
     last: bool
+
+    def of(self, trainer: Trainer) -> StageRows:
+        """The same rows for a trainer that differs in `MEMORY_CONSTANTS` alone.
+
+        No column depends on these, so those that were computed are kept.
+        """
+        found = replace(self, trainer=trainer)
+        found.__dict__.update(self.__dict__ | {"trainer": trainer})
+        return found
 
     @property
     def table(self) -> LayoutTable:

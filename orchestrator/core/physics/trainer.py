@@ -15,6 +15,18 @@ from orchestrator.core.physics.traced_memory import TracedMemory
 GIB = 1 << 30
 # For a loss that is computed with the head, in chunks.
 FUSED_LOGIT_BYTES = 1.0
+# What a calibration fits: factors, then amounts. And those that a micro-batch depends on.
+MEMORY_CONSTANTS = (
+    "activation_factor",
+    "pipeline_activation_factor",
+    "logit_bytes",
+    "gradient_bytes",
+    "optimizer_bytes",
+    "gathered_inputs",
+    "gathered_inputs_in_pipeline",
+    "reserve_bytes",
+)
+MICRO_BATCH_CONSTANTS = ("logit_bytes", "gathered_inputs", "gathered_inputs_in_pipeline")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from orchestrator.core.physics.calibration import MEMORY_CONSTANTS, Calibration
+from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate, with_memory_of
 from orchestrator.core.physics.memory import Stage, predict_memory
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.step_time import predict_step_time
 from orchestrator.core.physics.step_time_constants import CONSTANTS, StepTimeConstants
-from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.physics.trainer import MEMORY_CONSTANTS, Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout

@@ -8,7 +8,7 @@ from math import exp, log, log2, sqrt
 import numpy as np
 import pytest
 
-from orchestrator.core.physics.calibration import MEMORY_CONSTANTS, Calibration
+from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.physics.links import Network, fit_links, network_of
@@ -19,7 +19,7 @@ from orchestrator.core.physics.residual import Residual, left_out_errors, places
 from orchestrator.core.physics.robust_fit import Floats, fit, jacobian, robust_sd
 from orchestrator.core.physics.step_time import predict_step_time, ring_seconds
 from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
-from orchestrator.core.physics.trainer import GIB, TRAINERS, Trainer
+from orchestrator.core.physics.trainer import GIB, MEMORY_CONSTANTS, TRAINERS, Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Precision, Recompute

@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 
 from orchestrator.core.physics.memory import (
     MemoryPrediction,
+    Peaks,
     Stage,
     predict_memory,
 )
 from orchestrator.core.physics.traced_memory import TracedBytes, TracedMemory, TracedMode
-from orchestrator.core.physics.trainer import TRAINERS, Trainer, llama_trainer
+from orchestrator.core.physics.trainer import (
+    MEMORY_CONSTANTS,
+    TRAINERS,
+    Trainer,
+    llama_trainer,
+)
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.dominance import needs_at_least
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
@@ -378,3 +384,26 @@ def test_memory_of_any_trainer_never_falls_when_the_micro_batch_grows_or_recompu
     for row, layout in enumerate(layouts):
         condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)
         assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
+
+
+@pytest.mark.parametrize("trainer", [*TRAINERS.values(), llama_trainer({}, on_gpu=True)])
+def test_peaks_for_one_trainer_after_another_are_those_for_each_alone(trainer: Trainer) -> None:
+    table = LayoutTable.of(
+        Layout(
+            data_parallel_size=8 // pp,
+            pipeline_parallel_size=pp,
+            micro_batch_size=2,
+            grad_accum_steps=pp,
+            recompute=Recompute.parse(recompute),
+            zero_stage=1,
+        )
+        for pp in (1, 2)
+        for recompute in ("none", "full")
+    )
+    cell = Cell(model=LLAMA_8B, num_gpus=8, sequence_length=4096, global_batch_size=16)
+    peaks = Peaks(table, cell, trainer)
+    for name in MEMORY_CONSTANTS:
+        changed = dataclasses.replace(trainer, **{name: 1.0 + 1.5 * getattr(trainer, name)})
+        alone = predict_memory(table, cell, changed).total
+        assert np.array_equal(peaks.of(changed), alone)
+        assert np.array_equal(peaks.of(trainer), predict_memory(table, cell, trainer).total)
