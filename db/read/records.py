@@ -55,6 +55,7 @@ _TELLING = (
     "gpu_throttled_fraction",
     "gpu_temperature_celsius",
 )
+_PHASE_COLUMNS = {phase: f"{phase.value}_seconds" for phase in Phase}
 # Fields of a fingerprint that are names with values.
 _PAIRS = ("settings", "packages")
 LAYOUT_COLUMNS = tuple(column.name for column in layouts.LAYOUT_COLUMNS)
@@ -107,14 +108,12 @@ def fingerprint_of(row: Row) -> Fingerprint:
 
 
 def phase_columns(phases: Mapping[Phase, float]) -> Columns:
-    return {f"{phase.value}_seconds": phases.get(phase) for phase in Phase}
+    return {column: phases.get(phase) for phase, column in _PHASE_COLUMNS.items()}
 
 
 def phases_of(row: Row) -> dict[Phase, float]:
     return {
-        phase: row[f"{phase.value}_seconds"]
-        for phase in Phase
-        if row[f"{phase.value}_seconds"] is not None
+        phase: row[column] for phase, column in _PHASE_COLUMNS.items() if row[column] is not None
     }
 
 

@@ -6,7 +6,7 @@ Only this module changes a trial's state, except in new rows and in invalidation
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -122,8 +122,10 @@ class Batch:
         states = [was.state]
         for each in (*unreported, event):
             states.append(advance(states[-1], each))
-        is_now = replace(
-            was,
+        is_now = TrialInBatch(
+            id=was.id,
+            sweep_id=was.sweep_id,
+            cell_id=was.cell_id,
             state=states[-1],
             num_attempts=was.num_attempts if begins is None else begins,
             num_measurements=was.num_measurements if num_measurements is None else num_measurements,

@@ -227,7 +227,7 @@ class _Endings:
             outcome.measurement, outcome.gpu, outcome.memory_by_part
         )
         self._measurements.append({"attempt_id": was.id, **columns})
-        return replace(was, state=state, pooled=counts, is_measured=True)
+        return _StoredAttempt(id=was.id, state=state, pooled=counts, is_measured=True)
 
     def _failed(
         self, end: Ended, outcome: FailedEnd, was: _StoredAttempt, is_running: bool
@@ -257,7 +257,9 @@ class _Endings:
             "failure_device_memory_bytes": outcome.device_memory_bytes,
         }
         self._update(was, is_running, values)
-        return replace(was, state=state)
+        return _StoredAttempt(
+            id=was.id, state=state, pooled=was.pooled, is_measured=was.is_measured
+        )
 
     def _agrees(self, trial_id: int, cell_id: int, digest: str | None) -> bool:
         return pooling.agrees(self._pools[trial_id], self._current[cell_id], digest)

@@ -84,7 +84,7 @@ def plan(
     with store_if_any(db) as store:
         known = planning(spec, store)
         earlier = _earlier(spec, store)
-    trial = known.knowledge.trial_cost()
+    trial = known.knowledge.trial_cost
     rows, costs = [], []
     for cell in spec.cells():
         planned = known.plan(cell)

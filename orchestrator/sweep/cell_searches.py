@@ -57,7 +57,7 @@ class CellSearches:
     @property
     def trial_cost(self) -> TrialCost:
         """What a trial holds in addition to its steps."""
-        return self._knowledge.trial_cost()
+        return self._knowledge.trial_cost
 
     def read_again(self, num_ended: int) -> bool:
         """Read the store again if attempts have ended since it was read. Return whether it was.

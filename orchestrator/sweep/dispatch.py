@@ -15,8 +15,8 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.workload_section import (
     compiles_layers,
     is_one_process_per_node,
-    options_of,
     reports_on_last_node,
+    varying_options,
 )
 from orchestrator.core.trial.limits import PredictedStep, resolve_limits
 from orchestrator.core.trial.merit import Merit
@@ -66,6 +66,12 @@ class Dispatch:
         self._cell_searches = cell_searches
         self._settings = call.spec.search
         self._limits = call.spec.measurement.limits.asked
+        # By whether the attempt confirms a layout.
+        self._plans = {
+            confirms: call.spec.measurement.plan(call.scheduler.slots.device, confirms=confirms)
+            for confirms in (False, True)
+        }
+        self._options = call.spec.workload.options.as_written()
 
     def start_what_fits(self) -> None:
         """Start attempts until no more may start, or no cell wants one."""
@@ -382,10 +388,9 @@ class Dispatch:
     def _request(self, attempt: Attempt) -> TrialRequest:
         workload, layout = self._spec.workload, attempt.layout
         begins, device = attempt.begins, self._scheduler.slots.device
-        plan = self._spec.measurement.plan(
-            device,
-            confirms=isinstance(begins, NewAttempt) and begins.purpose is Purpose.CONFIRMATION,
-        )
+        plan = self._plans[
+            isinstance(begins, NewAttempt) and begins.purpose is Purpose.CONFIRMATION
+        ]
         best = self._call.searches[attempt.cell_id].confirmation.best()
         # A trial that cannot be the fastest may still be on a front.
         may_stop = self._spec.merits == (Merit.SPEED,) and self._settings.stops_early(device)
@@ -403,7 +408,7 @@ class Dispatch:
             trial_id=attempt.trial_id,
             attempt=attempt.number,
             workload=workload.name,
-            options=options_of(workload, layout),
+            options={**self._options, **varying_options(workload, layout)},
             model=attempt.cell.model,
             sequence_length=attempt.cell.sequence_length,
             layout=layout,

@@ -123,8 +123,9 @@ class PriorKnowledge:
         found = [trial.row.num_steps for trial in self.rows if trial.row.num_steps is not None]
         return float(median(found)) if found else None
 
+    @cached_property
     def trial_cost(self) -> TrialCost:
-        """Return what a trial holds in addition to its steps, and how many steps it has."""
+        """What a trial holds in addition to its steps, and how many steps it has."""
         hardware = self.hardware.name if self.hardware is not None else self.spec.device
         return TrialCost.of(
             self.spec.measurement,

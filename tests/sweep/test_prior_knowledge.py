@@ -387,11 +387,11 @@ def test_a_process_that_stood_for_a_gang_says_nothing_of_its_nodes(store: Store)
 
 def test_what_a_trial_costs_is_what_relatives_took_else_what_is_usual(store: Store) -> None:
     small, _ = spec().cells()
-    assert ask(None, spec()).trial_cost() == TrialCost.of(
+    assert ask(None, spec()).trial_cost == TrialCost.of(
         spec().measurement, launch_seconds=None, timed_steps=None, device=Device.CUDA
     )
     Past(store, spec(name="relative")).measure(small, layouts_of(small), times(small, 1.3))
-    cost = ask(store, spec()).trial_cost()
+    cost = ask(store, spec()).trial_cost
     assert cost.launch_seconds == pytest.approx(40.0)
     assert cost.num_steps == 12 + spec().measurement.warmup_steps
 

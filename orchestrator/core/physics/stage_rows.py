@@ -5,7 +5,7 @@ They depend on recomputation in few places (layout_groups.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -41,8 +41,8 @@ class StageRows:
 
         No column depends on these, so those that were computed are kept.
         """
-        found = replace(self, trainer=trainer)
-        found.__dict__.update(self.__dict__ | {"trainer": trainer})
+        found = object.__new__(StageRows)
+        found.__dict__.update(self.__dict__, trainer=trainer)
         return found
 
     @property

@@ -130,12 +130,16 @@ def compiles_layers(workload: Workload, varying: Options, *, on_gpu: bool) -> bo
 
 
 def options_of(workload: Workload, layout: Layout) -> dict[str, Any]:
-    """Return the options for a trial: the sweep's, replaced by the layout's.
+    """Return the options for a trial: the sweep's, replaced by the layout's."""
+    return {**workload.options.as_written(), **varying_options(workload, layout)}
+
+
+def varying_options(workload: Workload, layout: Layout) -> dict[str, Any]:
+    """Return the options of a trial that replace those of the sweep.
 
     Options that vary reach a command through its templates instead.
     """
-    varying = dict(layout.options) if workload.options.MAY_VARY is not None else {}
-    return {**workload.options.as_written(), **varying}
+    return dict(layout.options) if workload.options.MAY_VARY is not None else {}
 
 
 def varied(options: WorkloadOptions, varying: Options) -> WorkloadOptions:
