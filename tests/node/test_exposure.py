@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 
 from orchestrator.node.exposure import ray_facts
 
+# Another test's process may listen at the same port of another address.
+OWN_ADDRESS = f"127.77.{os.getpid() // 250 % 250}.{1 + os.getpid() % 250}"
 LISTEN = (
     "import socket, sys; s = socket.create_server((sys.argv[1], 0)); "
     "print(s.getsockname()[1], flush=True); sys.stdin.read()"
@@ -47,6 +50,15 @@ def pretending(
             process.stdin.close()
 
 
+def programs_at(port: int) -> list[str]:
+    """What listens at a port of this test's address."""
+    return [
+        one.program
+        for one in ray_facts({}).listeners
+        if (one.address, one.port) == (OWN_ADDRESS, port)
+    ]
+
+
 @pytest.mark.parametrize(("address", "reachable"), [("127.0.0.1", False), ("0.0.0.0", True)])
 def test_a_head_is_seen_with_its_address_and_whether_it_asks_for_a_token(
     tmp_path: Path, address: str, reachable: bool
@@ -77,8 +89,8 @@ def test_a_head_is_seen_with_its_address_and_whether_it_asks_for_a_token(
 def test_every_program_of_ray_s_that_listens_is_seen(
     tmp_path: Path, program: str, called: str
 ) -> None:
-    with pretending(tmp_path, program, "127.0.0.1") as port:
-        assert [one.program for one in ray_facts({}).listeners if one.port == port] == [called]
+    with pretending(tmp_path, program, OWN_ADDRESS) as port:
+        assert programs_at(port) == [called]
 
 
 @pytest.mark.parametrize(
@@ -89,13 +101,13 @@ def test_the_dashboard_s_counters_are_told_from_what_takes_jobs(
     tmp_path: Path, of_metrics: bool, takes_jobs: bool, called: str
 ) -> None:
     """They have a port of their own, on every interface whatever the dashboard's host."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server((OWN_ADDRESS, 0)) as free:
         port = free.getsockname()[1]
     listen = LISTEN.replace("(sys.argv[1], 0)", f"(sys.argv[1], {port})")
     environment = {"DASHBOARD_METRIC_PORT": str(port)} if of_metrics else {}
     options = [f"--port={port}"] if takes_jobs else []
-    with pretending(tmp_path, "dashboard.py", "127.0.0.1", *options, code=listen, **environment):
-        assert [one.program for one in ray_facts({}).listeners if one.port == port] == [called]
+    with pretending(tmp_path, "dashboard.py", OWN_ADDRESS, *options, code=listen, **environment):
+        assert programs_at(port) == [called]
 
 
 @pytest.mark.parametrize(
