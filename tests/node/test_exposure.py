@@ -69,7 +69,9 @@ def test_a_head_is_seen_with_its_address_and_whether_it_asks_for_a_token(
         folder = tmp_path / str(number)
         folder.mkdir()
         with pretending(folder, "gcs_server", address, **environment) as port:
-            (found,) = [one for one in ray_facts({}).listeners if one.port == port]
+            (found,) = [
+                one for one in ray_facts({}).listeners if (one.address, one.port) == (address, port)
+            ]
         assert (found.program, found.address, found.is_reachable, found.auth_mode) == (
             "gcs_server",
             address,
