@@ -15,6 +15,7 @@ cluster would have taken.
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import tempfile
@@ -118,6 +119,7 @@ def main() -> None:
             SimulatedScheduler(spec, num_nodes=arguments.nodes, tick_seconds=arguments.tick),
             Pace(arguments.trials),
         )
+        gc.freeze()  # as `sweep run` does
         began, cpu = time.perf_counter(), time.process_time()
         result = run_sweep(
             spec,

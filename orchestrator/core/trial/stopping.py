@@ -89,11 +89,10 @@ def _look_at_timed(
         return replace(timing, is_enough=True, bound=bound)
     timed = samples[num_warmup:]
     num, seconds = len(timed), sum(timed)
-    goes_on = replace(timing, next_look=num_warmup + _next_count(num, plan))
     if num >= MAX_SAMPLES:
         return replace(timing, is_enough=True)
     if seconds < plan.min_seconds:
-        return goes_on
+        return replace(timing, next_look=num_warmup + _next_count(num, plan))
     if has_trend(timed, plan) and not _is_patience_over(samples, plan):
         # The device had not settled: the first third was warm-up, too.
         num_warmup += num // 3
@@ -101,7 +100,9 @@ def _look_at_timed(
         return replace(timing, num_warmup=num_warmup, next_look=num_warmup + next_count)
     confidence = relative_confidence(timed, level=STOPPING_CONFIDENCE)
     is_precise = confidence is not None and confidence <= plan.relative_confidence
-    return replace(timing, is_enough=True) if is_precise or num >= plan.max_steps else goes_on
+    if is_precise or num >= plan.max_steps:
+        return replace(timing, is_enough=True)
+    return replace(timing, next_look=num_warmup + _next_count(num, plan))
 
 
 def _is_patience_over(samples: Sequence[float], plan: MeasurementPlan) -> bool:
