@@ -327,7 +327,8 @@ def test_a_layout_asked_for_ahead_is_one_of_those_that_the_bound_looks_at(
         """All there is to gain is in the layout that was asked for fourth, ahead of its time."""
         if len(asked) < 4:
             return 0.5
-        row = next(row for layout, row in searcher._row_of.items() if layout.short == asked[3])
+        layouts = searcher._candidates.table.layouts()
+        row = next(row for row, layout in enumerate(layouts) if layout.short == asked[3])
         return 0.5 if searcher._rows.status(row) is RowStatus.UNTRIED else 0.0
 
     monkeypatch.setattr(Searcher, "ask", noting)

@@ -345,7 +345,8 @@ PARALLEL_AXES = tuple(name for name, axis in _SIZE_AXES.items() if axis.divides 
 BATCH_AXES = tuple(name for name, axis in _SIZE_AXES.items() if axis.divides == "global_batch_size")
 # Without the options, which have names of their own.
 NAMED_AXES = tuple(name for name in _AXES if name != "options")
-_sizes_of = attrgetter(*SIZES)
+# The numbers of a layout, in the order of `SIZES`.
+sizes_of = attrgetter(*SIZES)
 # Of each coded axis.
 _COLUMN_NAMES = {
     name: tuple(column.name for column in axis.columns) for name, axis in CODED.items()
@@ -395,7 +396,7 @@ def parse_key(key: str) -> Layout:
 
 def to_columns(layout: Layout) -> dict[str, Any]:
     """The values of `LAYOUT_COLUMNS`, by the column's name."""
-    values: dict[str, Any] = dict(zip(SIZES, _sizes_of(layout), strict=True))
+    values: dict[str, Any] = dict(zip(SIZES, sizes_of(layout), strict=True))
     for name, axis in CODED.items():
         values.update(zip(_COLUMN_NAMES[name], axis.parts(getattr(layout, name)), strict=True))
     return values

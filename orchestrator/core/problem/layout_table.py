@@ -5,7 +5,7 @@ A column holds sizes, or for a coded axis small indices into a tuple of distinct
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import Field, make_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.problem.layout import CODED, SIZES, Layout, Options, Precision, Recompute
+from orchestrator.core.problem.layout import (
+    CODED,
+    SIZES,
+    Layout,
+    Options,
+    Precision,
+    Recompute,
+    sizes_of,
+)
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 
 Ints = NDArray[np.int64]
@@ -88,9 +96,9 @@ class LayoutTable(_Columns):
         return [Layout(**dict(zip(COLUMNS, row))) for row in rows]  # noqa: B905  as the columns
 
     @cached_property
-    def row_of(self) -> Mapping[Layout, int]:
+    def row_of(self) -> RowOfLayout:
         """The row of each layout. Made once for a cell, which is ranked again as it is measured."""
-        return {layout: row for row, layout in enumerate(self.layouts())}
+        return RowOfLayout(self)
 
     def take(self, rows: Ints | Mask | slice) -> LayoutTable:
         """The rows of an index array, mask or slice, in its order."""
@@ -116,3 +124,30 @@ class LayoutTable(_Columns):
             distinct[of_codes] = tuple(codes)
         arrays = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
         return cls(**arrays, **distinct)
+
+
+class RowOfLayout:
+    """The row of each layout of a table, by the numbers of its columns: no layout is made."""
+
+    def __init__(self, table: LayoutTable) -> None:
+        columns = [getattr(table, name).tolist() for name in COLUMNS]
+        self._rows = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+        self._codes = [
+            (name, {value: code for code, value in enumerate(getattr(table, distinct))})
+            for name, distinct in _DISTINCT.items()
+        ]
+
+    def get(self, layout: Layout) -> int | None:
+        """The row, or None if the table has no such layout."""
+        codes = [code_of.get(getattr(layout, name)) for name, code_of in self._codes]
+        return self._rows.get((*sizes_of(layout), *codes))
+
+    def __contains__(self, layout: Layout) -> bool:
+        return self.get(layout) is not None
+
+    def __getitem__(self, layout: Layout) -> int:
+        """Raises KeyError."""
+        row = self.get(layout)
+        if row is None:
+            raise KeyError(layout)
+        return row

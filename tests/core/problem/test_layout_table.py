@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,3 +85,24 @@ def test_blocks_are_all_rows_in_their_order() -> None:
     rows = np.concatenate([block.grad_accum_steps for block in blocks])
     assert rows.tolist() == many.grad_accum_steps.tolist()
     assert [len(block) for block in table.blocks()] == [3]
+
+
+def test_the_row_of_each_layout_is_found_and_no_other_layout() -> None:
+    layouts = [
+        Layout(data_parallel_size=dp, micro_batch_size=size, recompute=Recompute.parse(recompute))
+        for dp in (1, 2)
+        for size in (1, 4)
+        for recompute in ("none", "full:2")
+    ]
+    row_of = LayoutTable.of(layouts).row_of
+    assert [row_of[layout] for layout in layouts] == list(range(8))
+    assert layouts[0] in row_of
+    others = [
+        replace(layouts[0], zero_stage=1),
+        replace(layouts[0], recompute=Recompute.parse("full")),
+        replace(layouts[0], options=(("compile", True),)),
+    ]
+    for other in others:
+        assert other not in row_of and row_of.get(other) is None
+        with pytest.raises(KeyError):
+            row_of[other]
