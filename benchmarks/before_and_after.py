@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,18 @@ from benchmarks.machine import describe_machine, parser_of, write_result
 VERSIONS = ("before", "after")
 NUM_STARTS = 20  # of each command and round
 TRIALS = {"orchestration": 1000, "simulated_scale": 12_000}
+# The sweep that `sweep status` is asked about.
+STARTED = """
+name: started
+model: llama-3.2-1b
+gpus: 64
+gpus_per_node: 8
+device: h100-sxm
+sequence_length: 4096
+global_batch_tokens: 4M
+workload: synthetic
+search: {max_trials: 20}
+"""
 
 
 @dataclass(frozen=True)
@@ -61,22 +74,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     arguments = parser.parse_args()
     checkouts = {"before": arguments.before.resolve(), "after": arguments.after.resolve()}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {version: _revision(path) for version, path in checkouts.items()}
     machine = describe_machine()
-    for benchmark in _benchmarks(arguments.tables):
-        if benchmark.name in arguments.only:
-            rounds = [_round(benchmark, checkouts, number) for number in range(arguments.rounds)]
-            found[benchmark.name] = _compared(rounds)
-            _print(benchmark.name, found[benchmark.name])
-    if "start" in arguments.only:
-        found["start"] = _compared(
-            [_starts(checkouts, number) for number in range(arguments.rounds)]
-        )
-        _print("start", found["start"])
-    revisions = {version: _revision(path) for version, path in checkouts.items()}
-    write_result(
-        arguments.out, benchmark="before_and_after", machine=machine, result={**revisions, **found}
-    )
+    # By name, a round with both checkouts.
+    measure = {
+        one.name: partial(_round, one, checkouts) for one in _benchmarks(arguments.tables)
+    } | {"start": partial(_starts, checkouts)}
+    for name, round_of in measure.items():
+        if name in arguments.only:
+            found[name] = _compared([round_of(number) for number in range(arguments.rounds)])
+            _print(name, found[name])
+            # Each at once: a later one may fail.
+            write_result(arguments.out, benchmark="before_and_after", machine=machine, result=found)
 
 
 def _benchmarks(tables: Path | None) -> list[Benchmark]:
@@ -210,9 +219,10 @@ def _starts(checkouts: Mapping[str, Path], number: int) -> dict[str, dict[str, f
                 "SWEEP_DB": url,
                 "PYTHONDONTWRITEBYTECODE": "",
             }
-            sweep = [str(checkout / ".venv/bin/sweep"), "run", "sweeps/8b.yaml", "--simulate"]
+            file = home / "started.yaml"
+            file.write_text(STARTED)
             subprocess.run(
-                [*sweep, "search.max_trials=20", "--quiet"],
+                [checkout / ".venv/bin/sweep", "run", file, "--simulate", "--quiet"],
                 cwd=checkout,
                 env=environments[version],
                 check=True,
