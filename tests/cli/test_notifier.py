@@ -160,8 +160,8 @@ def test_a_webhook_that_hangs_delays_neither_notices_nor_the_end(
     with caplog.at_level(logging.WARNING), opened(HOOK) as sender:
         for _ in range(1000):
             sender.send(notice())
-        assert time.monotonic() - began < notifier.TIMEOUT_SECONDS / 2
-    assert time.monotonic() - began < notifier.TIMEOUT_SECONDS / 2
+        assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 2.0
     assert len(webhook.posted) <= 1 and len(caplog.records) == 1
 
 

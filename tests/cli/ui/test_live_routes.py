@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_the_page_of_a_trial_has_its_log_as_text(visitor: Visitor, shown: Filled
     assert "retry?trial" not in visitor.get(f"/trial/{shown.running}").text
 
 
-def test_a_commit_is_an_event(store_url: str, either_store: Store) -> None:
+def test_a_commit_is_an_event_within_two_seconds(store_url: str, either_store: Store) -> None:
     bench = Bench.on(either_store)
     bench.measure(1, 1000.0)
     with served(store_url) as visitor, visitor.events() as events:
@@ -57,8 +58,10 @@ def test_a_commit_is_an_event(store_url: str, either_store: Store) -> None:
         assert list(first["tables"]["trials"]["lines"]) == ["trial 1"]
         # A reading without visitors may be under way.
         bench.measure(2, 2000.0)
+        committed = time.monotonic()
         while "trial 2" not in next(events)["tables"].get("trials", {}).get("lines", {}):
             pass
+        assert time.monotonic() - committed < 2.0
 
 
 def test_every_visitor_gets_the_same_event(store_url: str, either_store: Store) -> None:
