@@ -242,7 +242,9 @@ def test_a_program_without_a_mistake_is_believed(launcher: NodeLauncher) -> None
     assert isinstance(outcome, Measurement) and outcome.implausible is None, outcome
 
 
+# As ranks do at the end of a step, each waits for the other.
 EACH_RANK_WRITES = """
+pipes = [os.pipe(), os.pipe()]
 for rank in (0, 1):
     if rank == 1 or os.fork() == 0:
         random.seed(rank)
@@ -250,6 +252,8 @@ for rank in (0, 1):
         for step in range(200):
             began = time.perf_counter()
             work(0.05)
+            os.write(pipes[rank][1], b".")
+            os.read(pipes[1 - rank][0], 1)
             tell(step_seconds=time.perf_counter() - began)
         break
 """
