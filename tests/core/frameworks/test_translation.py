@@ -167,6 +167,13 @@ def test_what_a_framework_lacks_is_said_by_name(
     assert [found for found in lacking if found.startswith(name)], lacking
 
 
+def test_a_pipeline_of_deepspeed_goes_with_zero_1_and_not_with_zero_2() -> None:
+    rule = TABLES[Framework.DEEPSPEED].rules["pipeline_parallel_size"]
+    one, two = (rule(job(pipeline_parallel_size=2, zero_stage=stage)) for stage in (1, 2))
+    assert one.impossible is None
+    assert two.impossible == "DeepSpeed's pipelines go with ZeRO 0 and 1"
+
+
 def test_full_recomputation_of_all_layers_is_not_a_part_of_them() -> None:
     everything = said(Framework.MEGATRON, "recompute", recompute="full:32")
     assert everything == said(Framework.MEGATRON, "recompute", recompute="full")

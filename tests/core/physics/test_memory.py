@@ -344,6 +344,24 @@ def test_buckets_are_held_only_where_gradients_are_reduced_whole() -> None:
     assert (alone, together, sharded) == (2, 4, 2)
 
 
+def test_a_pipeline_s_buckets_are_held_only_where_it_averages() -> None:
+    """After its last micro-batch: two buckets, in half precision and, reduced in fp32, widened."""
+    small, large = (llama_trainer({"bucket_megabytes": size}, on_gpu=False) for size in (1, 20_000))
+    averages = Layout(data_parallel_size=4, pipeline_parallel_size=2, grad_accum_steps=4)
+    sharded = dataclasses.replace(averages, zero_stage=1)
+    alone = dataclasses.replace(averages, data_parallel_size=1)
+
+    def more_by_larger_buckets(layout: Layout) -> float:
+        one, other = (
+            predict(layout, trainer=trainer, sequence_length=64).total[0]
+            for trainer in (small, large)
+        )
+        return float(other - one)
+
+    assert more_by_larger_buckets(averages) > 0
+    assert more_by_larger_buckets(sharded) == more_by_larger_buckets(alone) == 0
+
+
 PLAIN = TracedMode(
     kept=TracedBytes(per_token=1e5),
     backward=TracedBytes(per_token=2e5),

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.observation import Observation
-from orchestrator.core.physics.prediction_band import FORMULA_SD, step_spreads
+from orchestrator.core.physics.prediction_band import FORMULA_SD, FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, left_out_errors
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
@@ -167,3 +167,25 @@ def test_memory_is_known_better_of_a_trainer_that_is_named() -> None:
     ]
     assert bands[0][1][0] < bands[1][1][0]
     assert bands[0][0][0] == bands[1][0][0]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_band_of_many_cells_whose_errors_have_one_sign_ends_at_the_prediction(
+    sign: int,
+) -> None:
+    """A prediction lies within its own band, also where all were too low or too high."""
+    num = 2000
+    errors = sign * np.full(num, 0.5)
+    fit = FitErrors(
+        places=np.zeros((num, 1)),
+        errors=errors,
+        offsets=np.zeros(num),
+        cells=np.arange(num),
+        below=np.full(num, 0.1),
+        above=np.full(num, 0.25),
+    )
+    low, high = fit.quantiles_within
+    if sign > 0:
+        assert low == 0.0 and high == pytest.approx(0.5 / 0.25, rel=0.02)
+    else:
+        assert high == 0.0 and low == pytest.approx(-0.5 / 0.1, rel=0.02)

@@ -43,6 +43,25 @@ def test_far_beyond_its_limit_a_value_is_moved_to_it_and_numbers_stay_finite() -
     assert abs(float(moved)) < 0.2
 
 
+@pytest.mark.parametrize("limit", [6.5, 9.0])
+def test_far_below_its_limit_a_value_is_moved_as_a_truncated_gaussian_is(limit: float) -> None:
+    """Where density and probability both vanish, their ratio is a series of two terms."""
+    values = np.linspace(limit, limit + 4.0, 200_001)
+    density = np.exp(-0.5 * (values**2 - limit**2))
+    density /= density.sum()
+    precision, shift = matched(
+        mean=np.zeros(1),
+        variance=np.ones(1),
+        limits=np.array([limit]),
+        sides=np.ones(1),
+        softness=1e-6,
+    )
+    # The series errs by two thirds of a percent of its second term here; 0.15 of the mean.
+    assert float(shift[0] / (1.0 + precision[0])) == pytest.approx(
+        float(density @ values), abs=0.01
+    )
+
+
 def test_two_bounds_on_one_cause_agree_with_a_grid() -> None:
     # One level of sd 1 under two values with noise 0.1: one is at least 1, the other at most 1.5.
     level = np.linspace(-5.0, 5.0, 100_001)

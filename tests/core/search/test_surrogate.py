@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -240,6 +241,29 @@ def test_a_pending_row_that_others_followed_is_dropped_alone() -> None:
     _ = found.mean
     found.drop(10)
     assert [value.row for value in found.values] == [3, 17, 24]
+    assert found.mean == pytest.approx(plain.mean, abs=1e-6)
+    assert found.sd == pytest.approx(plain.sd, abs=1e-6)
+
+
+@pytest.mark.parametrize("are_computed", [(False,), (True,), (True, False), (False, True, False)])
+def test_pending_rows_that_were_added_last_are_dropped_as_if_they_had_never_been_added(
+    are_computed: Sequence[bool],
+) -> None:
+    lattice = grid()
+    found, plain = surrogate(lattice), surrogate(lattice)
+    for one in (found, plain):
+        for row in (3, 17, 24):
+            one.add(Value(row=row, value=0.1 * row))
+        _ = one.mean
+    for row, is_computed in enumerate(are_computed, 10):
+        found.add(Value(row=row, value=None))
+        if is_computed:
+            _ = found.mean
+        found.drop(row)
+    assert [value.row for value in found.values] == [3, 17, 24]
+    assert found.sd == pytest.approx(plain.sd, abs=1e-6)
+    for one in (found, plain):
+        one.add(Value(row=30, value=2.0))
     assert found.mean == pytest.approx(plain.mean, abs=1e-6)
     assert found.sd == pytest.approx(plain.sd, abs=1e-6)
 

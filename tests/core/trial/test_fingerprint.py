@@ -51,6 +51,13 @@ def test_what_else_differs_is_named_too() -> None:
     assert changes(fingerprint(), dirty) == "the program's files"
 
 
+def test_a_commit_is_named_by_its_first_twelve_digits() -> None:
+    before, after = (
+        fingerprint().model_copy(update={"git_sha": digits * 8}) for digits in ("01234", "56789")
+    )
+    assert changes(before, after) == "git 012340123401 -> 567895678956"
+
+
 def test_of_very_many_changes_the_first_are_named() -> None:
     before, after = (with_packages(**{f"p{n:02}": v for n in range(20)}) for v in ("1", "2"))
     text = changes(before, after)

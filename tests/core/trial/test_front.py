@@ -46,6 +46,12 @@ def test_a_layout_that_is_slower_by_less_than_noise_could_be_on_the_front() -> N
     assert found.rivals == {2: [1]}
 
 
+def test_any_layout_of_the_front_that_beats_another_is_its_rival_by_however_little() -> None:
+    # By 2 % of 100, which is 0.7 standard deviations of their difference.
+    found = front_of([point(1, 100, 0.5), point(2, 98, 0.5)], BOTH)
+    assert found.rivals == {2: [1]}
+
+
 def test_of_those_that_could_be_on_the_front_the_least_beaten_is_first() -> None:
     found = front_of([point(1, 100, 0.5), point(2, 96, 0.5), point(3, 99, 0.5)], BOTH)
     assert (found.on, found.possible) == ([1], [3, 2])

@@ -15,7 +15,6 @@ from orchestrator.core.trial.limits import (
     LAUNCH_SECONDS,
     LONGEST_SDS,
     MINIMUM_SECONDS,
-    NEAR_MULTIPLE,
     NOTHING_SEEN,
     RENDEZVOUS_SECONDS_PER_RANK,
     STEP_MULTIPLE,
@@ -216,10 +215,10 @@ def test_auto_is_the_default_and_what_an_earlier_program_stored_stays_a_number()
 
 
 def test_the_longest_safe_step_is_a_share_of_a_limit_or_all_steps_of_the_plan_fill_it() -> None:
-    """NEAR_MULTIPLE longest steps; of `total`, what a launch leaves, over 3 + 50 steps."""
+    """Half of a limit; of `total`, what a launch leaves, over 3 + 50 steps."""
     for name in (LimitName.FIRST_STEP, LimitName.STEADY):
         found = longest_safe_step(name, 600.0, plan=PLAN, log_sd=0.3)
-        assert found == pytest.approx(600.0 / NEAR_MULTIPLE / exp(LONGEST_SDS * 0.3))
+        assert found == pytest.approx(600.0 / 2 / exp(LONGEST_SDS * 0.3))
     total = longest_safe_step(LimitName.TOTAL, LAUNCH_SECONDS + 530.0, plan=PLAN, log_sd=0.3)
     assert total == pytest.approx(530.0 / 53)
     assert longest_safe_step(LimitName.TOTAL, 1.0, plan=PLAN, log_sd=0.3) == 0.0

@@ -235,6 +235,21 @@ def test_the_fewest_steps_that_have_an_interval_are_those_that_are_named() -> No
     assert relative_confidence([1.0] * FEWEST_STEPS) is not None
 
 
+def test_an_interval_as_narrow_as_asked_for_is_narrow_enough() -> None:
+    steps = [1.0, 1.01, 1.02, 1.0, 1.03, 1.01]
+    width = relative_confidence(steps)
+    assert width is not None
+
+    def is_confident(asked: float) -> bool:
+        plan = PLAN.model_copy(update={"relative_confidence": asked})
+        found = measure(
+            [result(*steps)], model=MODEL, sequence_length=4096, layout=LAYOUT, plan=plan
+        )
+        return found.confident
+
+    assert is_confident(width) and not is_confident(width * 0.999)
+
+
 # --- what a measurement does not show -------------------------------------------------------------
 
 

@@ -438,3 +438,11 @@ def test_lines_that_tell_a_whole_multiple_of_their_pace_are_told_of_how_many_ste
     steps = noisy(0.3)
     reason = judge(run(steps, told=[2.5 * step for step in steps], start=600.0).result())
     assert reason is not None and "steps, or lines" not in reason
+
+
+def test_a_program_of_one_rank_is_not_told_to_write_from_one_rank_alone() -> None:
+    steps = noisy(0.3)
+    found = run(steps, told=[2.5 * step for step in steps], start=600.0).result()
+    several, one = judge(found), judge(found, layout=Layout(micro_batch_size=2, grad_accum_steps=8))
+    assert several is not None and several.endswith(", and from one rank alone")
+    assert one is not None and one.endswith("(time.perf_counter())")
