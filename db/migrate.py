@@ -190,7 +190,14 @@ def _refuse_foreign(database: Database) -> None:
 def _nothing_here(connection: sa.Connection, *, where: str) -> str:
     begin = "Name another with SWEEP_DB or --db, or begin one: sweep run FILE"
     if connection.dialect.name == "postgresql":
-        role, own_schema = connection.exec_driver_sql("SELECT current_user, current_schema()").one()
+        role, own_schema, public = connection.exec_driver_sql(
+            "SELECT current_user, current_schema(), to_regnamespace('public')"
+        ).one()
+        if own_schema is None and public is None:
+            return (
+                f"{where} has no schema public, where the store was or would be: put a copy of it"
+                " back, or make an empty one: CREATE SCHEMA public"
+            )
         if own_schema is None:
             return (
                 f"role {role} sees no schema at {where}: "

@@ -59,7 +59,7 @@ def print_ending(
     num_failed = count(TrialState.FAILED, 0)
     if num_failed and not result.interrupted:
         is_code = exit_code(result, received, strict=strict) == EXIT_SOME_FAILED
-        note(_failed_text(spec.name, num_failed, f" (exit code {EXIT_SOME_FAILED})" * is_code))
+        note(_failed_text(spec, num_failed, f" (exit code {EXIT_SOME_FAILED})" * is_code))
     if spec.search.strategy is Strategy.EXHAUSTIVE and (num := count(TrialState.PRUNED, 0)):
         note(
             f"{num} of the layouts were not launched: others ran out of memory, and these need at"
@@ -100,11 +100,16 @@ def print_ending(
         )
 
 
-def _failed_text(name: str, num: int, exit_code_text: str) -> str:
+def _failed_text(spec: SweepSpec, num: int, exit_code_text: str) -> str:
+    shows = (
+        f"{counted(num, 'trial')} failed{exit_code_text}: `sweep trials {spec.name} --state failed`"
+        " shows how."
+    )
+    if spec.workload.name == "replay":
+        return f"{shows} The table says so: they fail again."
     return (
-        f"{counted(num, 'trial')} failed{exit_code_text}: `sweep trials {name} --state failed`"
-        " shows how. To try them again once the cause is mended:"
-        f" sweep invalidate --sweep {name} --where \"state = 'failed'\" --yes"
+        f"{shows} To try them again once the cause is mended:"
+        f" sweep invalidate --sweep {spec.name} --where \"state = 'failed'\" --yes"
     )
 
 

@@ -83,6 +83,14 @@ def reader(db: str | None) -> list[Check]:
         "have a role created that can only select, and put its URL into"
         f" {url.READER_VARIABLE}: sweep db grant-reader"
     )
+    if role.name == reader_role.NAME:
+        found = (
+            f"`sweep sql` becomes role {role.name} after the login of {resolved.username}, whose"
+            " powers a statement could take back; only this program's own check keeps it from that"
+        )
+        advice = (
+            f"put the URL of {role.name} into {url.READER_VARIABLE}: sweep db grant-reader shows it"
+        )
     return [warn("sql reader", found, advice)]
 
 

@@ -1,7 +1,7 @@
 """The matplotlib twin of a picture, for papers: the same values in an SVG or PNG file.
 
-It draws what figures of `pictures/` use of plotly's format: points, lines, stacked areas, bars and
-a heat map, with their axes, legends, lines and labels.
+It draws what figures of `pictures/` use of plotly's format: points, lines, stacked areas, bars,
+boxes and a heat map, with their axes, legends, lines and labels.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 WIDTH_INCHES, PIXELS_PER_INCH = 9.0, 96.0
 # Plotly's diameters are pixels, matplotlib's sizes are areas in points.
 POINTS_PER_PIXEL = 0.75
+LETTERS_IN_A_LINE = 90  # below a figure
 _MARKERS = {
     "circle": "o",
     "circle-open": "o",
@@ -84,6 +85,8 @@ class _Drawing:
                 self._bars(trace, stacked)
             elif trace["type"] == "heatmap":
                 self._heat_map(trace)
+            elif trace["type"] == "box":
+                self._boxes(trace)
             elif "stackgroup" in trace:
                 area = self._area(trace, area)
             else:
@@ -110,6 +113,8 @@ class _Drawing:
         names = axis.get("categoryarray")
         if names:
             set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names])
+            if of_x and sum(map(len, names)) > LETTERS_IN_A_LINE:
+                axes.tick_params(axis="x", labelrotation=90)
         axes.grid(visible=True, color="#E6E9ED", linewidth=0.6)
         axes.set_axisbelow(True)
         for side in ("top", "right"):
@@ -224,6 +229,25 @@ class _Drawing:
             self.axes.bar(moved, lengths, width=thickness, bottom=bases, align="center", **style)
         for place, length, text in zip(moved, lengths, trace.get("text", ()), strict=False):
             self.axes.text(length, place, f" {_words(text)}", fontsize=7, va="center")
+
+    def _boxes(self, trace: Trace) -> None:
+        """Boxes of quartiles with whiskers, as plotly draws them."""
+        values: dict[str, list[float]] = {}
+        for name, value in zip(trace["x"], trace["y"], strict=True):
+            values.setdefault(name, []).append(value)
+        color = trace["line"]["color"]
+        line = {"color": color, "linewidth": 1.0}
+        self.axes.boxplot(
+            list(values.values()),
+            positions=self._place(list(values), self.x),
+            widths=0.6,
+            manage_ticks=False,
+            boxprops=line,
+            whiskerprops=line,
+            capprops=line,
+            medianprops=line | {"linewidth": 2.0},
+            flierprops={"marker": ".", "markersize": 3, "markeredgecolor": color},
+        )
 
     def _area(self, trace: Trace, below: list[float]) -> list[float]:
         lows = below or [0.0] * len(trace["y"])

@@ -95,7 +95,9 @@ def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
     started = f"{show_as.at(attempt.started_at)} UTC"
     if attempt.ended_at is not None:
         seconds = show_as.age_seconds(attempt.started_at, attempt.ended_at)
-        started += f", took {show_as.duration(seconds)}"
+        # A simulation and a replay are faster than the phases that they tell.
+        if sum(attempt.phase_seconds.values()) < 2 * seconds + 1:
+            started += f", took {show_as.duration(seconds)}"
     phases = [
         f"{phase.replace('_', ' ')} {show_as.duration(value)}"
         for phase, value in attempt.phase_seconds.items()

@@ -52,6 +52,30 @@ def test_a_reader_is_granted_named_and_told_of_without_its_password(
             connection.execute("DROP ROLE cli_reader")
 
 
+def test_a_reader_that_nobody_logs_in_as_is_to_be_named(
+    quick_imports: None,
+    postgresql_url: str,
+    sweep: Sweep,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    with Store.open(postgresql_url) as filled:
+        Bench.on(filled).measure()
+    monkeypatch.setenv("SWEEP_DB", postgresql_url)
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
+    sweep("db", "grant-reader")
+    try:
+        told = sweep("doctor", code=1)[0]
+        assert "`sweep sql` becomes role sweep_reader after the login of postgres" in told
+        assert "put the URL of sweep_reader into SWEEP_DB_READER" in told
+        assert "have a role created" not in told
+    finally:
+        with psycopg.connect(postgresql_url, autocommit=True) as connection:
+            connection.execute("DROP OWNED BY sweep_reader")
+            connection.execute("DROP ROLE sweep_reader")
+
+
 def test_a_sqlite_file_needs_no_reader(quick_imports: None, store: Store, sweep: Sweep) -> None:
     assert "`sweep sql` opens it read-only" in sweep("db", "grant-reader", code=2)[1]
     assert "sql reader" not in sweep("doctor", code=1)[0]

@@ -52,6 +52,18 @@ def test_failed_trials_have_their_cure_and_with_strict_the_code_its_reason(
     assert line.endswith("sweep invalidate --sweep mine --where \"state = 'failed'\" --yes")
 
 
+def test_failures_of_a_table_that_is_replayed_have_no_cure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    replayed = SPEC.model_copy(
+        update={"workload": SPEC.workload.model_copy(update={"name": "replay"})}
+    )
+    print_ending(replayed, ending({TrialState.FAILED: 2}), "sqlite:///s", None)
+    told = capsys.readouterr().err
+    assert "2 trials failed: `sweep trials mine --state failed` shows how. The table says" in told
+    assert "invalidate" not in told
+
+
 def test_without_failures_and_after_a_stop_no_cure_is_offered(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -30,6 +31,7 @@ DRAWING_SECONDS = 300.0
 # Drawing leaves the cores to the sweep.
 NICENESS = 15
 _MOST_BYTES = 10_000
+_FOLDER = "sweep-ui-"
 
 
 class Pictures:
@@ -37,7 +39,8 @@ class Pictures:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._folder = Path(tempfile.mkdtemp(prefix="sweep-ui-"))
+        _remove_of_the_dead()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         self._number = 0
         self._shown: Path | None = None
         self._drawn_at = 0.0
@@ -97,6 +100,18 @@ class Pictures:
         if self._task is not None:
             self._task.cancel()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _remove_of_the_dead() -> None:
+    """Remove the folders of servers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except (ValueError, OverflowError, PermissionError):
+            continue  # another program's folder, or another user's server
 
 
 def routes(site: Site, pictures: Pictures) -> list[Route]:

@@ -19,6 +19,7 @@ from orchestrator.report.pictures import (
     prediction,
     profiles,
     scaling,
+    slices,
 )
 from orchestrator.report.pictures.picture import Picture
 from orchestrator.report.sweep_rows import SweepRows
@@ -30,6 +31,7 @@ PICTURES: Mapping[str, Callable[[Sequence[SweepRows]], Picture]] = {
     "efficiency": efficiency.picture,
     "pareto": pareto.picture,
     "importance": importance.picture,
+    "slices": slices.picture,
     "parallel": parallel.picture,
     "memory": memory_bars.picture,
     "memory-boundary": memory_boundary.picture,

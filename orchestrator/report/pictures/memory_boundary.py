@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import TrialState
@@ -41,8 +42,13 @@ class BoundaryPoint:
     rest: str
     micro_batch_size: int
     state: TrialState
-    # None: nothing was predicted, or no limit is known.
-    is_predicted_to_fit: bool | None
+    # Predicted bytes over those of the device. None: nothing was predicted, or no limit is known.
+    predicted_share: float | None
+
+    @property
+    def is_predicted_to_fit(self) -> bool | None:
+        """None: nothing was predicted, or no limit is known."""
+        return None if self.predicted_share is None else self.predicted_share <= 1
 
     @property
     def is_wrong(self) -> bool:
@@ -72,7 +78,7 @@ def points(sweeps: Sequence[SweepRows]) -> tuple[BoundaryPoint, ...]:
             rest=_rest(one, with_gpus=len(cells) > 1),
             micro_batch_size=one.trial.layout.micro_batch_size,
             state=one.trial.state,
-            is_predicted_to_fit=_is_predicted_to_fit(one, limits[sweep.name]),
+            predicted_share=_predicted_share(one, limits[sweep.name]),
         )
         for sweep in sweeps
         for one in sweep.trials
@@ -86,10 +92,10 @@ def _largest_limit(sweep: SweepRows) -> int | None:
     return max((limit for limit in known if limit), default=None)
 
 
-def _is_predicted_to_fit(one: TrialDetail, usual_limit: int | None) -> bool | None:
+def _predicted_share(one: TrialDetail, usual_limit: int | None) -> float | None:
     predicted, limit = one.trial.predicted_memory_bytes, one.trial.device_memory_bytes
     limit = limit or usual_limit
-    return None if predicted is None or limit is None else predicted <= limit
+    return None if predicted is None or limit is None else predicted / limit
 
 
 def _rest(one: TrialDetail, *, with_gpus: bool) -> str:
@@ -116,6 +122,28 @@ def foretold(found: Sequence[BoundaryPoint]) -> Foretold:
         false_alarms=counts[False, TrialState.MEASURED],
         caught=counts[False, TrialState.OUT_OF_MEMORY],
     )
+
+
+def crossings(found: Sequence[BoundaryPoint]) -> dict[str, float]:
+    """Return the micro-batch at which predicted memory reaches the device's, by row.
+
+    Between the largest trial that was predicted to fit and the next one of its row, memory rises
+    with the micro-batch. A row without trials on both sides has no such place.
+    """
+    rows: defaultdict[str, list[BoundaryPoint]] = defaultdict(list)
+    for one in found:
+        if one.predicted_share is not None:
+            rows[one.rest].append(one)
+    places = {}
+    for rest, some in rows.items():
+        some.sort(key=lambda one: one.micro_batch_size)
+        for low, high in pairwise(some):
+            below, above = low.predicted_share or 0.0, high.predicted_share or 0.0
+            if below <= 1 < above:
+                share = (1 - below) / (above - below)
+                size = low.micro_batch_size
+                places[rest] = size + share * (high.micro_batch_size - size)
+    return places
 
 
 def picture(sweeps: Sequence[SweepRows]) -> Picture:
@@ -148,7 +176,12 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     wrong = [one for one in found if one.is_wrong and one.rest in names]
     if wrong:
         traces.append(_trace(wrong, "the prediction was wrong", "circle-open", VERMILION, size=16))
+    limits = {rest: size for rest, size in crossings(found).items() if rest in names}
+    if limits:
+        traces.append(_limit_marks(limits))
     caption = _caption(foretold(found))
+    if limits:
+        caption += " Upright lines: predicted memory reaches the device's there."
     if len(rows) > len(names):
         caption += f" Shown are {len(names)} of {len(rows):,} rows, those with a boundary first."
     return replace(
@@ -180,6 +213,19 @@ def _trace(
         "customdata": [one.trial_id for one in some],
         "hovertemplate": HOVER_TRIAL,
         "marker": {"symbol": symbol, "size": size, "color": color},
+    }
+
+
+def _limit_marks(limits: Mapping[str, float]) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "predicted limit",
+        "x": [round(size, 3) for size in limits.values()],
+        "y": list(limits),
+        "hovertemplate": "predicted limit: micro-batch %{x:.3g}<extra></extra>",
+        "marker": {"symbol": "line-ns", "size": 15, "line": {"width": 2, "color": VERMILION}}
+        | {"color": VERMILION},
     }
 
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from orchestrator.cli.ui.picture_routes import Pictures
 from tests.cli.cli_store import Filled
 from tests.cli.ui.served import Visitor
 from tests.report.pages.test_report_folder import Scripts
@@ -25,3 +33,22 @@ def test_pictures_are_drawn_when_somebody_opens_them(visitor: Visitor, shown: Fi
     assert "max-age" in visitor.get("/pictures/assets/plotly.min.js").headers["cache-control"]
     for bad in ("../s", "data/../../x", "data", "", "/etc/passwd"):
         assert visitor.get(f"/pictures/{bad}").status in (303, 404)
+
+
+def test_a_server_removes_the_pictures_of_servers_that_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    names = [f"sweep-ui-{gone.pid}-x", f"sweep-ui-{os.getppid()}-x", "sweep-ui-mine-x", "other"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").touch()
+    unasked: Any = None  # until somebody opens the pictures
+    pictures = Pictures(unasked)
+    [own] = {one.name for one in tmp_path.iterdir()} - set(names)
+    assert own.startswith(f"sweep-ui-{os.getpid()}-")
+    assert {one.name for one in tmp_path.iterdir()} == {own, *names[1:]}
+    pictures.close()
+    assert {one.name for one in tmp_path.iterdir()} == set(names[1:])

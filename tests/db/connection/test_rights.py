@@ -87,6 +87,19 @@ def test_a_schema_or_a_table_that_is_dropped_midway(server: psycopg.Connection, 
         assert "A table of the store is gone" in said(caught)
 
 
+def test_a_schema_that_was_dropped_is_no_missing_right(
+    server: psycopg.Connection, url: str
+) -> None:
+    server.execute("DROP SCHEMA public CASCADE")
+    with refusal(UsageInvalid) as caught:
+        Store.open(url, to_read=True)
+    assert "has no schema public" in said(caught) and "GRANT" not in said(caught)
+    server.execute("CREATE SCHEMA public")
+    with refusal(UsageInvalid) as caught:
+        Store.open(url, to_read=True)
+    assert said(caught).endswith(f"GRANT USAGE ON SCHEMA public TO {ROLE}, if the store is there")
+
+
 def test_a_database_that_is_dropped_midway_is_not_waited_for(
     server: psycopg.Connection, url: str
 ) -> None:

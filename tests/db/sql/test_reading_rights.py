@@ -126,3 +126,28 @@ def test_looking_at_an_empty_server_makes_nothing(postgresql_url: str) -> None:
         assert connection.execute(
             "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
         ).fetchone() == (0,)
+
+
+def test_a_role_that_may_only_select_reads_all_and_writes_nothing(postgresql_url: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    with Store.open(postgresql_url) as store:
+        bench = Bench.on(store)
+        trial_id = bench.measure()
+    url = postgresql_url.replace("//postgres:@", "//select_only@")
+    with psycopg.connect(postgresql_url, autocommit=True) as server:
+        server.execute("CREATE ROLE select_only LOGIN")
+        server.execute("GRANT USAGE ON SCHEMA public TO select_only")
+        server.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO select_only")
+        try:
+            with Store.open(url, to_read=True) as store:
+                sweep = store.sweep_named("tiny")
+                assert [one.id for one in store.trials(sweep.id)] == [trial_id]
+                assert len(store.status(sweep.id)) == 1
+                assert store.trial(trial_id).trial.state == "measured"
+                assert store.best(sweep.id)[bench.cell_id][0].id == trial_id
+            assert readonly.query(url, "SELECT count(*) FROM v_trial").rows == [(1,)]
+            with pytest.raises(SweepError, match="GRANT"), Store.open(url) as store:
+                Bench.on(store).measure()
+        finally:
+            server.execute("DROP OWNED BY select_only")
+            server.execute("DROP ROLE select_only")

@@ -70,7 +70,7 @@ def url(written: Written, page: str = "index.html") -> str:
 
 
 def expected_marks(figure: dict[str, Any]) -> int:
-    """The points and bars that plotly draws for a figure."""
+    """The points, bars and boxes that plotly draws for a figure."""
     num = 0
     for trace in figure["data"]:
         if trace["type"] == "scatter" and "markers" in trace["mode"]:
@@ -81,6 +81,9 @@ def expected_marks(figure: dict[str, Any]) -> int:
             )
         elif trace["type"] == "heatmap":
             num += 1  # one image
+        elif trace["type"] == "box":
+            num += len(set(trace["x"]))
+            num += len(trace["y"]) if trace["boxpoints"] else 0
     return num
 
 
@@ -93,7 +96,8 @@ def test_every_picture_has_its_marks(browser: Browser, written: Written) -> None
         found = browser.run(
             "const e = document.getElementById('picture-' + arguments[0]);"
             "return [e.querySelectorAll('.scatterlayer .point, .barlayer .point > path,"
-            " .heatmaplayer image').length, e.querySelectorAll('.scatterlayer .js-line').length]",
+            " .heatmaplayer image, .boxlayer path.box, .boxlayer path.point').length,"
+            " e.querySelectorAll('.scatterlayer .js-line').length]",
             name,
         )
         assert picture.figure is not None

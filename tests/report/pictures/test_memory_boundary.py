@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.pictures import (
     memory_boundary,
 )
@@ -30,3 +33,40 @@ def test_the_caption_of_the_boundary_counts_as_sql_does(
         "SELECT count(*) FROM v_trial WHERE state IN ('measured', 'out_of_memory', 'pruned')"
     )
     assert [(len(points),)] == drawn
+
+
+def test_the_limit_of_a_row_lies_where_predicted_memory_reaches_the_device_s() -> None:
+    def point(rest: str, size: int, share: float | None) -> memory_boundary.BoundaryPoint:
+        return memory_boundary.BoundaryPoint(
+            trial_id=size,
+            rest=rest,
+            micro_batch_size=size,
+            state=TrialState.MEASURED,
+            predicted_share=share,
+        )
+
+    found = memory_boundary.crossings(
+        [
+            # In no order; 1 lies at three quarters of the way from 0.7 to 1.1.
+            point("tp1", 8, 1.1),
+            point("tp1", 2, 0.4),
+            point("tp1", 4, 0.7),
+            # Exactly the device's memory fits.
+            point("tp2", 4, 1.0),
+            point("tp2", 8, 1.5),
+            point("fits", 4, 0.5),
+            point("fits", 8, 0.9),
+            point("never", 4, 1.5),
+            point("alone", 4, 0.5),
+            point("alone", 8, None),
+        ]
+    )
+    assert found == {"tp1": pytest.approx(7.0), "tp2": 4.0}
+
+
+def test_limits_are_drawn_and_explained(scaling: SweepRows) -> None:
+    drawn = memory_boundary.picture([scaling])
+    assert drawn.figure is not None and "Upright lines" in drawn.caption
+    [marks] = [trace for trace in drawn.figure["data"] if trace["name"] == "predicted limit"]
+    # Of 80 GiB: 50 of micro-batch 2, 90 of micro-batch 4, in both cells.
+    assert marks["x"] == [3.5, 3.5] and len(set(marks["y"])) == 2
