@@ -166,6 +166,15 @@ class TrialRow:
         """True if it is in the order of its cell: comparable, and of the current fingerprint."""
         return self.is_comparable and self.is_current_fingerprint is True
 
+    @property
+    def is_beaten(self) -> bool:
+        """True if it was ended early, since it could not be the fastest as far as was known."""
+        return (
+            self.state is TrialState.MEASURED
+            and self.step_seconds_bound is not None
+            and self.implausible is None
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRow:

@@ -77,10 +77,7 @@ def free_pruned(
     )
     lease.fence(connection, sweep_id, epoch)
     if event_log.is_done(connection, change):
-        mine = sa.select(sa.func.count()).where(
-            schema.event.c.change_id == change.id, schema.event.c.trial_id.is_not(None)
-        )
-        return int(connection.execute(mine).scalar_one())
+        return _num_changed(connection, change)
     found = sa.select(trial.c.id).where(
         trial.c.cell_id == cell_id, trial.c.state == TrialState.PRUNED
     )
@@ -90,6 +87,27 @@ def free_pruned(
         ids = [int(row.id) for row in connection.execute(found.where(trial.c.layout_key.in_(keys)))]
         num_changed += invalidate_some(connection, change, sweep_id, ids, detail, epoch)
     return num_changed
+
+
+def time_in_full(
+    connection: Connection, change: Change, sweep_id: int, trial_ids: Sequence[int], epoch: int
+) -> int:
+    """Let trials wait again that were ended early; return how many changed."""
+    lease.fence(connection, sweep_id, epoch)
+    if event_log.is_done(connection, change):
+        return _num_changed(connection, change)
+    detail = {"ended_early": "the machine may have been slower then; now it runs to its end"}
+    return sum(
+        invalidate_some(connection, change, sweep_id, some, detail, epoch)
+        for some in portions(trial_ids)
+    )
+
+
+def _num_changed(connection: Connection, change: Change) -> int:
+    mine = sa.select(sa.func.count()).where(
+        schema.event.c.change_id == change.id, schema.event.c.trial_id.is_not(None)
+    )
+    return int(connection.execute(mine).scalar_one())
 
 
 def invalidate_some(

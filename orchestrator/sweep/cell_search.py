@@ -12,7 +12,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
 from orchestrator.core.trial.cell_plausibility import ToldLayout, judge_cell
-from orchestrator.core.trial.failure_kinds import FailureKind, Fault
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind, Fault
 from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
@@ -197,6 +197,9 @@ class CellSearch:
     def note_requeued(self, trial: TrialRow, kind: FailureKind, nodes: Iterable[str]) -> None:
         """Note that a trial waits again, since an attempt on these nodes failed in this way."""
         self.retries.add(trial, kind, nodes)
+        if kind in HANG_KINDS:
+            # Until it runs, layouts like it come later.
+            self.searcher.tell(trial.layout, Failed())
         self._note_change()
 
     def note_pause(self, clock: Callable[[], float]) -> None:
@@ -345,6 +348,10 @@ class CellSearch:
         self.doubt = None
         return found
 
+    def put_back_doubt(self, doubt: tuple[int, Layout, str]) -> None:
+        """Keep what `take_doubt` returned for the next time: it could not start yet."""
+        self.doubt = doubt
+
     def _next_doubt(self) -> tuple[int, Layout, str] | None:
         # Pass over a trial that was already repeated, before a restart or to confirm it.
         while self.doubt is None and (doubtful := self.searcher.doubtful()) is not None:
@@ -394,9 +401,13 @@ class CellSearch:
         self._note(run.step_seconds, others)
 
     def note_beaten(
-        self, trial_id: int, told: ToldLayout, *, peak_memory_bytes: int | None
+        self, trial_id: int, told: ToldLayout, fastest: Run, *, peak_memory_bytes: int | None
     ) -> None:
-        """Note that a trial was ended early: its few steps tell the search, and it cannot win."""
+        """Note that a trial was ended early: its few steps tell the search, and it cannot win.
+
+        `fastest`: the fastest of them.
+        """
+        self.confirmation.note_beaten(trial_id, fastest)
         self._told[trial_id] = told
         self._note(told.seconds)
         value = self.value_of(told.seconds)

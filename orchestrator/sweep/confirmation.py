@@ -31,6 +31,7 @@ from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import (
     Verdict,
+    beaten_that_could_win,
     judge,
     median_run,
     most_repeats_with_drift,
@@ -95,6 +96,8 @@ class Confirmation:
     _others: dict[int, OtherMerits] = field(default_factory=dict)
     # None: not judged since the last change.
     _judged_front: FrontVerdict | None = None
+    # Of trials that were ended early: their fastest step, as a run.
+    _beaten: dict[int, Run] = field(default_factory=dict)
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
 
@@ -128,6 +131,10 @@ class Confirmation:
         """Note what is known of a trial besides its speed."""
         self._others[trial_id] = others
         self._judged_front = None
+
+    def note_beaten(self, trial_id: int, run: Run) -> None:
+        """Note that a trial was ended early. `run`: its fastest step."""
+        self._beaten[trial_id] = run
 
     def begin(self, trial_id: int) -> None:
         """Note that a repeat of the trial was started. It is in `repeating` by now."""
@@ -252,11 +259,28 @@ class Confirmation:
         """Return the layout of a measured trial."""
         return self._layouts[trial_id]
 
+    def nodes_of(self, trial_id: int) -> frozenset[str]:
+        """Return the nodes that runs of a measured trial were on."""
+        return frozenset(node for run in self._runs[trial_id] for node in run.nodes)
+
     def trial_of(self, layout: Layout) -> int | None:
         """Return the measured trial of a layout."""
         return next((trial_id for trial_id, mine in self._layouts.items() if mine == layout), None)
 
     # -- what to measure once more -----------------------------------------------------------------
+
+    @property
+    def can_probe(self) -> bool:
+        """True if a measured layout can run again, which shows whether the machine works."""
+        return not self._is_over and self._anchor() is not None
+
+    def next_probe(self) -> Repeat | None:
+        """Return the layout that shows whether the machine works. None: a repeat is under way."""
+        anchor = self._anchor()
+        if anchor is None or self.repeating:
+            return None
+        why = "to see whether the machine still works, since others hung one after the other"
+        return self._again(anchor, Purpose.ANCHOR, why)
 
     def next_check(
         self, confirm: Confirm, *, anchor_every: int, num_left: int = 0
@@ -514,6 +538,18 @@ class Confirmation:
 
     def _again(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
         return Repeat(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
+
+    def beaten_that_could_win(self) -> dict[int, frozenset[str]]:
+        """Return the trials that were ended early and could be the fastest, with their nodes.
+
+        The machine, or their nodes, may have been slower than they seemed.
+        """
+        drift = self._drift()
+        if self._is_over or drift is None or not self._beaten:
+            return {}
+        with one_blas_thread():
+            found = beaten_that_could_win(self._runs, self._beaten, drift)
+        return {trial_id: frozenset(self._beaten[trial_id].nodes) for trial_id in found}
 
     # -- the order so far --------------------------------------------------------------------------
 

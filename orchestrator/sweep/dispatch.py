@@ -21,7 +21,7 @@ from orchestrator.core.sweepfile.workload_section import (
 from orchestrator.core.trial.limits import PredictedStep, resolve_limits
 from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.protocol import Device, TrialRequest
-from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.purpose import DOUBTS, Purpose
 from orchestrator.search.searcher import Proposal
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.budgets import Budgets
@@ -150,10 +150,26 @@ class Dispatch:
 
     def _wants_or_settles(self, search: CellSearch) -> bool:
         """Return whether the cell has something to start; else settle it, if it was searched."""
-        wants = self._wants(search)
+        wants = self._wants(search) or self._times_in_full(search)
         if not wants:
             search.settle()
         return wants
+
+    def _times_in_full(self, search: CellSearch) -> bool:
+        """Have trials that were ended early wait again if they could be the fastest after all.
+
+        Return whether there are any. That is asked once all else of the cell has settled.
+        """
+        life, confirm = search.life, self._settings.confirm
+        if life.state is not CellState.CONFIRMING or life.stopped not in DECIDED:
+            return False
+        if search.num_new or search.num_repeats or not confirm.repeats:
+            return False
+        found = search.confirmation.beaten_that_could_win()
+        if found:
+            search.begin_anew(self._cell_searches.plan(search.cell, search.id))
+            self._outcomes.time_in_full(search, found)
+        return bool(found)
 
     def _wants(self, search: CellSearch) -> bool:
         """Return whether the cell has something to start. Asked often, so it looks at no budget."""
@@ -185,6 +201,11 @@ class Dispatch:
 
     def _decide_one(self, search: CellSearch, nodes: tuple[str, ...]) -> bool:
         """Decide on what the cell wants next. False: it wants nothing now."""
+        if self._is_doubted(search):
+            probe = search.confirmation.next_probe()
+            if probe is None:
+                return False
+            return self._repeat(search, nodes, probe)
         if search.life.stopped is None:
             reason = self._search_on(search, nodes)
             if reason is None:
@@ -193,12 +214,20 @@ class Dispatch:
                 return False
             if reason in BUDGETS:
                 self._budgets.stop(search, reason, self._cell_searches.trial_cost)
-            elif search.num_new:
+            elif search.num_new or (search.doubt is not None and search.num_repeats):
                 search.rest()
                 return False
             else:
                 search.stop(reason)
         return search.life.stopped in CONFIRMED and self._confirm(search, nodes)
+
+    def _is_doubted(self, search: CellSearch) -> bool:
+        """Return whether a layout that worked has to show first whether the machine still works."""
+        if search.id not in self._outcomes.stop_rules.doubted_cells:
+            return False
+        has_more = search.life.stopped is None or self._may_retry(search)
+        is_paid = self._passed_by(search, None, is_repeat=True) is None
+        return has_more and is_paid and search.confirmation.can_probe
 
     def _search_on(self, search: CellSearch, nodes: tuple[str, ...]) -> StopReason | None:
         """Decide on what the search of a cell wants next, or return why there is nothing."""
@@ -217,12 +246,14 @@ class Dispatch:
             if is_trusted and self._retry(search, nodes, elsewhere=not is_over):
                 return None
             repeat = self._next_check(search) if is_trusted else None
+            if repeat is not None and self._repeat(search, nodes, repeat):
+                return None
             if repeat is None and (doubt := search.take_doubt()) is not None:
                 trial_id, layout, why = doubt
                 repeat = Repeat(trial_id=trial_id, layout=layout, purpose=Purpose.DOUBT, why=why)
-            if repeat is not None:
-                self._repeat(search, nodes, repeat)
-                return None
+                if self._repeat(search, nodes, repeat):
+                    return None
+                search.put_back_doubt(doubt)
         reason = self._new(search, nodes)
         if reason is not StopReason.EXHAUSTED or not (search.retries.waiting or search.doubt):
             return reason
@@ -279,15 +310,14 @@ class Dispatch:
         retries = search.retries
         is_alone = bool(retries.waiting) and self._placement.are_unused(nodes)
         trials = retries.startable(alone=is_alone)
-        fresh = [one for one in trials if not retries.has_hung_on(one, nodes)]
+        fresh = [one for one in trials if not retries.avoids(one, nodes)]
         trial = next(iter(fresh if elsewhere or fresh else trials), None)
         if trial is None:
             return False
         if trial not in fresh:
-            hung_on = retries.hung_on[trial.id]
-            if self._placement.is_possible_without(search.shape, hung_on):
-                free_on_nodes = self._scheduler.free_on_nodes()
-                others = self._placement.elsewhere(search, hung_on, free_on_nodes)
+            avoided = retries.avoided[trial.id]
+            if self._placement.is_possible_without(search.shape, avoided):
+                others = self._elsewhere(search, avoided)
                 if others is None and search.num_new:
                     # Other nodes may be free once a running attempt has ended.
                     return False
@@ -298,6 +328,11 @@ class Dispatch:
         step, alone = search.predicted_step(trial.layout), trial.id in retries.suspects
         self._decide(search, trial.layout, nodes, begins, predicted=step, alone=alone)
         return True
+
+    def _elsewhere(self, search: CellSearch, without: frozenset[str]) -> tuple[str, ...] | None:
+        """Return free nodes for a gang of the cell, none of these. None: there are too few now."""
+        free_on_nodes = self._scheduler.free_on_nodes()
+        return self._placement.elsewhere(search, without, free_on_nodes)
 
     def _confirm(self, search: CellSearch, nodes: tuple[str, ...]) -> bool:
         """Decide on what still waits after the search, then on repeats until one layout is best.
@@ -321,10 +356,7 @@ class Dispatch:
             return False
         if may_retry and self._retry(search, nodes):
             return True
-        if repeat is None:
-            return False
-        self._repeat(search, nodes, repeat)
-        return True
+        return repeat is not None and self._repeat(search, nodes, repeat)
 
     def _passed_by(
         self, search: CellSearch, proposal: Proposal | None, *, is_repeat: bool = False
@@ -334,14 +366,25 @@ class Dispatch:
 
     # -- starting --------------------------------------------------------------------------------
 
-    def _repeat(self, search: CellSearch, nodes: tuple[str, ...], repeat: Repeat) -> None:
-        """Decide to measure a measured trial once more."""
+    def _repeat(self, search: CellSearch, nodes: tuple[str, ...], repeat: Repeat) -> bool:
+        """Decide to measure a measured trial once more.
+
+        False: its nodes may have made it slow, and others will be free once something has ended.
+        """
         trial_id, layout = repeat.trial_id, repeat.layout
+        before = search.confirmation.nodes_of(trial_id)
+        is_doubted = repeat.purpose in DOUBTS and not before.isdisjoint(nodes)
+        if is_doubted and self._placement.is_possible_without(search.shape, before):
+            others = self._elsewhere(search, before)
+            if others is None and (search.num_new or search.num_repeats):
+                return False
+            nodes = others or nodes
         begins = NewAttempt(trial_id=trial_id, nodes=nodes, purpose=repeat.purpose, why=repeat.why)
         measured = search.confirmation.seconds_of(trial_id)
         step = search.predicted_step(layout, at_least=measured)
         self._decide(search, layout, nodes, begins, predicted=step)
         search.note_repeat_begun(trial_id)
+        return True
 
     def _decide(
         self,
@@ -394,7 +437,9 @@ class Dispatch:
         best = self._call.searches[attempt.cell_id].confirmation.best()
         # A trial that cannot be the fastest may still be on a front.
         may_stop = self._spec.merits == (Merit.SPEED,) and self._settings.stops_early(device)
-        if best is not None and not attempt.is_repeat and may_stop:
+        # What runs again after it was ended early runs to its end.
+        is_first = isinstance(begins, NewTrial)
+        if best is not None and is_first and may_stop:
             plan = plan.model_copy(update={"beat_seconds": best[1]})
         limits = resolve_limits(
             self._limits,

@@ -178,7 +178,8 @@ class Loop:
         open_ids = [
             i for i, search in self._call.searches.items() if self._dispatch.is_open(search)
         ]
-        for cell_id in stop_rules.stuck_cells(open_ids):
+        can_probe = [i for i in open_ids if self._call.searches[i].confirmation.can_probe]
+        for cell_id in stop_rules.stuck_cells(open_ids, can_probe):
             search = self._call.searches[cell_id]
             search.stop(StopReason.FAULTS)
             search.take_back()

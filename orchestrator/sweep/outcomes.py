@@ -96,6 +96,25 @@ class Outcomes:
         self._take_up(search)
         self._write_condemned()
 
+    def time_in_full(self, search: CellSearch, trials: Mapping[int, Collection[str]]) -> None:
+        """Let trials wait again that were ended early, by id: what is known by now may clear them.
+
+        They run to their end, on other nodes than these if there are any. The search of the cell
+        has begun anew.
+        """
+        num = self._store.time_in_full(self._call.sweep_id, list(trials), epoch=self._epoch)
+        self._stored[TrialState.MEASURED] -= num
+        self._stored[TrialState.QUEUED] += num
+        self.take_up_again(search)
+        for trial_id, nodes in trials.items():
+            search.retries.avoid(trial_id, nodes)
+            logger.info(
+                "Trial %d again, to its end: it was ended early, and the machine may have been"
+                " slower then than it seemed",
+                trial_id,
+                extra={"action": "timed_in_full", "trial_id": trial_id},
+            )
+
     def recount(self, trials: Sequence[TrialRow]) -> None:
         """Count all trials of the sweep anew, since some wait again."""
         self._stored = Counter(trial.state for trial in trials if trial.state not in UNDER_WAY)
@@ -141,8 +160,15 @@ class Outcomes:
                     self.stop_rules.note_implausible(outcome.implausible, search.id, now=now)
                 words = self._measured(search, attempt, verdict, outcome, in_store, at)
             else:
-                began, trial_id = attempt.since, attempt.trial_id
-                self.stop_rules.note_failure(outcome, cell_id=search.id, began=began, now=now)
+                trial_id = attempt.trial_id
+                self.stop_rules.note_failure(
+                    outcome,
+                    cell_id=search.id,
+                    began=attempt.since,
+                    now=now,
+                    num_nodes=len(attempt.nodes),
+                    is_repeat=attempt.is_repeat,
+                )
                 event, row = events[trial_id], rows.get(trial_id)
                 words = self._failed(search, attempt, verdict, outcome, event, row)
             recorded.append(
@@ -358,7 +384,14 @@ class Outcomes:
         if (bound := measurement.step_seconds_bound) is not None and not is_repeat:
             self._stored[TrialState.MEASURED] += 1
             told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
-            search.note_beaten(trial_id, told, peak_memory_bytes=peak)
+            fastest = Run(
+                step_seconds=bound,
+                load_sd=relative_sd(load),
+                at=at.timestamp(),
+                nodes=attempt.nodes,
+                purpose=attempt.purpose,
+            )
+            search.note_beaten(trial_id, told, fastest, peak_memory_bytes=peak)
             self._free(search)
             return f"ended early: a step takes {bound:.3g} s at least, too long to be the best"
         if is_repeat and not search.confirmation.has(trial_id):

@@ -14,8 +14,8 @@ class Retries:
     waiting: list[TrialRow] = field(default_factory=list)
     # Trials whose node was lost. They are tried again alone, to tell which of the two failed.
     suspects: set[int] = field(default_factory=set)
-    # By trial that hung: the nodes that it ran on.
-    hung_on: dict[int, frozenset[str]] = field(default_factory=dict)
+    # By trial: the nodes that it hung on, or that may have been slow.
+    avoided: dict[int, frozenset[str]] = field(default_factory=dict)
     # True once a trial ran a node out of memory: on a shared node the next one might do so again.
     needs_own_nodes: bool = False
 
@@ -26,7 +26,11 @@ class Retries:
         if kind is FailureKind.NODE_LOST:
             self.suspects.add(trial.id)
         if kind in HANG_KINDS:
-            self.hung_on[trial.id] = frozenset(nodes)
+            self.avoid(trial.id, nodes)
+
+    def avoid(self, trial_id: int, nodes: Iterable[str]) -> None:
+        """Have a trial run on other nodes if there are any, else after what has no such nodes."""
+        self.avoided[trial_id] = frozenset(nodes)
 
     def restore(
         self,
@@ -36,7 +40,7 @@ class Retries:
         needs_own_nodes: bool,
     ) -> None:
         """Go on from the failures of earlier calls."""
-        self.suspects, self.hung_on = set(lost_a_node), dict(hung_on)
+        self.suspects, self.avoided = set(lost_a_node), dict(hung_on)
         self.needs_own_nodes = needs_own_nodes
 
     @property
@@ -50,6 +54,6 @@ class Retries:
         """The trials that may start; suspects only where they are `alone`."""
         return [one for one in self.waiting if alone or one.id not in self.suspects]
 
-    def has_hung_on(self, trial: TrialRow, nodes: Iterable[str]) -> bool:
-        """True if the trial hung on any of these nodes."""
-        return not self.hung_on.get(trial.id, frozenset()).isdisjoint(nodes)
+    def avoids(self, trial: TrialRow, nodes: Iterable[str]) -> bool:
+        """True if the trial should not run on all of these nodes."""
+        return not self.avoided.get(trial.id, frozenset()).isdisjoint(nodes)

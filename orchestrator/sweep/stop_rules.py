@@ -1,7 +1,9 @@
 """Judges failures by what they have in common: one cell, or everything that is tried.
 
 A layout's own failures are the search's. A cell that fails again and again is stopped by itself
-while others run. Only if nothing works anywhere is it the machine's fault, or the program's.
+while others run. Only if nothing works anywhere is it the machine's fault, or the program's. Where
+attempts only hang, a layout of the cell that was measured runs again: if it works, the others hang
+by themselves, and the cell goes on.
 """
 
 from __future__ import annotations
@@ -43,18 +45,28 @@ class _Streak:
     kinds: set[FailureKind] = field(default_factory=set)
     nodes: set[str | None] = field(default_factory=set)
     last: str = ""
+    # True once a layout that had been measured failed so as well: it is not the layouts.
+    is_proven: bool = False
     # When the first fault, and the last one that was counted, became known.
     began_at: float = inf
     known_at: float = -inf
 
-    def add(self, cell_id: int, failure: Failure, *, began: float, now: float) -> None:
+    def add(
+        self, cell_id: int, failure: Failure, *, node: str | None, began: float, now: float
+    ) -> None:
         self.cells.add(cell_id)
         self.kinds.add(failure.kind)
-        self.nodes.add(failure.node)
+        self.nodes.add(node)
         self.began_at = min(self.began_at, now)
         if began >= self.known_at:
             self.num += 1
             self.last, self.known_at = failure.message, now
+
+    @property
+    def is_doubted(self) -> bool:
+        """True if so many only hung, and whether it is the layouts or the machine is not known."""
+        many = self.num >= MACHINE_FAULTS_IN_A_ROW
+        return many and self.kinds <= HANG_KINDS and not self.is_proven
 
 
 class StopRules:
@@ -94,18 +106,37 @@ class StopRules:
         self._same_cells.add(cell_id)
         self._first_implausible = self._first_implausible or reason
 
-    def note_failure(self, failure: Failure, *, cell_id: int, began: float, now: float) -> None:
-        """Count a failure of an attempt that began at `began`.
+    @property
+    def doubted_cells(self) -> set[int]:
+        """Cells that start nothing until a layout that worked shows whether the machine works."""
+        found = {cell_id for cell_id, streak in self._streak_of.items() if streak.is_doubted}
+        return found | (self._streak.cells if self._streak.is_doubted else set())
+
+    def note_failure(
+        self,
+        failure: Failure,
+        *,
+        cell_id: int,
+        began: float,
+        now: float,
+        num_nodes: int = 1,
+        is_repeat: bool = False,
+    ) -> None:
+        """Count a failure of an attempt that began at `began`, on so many nodes.
 
         One that began before the last fault was known says nothing new: a lost node takes all that
-        it ran.
+        it ran. `is_repeat`: its layout had been measured.
         """
         # We ended these attempts, so their equal words prove nothing.
         if POLICIES[failure.kind].fault is Fault.NOBODY:
             return
         if failure.kind in SUSPECT_KINDS:
+            # Which of several nodes hangs is not known.
+            is_known = num_nodes == 1 or failure.kind not in HANG_KINDS
+            node = failure.node if is_known else None
             for streak in (self._streak, self._streak_of.setdefault(cell_id, _Streak())):
-                streak.add(cell_id, failure, began=began, now=now)
+                streak.add(cell_id, failure, node=node, began=began, now=now)
+                streak.is_proven |= is_repeat
             return
         if self._nothing_measured and failure.kind not in OUT_OF_MEMORY_KINDS:
             said = re.sub(r"^rank \d+ ", "", failure.message)
@@ -126,12 +157,14 @@ class StopRules:
             or any(streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults)
         )
 
-    def stuck_cells(self, open_cells: Collection[int]) -> set[int]:
+    def stuck_cells(self, open_cells: Collection[int], can_probe: Collection[int] = ()) -> set[int]:
         """Return the cells to stop: they fail again and again while others work or may work.
 
-        `open_cells`: those that may go on. Raises UsageInvalid for the program's mistake,
+        `open_cells`: those that may go on; `can_probe`: those with a measured layout that can run
+        again, which shows whether the machine works. Raises UsageInvalid for the program's mistake,
         ClusterUnavailable for the machine's.
         """
+        waiting = self.doubted_cells & set(can_probe)
         if self._is_all_implausible and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
                 f"the first {self._num_implausible} trials that were measured have numbers that"
@@ -148,12 +181,13 @@ class StopRules:
             )
         if not open_cells:
             return set()
-        stuck = {cell_id for cell_id in open_cells if self._is_stuck(cell_id, open_cells)}
+        stuck = {cell_id for cell_id in open_cells if self._is_stuck(cell_id, open_cells)} - waiting
         is_everywhere = (
             self._streak.num >= MACHINE_FAULTS_IN_A_ROW
             and self._streak.cells.issuperset(open_cells)
         )
-        if is_everywhere and not stuck and not self._is_a_hang_of_some(self._streak):
+        is_decided = not stuck and not waiting
+        if is_everywhere and is_decided and not self._is_a_hang_of_some(self._streak):
             raise ClusterUnavailable(
                 f"{self._streak.num} attempts one after the other failed by the machine's fault"
                 f"{self._on_one_node()}, the last one: {self._streak.last}. Fix it (`sweep doctor`"
@@ -191,7 +225,7 @@ class StopRules:
 
     def _is_a_hang_of_some(self, streak: _Streak) -> bool:
         """Return whether all of these hung while something worked: then their layouts hang."""
-        return streak.kinds <= HANG_KINDS and bool(self._worked_at)
+        return streak.kinds <= HANG_KINDS and bool(self._worked_at) and not streak.is_proven
 
     def _on_one_node(self, streak: _Streak | None = None) -> str:
         nodes = (streak or self._streak).nodes

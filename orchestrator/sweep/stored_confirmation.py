@@ -36,6 +36,7 @@ def confirmation_of(
     layouts are compared by; `device_memory_bytes`: of trials that do not name it.
     """
     confirmation = Confirmation(repeating=repeating if repeating is not None else {}, merits=merits)
+    trials = list(trials)
     measured = {
         trial.id: trial
         for trial in trials
@@ -61,6 +62,9 @@ def confirmation_of(
         runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])
     ):
         confirmation.note(trial_id, measured[trial_id].layout, run)
+    for trial in trials:
+        if trial.is_beaten and trial.is_current_fingerprint:
+            confirmation.note_beaten(trial.id, _beaten_run(trial))
     if confirmation.looks_for_a_front:
         for trial in measured.values():
             confirmation.note_others(trial.id, others_of(trial, device_memory_bytes))
@@ -89,6 +93,17 @@ def _only_run(trial: TrialRow) -> Run:
         nodes=trial.nodes,
         purpose=Purpose.NEW,
         thrashing=bool(trial.thrashing),
+    )
+
+
+def _beaten_run(trial: TrialRow) -> Run:
+    assert trial.step_seconds_bound is not None
+    return Run(
+        step_seconds=trial.step_seconds_bound,
+        load_sd=relative_sd(trial.load),
+        at=trial.measured_at.timestamp() if trial.measured_at is not None else None,
+        nodes=trial.nodes,
+        purpose=Purpose.NEW,
     )
 
 

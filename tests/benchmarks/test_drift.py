@@ -18,6 +18,14 @@ def test_no_layout_wins_because_of_the_time_at_which_it_ran(drift: str, seed: in
     assert outcome.among_tied, outcome
 
 
+@pytest.mark.parametrize("seed", [41, 58, 157])
+def test_no_layout_loses_because_of_the_node_on_which_it_ran(seed: int) -> None:
+    """The best ran on the slow node: ended early there, or doubted and repeated there."""
+    outcome = run_case(Case(drift="slow_node", rule="now", seed=seed, max_trials=None))
+    assert outcome.off is None or outcome.off <= WRONG, outcome
+    assert outcome.among_tied, outcome
+
+
 @pytest.mark.parametrize(("drift", "seed"), MISLEADING)
 def test_the_earlier_rule_was_misled_by_the_same_drift(drift: str, seed: int) -> None:
     outcome = run_case(Case(drift=drift, rule="earlier", seed=seed, max_trials=16))

@@ -264,6 +264,36 @@ def test_a_simulated_step_over_its_limit_hangs_its_layout_and_ends_no_other_cell
     assert result.nothing_feasible == []
 
 
+@pytest.mark.parametrize("strategy", ["exhaustive", "auto"])
+def test_a_shape_that_hangs_keeps_no_other_layout_of_its_cell_from_being_measured(
+    store: Store, strategy: str
+) -> None:
+    shape = spec(
+        model="llama-3.2-1b",
+        gpus=8,
+        global_batch_size=128,
+        axes={
+            "micro_batch_size": [1, 2, 4],
+            "zero_stage": [0, 1],
+            "recompute": ["none", "full", "selective_ops"],
+            "tensor_parallel_size": [1, 2, 4],
+        },
+        workload={
+            "name": "synthetic",
+            "options": {
+                "faults": [
+                    {"fault": "hang", "at": "step_3", "only_if": {"tensor_parallel_size": 2}}
+                ]
+            },
+        },
+        search={"strategy": strategy, "confirm": {"repeats": 0}, "max_trials": None},
+    )
+    result, _ = run(store, shape)
+    assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
+    assert result.counts[TrialState.MEASURED] == 36
+    assert result.counts[TrialState.FAILED] == 18
+
+
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_a_node_that_is_lost_with_all_its_gangs_does_not_end_a_sweep(
     store: Store, seed: int

@@ -7,10 +7,12 @@ import pytest
 from db.store import Store
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.stopping import begin, look
+from orchestrator.sweep.confirmation import Confirmation
+from orchestrator.sweep.progress import Stop
 from tests.sweep.fake_scheduler import FakeScheduler
 from tests.sweep.test_loop import run, spec
 
@@ -101,3 +103,49 @@ def test_on_gpus_trials_race_unless_the_file_says_otherwise(
     timer = Timer()
     run(store, timer, spec=asked("auto"), scheduler=FakeScheduler(timer, device=device))
     assert any(beat is not None for _, beat in timer.to_beat) is is_raced
+
+
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_what_could_be_the_fastest_after_all_runs_elsewhere_to_its_end(
+    store: Store, monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
+    """Of two calls, the first ends before it runs. `test_winner.py` judges which layouts could."""
+    doubted: list[int] = []
+
+    def doubts_one(confirmation: Confirmation) -> dict[int, frozenset[str]]:
+        beaten = confirmation._beaten
+        if not beaten or doubted:
+            return {}
+        doubted.append(min(beaten))
+        return {doubted[0]: frozenset(beaten[doubted[0]].nodes)}
+
+    monkeypatch.setattr(Confirmation, "beaten_that_could_win", doubts_one)
+    timer, where = Timer(), dict[tuple[int, int], tuple[str, ...]]()
+
+    def script(request: TrialRequest) -> RankResult:
+        where[request.trial_id, request.attempt] = tuple(scheduler.nodes_of[request.trial_id])
+        return timer(request)
+
+    for left in range(num_calls - 1, -1, -1):
+        ending = Stop.DRAIN if left else Stop.GO_ON
+        scheduler = FakeScheduler(script, nodes={"a": 1, "b": 1}, device=Device.CUDA)
+        result, _ = run(
+            store,
+            script,
+            spec=asked(),
+            scheduler=scheduler,
+            stop=lambda ending=ending: ending if doubted else Stop.GO_ON,
+        )
+    assert result.finished
+    (trial_id,) = doubted
+    trial = store.trial(trial_id)
+    first, then = trial.attempts
+    assert first.measurement is not None and then.measurement is not None
+    assert first.measurement.step_seconds_bound is not None
+    assert then.measurement.step_seconds_bound is None and then.measurement.step_time.num_steps == 8
+    assert (2, None) in timer.to_beat
+    assert set(where[trial_id, 1]).isdisjoint(where[trial_id, 2])
+    assert trial_id in {one.id for one in store.best(result.sweep_id, 100)[trial.trial.cell_id]}
+    [why] = [event.detail for event in trial.events if event.event == TrialEvent.INVALIDATED]
+    assert "the machine may have been slower then" in str(why)
+    assert result.counts[TrialState.MEASURED] == 6 and not result.counts[TrialState.QUEUED]

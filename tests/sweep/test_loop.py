@@ -1221,12 +1221,12 @@ def test_cells_that_fail_let_others_show_first_whether_anything_works(store: Sto
 def test_a_layout_that_hangs_twice_is_failed_and_told_to_the_search(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[object] = []
+    told: list[tuple[object, object]] = []
     tell = Searcher.tell
     monkeypatch.setattr(
         Searcher,
         "tell",
-        lambda self, layout, outcome, **k: told.append(outcome) or tell(self, layout, outcome, **k),
+        lambda self, layout, outcome: told.append((layout, outcome)) or tell(self, layout, outcome),
     )
     result, scheduler = run(
         store,
@@ -1235,7 +1235,9 @@ def test_a_layout_that_hangs_twice_is_failed_and_told_to_the_search(
     )
     assert states(store) == {TrialState.MEASURED: 4, TrialState.FAILED: 2}
     assert result.finished
-    assert sum(isinstance(outcome, Failed) for outcome in told) == 2
+    # At once, so that layouts like them come later, and when they failed for good.
+    hangs = Counter(layout for layout, outcome in told if isinstance(outcome, Failed))
+    assert sorted(hangs.values()) == [2, 2]
     hung = [
         layout
         for layout, attempt in scheduler.started
@@ -1244,6 +1246,52 @@ def test_a_layout_that_hangs_twice_is_failed_and_told_to_the_search(
     assert [layout for layout, _ in scheduler.started][-2:] == hung, (
         "where there is no other node, again comes last"
     )
+
+
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_a_shape_that_hangs_ends_nothing_while_what_worked_works_again(
+    store: Store, num_calls: int
+) -> None:
+    """Eight layouts, of which six hang, twice each: what was measured runs again between them."""
+    shape = spec(
+        gpus=1,
+        axes={"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]},
+        search={"max_parallel_trials": 1, "strategy": "exhaustive"},
+    )
+    num_ended = num_probes = 0
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        nonlocal num_ended, num_probes
+        num_ended += 1
+        works = request.layout.micro_batch_size == 1
+        num_probes += works and request.attempt > 1
+        return fast(request) if works else FailureKind.HUNG
+
+    def stop() -> Stop:
+        """Each call but the last one ends after five attempts."""
+        return Stop.DRAIN if num_ended > 4 and not is_last else Stop.GO_ON
+
+    for call in range(1, num_calls + 1):
+        num_ended, is_last = 0, call == num_calls
+        scheduler = FakeScheduler(script, device=Device.CUDA)
+        result, _ = run(store, script, spec=shape, scheduler=scheduler, stop=stop)
+    assert states(store) == {TrialState.MEASURED: 2, TrialState.FAILED: 6}
+    assert result.finished
+    assert num_probes
+
+
+def test_a_machine_on_which_what_worked_hangs_as_well_is_at_fault(store: Store) -> None:
+    num_ended = 0
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        nonlocal num_ended
+        num_ended += 1
+        return fast(request) if num_ended <= 1 else FailureKind.HUNG
+
+    one_at_a_time = spec(gpus=1, search={"max_parallel_trials": 1})
+    with pytest.raises(ClusterUnavailable, match="6 attempts one after the other"):
+        run(store, script, spec=one_at_a_time)
+    assert states(store) == {TrialState.MEASURED: 1, TrialState.QUEUED: 5}
 
 
 def test_what_hung_is_tried_again_on_another_node(store: Store) -> None:

@@ -33,9 +33,9 @@ def test_what_hung_is_known_by_all_nodes_that_it_ran_on() -> None:
     hung, refused = trial(1), trial(2)
     retries.add(hung, FailureKind.HUNG, ["a", "b"])
     retries.add(refused, FailureKind.KILLED, ["a", "b"])
-    assert retries.has_hung_on(hung, ["b", "c"])
-    assert not retries.has_hung_on(hung, ["c"])
-    assert not retries.has_hung_on(refused, ["a"])
+    assert retries.avoids(hung, ["b", "c"])
+    assert not retries.avoids(hung, ["c"])
+    assert not retries.avoids(refused, ["a"])
 
 
 def test_a_node_out_of_memory_gives_every_later_trial_nodes_of_its_own() -> None:
@@ -50,4 +50,4 @@ def test_faults_of_earlier_calls_replace_what_was_known() -> None:
     retries.add(trial(1), FailureKind.NODE_LOST, ["a"])
     retries.restore(lost_a_node=[2], hung_on={2: frozenset("b")}, needs_own_nodes=False)
     assert retries.startable(alone=False) == retries.waiting
-    assert retries.has_hung_on(trial(2), ["b"])
+    assert retries.avoids(trial(2), ["b"])

@@ -276,6 +276,72 @@ def test_hangs_in_a_call_in_which_something_worked_are_never_the_machine_s() -> 
     assert stop_rules.stuck_cells({1}) == {1}
 
 
+def test_a_cell_whose_attempts_hang_waits_for_what_worked_to_show_whether_the_machine_works() -> (
+    None
+):
+    stop_rules = StopRules("t")
+    failing(stop_rules, FailureKind.HUNG, *[1] * (MACHINE_FAULTS_IN_A_ROW - 1))
+    assert stop_rules.doubted_cells == set()
+    failing(stop_rules, FailureKind.START_TIMEOUT, 1, at=8.0)
+    assert stop_rules.doubted_cells == {1}
+    assert stop_rules.stuck_cells({1}, can_probe={1}) == set()
+    # It worked: the others hang by themselves.
+    stop_rules.note_measured(1, now=9.0)
+    assert stop_rules.doubted_cells == set() and stop_rules.stuck_cells({1}, {1}) == set()
+
+
+def test_where_what_worked_hangs_as_well_it_is_the_machine() -> None:
+    stop_rules = StopRules("t")
+    stop_rules.note_measured(1, now=0.0)
+    failing(stop_rules, FailureKind.HUNG, *[1] * MACHINE_FAULTS_IN_A_ROW, at=1.0)
+    assert stop_rules.stuck_cells({1}, can_probe={1}) == set()
+    again = Failure(kind=FailureKind.HUNG, message="and again")
+    stop_rules.note_failure(again, cell_id=1, began=9.0, now=9.0, is_repeat=True)
+    assert stop_rules.doubted_cells == set()
+    with pytest.raises(ClusterUnavailable, match=r"6 attempts .* the last one: and again\."):
+        stop_rules.stuck_cells({1}, can_probe={1})
+
+
+def test_a_cell_on_whose_nodes_what_worked_hangs_ends_alone_while_another_works() -> None:
+    stop_rules = StopRules("t")
+    failing(stop_rules, FailureKind.HUNG, *[1] * MACHINE_FAULTS_IN_A_ROW)
+    again = Failure(kind=FailureKind.HUNG, message="and again")
+    stop_rules.note_failure(again, cell_id=1, began=9.0, now=9.0, is_repeat=True)
+    stop_rules.note_measured(2, now=10.0)
+    assert stop_rules.stuck_cells({1, 2}, can_probe={1, 2}) == {1}
+
+
+def test_cells_that_hang_in_turn_are_doubted_together() -> None:
+    stop_rules = StopRules("t")
+    failing(stop_rules, FailureKind.HUNG, 1, 2, 1, 2, 1)
+    assert stop_rules.doubted_cells == {1, 2}
+    assert stop_rules.stuck_cells({1, 2}, can_probe={1}) == set()
+    with pytest.raises(ClusterUnavailable):
+        stop_rules.stuck_cells({1, 2}, can_probe=())
+
+
+@pytest.mark.parametrize("kind", sorted(SUSPECT_KINDS - HANG_KINDS))
+def test_only_hangs_are_doubted(kind: FailureKind) -> None:
+    stop_rules = StopRules("t")
+    failing(stop_rules, FailureKind.HUNG, *[1] * MACHINE_FAULTS_IN_A_ROW)
+    failing(stop_rules, kind, 1, at=9.0)
+    assert stop_rules.doubted_cells == set()
+    with pytest.raises(ClusterUnavailable):
+        stop_rules.stuck_cells({1}, can_probe={1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [(FailureKind.HUNG, ""), (FailureKind.STORAGE, ", all on node a")]
+)
+def test_of_several_nodes_it_is_not_known_which_one_hangs(kind: FailureKind, told: str) -> None:
+    stop_rules = StopRules("t")
+    for at in range(MACHINE_FAULTS_IN_A_ROW):
+        failure = Failure(kind=kind, message="it stood still", node="a")
+        stop_rules.note_failure(failure, cell_id=1, began=at, now=at, num_nodes=2)
+    with pytest.raises(ClusterUnavailable, match=rf"the machine's fault{told}, the last one"):
+        stop_rules.stuck_cells({1})
+
+
 def test_a_machine_that_breaks_after_something_was_measured_is_the_machine_all_the_same() -> None:
     stop_rules = StopRules("t")
     stop_rules.note_measured(2, now=0.0)

@@ -26,3 +26,5 @@ REASONS: Mapping[Purpose, str] = {
     Purpose.CONFIRMATION: "(to confirm the winner)",
 }
 REPEATS = frozenset(REASONS)
+# Repeats of a result that is not believed.
+DOUBTS = frozenset({Purpose.DOUBT, Purpose.PHYSICS})

@@ -102,6 +102,25 @@ def judge(
     )
 
 
+def beaten_that_could_win(
+    runs: Mapping[int, Sequence[Run]], beaten: Mapping[int, Run], drift: Drift
+) -> list[int]:
+    """Return the layouts that were ended early and could be the fastest, the likeliest first.
+
+    `beaten`: their fastest steps, as runs. A machine or a node that was slower than it seemed then
+    makes a layout look beaten. `drift`: of `runs`, at least one of them.
+    """
+    corrected = np.log([run.step_seconds for run in beaten.values()])
+    corrected = corrected + drift.corrections(list(beaten.values()))
+    nearest = [key for _, key in sorted(zip(corrected, beaten, strict=True))[:CONSIDERED]]
+    known = {**runs, **{key: [beaten[key]] for key in nearest}}
+    found = drift.estimate(known, [*_fastest(runs, drift), *nearest])
+    _, faster = found.faster()
+    chances = dict(zip(found.keys, faster.tolist(), strict=True))
+    could_win = [key for key in nearest if chances[key] > COULD_WIN]
+    return sorted(could_win, key=lambda key: (-chances[key], key))
+
+
 def median_run(runs: Sequence[Run]) -> Run:
     """Return the run with the median step time; of an even number of runs the slower median."""
     return sorted(runs, key=lambda run: run.step_seconds)[len(runs) // 2]
