@@ -249,6 +249,9 @@ class EarlierConfirmation(Confirmation):
             trial_id=found, layout=self._layouts[found], purpose=Purpose.CONFIRMATION, why="earlier"
         )
 
+    def beaten_that_could_win(self) -> dict[int, frozenset[str]]:
+        return {}
+
     def verdict(self) -> Verdict | None:
         tied, _ = _earlier_tied(self._runs)
         return Verdict(

@@ -150,7 +150,12 @@ def _launches(result: Any) -> str:
 
 def _inside_band(result: Any) -> str:
     found = result["all_files"]["uncalibrated"]["step_time"]
-    return f"{found['within'] / found['rows']:.0%} of {found['rows']:,}; the aim is 80%"
+    files = [result[name]["uncalibrated"]["bands"]["step_time"] for name in _TABLES]
+    shares = [one["share_within"] for one in files if one["rows"] >= 100]
+    return (
+        f"{found['within'] / found['rows']:.0%} of {found['rows']:,}; the aim is 80%."
+        f" Single sources: {min(shares):.0%} to {max(shares):.0%}"
+    )
 
 
 _TABLES = {

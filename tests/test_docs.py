@@ -62,6 +62,26 @@ def test_the_published_kills_are_complete_and_without_complaints() -> None:
     assert chaos_lacks(result) == [], name
 
 
+def test_a_wrong_winner_is_at_most_one_of_a_hundred_on_every_kind_of_drift() -> None:
+    published = newest("drift")
+    assert published is not None
+    name, result = published
+    now = {drift: rules["now"] for drift, rules in result["drifts"].items()}
+    assert len(now) == 6
+    for drift, found in now.items():
+        assert found["runs"] >= 200 and found["wrong"] <= 0.01 * found["runs"], f"{name}: {drift}"
+
+
+def test_bands_hold_for_75_to_85_of_100_published_runs() -> None:
+    published = newest("prediction")
+    assert published is not None
+    name, result = published
+    for what in ("step_time", "memory"):
+        found = result["all_files"]["uncalibrated"][what]
+        assert found["rows"] > 1000
+        assert 0.75 <= found["within"] / found["rows"] <= 0.85, f"{name}: {what}"
+
+
 def test_the_picture_of_the_states_is_the_table_of_the_code() -> None:
     assert mermaid() in (DOCS / "architecture.md").read_text()
 

@@ -114,10 +114,15 @@ def _failed_text(spec: SweepSpec, num: int, exit_code_text: str) -> str:
 
 
 def _why_nothing(spec: SweepSpec, result: SweepResult, cell: Cell) -> str:
-    from orchestrator.sweep.progress import BUDGETS
+    from orchestrator.sweep.progress import BUDGETS, StopReason
 
     reason, num_launched = result.stopped[cell], result.launched.get(cell, 0)
     failed = result.failed.get(cell)
+    if reason is StopReason.NODES:
+        return (
+            f"Nothing was measured for {cell.key}: {reason}. The same command goes on when enough"
+            " nodes are back."
+        )
     if reason not in BUDGETS and failed is not None:
         return (
             f"Nothing could be measured for {cell.key}: {counted(failed.num, 'trial')} failed,"

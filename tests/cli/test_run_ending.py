@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,14 @@ def test_failures_of_a_table_that_is_replayed_have_no_cure(
     told = capsys.readouterr().err
     assert "2 trials failed: `sweep trials mine --state failed` shows how. The table says" in told
     assert "invalidate" not in told
+
+
+def test_a_cell_whose_nodes_are_gone_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = replace(ending({}), stopped={CELL: StopReason.NODES}, nothing_feasible=(CELL,))
+    print_ending(SPEC, lost, "sqlite:///s", None)
+    told = capsys.readouterr().err
+    assert f"Nothing was measured for {CELL.key}: the nodes that are left cannot hold" in told
+    assert "The same command goes on when enough nodes are back." in told
 
 
 def test_without_failures_and_after_a_stop_no_cure_is_offered(

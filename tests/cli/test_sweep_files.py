@@ -478,3 +478,12 @@ def test_validate_warns_of_a_program_that_is_not_on_this_machine(
     warnings = json.loads(capsys.readouterr().out)["warnings"]
     assert len(warnings) == bool(said)
     assert all("on this machine" in one and said in one for one in warnings)
+
+
+@pytest.mark.parametrize("name", ["8b", "playbook", "quickstart"])
+def test_no_limit_of_our_own_files_is_near_what_it_limits(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(__file__).parents[2] / "sweeps" / f"{name}.yaml"
+    assert cli.main(["validate", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []

@@ -5,7 +5,8 @@ refined, and what got nothing is said.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -20,10 +21,11 @@ from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.cell_life import CellLife
+from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.finished import finished_before
 from orchestrator.sweep.progress import Stop, StopReason
-from orchestrator.sweep.sharing import reserved_from
+from orchestrator.sweep.sharing import LITTLE, precedence, reserved_from
 from tests.sweep.fake_scheduler import FakeScheduler
 from tests.sweep.test_loop import CODE, after, fast, run, spec
 
@@ -255,3 +257,32 @@ def test_a_call_that_was_stopped_midway_shares_what_is_left_as_one_call_would(st
 def test_without_a_budget_what_fills_the_cluster_goes_first(store: Store) -> None:
     _, scheduler = run(store, fast, spec=four_cells(strategy="exhaustive"))
     assert len(scheduler.started) == 24
+
+
+def cell_with(
+    *, launched: int, gain: float | None, gpu_seconds: float = 100.0, nothing: bool = False
+) -> CellSearch:
+    """A cell that is searched, as far as its place among others goes."""
+    found: Any = SimpleNamespace(
+        life=CellLife(),
+        retries=SimpleNamespace(waiting=[]),
+        has_nothing=nothing,
+        num_new=0,
+        launched=launched,
+        cost=SimpleNamespace(guessed_gpu_seconds=gpu_seconds),
+        expected_gain=lambda: gain,
+    )
+    return cast(CellSearch, found)
+
+
+def test_in_each_round_the_cell_with_most_to_gain_for_its_price_goes_first() -> None:
+    cells = {
+        "nothing measured yet": cell_with(launched=3, gain=None, nothing=True),
+        "behind, and little to gain for it": cell_with(launched=4, gain=0.003),
+        "much to gain": cell_with(launched=5, gain=0.2),
+        "the same, and twice as dear": cell_with(launched=5, gain=0.2, gpu_seconds=200.0),
+        "less to gain": cell_with(launched=5, gain=0.05),
+        "ahead by a round": cell_with(launched=6, gain=0.9),
+        "hardly anything to gain": cell_with(launched=1, gain=LITTLE / 2),
+    }
+    assert sorted(cells, key=lambda name: precedence(cells[name])) == list(cells)
