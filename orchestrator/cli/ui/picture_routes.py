@@ -32,6 +32,8 @@ DRAWING_SECONDS = 300.0
 NICENESS = 15
 _MOST_BYTES = 10_000
 _FOLDER = "sweep-ui-"
+# Whoever opens one of these has the pictures drawn.
+_PAGES = ("index.html", "trial.html", "trials.html")
 
 
 class Pictures:
@@ -125,11 +127,11 @@ def routes(site: Site, pictures: Pictures) -> list[Route]:
         asked(request)
         return RedirectResponse("index.html", 303)
 
-    async def index(request: Request) -> Response:
+    async def page(request: Request) -> Response:
         asked(request)
         found = await pictures.folder()
         if found is not None:
-            return FileResponse(found / "index.html")
+            return FileResponse(found / request.url.path.rpartition("/")[2])
         if pictures.mistake is not None:
             return site.message(
                 request, "No pictures", f"They could not be drawn: {pictures.mistake}", status=503
@@ -152,7 +154,7 @@ def routes(site: Site, pictures: Pictures) -> list[Route]:
     return [
         Route("/pictures", folder),
         Route("/pictures/", inside),
-        Route("/pictures/index.html", index),
+        *(Route(f"/pictures/{name}", page) for name in _PAGES),
         Route("/pictures/{path:path}", file),
     ]
 

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.cli.ui.picture_routes import Pictures
 from tests.cli.cli_store import Filled
-from tests.cli.ui.served import Visitor
+from tests.cli.ui.served import Visitor, served
 from tests.report.pages.test_report_folder import Scripts
 
 
@@ -33,6 +33,14 @@ def test_pictures_are_drawn_when_somebody_opens_them(visitor: Visitor, shown: Fi
     assert "max-age" in visitor.get("/pictures/assets/plotly.min.js").headers["cache-control"]
     for bad in ("../s", "data/../../x", "data", "", "/etc/passwd"):
         assert visitor.get(f"/pictures/{bad}").status in (303, 404)
+
+
+def test_a_link_to_a_trial_has_its_pictures_drawn(shown: Filled, shown_url: str) -> None:
+    with served(shown_url) as visitor:
+        by = time.monotonic() + 60.0
+        while "refresh" in (found := visitor.get("/pictures/trial.html")).headers:
+            assert "are being drawn" in found.text and time.monotonic() < by
+        assert found.status == 200 and "assets/trial.js" in found.text
 
 
 def test_a_server_removes_the_pictures_of_servers_that_were_killed(
