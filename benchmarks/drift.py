@@ -249,7 +249,7 @@ class EarlierConfirmation(Confirmation):
             trial_id=found, layout=self._layouts[found], purpose=Purpose.CONFIRMATION, why="earlier"
         )
 
-    def beaten_that_could_win(self) -> dict[int, frozenset[str]]:
+    def ended_early_that_could_win(self) -> dict[int, frozenset[str]]:
         return {}
 
     def verdict(self) -> Verdict | None:

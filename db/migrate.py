@@ -195,8 +195,8 @@ def _nothing_here(connection: sa.Connection, *, where: str) -> str:
         ).one()
         if own_schema is None and public is None:
             return (
-                f"{where} has no schema public, where the store was or would be: put a copy of it"
-                " back, or make an empty one: CREATE SCHEMA public"
+                f"{where} has no schema public, where a store would be: restore it from a backup,"
+                " or create an empty one: CREATE SCHEMA public"
             )
         if own_schema is None:
             return (

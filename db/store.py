@@ -296,9 +296,9 @@ class Store(StoreReads):
         """
         return self._write(invalidation.free_pruned, cell_id, layouts, epoch)
 
-    def time_in_full(self, sweep_id: int, trial_ids: Sequence[int], *, epoch: int) -> int:
-        """Let trials of a sweep wait again that were ended early; return how many changed."""
-        return self._write(invalidation.time_in_full, sweep_id, trial_ids, epoch)
+    def requeue_ended_early(self, sweep_id: int, trial_ids: Sequence[int], *, epoch: int) -> int:
+        """Requeue trials that were ended early; return how many changed."""
+        return self._write(invalidation.requeue_ended_early, sweep_id, trial_ids, epoch)
 
     def note_first_steps(self, attempts: Sequence[tuple[int, int]], *, epoch: int) -> None:
         """Move trials by FIRST_STEP in one commit; each attempt is a trial id and a number.

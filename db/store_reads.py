@@ -195,6 +195,10 @@ class StoreReads:
         """The repeats of each measured trial of a cell that was launched again, by trial id."""
         return self._read(trials.repeats, cell_id)
 
+    def nodes_of_ended_early(self, cell_id: int) -> dict[int, frozenset[str]]:
+        """The waiting trials of a cell whose last attempt was ended early, and its nodes."""
+        return self._read(trials.nodes_of_ended_early, cell_id)
+
     def trials_that_met(self, cell_id: int, kind: FailureKind) -> set[int]:
         """The trials of a cell with a failure of this kind since their last invalidation."""
         return self._read(trials.trials_that_met, cell_id, kind)

@@ -154,7 +154,7 @@ def _inside_band(result: Any) -> str:
     shares = [one["share_within"] for one in files if one["rows"] >= 100]
     return (
         f"{found['within'] / found['rows']:.0%} of {found['rows']:,}; the aim is 80%."
-        f" Single sources: {min(shares):.0%} to {max(shares):.0%}"
+        f" Of each source with at least 100 runs: {min(shares):.0%} to {max(shares):.0%}"
     )
 
 

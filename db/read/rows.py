@@ -167,8 +167,8 @@ class TrialRow:
         return self.is_comparable and self.is_current_fingerprint is True
 
     @property
-    def is_beaten(self) -> bool:
-        """True if it was ended early, since it could not be the fastest as far as was known."""
+    def is_ended_early(self) -> bool:
+        """True if it was ended early, because it was too slow to be the best of its cell then."""
         return (
             self.state is TrialState.MEASURED
             and self.step_seconds_bound is not None

@@ -88,6 +88,24 @@ def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[Tria
     return result
 
 
+def nodes_of_ended_early(connection: Connection, cell_id: int) -> dict[int, frozenset[str]]:
+    """The waiting trials of a cell whose last attempt was ended early, and its nodes."""
+    statement = (
+        sa.select(trial.c.id, attempt.c.nodes)
+        .join(
+            attempt,
+            sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number == trial.c.num_attempts),
+        )
+        .join(measurement, measurement.c.attempt_id == attempt.c.id)
+        .where(
+            trial.c.cell_id == cell_id,
+            trial.c.state == TrialState.QUEUED,
+            measurement.c.step_seconds_bound.is_not(None),
+        )
+    )
+    return {row.id: frozenset(row.nodes or ()) for row in connection.execute(statement)}
+
+
 def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
     first = (
         sa.select(attempt.c.trial_id, sa.func.min(attempt.c.number).label("number"))

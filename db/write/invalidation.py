@@ -89,14 +89,14 @@ def free_pruned(
     return num_changed
 
 
-def time_in_full(
+def requeue_ended_early(
     connection: Connection, change: Change, sweep_id: int, trial_ids: Sequence[int], epoch: int
 ) -> int:
-    """Let trials wait again that were ended early; return how many changed."""
+    """Requeue trials that were ended early; return how many changed."""
     lease.fence(connection, sweep_id, epoch)
     if event_log.is_done(connection, change):
         return _num_changed(connection, change)
-    detail = {"ended_early": "the machine may have been slower then; now it runs to its end"}
+    detail = {"ended_early": "the machine may have been slow then; it is measured to its end"}
     return sum(
         invalidate_some(connection, change, sweep_id, some, detail, epoch)
         for some in portions(trial_ids)

@@ -106,7 +106,7 @@ def _failed_text(spec: SweepSpec, num: int, exit_code_text: str) -> str:
         " shows how."
     )
     if spec.workload.name == "replay":
-        return f"{shows} The table says so: they fail again."
+        return f"{shows} The replayed table has these failures, so they would fail again."
     return (
         f"{shows} To try them again once the cause is mended:"
         f" sweep invalidate --sweep {spec.name} --where \"state = 'failed'\" --yes"

@@ -85,8 +85,9 @@ def reader(db: str | None) -> list[Check]:
     )
     if role.name == reader_role.NAME:
         found = (
-            f"`sweep sql` becomes role {role.name} after the login of {resolved.username}, whose"
-            " powers a statement could take back; only this program's own check keeps it from that"
+            f"`sweep sql` logs in as {resolved.username} and then sets role {role.name}."
+            f" A statement could return to the rights of {resolved.username}; only this program's"
+            " own check prevents that"
         )
         advice = (
             f"put the URL of {role.name} into {url.READER_VARIABLE}: sweep db grant-reader shows it"

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 WIDTH_INCHES, PIXELS_PER_INCH = 9.0, 96.0
 # Plotly's diameters are pixels, matplotlib's sizes are areas in points.
 POINTS_PER_PIXEL = 0.75
-LETTERS_IN_A_LINE = 90  # below a figure
+# Labels of the x axis that are longer than this, all together, are turned.
+MOST_LABEL_LETTERS = 90
 _MARKERS = {
     "circle": "o",
     "circle-open": "o",
@@ -113,7 +114,7 @@ class _Drawing:
         names = axis.get("categoryarray")
         if names:
             set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names])
-            if of_x and sum(map(len, names)) > LETTERS_IN_A_LINE:
+            if of_x and sum(map(len, names)) > MOST_LABEL_LETTERS:
                 axes.tick_params(axis="x", labelrotation=90)
         axes.grid(visible=True, color="#E6E9ED", linewidth=0.6)
         axes.set_axisbelow(True)

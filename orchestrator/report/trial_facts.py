@@ -95,7 +95,7 @@ def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
     started = f"{show_as.at(attempt.started_at)} UTC"
     if attempt.ended_at is not None:
         seconds = show_as.age_seconds(attempt.started_at, attempt.ended_at)
-        # A simulation and a replay are faster than the phases that they tell.
+        # Simulated and replayed attempts report phases that last longer than the attempt.
         if sum(attempt.phase_seconds.values()) < 2 * seconds + 1:
             started += f", took {show_as.duration(seconds)}"
     phases = [

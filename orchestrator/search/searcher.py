@@ -265,6 +265,12 @@ class Searcher:
         if row is not None:
             self._rows.forget(row)
 
+    def set_aside(self, layout: Layout) -> None:
+        """Never propose a layout again, and learn nothing from it."""
+        row = self._row_of.get(layout)
+        if row is not None:
+            self._rows.set_aside(row)
+
     def doubtful(self) -> DoubtfulResult | None:
         """A measured layout that its neighbours contradict, if that matters: measure it once more.
 

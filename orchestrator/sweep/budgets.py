@@ -27,6 +27,11 @@ class Budgets:
         """The budget that is spent."""
         return self._spending.spent()
 
+    @property
+    def are_set(self) -> bool:
+        """True if the sweep has a budget that its cells share."""
+        return self._spending.is_shared
+
     def passed_by(
         self,
         search: CellSearch,

@@ -167,6 +167,7 @@ class CellSearch:
             was_paused=not self._was_taken_up or self.confirmation.was_paused,
             merits=self.merits,
             device_memory_bytes=self.searcher.memory_limit_bytes,
+            may_run=self.searcher.knows,
         )
         self._was_taken_up = True
         self._correct_search()
@@ -198,7 +199,7 @@ class CellSearch:
         """Note that a trial waits again, since an attempt on these nodes failed in this way."""
         self.retries.add(trial, kind, nodes)
         if kind in HANG_KINDS:
-            # Until it runs, layouts like it come later.
+            # Until it runs again, similar layouts are proposed later.
             self.searcher.tell(trial.layout, Failed())
         self._note_change()
 
@@ -341,6 +342,9 @@ class CellSearch:
 
     def take_doubt(self) -> tuple[int, Layout, str] | None:
         """Return a measured trial that its neighbours contradict, and why; it is measured again."""
+        if self.doubt is not None and self.confirmation.was_doubted(self.doubt[0]):
+            # Another repeat of it was begun since it was put back.
+            self.doubt = None
         found = self._next_doubt()
         if found is not None and found[0] in self.attempts.repeats:
             # An anchor of this trial runs, and a trial has one attempt at a time.
@@ -400,14 +404,14 @@ class CellSearch:
         self._told[trial_id] = ToldLayout(layout=layout, seconds=run.step_seconds)
         self._note(run.step_seconds, others)
 
-    def note_beaten(
+    def note_ended_early(
         self, trial_id: int, told: ToldLayout, fastest: Run, *, peak_memory_bytes: int | None
     ) -> None:
         """Note that a trial was ended early: its few steps tell the search, and it cannot win.
 
         `fastest`: the fastest of them.
         """
-        self.confirmation.note_beaten(trial_id, fastest)
+        self.confirmation.note_ended_early(trial_id, fastest)
         self._told[trial_id] = told
         self._note(told.seconds)
         value = self.value_of(told.seconds)
@@ -457,10 +461,11 @@ class CellSearch:
     def note_failed(self, layout: Layout, fault: Fault) -> None:
         """Note that a trial failed for good."""
         self._note(None)
-        # A machine's fault says nothing about the layout. The search keeps it under way, so that it
-        # is not proposed again.
         if fault is not Fault.MACHINE:
             self.searcher.tell(layout, Failed())
+        else:
+            # A machine's fault says nothing about the layout. It is not proposed again.
+            self.searcher.set_aside(layout)
 
     def note_out_of_memory(
         self, trial_id: int, layout: Layout, outcome: OutOfMemory

@@ -31,7 +31,7 @@ from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import (
     Verdict,
-    beaten_that_could_win,
+    ended_early_that_could_win,
     judge,
     median_run,
     most_repeats_with_drift,
@@ -97,7 +97,7 @@ class Confirmation:
     # None: not judged since the last change.
     _judged_front: FrontVerdict | None = None
     # Of trials that were ended early: their fastest step, as a run.
-    _beaten: dict[int, Run] = field(default_factory=dict)
+    _ended_early: dict[int, Run] = field(default_factory=dict)
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
 
@@ -132,9 +132,9 @@ class Confirmation:
         self._others[trial_id] = others
         self._judged_front = None
 
-    def note_beaten(self, trial_id: int, run: Run) -> None:
-        """Note that a trial was ended early. `run`: its fastest step."""
-        self._beaten[trial_id] = run
+    def note_ended_early(self, trial_id: int, fastest: Run) -> None:
+        """Note that a trial was ended early. `fastest`: its fastest step, as a run."""
+        self._ended_early[trial_id] = fastest
 
     def begin(self, trial_id: int) -> None:
         """Note that a repeat of the trial was started. It is in `repeating` by now."""
@@ -270,12 +270,15 @@ class Confirmation:
     # -- what to measure once more -----------------------------------------------------------------
 
     @property
-    def can_probe(self) -> bool:
+    def can_check_machine(self) -> bool:
         """True if a measured layout can run again, which shows whether the machine works."""
         return not self._is_over and self._anchor() is not None
 
-    def next_probe(self) -> Repeat | None:
-        """Return the layout that shows whether the machine works. None: a repeat is under way."""
+    def next_machine_check(self) -> Repeat | None:
+        """Return the repeat that shows whether the machine works.
+
+        None: a repeat is under way, or no layout can run again.
+        """
         anchor = self._anchor()
         if anchor is None or self.repeating:
             return None
@@ -539,17 +542,17 @@ class Confirmation:
     def _again(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
         return Repeat(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
 
-    def beaten_that_could_win(self) -> dict[int, frozenset[str]]:
+    def ended_early_that_could_win(self) -> dict[int, frozenset[str]]:
         """Return the trials that were ended early and could be the fastest, with their nodes.
 
-        The machine, or their nodes, may have been slower than they seemed.
+        The likeliest comes first. The machine, or their nodes, may have been slow then.
         """
         drift = self._drift()
-        if self._is_over or drift is None or not self._beaten:
+        if self._is_over or drift is None or not self._ended_early:
             return {}
         with one_blas_thread():
-            found = beaten_that_could_win(self._runs, self._beaten, drift)
-        return {trial_id: frozenset(self._beaten[trial_id].nodes) for trial_id in found}
+            found = ended_early_that_could_win(self._runs, self._ended_early, drift)
+        return {trial_id: frozenset(self._ended_early[trial_id].nodes) for trial_id in found}
 
     # -- the order so far --------------------------------------------------------------------------
 

@@ -150,26 +150,30 @@ class Dispatch:
 
     def _wants_or_settles(self, search: CellSearch) -> bool:
         """Return whether the cell has something to start; else settle it, if it was searched."""
-        wants = self._wants(search) or self._times_in_full(search)
+        wants = self._wants(search) or self._requeue_ended_early(search)
         if not wants:
             search.settle()
         return wants
 
-    def _times_in_full(self, search: CellSearch) -> bool:
-        """Have trials that were ended early wait again if they could be the fastest after all.
+    def _requeue_ended_early(self, search: CellSearch) -> bool:
+        """Requeue trials that were ended early and could be the fastest.
 
-        Return whether there are any. That is asked once all else of the cell has settled.
+        Return whether there were any. Call it only when nothing else of the cell is left.
         """
         life, confirm = search.life, self._settings.confirm
         if life.state is not CellState.CONFIRMING or life.stopped not in DECIDED:
             return False
         if search.num_new or search.num_repeats or not confirm.repeats:
             return False
-        found = search.confirmation.beaten_that_could_win()
-        if found:
-            search.begin_anew(self._cell_searches.plan(search.cell, search.id))
-            self._outcomes.time_in_full(search, found)
-        return bool(found)
+        found = search.confirmation.ended_early_that_could_win()
+        if not found or self._budgets.spent or self._passed_by(search, None) is not None:
+            return False
+        if self._budgets.are_set:
+            # The next call knows what is left after it.
+            found = dict([next(iter(found.items()))])
+        search.begin_anew(self._cell_searches.plan(search.cell, search.id))
+        self._outcomes.requeue_ended_early(search, found)
+        return True
 
     def _wants(self, search: CellSearch) -> bool:
         """Return whether the cell has something to start. Asked often, so it looks at no budget."""
@@ -201,11 +205,9 @@ class Dispatch:
 
     def _decide_one(self, search: CellSearch, nodes: tuple[str, ...]) -> bool:
         """Decide on what the cell wants next. False: it wants nothing now."""
-        if self._is_doubted(search):
-            probe = search.confirmation.next_probe()
-            if probe is None:
-                return False
-            return self._repeat(search, nodes, probe)
+        if self._waits_for_check(search):
+            check = search.confirmation.next_machine_check()
+            return check is not None and self._repeat(search, nodes, check)
         if search.life.stopped is None:
             reason = self._search_on(search, nodes)
             if reason is None:
@@ -221,13 +223,13 @@ class Dispatch:
                 search.stop(reason)
         return search.life.stopped in CONFIRMED and self._confirm(search, nodes)
 
-    def _is_doubted(self, search: CellSearch) -> bool:
-        """Return whether a layout that worked has to show first whether the machine still works."""
-        if search.id not in self._outcomes.stop_rules.doubted_cells:
+    def _waits_for_check(self, search: CellSearch) -> bool:
+        """Return whether a measured layout has to show first whether the machine still works."""
+        if search.id not in self._outcomes.stop_rules.cells_to_check:
             return False
         has_more = search.life.stopped is None or self._may_retry(search)
         is_paid = self._passed_by(search, None, is_repeat=True) is None
-        return has_more and is_paid and search.confirmation.can_probe
+        return has_more and is_paid and search.confirmation.can_check_machine
 
     def _search_on(self, search: CellSearch, nodes: tuple[str, ...]) -> StopReason | None:
         """Decide on what the search of a cell wants next, or return why there is nothing."""
@@ -373,8 +375,8 @@ class Dispatch:
         """
         trial_id, layout = repeat.trial_id, repeat.layout
         before = search.confirmation.nodes_of(trial_id)
-        is_doubted = repeat.purpose in DOUBTS and not before.isdisjoint(nodes)
-        if is_doubted and self._placement.is_possible_without(search.shape, before):
+        is_same = repeat.purpose in DOUBTS and not before.isdisjoint(nodes)
+        if is_same and self._placement.is_possible_without(search.shape, before):
             others = self._elsewhere(search, before)
             if others is None and (search.num_new or search.num_repeats):
                 return False
@@ -437,8 +439,8 @@ class Dispatch:
         best = self._call.searches[attempt.cell_id].confirmation.best()
         # A trial that cannot be the fastest may still be on a front.
         may_stop = self._spec.merits == (Merit.SPEED,) and self._settings.stops_early(device)
-        # What runs again after it was ended early runs to its end.
-        is_first = isinstance(begins, NewTrial)
+        # Only a trial's first attempt may be ended early.
+        is_first = attempt.number == 1 and not attempt.is_repeat
         if best is not None and is_first and may_stop:
             plan = plan.model_copy(update={"beat_seconds": best[1]})
         limits = resolve_limits(

@@ -8,7 +8,7 @@ from math import nan
 
 from db.read.rows import TrialRow
 from orchestrator.core.sweepfile.sections import Objective
-from orchestrator.core.trial.failure_kinds import POLICIES, Fault
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.peak_memory import held_peak
 from orchestrator.search.searcher import (
@@ -35,7 +35,8 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
 
     A trial tells nothing if it was measured under other conditions or the machine was at fault.
     A measurement that cannot be true has no value: only that it fits is known.
-    One that waits is under way: it will be launched without being asked for.
+    One that waits is under way: it will be launched without being asked for. If it hung before, it
+    counts as failed until it has run again.
     """
     match trial.state:
         case TrialState.MEASURED if trial.is_current_fingerprint is False:
@@ -65,6 +66,8 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
             return None
         case TrialState.PRUNED:
             return Condemned()
+        case TrialState.QUEUED if trial.failure_kind in HANG_KINDS:
+            return Failed()
         case TrialState.QUEUED | TrialState.LAUNCHING | TrialState.RUNNING:
             return UnderWay()
 

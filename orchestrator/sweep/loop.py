@@ -178,8 +178,10 @@ class Loop:
         open_ids = [
             i for i, search in self._call.searches.items() if self._dispatch.is_open(search)
         ]
-        can_probe = [i for i in open_ids if self._call.searches[i].confirmation.can_probe]
-        for cell_id in stop_rules.stuck_cells(open_ids, can_probe):
+        searches = {i: self._call.searches[i] for i in open_ids}
+        can_check = [i for i, one in searches.items() if one.confirmation.can_check_machine]
+        checking = [i for i, one in searches.items() if one.num_repeats]
+        for cell_id in stop_rules.stuck_cells(open_ids, can_check, checking):
             search = self._call.searches[cell_id]
             search.stop(StopReason.FAULTS)
             search.take_back()

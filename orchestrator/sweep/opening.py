@@ -183,6 +183,9 @@ def _open_cell(
     hung = [one.id for one in search.retries.waiting if one.failure_kind in HANG_KINDS]
     search.retries.restore(
         lost_a_node=store.trials_that_met(cell_id, FailureKind.NODE_LOST),
-        hung_on={i: frozenset(store.trial(i).attempts[-1].nodes or ()) for i in hung},
+        avoided={
+            **{i: frozenset(store.trial(i).attempts[-1].nodes or ()) for i in hung},
+            **store.nodes_of_ended_early(cell_id),
+        },
         needs_own_nodes=bool(store.trials_that_met(cell_id, FailureKind.OOM_HOST)),
     )

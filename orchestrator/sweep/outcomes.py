@@ -96,23 +96,25 @@ class Outcomes:
         self._take_up(search)
         self._write_condemned()
 
-    def time_in_full(self, search: CellSearch, trials: Mapping[int, Collection[str]]) -> None:
-        """Let trials wait again that were ended early, by id: what is known by now may clear them.
+    def requeue_ended_early(
+        self, search: CellSearch, trials: Mapping[int, Collection[str]]
+    ) -> None:
+        """Requeue trials that were ended early and could be the fastest.
 
-        They run to their end, on other nodes than these if there are any. The search of the cell
-        has begun anew.
+        `trials`: by id, the nodes to avoid. Call it after the search has begun anew.
         """
-        num = self._store.time_in_full(self._call.sweep_id, list(trials), epoch=self._epoch)
+        sweep_id = self._call.sweep_id
+        num = self._store.requeue_ended_early(sweep_id, list(trials), epoch=self._epoch)
         self._stored[TrialState.MEASURED] -= num
         self._stored[TrialState.QUEUED] += num
         self.take_up_again(search)
         for trial_id, nodes in trials.items():
             search.retries.avoid(trial_id, nodes)
             logger.info(
-                "Trial %d again, to its end: it was ended early, and the machine may have been"
-                " slower then than it seemed",
+                "Trial %d is measured again, to its end: the machine may have been slow when it"
+                " was ended early",
                 trial_id,
-                extra={"action": "timed_in_full", "trial_id": trial_id},
+                extra={"action": "requeued_ended_early", "trial_id": trial_id},
             )
 
     def recount(self, trials: Sequence[TrialRow]) -> None:
@@ -391,7 +393,7 @@ class Outcomes:
                 nodes=attempt.nodes,
                 purpose=attempt.purpose,
             )
-            search.note_beaten(trial_id, told, fastest, peak_memory_bytes=peak)
+            search.note_ended_early(trial_id, told, fastest, peak_memory_bytes=peak)
             self._free(search)
             return f"ended early: a step takes {bound:.3g} s at least, too long to be the best"
         if is_repeat and not search.confirmation.has(trial_id):

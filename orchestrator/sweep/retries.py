@@ -29,18 +29,18 @@ class Retries:
             self.avoid(trial.id, nodes)
 
     def avoid(self, trial_id: int, nodes: Iterable[str]) -> None:
-        """Have a trial run on other nodes if there are any, else after what has no such nodes."""
+        """Prefer other nodes for a trial; if there are none now, start it after the others."""
         self.avoided[trial_id] = frozenset(nodes)
 
     def restore(
         self,
         *,
         lost_a_node: Iterable[int],
-        hung_on: Mapping[int, frozenset[str]],
+        avoided: Mapping[int, frozenset[str]],
         needs_own_nodes: bool,
     ) -> None:
         """Go on from the failures of earlier calls."""
-        self.suspects, self.avoided = set(lost_a_node), dict(hung_on)
+        self.suspects, self.avoided = set(lost_a_node), dict(avoided)
         self.needs_own_nodes = needs_own_nodes
 
     @property
@@ -55,5 +55,5 @@ class Retries:
         return [one for one in self.waiting if alone or one.id not in self.suspects]
 
     def avoids(self, trial: TrialRow, nodes: Iterable[str]) -> bool:
-        """True if the trial should not run on all of these nodes."""
+        """True if the trial should avoid one of these nodes."""
         return not self.avoided.get(trial.id, frozenset()).isdisjoint(nodes)

@@ -2,8 +2,8 @@
 
 A layout's own failures are the search's. A cell that fails again and again is stopped by itself
 while others run. Only if nothing works anywhere is it the machine's fault, or the program's. Where
-attempts only hang, a layout of the cell that was measured runs again: if it works, the others hang
-by themselves, and the cell goes on.
+attempts only hang, a layout of the cell that was measured runs again: if it works, the layouts
+cause the hangs, and the cell goes on.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class _Streak:
     kinds: set[FailureKind] = field(default_factory=set)
     nodes: set[str | None] = field(default_factory=set)
     last: str = ""
-    # True once a layout that had been measured failed so as well: it is not the layouts.
-    is_proven: bool = False
+    # True once a layout that had been measured hung too: the machine is at fault.
+    measured_layout_hung: bool = False
     # When the first fault, and the last one that was counted, became known.
     began_at: float = inf
     known_at: float = -inf
@@ -63,10 +63,10 @@ class _Streak:
             self.last, self.known_at = failure.message, now
 
     @property
-    def is_doubted(self) -> bool:
-        """True if so many only hung, and whether it is the layouts or the machine is not known."""
+    def needs_check(self) -> bool:
+        """True if so many hung that it has to be found out whether the machine still works."""
         many = self.num >= MACHINE_FAULTS_IN_A_ROW
-        return many and self.kinds <= HANG_KINDS and not self.is_proven
+        return many and self.kinds <= HANG_KINDS and not self.measured_layout_hung
 
 
 class StopRules:
@@ -107,10 +107,13 @@ class StopRules:
         self._first_implausible = self._first_implausible or reason
 
     @property
-    def doubted_cells(self) -> set[int]:
-        """Cells that start nothing until a layout that worked shows whether the machine works."""
-        found = {cell_id for cell_id, streak in self._streak_of.items() if streak.is_doubted}
-        return found | (self._streak.cells if self._streak.is_doubted else set())
+    def cells_to_check(self) -> set[int]:
+        """Cells that start nothing new until a measured layout has shown whether the machine works.
+
+        Those without such a layout go on until `stuck_cells` stops them.
+        """
+        found = {cell_id for cell_id, streak in self._streak_of.items() if streak.needs_check}
+        return found | (self._streak.cells if self._streak.needs_check else set())
 
     def note_failure(
         self,
@@ -135,8 +138,10 @@ class StopRules:
             is_known = num_nodes == 1 or failure.kind not in HANG_KINDS
             node = failure.node if is_known else None
             for streak in (self._streak, self._streak_of.setdefault(cell_id, _Streak())):
+                # Only what began after the last hang was known tells anything new.
+                is_check = is_repeat and streak.needs_check and began >= streak.known_at
                 streak.add(cell_id, failure, node=node, began=began, now=now)
-                streak.is_proven |= is_repeat
+                streak.measured_layout_hung |= is_check
             return
         if self._nothing_measured and failure.kind not in OUT_OF_MEMORY_KINDS:
             said = re.sub(r"^rank \d+ ", "", failure.message)
@@ -157,14 +162,21 @@ class StopRules:
             or any(streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults)
         )
 
-    def stuck_cells(self, open_cells: Collection[int], can_probe: Collection[int] = ()) -> set[int]:
+    def stuck_cells(
+        self,
+        open_cells: Collection[int],
+        can_check: Collection[int] = (),
+        checking: Collection[int] = (),
+    ) -> set[int]:
         """Return the cells to stop: they fail again and again while others work or may work.
 
-        `open_cells`: those that may go on; `can_probe`: those with a measured layout that can run
-        again, which shows whether the machine works. Raises UsageInvalid for the program's mistake,
-        ClusterUnavailable for the machine's.
+        `open_cells`: those that may go on; `can_check`: those with a measured layout that can run
+        again, which shows whether the machine works; `checking`: those in which one does. Raises
+        UsageInvalid for the program's mistake, ClusterUnavailable for the machine's.
         """
-        waiting = self.doubted_cells & set(can_probe)
+        waiting = self.cells_to_check & set(can_check)
+        if self._streak.kinds <= HANG_KINDS:
+            waiting |= self._streak.cells & set(checking)
         if self._is_all_implausible and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
                 f"the first {self._num_implausible} trials that were measured have numbers that"
@@ -225,7 +237,9 @@ class StopRules:
 
     def _is_a_hang_of_some(self, streak: _Streak) -> bool:
         """Return whether all of these hung while something worked: then their layouts hang."""
-        return streak.kinds <= HANG_KINDS and bool(self._worked_at) and not streak.is_proven
+        return (
+            streak.kinds <= HANG_KINDS and bool(self._worked_at) and not streak.measured_layout_hung
+        )
 
     def _on_one_node(self, streak: _Streak | None = None) -> str:
         nodes = (streak or self._streak).nodes

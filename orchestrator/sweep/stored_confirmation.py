@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from db.read.rows import Repeats, TrialRow
 from db.store import Store
+from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.machine_load import relative_sd
 from orchestrator.core.trial.merit import Merit, headroom
@@ -28,12 +29,14 @@ def confirmation_of(
     was_paused: bool = False,
     merits: tuple[Merit, ...] = (Merit.SPEED,),
     device_memory_bytes: float | None = None,
+    may_run: Callable[[Layout], bool] = lambda _: True,
 ) -> Confirmation:
     """Return the confirmation of stored trials that have the current fingerprint.
 
     Trials whose numbers cannot be true take no part, and none that were ended early.
     `repeats`: as the store gives them; `repeating`: trials with a repeat under way; `merits`: what
-    layouts are compared by; `device_memory_bytes`: of trials that do not name it.
+    layouts are compared by; `device_memory_bytes`: of trials that do not name it; `may_run`:
+    whether a layout that was ended early could run again.
     """
     confirmation = Confirmation(repeating=repeating if repeating is not None else {}, merits=merits)
     trials = list(trials)
@@ -63,8 +66,8 @@ def confirmation_of(
     ):
         confirmation.note(trial_id, measured[trial_id].layout, run)
     for trial in trials:
-        if trial.is_beaten and trial.is_current_fingerprint:
-            confirmation.note_beaten(trial.id, _beaten_run(trial))
+        if trial.is_ended_early and trial.is_current_fingerprint and may_run(trial.layout):
+            confirmation.note_ended_early(trial.id, _fastest_step(trial))
     if confirmation.looks_for_a_front:
         for trial in measured.values():
             confirmation.note_others(trial.id, others_of(trial, device_memory_bytes))
@@ -96,7 +99,8 @@ def _only_run(trial: TrialRow) -> Run:
     )
 
 
-def _beaten_run(trial: TrialRow) -> Run:
+def _fastest_step(trial: TrialRow) -> Run:
+    """Return the fastest step of a trial that was ended early, as a run."""
     assert trial.step_seconds_bound is not None
     return Run(
         step_seconds=trial.step_seconds_bound,

@@ -67,7 +67,7 @@ def test_a_reader_that_nobody_logs_in_as_is_to_be_named(
     sweep("db", "grant-reader")
     try:
         told = sweep("doctor", code=1)[0]
-        assert "`sweep sql` becomes role sweep_reader after the login of postgres" in told
+        assert "`sweep sql` logs in as postgres and then sets role sweep_reader" in told
         assert "put the URL of sweep_reader into SWEEP_DB_READER" in told
         assert "have a role created" not in told
     finally:

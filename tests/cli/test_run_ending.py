@@ -61,7 +61,10 @@ def test_failures_of_a_table_that_is_replayed_have_no_cure(
     )
     print_ending(replayed, ending({TrialState.FAILED: 2}), "sqlite:///s", None)
     told = capsys.readouterr().err
-    assert "2 trials failed: `sweep trials mine --state failed` shows how. The table says" in told
+    assert (
+        "2 trials failed: `sweep trials mine --state failed` shows how. The replayed table has"
+        in told
+    )
     assert "invalidate" not in told
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from db.store import Store
@@ -12,7 +15,6 @@ from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.stopping import begin, look
 from orchestrator.sweep.confirmation import Confirmation
-from orchestrator.sweep.progress import Stop
 from tests.sweep.fake_scheduler import FakeScheduler
 from tests.sweep.test_loop import run, spec
 
@@ -105,47 +107,134 @@ def test_on_gpus_trials_race_unless_the_file_says_otherwise(
     assert any(beat is not None for _, beat in timer.to_beat) is is_raced
 
 
-@pytest.mark.parametrize("num_calls", [1, 2])
-def test_what_could_be_the_fastest_after_all_runs_elsewhere_to_its_end(
-    store: Store, monkeypatch: pytest.MonkeyPatch, num_calls: int
-) -> None:
-    """Of two calls, the first ends before it runs. `test_winner.py` judges which layouts could."""
-    doubted: list[int] = []
+class Killed(BaseException):
+    """The end of an orchestrator in the middle of its work."""
 
-    def doubts_one(confirmation: Confirmation) -> dict[int, frozenset[str]]:
-        beaten = confirmation._beaten
-        if not beaten or doubted:
+
+class Doubting:
+    """Holds that the first trial that was ended early could be the fastest.
+
+    `test_winner.py` tests which ones could.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trial_id: int | None = None
+        monkeypatch.setattr(
+            Confirmation, "ended_early_that_could_win", lambda confirmation: self(confirmation)
+        )
+
+    def __call__(self, confirmation: Confirmation) -> dict[int, frozenset[str]]:
+        found = confirmation._ended_early
+        if not found or self.trial_id is not None:
             return {}
-        doubted.append(min(beaten))
-        return {doubted[0]: frozenset(beaten[doubted[0]].nodes)}
+        self.trial_id = min(found)
+        return {self.trial_id: frozenset(found[self.trial_id].nodes)}
 
-    monkeypatch.setattr(Confirmation, "beaten_that_could_win", doubts_one)
-    timer, where = Timer(), dict[tuple[int, int], tuple[str, ...]]()
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_could_be_the_fastest_runs_again_elsewhere_to_its_end(
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    """If the orchestrator is killed before that, the next call does it."""
+    doubting, timer = Doubting(monkeypatch), Timer()
+    where: dict[tuple[int, int], tuple[str, ...]] = {}
 
     def script(request: TrialRequest) -> RankResult:
         where[request.trial_id, request.attempt] = tuple(scheduler.nodes_of[request.trial_id])
         return timer(request)
 
-    for left in range(num_calls - 1, -1, -1):
-        ending = Stop.DRAIN if left else Stop.GO_ON
-        scheduler = FakeScheduler(script, nodes={"a": 1, "b": 1}, device=Device.CUDA)
-        result, _ = run(
-            store,
-            script,
-            spec=asked(),
-            scheduler=scheduler,
-            stop=lambda ending=ending: ending if doubted else Stop.GO_ON,
-        )
+    def nodes() -> FakeScheduler:
+        return FakeScheduler(script, nodes={"a": 1, "b": 1}, device=Device.CUDA)
+
+    scheduler = nodes()
+    if is_killed:
+        requeue = Store.requeue_ended_early
+
+        def die(*arguments: Any, **known: Any) -> int:
+            requeue(*arguments, **known)
+            raise Killed
+
+        with monkeypatch.context() as dying:
+            dying.setattr(Store, "requeue_ended_early", die)
+            with pytest.raises(Killed):
+                run(store, script, spec=asked(), scheduler=scheduler)
+        assert doubting.trial_id is not None
+        assert (doubting.trial_id, 2) not in where
+        assert store.trial(doubting.trial_id).trial.state is TrialState.QUEUED
+        scheduler = nodes()
+    result, _ = run(store, script, spec=asked(), scheduler=scheduler)
     assert result.finished
-    (trial_id,) = doubted
+    trial_id = doubting.trial_id
+    assert trial_id is not None
     trial = store.trial(trial_id)
     first, then = trial.attempts
     assert first.measurement is not None and then.measurement is not None
     assert first.measurement.step_seconds_bound is not None
-    assert then.measurement.step_seconds_bound is None and then.measurement.step_time.num_steps == 8
+    assert then.measurement.step_seconds_bound is None
+    assert then.measurement.step_time.num_steps == 8
     assert (2, None) in timer.to_beat
     assert set(where[trial_id, 1]).isdisjoint(where[trial_id, 2])
     assert trial_id in {one.id for one in store.best(result.sweep_id, 100)[trial.trial.cell_id]}
     [why] = [event.detail for event in trial.events if event.event == TrialEvent.INVALIDATED]
-    assert "the machine may have been slower then" in str(why)
+    assert "the machine may have been slow then" in str(why)
     assert result.counts[TrialState.MEASURED] == 6 and not result.counts[TrialState.QUEUED]
+
+
+def test_a_budget_that_is_spent_leaves_what_was_ended_early_as_it_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubting, timer = Doubting(monkeypatch), Timer()
+    # Each attempt holds a GPU for a second.
+    budget = asked().model_dump()
+    budget["search"]["max_gpu_hours"] = 8.5 / 3600
+    result, scheduler = run(
+        store,
+        timer,
+        spec=SweepSpec.model_validate(budget),
+        scheduler=FakeScheduler(timer, device=Device.CUDA),
+    )
+    assert doubting.trial_id is not None, "one could have been the fastest"
+    assert len(scheduler.started) == 8, "six layouts, an anchor and a repeat of the best"
+    assert result.counts[TrialState.MEASURED] == 6 and not result.counts[TrialState.QUEUED]
+    assert store.trial(doubting.trial_id).trial.step_seconds_bound is not None
+
+
+def test_a_layout_that_the_file_no_longer_names_stays_ended_early(store: Store) -> None:
+    first, _ = run(store, Timer(), spec=asked())
+    ended = {
+        t.id: t.layout.micro_batch_size
+        for t in store.trials(first.sweep_id)
+        if t.step_seconds_bound is not None
+    }
+    assert set(ended.values()) == {1, 2}
+    narrowed = asked().model_dump()
+    narrowed["axes"]["micro_batch_size"] = [2, 4]
+    known: list[set[int]] = []
+
+    def note(confirmation: Confirmation) -> dict[int, frozenset[str]]:
+        known.append(set(confirmation._ended_early))
+        return {}
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Confirmation, "ended_early_that_could_win", note)
+        scheduler = FakeScheduler(Timer(), device=Device.CUDA)
+        # Its conditions are the same, so it goes on; what is ended early is asked for at its end.
+        spec = SweepSpec.model_validate(narrowed | {"name": asked().name})
+        run(store, Timer(), spec=spec, scheduler=scheduler)
+    assert known == [{i for i, size in ended.items() if size == 2}]
+
+
+def test_a_layout_that_somebody_asked_for_is_ended_early_like_any_other(store: Store) -> None:
+    few = asked().model_dump()
+    few["search"]["max_trials"] = 1
+    few["axes"]["recompute"] = ["none"]
+    spec = SweepSpec.model_validate(few)
+    first, _ = run(store, Timer(), spec=spec)
+    (tried,) = store.trials(first.sweep_id)
+    assert tried.layout.micro_batch_size == 4
+    slow = replace(tried.layout, micro_batch_size=1, grad_accum_steps=8)
+    trial_id, _, _ = store.enqueue(tried.cell_id, slow)
+    timer = Timer()
+    run(store, timer, spec=spec)
+    assert timer.to_beat == [(1, tried.step_seconds_median)]
+    assert store.trial(trial_id).trial.step_seconds_bound is not None

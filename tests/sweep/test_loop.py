@@ -1258,13 +1258,13 @@ def test_a_shape_that_hangs_ends_nothing_while_what_worked_works_again(
         axes={"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]},
         search={"max_parallel_trials": 1, "strategy": "exhaustive"},
     )
-    num_ended = num_probes = 0
+    num_ended = num_checks = 0
 
     def script(request: TrialRequest) -> float | FailureKind:
-        nonlocal num_ended, num_probes
+        nonlocal num_ended, num_checks
         num_ended += 1
         works = request.layout.micro_batch_size == 1
-        num_probes += works and request.attempt > 1
+        num_checks += works and request.attempt > 1
         return fast(request) if works else FailureKind.HUNG
 
     def stop() -> Stop:
@@ -1277,7 +1277,7 @@ def test_a_shape_that_hangs_ends_nothing_while_what_worked_works_again(
         result, _ = run(store, script, spec=shape, scheduler=scheduler, stop=stop)
     assert states(store) == {TrialState.MEASURED: 2, TrialState.FAILED: 6}
     assert result.finished
-    assert num_probes
+    assert num_checks
 
 
 def test_a_machine_on_which_what_worked_hangs_as_well_is_at_fault(store: Store) -> None:

@@ -48,6 +48,6 @@ def test_a_node_out_of_memory_gives_every_later_trial_nodes_of_its_own() -> None
 def test_faults_of_earlier_calls_replace_what_was_known() -> None:
     retries = Retries()
     retries.add(trial(1), FailureKind.NODE_LOST, ["a"])
-    retries.restore(lost_a_node=[2], hung_on={2: frozenset("b")}, needs_own_nodes=False)
+    retries.restore(lost_a_node=[2], avoided={2: frozenset("b")}, needs_own_nodes=False)
     assert retries.startable(alone=False) == retries.waiting
     assert retries.avoids(trial(2), ["b"])

@@ -281,25 +281,25 @@ def test_a_cell_whose_attempts_hang_waits_for_what_worked_to_show_whether_the_ma
 ):
     stop_rules = StopRules("t")
     failing(stop_rules, FailureKind.HUNG, *[1] * (MACHINE_FAULTS_IN_A_ROW - 1))
-    assert stop_rules.doubted_cells == set()
+    assert stop_rules.cells_to_check == set()
     failing(stop_rules, FailureKind.START_TIMEOUT, 1, at=8.0)
-    assert stop_rules.doubted_cells == {1}
-    assert stop_rules.stuck_cells({1}, can_probe={1}) == set()
+    assert stop_rules.cells_to_check == {1}
+    assert stop_rules.stuck_cells({1}, can_check={1}) == set()
     # It worked: the others hang by themselves.
     stop_rules.note_measured(1, now=9.0)
-    assert stop_rules.doubted_cells == set() and stop_rules.stuck_cells({1}, {1}) == set()
+    assert stop_rules.cells_to_check == set() and stop_rules.stuck_cells({1}, {1}) == set()
 
 
 def test_where_what_worked_hangs_as_well_it_is_the_machine() -> None:
     stop_rules = StopRules("t")
     stop_rules.note_measured(1, now=0.0)
     failing(stop_rules, FailureKind.HUNG, *[1] * MACHINE_FAULTS_IN_A_ROW, at=1.0)
-    assert stop_rules.stuck_cells({1}, can_probe={1}) == set()
+    assert stop_rules.stuck_cells({1}, can_check={1}) == set()
     again = Failure(kind=FailureKind.HUNG, message="and again")
     stop_rules.note_failure(again, cell_id=1, began=9.0, now=9.0, is_repeat=True)
-    assert stop_rules.doubted_cells == set()
+    assert stop_rules.cells_to_check == set()
     with pytest.raises(ClusterUnavailable, match=r"6 attempts .* the last one: and again\."):
-        stop_rules.stuck_cells({1}, can_probe={1})
+        stop_rules.stuck_cells({1}, can_check={1})
 
 
 def test_a_cell_on_whose_nodes_what_worked_hangs_ends_alone_while_another_works() -> None:
@@ -308,26 +308,54 @@ def test_a_cell_on_whose_nodes_what_worked_hangs_ends_alone_while_another_works(
     again = Failure(kind=FailureKind.HUNG, message="and again")
     stop_rules.note_failure(again, cell_id=1, began=9.0, now=9.0, is_repeat=True)
     stop_rules.note_measured(2, now=10.0)
-    assert stop_rules.stuck_cells({1, 2}, can_probe={1, 2}) == {1}
+    assert stop_rules.stuck_cells({1, 2}, can_check={1, 2}) == {1}
 
 
-def test_cells_that_hang_in_turn_are_doubted_together() -> None:
+def test_cells_that_hang_in_turn_are_checked_together() -> None:
     stop_rules = StopRules("t")
     failing(stop_rules, FailureKind.HUNG, 1, 2, 1, 2, 1)
-    assert stop_rules.doubted_cells == {1, 2}
-    assert stop_rules.stuck_cells({1, 2}, can_probe={1}) == set()
+    assert stop_rules.cells_to_check == {1, 2}
+    assert stop_rules.stuck_cells({1, 2}, can_check={1}) == set()
     with pytest.raises(ClusterUnavailable):
-        stop_rules.stuck_cells({1, 2}, can_probe=())
+        stop_rules.stuck_cells({1, 2}, can_check=())
+
+
+@pytest.mark.parametrize("began", [0.5, 9.0])
+def test_a_repeat_that_hung_before_the_check_or_began_before_it_proves_nothing(
+    began: float,
+) -> None:
+    stop_rules = StopRules("t")
+    again = Failure(kind=FailureKind.HUNG, message="and again")
+    if began < 1:
+        # It began before the first hang was known, and is told after the fifth.
+        failing(stop_rules, FailureKind.HUNG, *[1] * MACHINE_FAULTS_IN_A_ROW, at=1.0)
+        stop_rules.note_failure(again, cell_id=1, began=began, now=10.0, is_repeat=True)
+    else:
+        stop_rules.note_failure(again, cell_id=1, began=0.0, now=0.0, is_repeat=True)
+        failing(stop_rules, FailureKind.HUNG, *[1] * (MACHINE_FAULTS_IN_A_ROW - 1), at=1.0)
+    assert stop_rules.cells_to_check == {1}
+    assert stop_rules.stuck_cells({1}, can_check={1}) == set()
+
+
+def test_a_check_under_way_in_one_cell_is_waited_for_when_that_of_another_hung() -> None:
+    stop_rules = StopRules("t")
+    failing(stop_rules, FailureKind.HUNG, 1, 2, 1, 2, 1)
+    again = Failure(kind=FailureKind.HUNG, message="and again")
+    stop_rules.note_failure(again, cell_id=2, began=9.0, now=9.0, is_repeat=True)
+    assert stop_rules.stuck_cells({1, 2}, can_check={1, 2}, checking={1}) == set()
+    stop_rules.note_failure(again, cell_id=1, began=9.0, now=10.0, is_repeat=True)
+    with pytest.raises(ClusterUnavailable):
+        stop_rules.stuck_cells({1, 2}, can_check={1, 2})
 
 
 @pytest.mark.parametrize("kind", sorted(SUSPECT_KINDS - HANG_KINDS))
-def test_only_hangs_are_doubted(kind: FailureKind) -> None:
+def test_only_hangs_are_checked(kind: FailureKind) -> None:
     stop_rules = StopRules("t")
     failing(stop_rules, FailureKind.HUNG, *[1] * MACHINE_FAULTS_IN_A_ROW)
     failing(stop_rules, kind, 1, at=9.0)
-    assert stop_rules.doubted_cells == set()
+    assert stop_rules.cells_to_check == set()
     with pytest.raises(ClusterUnavailable):
-        stop_rules.stuck_cells({1}, can_probe={1})
+        stop_rules.stuck_cells({1}, can_check={1})
 
 
 @pytest.mark.parametrize(

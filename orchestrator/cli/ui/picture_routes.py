@@ -17,6 +17,7 @@ from starlette.routing import Route
 from orchestrator.cli.ui.own_command import run_command
 from orchestrator.cli.ui.refusal import Refusal
 from orchestrator.cli.ui.site import Site, asked
+from orchestrator.node.processes import has_ended, process_identity
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -31,7 +32,7 @@ DRAWING_SECONDS = 300.0
 # Drawing leaves the cores to the sweep.
 NICENESS = 15
 _MOST_BYTES = 10_000
-_FOLDER = "sweep-ui-"
+_PREFIX = "sweep-ui-"
 # Whoever opens one of these has the pictures drawn.
 _PAGES = ("index.html", "trial.html", "trials.html")
 
@@ -41,8 +42,9 @@ class Pictures:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        _remove_of_the_dead()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+        _remove_folders_of_killed_servers()
+        owner = process_identity(os.getpid()).replace(":", "-")
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner}-"))
         self._number = 0
         self._shown: Path | None = None
         self._drawn_at = 0.0
@@ -104,16 +106,12 @@ class Pictures:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _remove_of_the_dead() -> None:
-    """Remove the folders of servers that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
-        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        try:
-            os.kill(int(owner), 0)
-        except ProcessLookupError:
+def _remove_folders_of_killed_servers() -> None:
+    """Remove what servers of this machine, and of this pid namespace, left behind."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*-*-*"):
+        owner = folder.name.removeprefix(_PREFIX).split("-")[:3]
+        if has_ended(*owner):
             shutil.rmtree(folder, ignore_errors=True)
-        except (ValueError, OverflowError, PermissionError):
-            continue  # another program's folder, or another user's server
 
 
 def routes(site: Site, pictures: Pictures) -> list[Route]:

@@ -27,7 +27,7 @@ _TREND_VALUES = 48
 _FEWEST_FOR_TREND = 6
 # A trial is ended early if even its fastest step is so many times slower than the best layout's
 # usual one: clocks and most drift of a machine account for less. If repeats show more drift than
-# that, it runs again (winner.beaten_that_could_win).
+# that, it runs again (winner.ended_early_that_could_win).
 BEATEN = 1.25
 # Timed steps, after the warm-up, at which that is judged first.
 _FIRST_JUDGED = 2

@@ -12,7 +12,7 @@ from math import exp, hypot, log, sqrt
 
 import numpy as np
 
-from orchestrator.core.trial.drift import Drift, SpeedChange, fit
+from orchestrator.core.trial.drift import MOST_CORRECTED, Drift, SpeedChange, fit
 from orchestrator.core.trial.drift_prior import SEEN
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import USUAL_SD, Run
@@ -26,6 +26,8 @@ CONSIDERED = 16
 # The same three once the machine has changed, since the measured order shows less then. The rounds
 # come after the repeats of the file, for as many contenders as the file says.
 CONSIDERED_WITH_DRIFT = 64
+# Of the layouts that were ended early, the fastest: the others were ended by far more than that.
+MOST_ENDED_EARLY = 1024
 MOST_CONTENDERS = 16
 MORE_ROUNDS = 3
 
@@ -102,18 +104,24 @@ def judge(
     )
 
 
-def beaten_that_could_win(
-    runs: Mapping[int, Sequence[Run]], beaten: Mapping[int, Run], drift: Drift
+def ended_early_that_could_win(
+    runs: Mapping[int, Sequence[Run]], ended_early: Mapping[int, Run], drift: Drift
 ) -> list[int]:
     """Return the layouts that were ended early and could be the fastest, the likeliest first.
 
-    `beaten`: their fastest steps, as runs. A machine or a node that was slower than it seemed then
-    makes a layout look beaten. `drift`: of `runs`, at least one of them.
+    `ended_early`: the fastest step of each, as a run. A machine or a node that was slow then makes
+    a fast layout look slow. `drift`: fitted to `runs`, which must not be empty.
     """
-    corrected = np.log([run.step_seconds for run in beaten.values()])
-    corrected = corrected + drift.corrections(list(beaten.values()))
-    nearest = [key for _, key in sorted(zip(corrected, beaten, strict=True))[:CONSIDERED]]
-    known = {**runs, **{key: [beaten[key]] for key in nearest}}
+    fastest = sorted(ended_early, key=lambda key: (ended_early[key].step_seconds, key))
+    fastest = fastest[:MOST_ENDED_EARLY]
+    logs: dict[int, float] = {}
+    for begin in range(0, len(fastest), MOST_CORRECTED):
+        some = fastest[begin : begin + MOST_CORRECTED]
+        corrections = drift.corrections([ended_early[key] for key in some])
+        for key, correction in zip(some, corrections.tolist(), strict=True):
+            logs[key] = log(ended_early[key].step_seconds) + correction
+    nearest = sorted(fastest, key=lambda key: (logs[key], key))[:CONSIDERED]
+    known = {**runs, **{key: [ended_early[key]] for key in nearest}}
     found = drift.estimate(known, [*_fastest(runs, drift), *nearest])
     _, faster = found.faster()
     chances = dict(zip(found.keys, faster.tolist(), strict=True))

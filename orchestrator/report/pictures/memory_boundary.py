@@ -47,7 +47,7 @@ class BoundaryPoint:
 
     @property
     def is_predicted_to_fit(self) -> bool | None:
-        """None: nothing was predicted, or no limit is known."""
+        """True if predicted memory is at most the device's; None: one of them is not known."""
         return None if self.predicted_share is None else self.predicted_share <= 1
 
     @property
@@ -75,7 +75,7 @@ def points(sweeps: Sequence[SweepRows]) -> tuple[BoundaryPoint, ...]:
     return tuple(
         BoundaryPoint(
             trial_id=one.trial.id,
-            rest=_rest(one, with_gpus=len(cells) > 1),
+            rest=_rest(one, with_cell=len(cells) > 1),
             micro_batch_size=one.trial.layout.micro_batch_size,
             state=one.trial.state,
             predicted_share=_predicted_share(one, limits[sweep.name]),
@@ -98,7 +98,7 @@ def _predicted_share(one: TrialDetail, usual_limit: int | None) -> float | None:
     return None if predicted is None or limit is None else predicted / limit
 
 
-def _rest(one: TrialDetail, *, with_gpus: bool) -> str:
+def _rest(one: TrialDetail, *, with_cell: bool) -> str:
     """The layout without its micro-batch and accumulation, which follow from each other."""
     words = [
         word
@@ -107,7 +107,10 @@ def _rest(one: TrialDetail, *, with_gpus: bool) -> str:
     ]
     cell = one.cell.cell
     return " ".join(
-        [f"{cell.model.name} {cell.num_gpus} GPUs:" if with_gpus else "", *words]
+        [
+            f"{cell.model.name} {cell.num_gpus} GPUs s{cell.sequence_length}:" if with_cell else "",
+            *words,
+        ]
     ).strip()
 
 
@@ -127,8 +130,8 @@ def foretold(found: Sequence[BoundaryPoint]) -> Foretold:
 def crossings(found: Sequence[BoundaryPoint]) -> dict[str, float]:
     """Return the micro-batch at which predicted memory reaches the device's, by row.
 
-    Between the largest trial that was predicted to fit and the next one of its row, memory rises
-    with the micro-batch. A row without trials on both sides has no such place.
+    It is interpolated linearly between the largest trial that was predicted to fit and the next one
+    of its row. A row that lacks one of the two has none.
     """
     rows: defaultdict[str, list[BoundaryPoint]] = defaultdict(list)
     for one in found:
@@ -181,7 +184,9 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         traces.append(_limit_marks(limits))
     caption = _caption(foretold(found))
     if limits:
-        caption += " Upright lines: predicted memory reaches the device's there."
+        caption += (
+            " A vertical line marks the micro-batch at which predicted memory reaches the device's."
+        )
     if len(rows) > len(names):
         caption += f" Shown are {len(names)} of {len(rows):,} rows, those with a boundary first."
     return replace(

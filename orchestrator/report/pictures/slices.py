@@ -33,7 +33,7 @@ class Slice:
 
     @property
     def label(self) -> str:
-        """What stands below its box."""
+        """The text below its box."""
         return f"{self.axis} {self.value}"
 
 
@@ -84,7 +84,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     caption = (
         f"Of {show.counted(len(measured_layouts(sweeps)), 'layout')}, relative to the fastest of"
         " its cell. A box holds the middle half of the layouts with that value, its line their"
-        " median. Axes stand in the order of their importance. A value whose box is low may still"
+        " median. The most important axis comes first. A value whose box is low may still"
         " be in the best layout: boxes mix all values of the other axes."
     )
     if num_axes > len(found):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.ui.picture_routes import Pictures
+from orchestrator.node.processes import process_identity
 from tests.cli.cli_store import Filled
 from tests.cli.ui.served import Visitor, served
 from tests.report.pages.test_report_folder import Scripts
@@ -46,10 +47,19 @@ def test_a_link_to_a_trial_has_its_pictures_drawn(shown: Filled, shown_url: str)
 def test_a_server_removes_the_pictures_of_servers_that_were_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    killed, alive = (process_identity(pid).split(":") for pid in (gone.pid, os.getppid()))
+    gone.kill()
     gone.wait()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    names = [f"sweep-ui-{gone.pid}-x", f"sweep-ui-{os.getppid()}-x", "sweep-ui-mine-x", "other"]
+    # Of the same number in another namespace, and with another start, nothing is known to be dead.
+    names = [
+        f"sweep-ui-{'-'.join(killed)}-x",
+        f"sweep-ui-{'-'.join(alive)}-x",
+        f"sweep-ui-{killed[0]}-{killed[1]}-1-x",
+        "sweep-ui-mine-x",
+        "other",
+    ]
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "index.html").touch()

@@ -10,7 +10,11 @@ import pytest
 
 from orchestrator.core.trial.drift import fit
 from orchestrator.core.trial.run import Run
-from orchestrator.core.trial.winner import beaten_that_could_win, judge, most_repeats_with_drift
+from orchestrator.core.trial.winner import (
+    ended_early_that_could_win,
+    judge,
+    most_repeats_with_drift,
+)
 
 
 def run(seconds: float, confidence: float | None = 0.01) -> Run:
@@ -224,22 +228,22 @@ def test_what_was_ended_early_on_a_node_that_proved_slow_could_win() -> None:
         1: [at(1.0, 0.0), at(1.5, 100.0, "b"), at(1.0, 200.0)],
         2: [at(1.1, 50.0), at(1.65, 250.0, "b")],
     }
-    beaten = {
+    ended_early = {
         3: at(1.35, 120.0, "b"),  # 0.9 elsewhere
         4: at(2.4, 130.0, "b"),  # 1.6 elsewhere
         5: at(1.35, 140.0),
     }
-    assert beaten_that_could_win(runs, beaten, fit(runs)) == [3]
+    assert ended_early_that_could_win(runs, ended_early, fit(runs)) == [3]
 
 
 def test_what_was_ended_early_while_the_machine_was_slow_could_win() -> None:
     times = {0.0: 1.6, 100.0: 1.6, 200.0: 1.6, 300.0: 1.0, 400.0: 1.0, 500.0: 1.0}
     runs = {1: [at(seconds, when) for when, seconds in times.items()], 2: [at(1.2, 450.0)]}
-    beaten = {3: at(1.5, 150.0), 4: at(1.5, 350.0), 5: at(3.0, 150.0)}
-    assert beaten_that_could_win(runs, beaten, fit(runs)) == [3]
+    ended_early = {3: at(1.5, 150.0), 4: at(1.5, 350.0), 5: at(3.0, 150.0)}
+    assert ended_early_that_could_win(runs, ended_early, fit(runs)) == [3]
 
 
 def test_on_a_machine_that_stays_as_it_is_what_was_ended_early_stays_so() -> None:
     runs = {1: [at(1.0, when) for when in (0.0, 100.0, 300.0, 600.0)], 2: [at(1.05, 200.0)]}
-    beaten = {key: at(1.26 + 0.1 * key, 50.0 * key) for key in range(3, 9)}
-    assert beaten_that_could_win(runs, beaten, fit(runs)) == []
+    ended_early = {key: at(1.26 + 0.1 * key, 50.0 * key) for key in range(3, 9)}
+    assert ended_early_that_could_win(runs, ended_early, fit(runs)) == []

@@ -92,7 +92,7 @@ def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[
     yield lambda: add_trial(store, bench.cell_id, layout(9), epoch=epoch)
     yield lambda: bench.prune([9])
     yield lambda: store.free_pruned(bench.cell_id, [layout(9)], epoch=epoch)
-    yield lambda: store.time_in_full(bench.sweep_id, [trial_id], epoch=epoch)
+    yield lambda: store.requeue_ended_early(bench.sweep_id, [trial_id], epoch=epoch)
     yield lambda: store.begin_trials(
         [NewTrial(cell_id=bench.cell_id, layout=layout(9))], epoch=epoch
     )

@@ -66,7 +66,7 @@ def test_the_limit_of_a_row_lies_where_predicted_memory_reaches_the_device_s() -
 
 def test_limits_are_drawn_and_explained(scaling: SweepRows) -> None:
     drawn = memory_boundary.picture([scaling])
-    assert drawn.figure is not None and "Upright lines" in drawn.caption
+    assert drawn.figure is not None and "A vertical line marks" in drawn.caption
     [marks] = [trace for trace in drawn.figure["data"] if trace["name"] == "predicted limit"]
     # Of 80 GiB: 50 of micro-batch 2, 90 of micro-batch 4, in both cells.
     assert marks["x"] == [3.5, 3.5] and len(set(marks["y"])) == 2
