@@ -81,7 +81,7 @@ class TableName(StrEnum):
 
 
 COLUMNS: Mapping[TableName, tuple[str, ...]] = {
-    TableName.CELLS: ("cell", "tokens/s/GPU", "MFU", "search", *COUNTED, "layout"),
+    TableName.CELLS: ("cell", "tokens/s/GPU", "MFU", "layout", "search", *COUNTED),
     TableName.RUNNING: ("trial", "phase", "for", "nodes", "GPUs", "layout", "cell", "made for"),
     TableName.QUEUE: ("trial", "attempts", "last failure", "layout", "cell"),
     TableName.TRIALS: (
@@ -272,9 +272,9 @@ def _cell_lines(status: SweepStatus, order: str) -> _Lines:
                 cell.cell.cell.key,
                 show.tokens_rate(best.tokens_per_second_per_gpu if best else None),
                 show.percent(best.mfu if best else None),
+                layout_text(best) if best is not None else why_no_best(cell),
                 _search_text(status, cell, under_way),
                 *(f"{number:,}" for number in counts.values()),
-                layout_text(best) if best is not None else why_no_best(cell),
             ),
             tone=Tone.PLAIN if best is not None else Tone.WARNING,
             trial_id=best.id if best is not None else None,
