@@ -31,7 +31,8 @@ class ArmJob:
     num_steps: int
     seconds: float = 0.0  # of timed steps, at least
     compile: bool = False
-    synchronised: bool = False  # wait for the device around each step
+    # Wait for the device around each step.
+    synchronised: bool = False
     num_threads: int = 1
 
 

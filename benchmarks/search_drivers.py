@@ -16,7 +16,7 @@ from orchestrator.core.pretend.replay import DEFAULT_PROFILE
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.proofs import Dominance
-from orchestrator.core.search.lattice import Axis, Lattice
+from orchestrator.core.search.lattice import Lattice, LatticeAxis
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
@@ -210,8 +210,8 @@ def _outcome(run: MeasuredRun) -> Outcome:
             return Failed()
 
 
-def _nameless(axis: Axis, number: int) -> Axis:
-    return Axis(
+def _nameless(axis: LatticeAxis, number: int) -> LatticeAxis:
+    return LatticeAxis(
         name=f"axis{number}",
         ordered=axis.ordered,
         steps=axis.steps,

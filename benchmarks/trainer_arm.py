@@ -355,7 +355,8 @@ def forget_peak() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        pass  # then it may be that of the imports
+        # Then it may be that of the imports.
+        pass
 
 
 def peak_resident_bytes() -> int:

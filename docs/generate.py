@@ -300,7 +300,7 @@ def capability_table() -> str:
 
 
 def proven_layout_table() -> str:
-    """The combinations that were trained beside one process, and how far they were off."""
+    """The combinations whose training was compared with one process, and the differences."""
     kept = json.loads(PROVEN_LAYOUTS.read_text())
     rows = [
         (
@@ -391,7 +391,7 @@ def failure_table() -> str:
         Fault.LAYOUT: "the layout's",
         Fault.CODE: "the code's",
         Fault.MACHINE: "the machine's",
-        Fault.NOBODY: "nobody's",
+        Fault.NOBODY: "none: it was stopped on request",
     }
     rows = [
         (

@@ -46,7 +46,8 @@ from orchestrator.node.processes import descendants, global_identity
 # All scripts end within nine minutes: the last attempt may need this long after the deadline.
 MARGIN_SECONDS = 25.0
 DEADLINE_SECONDS = 540.0 - MARGIN_SECONDS
-REHEARSAL_SECONDS = 280.0  # on two cores that others use, too
+# On two cores that others use, too.
+REHEARSAL_SECONDS = 280.0
 # An attempt is not started when less time is left than the longest attempt of its kind took.
 FIRST_GUESS_SECONDS = 20.0
 MOST_SECONDS = 150.0  # of one attempt
@@ -63,7 +64,8 @@ class Attempt:
     model: str | ModelShape
     sequence_length: int
     layout: Layout
-    options: Mapping[str, Any]  # of workload llama, in addition to the layout's
+    # Of workload llama, in addition to the layout's.
+    options: Mapping[str, Any]
     # Timed work: at least so many seconds (of a GPU) and steps.
     seconds: float = 3.0
     min_steps: int = 6

@@ -145,11 +145,14 @@ class TrialRow:
     peak_memory_active_bytes: int | None = None
     inactive_split_bytes: int | None = None
     device_used_bytes: int | None = None  # by everything, after the timed steps
-    unsteady: str | None = None  # why its steps do not show the speed of a long run
-    step_seconds_bound: float | None = None  # None: it was timed to its end
+    # Why its steps do not show the speed of a long run.
+    unsteady: str | None = None
+    # None: it was timed to its end.
+    step_seconds_bound: float | None = None
     joules_per_token: float | None = None  # None: no GPU told
     extra: Mapping[str, Any] | None = None  # the program's own fields
-    reused_from: int | None = None  # the trial of another sweep that was measured
+    # The trial of another sweep that was measured.
+    reused_from: int | None = None
 
     @property
     def was_launched(self) -> bool:
@@ -346,7 +349,8 @@ class UnderWayRow:
     attempt: int
     nodes: tuple[str, ...]  # where it was placed
     purpose: Purpose | None  # of its attempt; None: not known
-    since: dt.datetime  # of the state; of a trial that is measured again, of the attempt
+    # Of the state; of a trial that is measured again, of the attempt.
+    since: dt.datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

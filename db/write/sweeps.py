@@ -179,7 +179,8 @@ def remove(
     """Delete a sweep with all that belongs to it. Raises SweepInUse."""
     found = connection.execute(sa.select(sweep.c.id).where(sweep.c.id == sweep_id)).fetchall()
     if not found and change.is_retry:
-        return  # the answer to the first commit was lost
+        # The answer to the first commit was lost.
+        return
     _take(connection, sweep_id, token, holder_is_dead)
     connection.execute(sa.delete(sweep).where(sweep.c.id == sweep_id))
 

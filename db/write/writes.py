@@ -89,7 +89,8 @@ class AttemptFacts(TypedDict, total=False):
     shared_nodes: bool | None
     environment: Mapping[str, Any]  # see core.communication.over_nodes
     load: MachineLoad  # of its nodes
-    bound_cpus: Mapping[str, Sequence[str]]  # by node, of each rank; empty: bound to none
+    # By node, of each rank; empty: bound to none.
+    bound_cpus: Mapping[str, Sequence[str]]
     # By the sweep's clock. Not given: the time when its end is recorded.
     measured_at: dt.datetime
 

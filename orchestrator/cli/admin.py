@@ -135,8 +135,7 @@ def _confirm(total: int, *, as_json: bool) -> None:
     # A script has no terminal, and a program that reads JSON answers no question.
     if as_json or not sys.stdin.isatty():
         raise UsageInvalid(
-            f"{counted(total, 'trial')} would be measured again, and nobody can be asked to confirm"
-            " that: say --yes"
+            f"{counted(total, 'trial')} would be measured again: add --yes to confirm"
         )
     if not typer.confirm("Measure them again?", err=True):
         raise typer.Exit(1)

@@ -26,7 +26,7 @@ from orchestrator.report import quantities as show
 from orchestrator.report.trial_line import short
 
 if TYPE_CHECKING:
-    from orchestrator.report.comparison import Compared, Comparison, Speed
+    from orchestrator.report.comparison import Comparison, LayoutDifference, Speed
 
 _STYLES = {"faster": "green", "slower": "red", "noise": "dim"}
 _NUMBERS = ("before", "after", "difference")
@@ -94,7 +94,7 @@ def _record(found: Comparison) -> dict[str, object]:
     }
 
 
-def _texts(one: Compared) -> list[str]:
+def _texts(one: LayoutDifference) -> list[str]:
     before, after, difference = _speed(one.before), _speed(one.after), f"{one.ratio - 1:+.1%}"
     return [one.cell, before, after, difference, one.change.value]
 

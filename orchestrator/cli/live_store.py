@@ -34,7 +34,8 @@ class Reading:
     rows: LiveRows
     progress: Mapping[int, PhaseAndStep]  # by trial
     at: datetime
-    seconds: float  # that it took, without the opening of the store
+    # The seconds that it took, without opening the store.
+    seconds: float
 
 
 class LiveStore:

@@ -68,7 +68,8 @@ class _Work:
     def __init__(self, name: str, mirror: Any, tell: Tell) -> None:
         self._name, self._mirror, self._tell = name, mirror, tell
         self._has_ended, self._warned = False, set[str]()
-        self._seen = -1  # the newest event of the last pass
+        # The newest event of the last pass.
+        self._seen = -1
         self._tried_at = 0.0
 
     def go_on(self) -> None:

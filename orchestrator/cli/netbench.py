@@ -83,7 +83,7 @@ def _check_sizes(max_bytes: int | None) -> None:
         least = SMALLEST_BYTES * 4 ** (FEWEST_SIZES - 1)
         raise UsageInvalid(
             f"--max-bytes {max_bytes} gives messages of {show.counted(len(found), 'size')}"
-            f" ({', '.join(map(str, found))} bytes); latency and bandwidth are told from"
+            f" ({', '.join(map(str, found))} bytes); latency and bandwidth need"
             f" {FEWEST_SIZES} sizes or more: --max-bytes {least} at least, or leave it out"
         )
 

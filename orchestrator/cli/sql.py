@@ -45,7 +45,7 @@ def sql(
     ] = None,
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Of @NAME: values of its parameters."),
+        typer.Argument(metavar="NAME=VALUE", help="Parameters of the query @NAME."),
     ] = None,
     sweep: SweepOption = None,
     queries: Annotated[

@@ -26,7 +26,8 @@ class Removal:
 
     name: str
     run_token: str
-    store: str  # its address, since several stores may share SWEEP_HOME
+    # Its address, since several stores may share SWEEP_HOME.
+    store: str
 
 
 def folder_bytes(run_folder: str) -> int | None:

@@ -239,8 +239,7 @@ def _confirm(store: Store, summary: SweepSummary, *, is_sure: bool, as_json: boo
         return
     if as_json or not sys.stdin.isatty():
         raise UsageInvalid(
-            f"sweep {row.name} with {trials} would be removed for good, and nobody can be asked to"
-            " confirm that: say --yes"
+            f"sweep {row.name} with {trials} would be removed for good: add --yes to confirm"
         )
     if not typer.confirm(f"Remove sweep {row.name} for good?", err=True):
         raise typer.Exit(1)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.core.trial.fingerprint import Fingerprint
 
 
-class Change(StrEnum):
+class SpeedDifference(StrEnum):
     """What the intervals of two speeds say."""
 
     FASTER = "faster"
@@ -39,15 +39,15 @@ class Speed:
     high: float
 
 
-def change_of(before: Speed, after: Speed) -> Change:
+def change_of(before: Speed, after: Speed) -> SpeedDifference:
     """Noise, unless the intervals are apart."""
     if after.low > before.high:
-        return Change.FASTER
-    return Change.SLOWER if after.high < before.low else Change.NOISE
+        return SpeedDifference.FASTER
+    return SpeedDifference.SLOWER if after.high < before.low else SpeedDifference.NOISE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class LayoutDifference:
     """A layout of one cell on both sides."""
 
     cell: str
@@ -61,7 +61,7 @@ class Compared:
         return self.after.value / self.before.value
 
     @property
-    def change(self) -> Change:
+    def change(self) -> SpeedDifference:
         return change_of(self.before, self.after)
 
 
@@ -73,18 +73,18 @@ class Comparison:
     after: str
     # What differs between the software of both sides, as far as it is known.
     changed: str
-    layouts: Sequence[Compared]
+    layouts: Sequence[LayoutDifference]
     num_only_before: int
     num_only_after: int
 
     def text(self) -> str:
         """One sentence or two with the counts."""
-        count = {kind: sum(one.change is kind for one in self.layouts) for kind in Change}
+        count = {kind: sum(one.change is kind for one in self.layouts) for kind in SpeedDifference}
         text = (
             f"{self.after} against {self.before}: of"
             f" {show.counted(len(self.layouts), 'layout')} that both measured,"
-            f" {count[Change.FASTER]:,} faster, {count[Change.SLOWER]:,} slower,"
-            f" {count[Change.NOISE]:,} noise."
+            f" {count[SpeedDifference.FASTER]:,} faster, {count[SpeedDifference.SLOWER]:,} slower,"
+            f" {count[SpeedDifference.NOISE]:,} noise."
         )
         if self.num_only_before or self.num_only_after:
             text += (
@@ -158,7 +158,9 @@ def _comparison(
 ) -> Comparison:
     both = [key for key in old if key in new]
     layouts = [
-        Compared(cell=cell, layout=layout, before=old[cell, layout], after=new[cell, layout])
+        LayoutDifference(
+            cell=cell, layout=layout, before=old[cell, layout], after=new[cell, layout]
+        )
         for cell, layout in both
     ]
     return Comparison(

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 # Objectives that order the layouts of a cell as their speed does.
 OF_SPEED = frozenset({"tokens_per_second_per_gpu", "step_seconds", "dollars_per_billion_tokens"})
-EVERY = 1_000_000_000  # measured layouts that are read of a cell: all
+# Measured layouts that are read of a cell: all.
+EVERY = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,8 @@ class _Device:
     """What is known of a sweep's device; None: it is unknown."""
 
     price_per_gpu_hour: float | None
-    memory_bytes: float | None  # for trials that do not name it
+    # For trials that do not name it.
+    memory_bytes: float | None
 
 
 def _memory_bytes(store: Store, sweep: SweepRow) -> float | None:

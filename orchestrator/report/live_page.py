@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.report import quantities as show
 from orchestrator.report.pages.summary import plain_line
-from orchestrator.report.top_screen import COLUMNS, SORTS, Line, TableName, Tone, head_lines, table
+from orchestrator.report.top_screen import (
+    COLUMNS,
+    SORTS,
+    ScreenLine,
+    TableName,
+    Tone,
+    head_lines,
+    table,
+)
 
 if TYPE_CHECKING:
     from orchestrator.report.live_sweep import LiveRows
@@ -25,7 +33,7 @@ MOST_LINES = 100
 MOST_CHARACTERS = 300
 
 
-class Section(StrEnum):
+class PageSection(StrEnum):
     """The tables of the page, in their order."""
 
     CELLS = "cells"
@@ -36,23 +44,23 @@ class Section(StrEnum):
     TRIALS = "trials"
 
 
-TITLES: Mapping[Section, str] = {
-    Section.CELLS: "Best so far",
-    Section.RUNNING: "Running",
-    Section.NODES: "Nodes",
-    Section.FAILURES: "Failures",
-    Section.QUEUE: "Queue",
-    Section.TRIALS: "Trials",
+TITLES: Mapping[PageSection, str] = {
+    PageSection.CELLS: "Best so far",
+    PageSection.RUNNING: "Running",
+    PageSection.NODES: "Nodes",
+    PageSection.FAILURES: "Failures",
+    PageSection.QUEUE: "Queue",
+    PageSection.TRIALS: "Trials",
 }
 NODE_COLUMNS = ("node", "trials", "gangs")
 # What is said of a table without lines.
-EMPTY: Mapping[Section, str] = {
-    Section.CELLS: "The sweep has no cells yet.",
-    Section.RUNNING: "Nothing runs now.",
-    Section.NODES: "No node has a gang now.",
-    Section.FAILURES: "Nothing has failed.",
-    Section.QUEUE: "No trial waits.",
-    Section.TRIALS: "There is no trial yet.",
+EMPTY: Mapping[PageSection, str] = {
+    PageSection.CELLS: "The sweep has no cells yet.",
+    PageSection.RUNNING: "Nothing runs now.",
+    PageSection.NODES: "No node has a gang now.",
+    PageSection.FAILURES: "Nothing has failed.",
+    PageSection.QUEUE: "No trial waits.",
+    PageSection.TRIALS: "There is no trial yet.",
 }
 
 
@@ -60,7 +68,7 @@ EMPTY: Mapping[Section, str] = {
 class ShownTable:
     """The lines of one table, and how many more there are."""
 
-    lines: Sequence[Line]
+    lines: Sequence[ScreenLine]
     num_matching: int
 
     @property
@@ -78,7 +86,7 @@ class PageState:
 
     version: int
     head: Sequence[tuple[str, Tone]] = ()
-    tables: Mapping[Section, ShownTable]
+    tables: Mapping[PageSection, ShownTable]
     # Why the store does not answer; the rest is what it said last.
     trouble: str | None = None
 
@@ -87,14 +95,14 @@ class PageState:
         return (self.head, self.tables, self.trouble) == (other.head, other.tables, other.trouble)
 
 
-def columns(section: Section) -> Sequence[str]:
+def columns(section: PageSection) -> Sequence[str]:
     """The titles of a table."""
-    return NODE_COLUMNS if section is Section.NODES else COLUMNS[TableName(section)]
+    return NODE_COLUMNS if section is PageSection.NODES else COLUMNS[TableName(section)]
 
 
-def sorts(section: Section) -> Sequence[str]:
+def sorts(section: PageSection) -> Sequence[str]:
     """The orders that a table has, the first by default."""
-    return ("node",) if section is Section.NODES else SORTS[TableName(section)]
+    return ("node",) if section is PageSection.NODES else SORTS[TableName(section)]
 
 
 def page_state(
@@ -107,20 +115,21 @@ def page_state(
 ) -> PageState:
     """Make the page of some rows; None: the store was never read."""
     if rows is None:
-        nothing = {section: ShownTable(lines=(), num_matching=0) for section in Section}
+        nothing = {section: ShownTable(lines=(), num_matching=0) for section in PageSection}
         return PageState(version=version, tables=nothing, trouble=_cut(trouble))
     return PageState(
         version=version,
         head=[(plain_line(text), tone) for text, tone in head_lines(rows, now)],
         tables={
-            section: shown_table(section, rows, now=now, progress=progress) for section in Section
+            section: shown_table(section, rows, now=now, progress=progress)
+            for section in PageSection
         },
         trouble=_cut(trouble),
     )
 
 
 def shown_table(
-    section: Section,
+    section: PageSection,
     rows: LiveRows,
     *,
     now: datetime,
@@ -129,7 +138,7 @@ def shown_table(
     matching: str = "",
 ) -> ShownTable:
     """One table, in an order of `sorts`, with the lines that contain a text."""
-    if section is Section.NODES:
+    if section is PageSection.NODES:
         lines = _node_lines(rows)
         return ShownTable(lines=lines[:MOST_LINES], num_matching=len(lines))
     found = table(
@@ -144,7 +153,7 @@ def shown_table(
     return ShownTable(lines=[_plain(line) for line in found.lines], num_matching=found.num_matching)
 
 
-def _node_lines(rows: LiveRows) -> list[Line]:
+def _node_lines(rows: LiveRows) -> list[ScreenLine]:
     """A line for each node that has part of a gang."""
     gangs: dict[str, list[tuple[int, str]]] = {}
     for one in rows.status.running:
@@ -154,7 +163,7 @@ def _node_lines(rows: LiveRows) -> list[Line]:
             gangs.setdefault(node, []).append((one.trial_id, text))
     return [
         _plain(
-            Line(
+            ScreenLine(
                 key=f"node {node}",
                 texts=(
                     node,
@@ -168,9 +177,9 @@ def _node_lines(rows: LiveRows) -> list[Line]:
     ]
 
 
-def _plain(line: Line) -> Line:
+def _plain(line: ScreenLine) -> ScreenLine:
     """The line without control characters, which a browser may act upon, and with short texts."""
-    return Line(
+    return ScreenLine(
         key=plain_line(line.key),
         texts=tuple(plain_line(text)[:MOST_CHARACTERS] for text in line.texts),
         tone=line.tone,
@@ -228,5 +237,5 @@ def _difference(before: ShownTable, now: ShownTable) -> dict[str, Any]:
     return found
 
 
-def _values(line: Line) -> list[Any]:
+def _values(line: ScreenLine) -> list[Any]:
     return [line.tone.value, line.trial_id, list(line.texts)]

@@ -54,7 +54,7 @@ STATE_TONES: Mapping[str, Tone] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class ScreenLine:
     """A line of a table. `trial_id`: the trial that it is about, if it is about one."""
 
     key: str  # the same at each reading
@@ -67,7 +67,7 @@ class Line:
 class Table:
     """A table of the screen; `num_hidden` lines are left out, since there are too many."""
 
-    lines: Sequence[Line]
+    lines: Sequence[ScreenLine]
     num_matching: int
     num_hidden: int = 0
 
@@ -231,11 +231,11 @@ def table(
 
 
 # What lines are about, in their order, and the line of each.
-_Lines = tuple[Sequence[Any], Callable[[Any], Line]]
+_Lines = tuple[Sequence[Any], Callable[[Any], ScreenLine]]
 
 
 def _bounded(
-    about: Sequence[Any], line_of: Callable[[Any], Line], matching: str, most: int
+    about: Sequence[Any], line_of: Callable[[Any], ScreenLine], matching: str, most: int
 ) -> Table:
     """The first lines that match; the others are only counted.
 
@@ -263,10 +263,10 @@ def _cell_lines(status: SweepStatus, order: str) -> _Lines:
     for one in status.running:
         running.setdefault(one.cell_id, []).append(one)
 
-    def line(cell: CellStatus) -> Line:
+    def line(cell: CellStatus) -> ScreenLine:
         best, under_way = cell.best, running.get(cell.cell.id, [])
         counts = _counts(cell.num_trials, under_way)
-        return Line(
+        return ScreenLine(
             key=f"cell {cell.cell.id}",
             texts=(
                 cell.cell.cell.key,
@@ -304,9 +304,9 @@ def _running_lines(
     }
     has_holder = status.row.holder is not None
 
-    def line(one: UnderWayRow) -> Line:
+    def line(one: UnderWayRow) -> ScreenLine:
         where = progress.get(one.trial_id, (None, None))
-        return Line(
+        return ScreenLine(
             key=f"trial {one.trial_id}",
             texts=(
                 str(one.trial_id),
@@ -333,9 +333,9 @@ def _queue_lines(rows: LiveRows, order: str) -> _Lines:
         waiting.sort(key=lambda one: one.id)
     cells = _cell_keys(rows)
 
-    def line(one: TrialRow) -> Line:
+    def line(one: TrialRow) -> ScreenLine:
         failure = f"{one.failure_kind}: {one.failure_message}" if one.failure_kind else ""
-        return Line(
+        return ScreenLine(
             key=f"trial {one.id}",
             texts=(
                 str(one.id),
@@ -363,9 +363,9 @@ def _trial_lines(rows: LiveRows, order: str) -> _Lines:
     }
     cells = _cell_keys(rows)
 
-    def line(one: TrialRow) -> Line:
+    def line(one: TrialRow) -> ScreenLine:
         sure = show.confidence(one.relative_confidence)
-        return Line(
+        return ScreenLine(
             key=f"trial {one.id}",
             texts=(
                 str(one.id),
@@ -391,9 +391,9 @@ def _failure_lines(failures: Sequence[EventRow], order: str) -> _Lines:
         "kind": lambda one: (_detail(one, "kind"), -one.id),
     }
 
-    def line(one: EventRow) -> Line:
+    def line(one: EventRow) -> ScreenLine:
         is_result = one.event == TrialEvent.OUT_OF_MEMORY
-        return Line(
+        return ScreenLine(
             key=f"event {one.id}",
             texts=(
                 f"{show.at(one.at)[11:]}",

@@ -13,7 +13,14 @@ import numpy as np
 
 from orchestrator.core.problem.layout import Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.problem.layout_table import COLUMNS, LayoutTable
-from orchestrator.core.search.lattice import UNKNOWN_LEVEL_SD, Axis, Belief, Floats, Ints, Lattice
+from orchestrator.core.search.lattice import (
+    UNKNOWN_LEVEL_SD,
+    Belief,
+    Floats,
+    Ints,
+    Lattice,
+    LatticeAxis,
+)
 from orchestrator.core.search.planner import Candidates
 
 # How far an uncalibrated prediction may be off, in the logarithm: its level, per doubling (or step)
@@ -79,7 +86,7 @@ def lattice_of(candidates: Candidates, rows: Ints, *, num_layers: int) -> Lattic
     )
 
 
-def all_axes(table: LayoutTable, *, num_layers: int) -> tuple[Axis, ...]:
+def all_axes(table: LayoutTable, *, num_layers: int) -> tuple[LatticeAxis, ...]:
     """The axes with more than one value, also those that others imply.
 
     A step's time may depend on an implied one more simply.
@@ -89,7 +96,7 @@ def all_axes(table: LayoutTable, *, num_layers: int) -> tuple[Axis, ...]:
     return tuple(axis for axis in (*sizes, *options) if len(axis) > 1)
 
 
-def _with_options(belief: Belief, axes: Sequence[Axis], shares: Floats, sd: float) -> Belief:
+def _with_options(belief: Belief, axes: Sequence[LatticeAxis], shares: Floats, sd: float) -> Belief:
     """The belief, with one more effect for each value of these axes: no formula knows it.
 
     `shares`: how much of an effect each row shows.
@@ -106,7 +113,7 @@ def _with_options(belief: Belief, axes: Sequence[Axis], shares: Floats, sd: floa
 
 
 def _belief(
-    predicted: Floats, axes: Sequence[Axis], level_sd: float, residual_sd: float
+    predicted: Floats, axes: Sequence[LatticeAxis], level_sd: float, residual_sd: float
 ) -> Belief | None:
     if not len(predicted) or np.isnan(predicted).any():
         return None
@@ -119,7 +126,7 @@ def _belief(
     )
 
 
-def free_axes(table: LayoutTable, *, num_layers: int) -> tuple[Axis, ...]:
+def free_axes(table: LayoutTable, *, num_layers: int) -> tuple[LatticeAxis, ...]:
     """The axes with more than one value, without those that the others imply.
 
     The batch and the number of GPUs are fixed in a cell.
@@ -132,7 +139,7 @@ def free_axes(table: LayoutTable, *, num_layers: int) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def _axis(table: LayoutTable, name: str, num_layers: int) -> Axis:
+def _axis(table: LayoutTable, name: str, num_layers: int) -> LatticeAxis:
     values, steps = np.unique(getattr(table, name), return_inverse=True)
     match name:
         case "recompute":
@@ -144,17 +151,21 @@ def _axis(table: LayoutTable, name: str, num_layers: int) -> Axis:
             places = values.astype(np.float64)
         case _:
             places = np.log2(values)
-    return Axis(name=name, ordered=name not in _WORDS, steps=steps.astype(np.int64), places=places)
+    return LatticeAxis(
+        name=name, ordered=name not in _WORDS, steps=steps.astype(np.int64), places=places
+    )
 
 
-def _option_axis(table: LayoutTable, name: str) -> Axis:
+def _option_axis(table: LayoutTable, name: str) -> LatticeAxis:
     """One of the workload's options: numbers have an order, words and truth values have none."""
     values = [dict(options).get(name) for options in table.option_sets]
     numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
     if len(numbers) < len(values):
         words = np.array([repr(value) for value in values])
-        return Axis.of_words(name, words[table.options].tolist())
-    return Axis.of(name, np.array(numbers)[table.options].tolist(), doublings=min(numbers) > 0)
+        return LatticeAxis.of_words(name, words[table.options].tolist())
+    return LatticeAxis.of(
+        name, np.array(numbers)[table.options].tolist(), doublings=min(numbers) > 0
+    )
 
 
 def _dropped(recompute: Recompute, num_layers: int) -> float:
@@ -168,7 +179,7 @@ def _dropped(recompute: Recompute, num_layers: int) -> float:
     return 0.5 * share if recompute.policy is SelectivePolicy.ATTENTION else share
 
 
-def _num_distinct(axes: Sequence[Axis], num_rows: int) -> int:
+def _num_distinct(axes: Sequence[LatticeAxis], num_rows: int) -> int:
     code = np.zeros(num_rows, dtype=np.int64)
     for axis in axes:
         code = code * len(axis) + axis.steps

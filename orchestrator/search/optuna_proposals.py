@@ -18,7 +18,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.search.lattice import Axis, Ints
+from orchestrator.core.search.lattice import Ints, LatticeAxis
 from orchestrator.core.search.proposer import Mask
 from orchestrator.core.search.told import Told
 
@@ -42,7 +42,7 @@ class OptunaProposals:
 
     def __init__(
         self,
-        axes: Sequence[Axis],
+        axes: Sequence[LatticeAxis],
         num_rows: int,
         *,
         told: Mapping[int, Told],
@@ -214,7 +214,7 @@ def _excess(told: Told) -> float:
     return _shown_excess(told.excess) if told.out_of_memory else 1.0
 
 
-def _distribution(axis: Axis) -> BaseDistribution:
+def _distribution(axis: LatticeAxis) -> BaseDistribution:
     if axis.ordered:
         return IntDistribution(0, len(axis) - 1)
     return CategoricalDistribution(range(len(axis)))

@@ -37,7 +37,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
+from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
@@ -249,11 +249,11 @@ def _names(params: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return names
 
 
-def _axis(name: str, values: Sequence[int | float | str]) -> Axis:
+def _axis(name: str, values: Sequence[int | float | str]) -> LatticeAxis:
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) < len(values):
-        return Axis.of_words(name, [str(value) for value in values])
-    return Axis.of(name, numbers, doublings=min(numbers) > 0)
+        return LatticeAxis.of_words(name, [str(value) for value in values])
+    return LatticeAxis.of(name, numbers, doublings=min(numbers) > 0)
 
 
 def _belief(

@@ -42,7 +42,8 @@ class StudyTrial:
 
     layout: Layout
     state: StudyState
-    value: float | None  # the objective; only of a complete one
+    # The objective; only of a complete one.
+    value: float | None
     started_at: dt.datetime
     ended_at: dt.datetime
     attributes: Mapping[str, Any]

@@ -13,7 +13,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.search.lattice import Axis, Floats, Ints, Lattice
+from orchestrator.core.search.lattice import Floats, Ints, Lattice, LatticeAxis
 from orchestrator.core.search.proposer import Choice, Mask, Proposer
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
@@ -45,7 +45,7 @@ class RowSearcher:
         *,
         order: Ints,
         lattice: Callable[[Ints], Lattice],
-        sampled: Sequence[Axis],
+        sampled: Sequence[LatticeAxis],
         search: Search,
         sequence: int = 0,
         memory: Floats | None = None,

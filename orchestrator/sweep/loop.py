@@ -17,7 +17,7 @@ from orchestrator.sweep.dispatch import Dispatch
 from orchestrator.sweep.node_pool import NodePool
 from orchestrator.sweep.outcomes import Outcomes
 from orchestrator.sweep.progress import Stop, StopReason, SweepResult
-from orchestrator.sweep.requests import Requests
+from orchestrator.sweep.requests import RequestTaker
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spool import Spooled
 from orchestrator.sweep.winner_profiles import WinnerProfiles
@@ -42,7 +42,7 @@ class Loop:
         dispatch: Dispatch,
         snapshots: Snapshots,
         winner_profiles: WinnerProfiles,
-        requests: Requests,
+        requests: RequestTaker,
         began_unix_seconds: float,
     ) -> None:
         self._call, self._store, self._scheduler = call, call.store, call.scheduler

@@ -29,7 +29,7 @@ from orchestrator.sweep.node_pool import NodePool
 from orchestrator.sweep.outcomes import Outcomes
 from orchestrator.sweep.placement import Placement
 from orchestrator.sweep.recovery import Recovery
-from orchestrator.sweep.requests import Requests
+from orchestrator.sweep.requests import RequestTaker
 from orchestrator.sweep.reuse import reuse_measured
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spending import Spending
@@ -46,8 +46,9 @@ def open_loop(call: Call) -> Loop:
     _bind_conditions(call)
     if call.reused is not None:
         reuse_measured(call, call.reused)
-    requests = Requests(call)
-    requests.take(())  # before the cells are opened, which then find what waits
+    requests = RequestTaker(call)
+    # Before the cells are opened, which then find what waits.
+    requests.take(())
     prober = scheduler if spec.measurement.preflight and isinstance(scheduler, Prober) else None
     node_pool = NodePool(call.sweep_id, call.epoch, store=store, prober=prober, clock=call.clock)
     node_pool.refresh(now=True)

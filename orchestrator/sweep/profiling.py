@@ -47,7 +47,8 @@ class ProfileResult:
     number: int
     nodes: Sequence[str]
     gpu_seconds: float
-    ranks: Mapping[int, RankProfile]  # rank 0, the slowest, and those asked for
+    # Rank 0, the slowest, and those asked for.
+    ranks: Mapping[int, RankProfile]
     advice: Sequence[str]
     failure: Failure | None
 

@@ -132,8 +132,8 @@ def _checkout(project: Path) -> _Checkout | None:
     listed = _git(Path(top), "ls-files", "--others", "--exclude-standard", "-z")
     if diff is None or listed is None:
         logger.warning(
-            "Git does not tell what is uncommitted in %s, so numbers are kept apart from those of a"
-            " clean checkout. `git status` there says why",
+            "Git cannot list the uncommitted changes in %s, so these numbers are not compared with"
+            " those of a clean checkout. `git status` there says why",
             top,
         )
         return _Checkout(top=Path(top), sha=sha, dirty_digest=UNKNOWN)

@@ -18,14 +18,15 @@ LATE_EVENTS = 1_000
 _KINDS = (LogEvent.ENQUEUED, LogEvent.RETRY_ASKED, TrialEvent.INVALIDATED)
 
 
-class Requests:
+class RequestTaker:
     """The requests to one call of `run_sweep`."""
 
     def __init__(self, call: Call) -> None:
         self._call, self._store = call, call.store
         self._seen = 0  # the last event that was read
         self._handled: set[int] = set()  # events
-        self._retries: set[int] = set()  # trials to measure again once nothing of them runs
+        # Trials to measure again once nothing of them runs.
+        self._retries: set[int] = set()
 
     def take(self, under_way: Collection[int]) -> set[int]:
         """Take up what was asked since; return the cells of which trials wait now.

@@ -130,7 +130,8 @@ class Snapshots:
 
     def note_searched(self) -> None:
         """Show with the next snapshot which searches have ended, and which cells are settled."""
-        if self._call.spec.notify:  # nobody else asks, and a verdict takes time
+        # Nobody else asks, and a verdict takes time.
+        if self._call.spec.notify:
             self._note_settled()
         for search in self._call.searches.values():
             if search.life.stopped is None:

@@ -186,9 +186,9 @@ class StopRules:
             )
         if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
-                f"the first {self._same_failures} trials failed in the same way, so it is not their"
-                f" layouts: {self._first_failure}. Fix it, and give the same command. If you change"
-                f" nothing in the file, first:"
+                f"the first {self._same_failures} trials failed in the same way, so the layouts are"
+                f" not the cause: {self._first_failure}. Fix it, and give the same command. If you"
+                f" change nothing in the file, first:"
                 f" sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes"
             )
         if not open_cells:

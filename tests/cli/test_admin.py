@@ -40,7 +40,7 @@ def test_invalidate_counts_asks_and_touches_only_what_matches(store: Store, swee
     # Stdin is no terminal: nobody can answer.
     _, err = sweep("invalidate", "--where", "not is_current_fingerprint", code=2)
     assert "1 matching trial: 1 measured" in err
-    assert "say --yes" in err
+    assert "add --yes" in err
     assert store.trial(old).trial.state is TrialState.MEASURED
     out, _ = sweep("invalidate", "--where", "not is_current_fingerprint", "--yes")
     assert "1 trial will be measured again" in out

@@ -125,7 +125,7 @@ def test_a_limit_of_money_without_a_price_is_refused_at_the_door(
     )
     # There is no GPU here that would tell.
     assert cli.main([command, str(file), "device=auto", "search.max_cost=5"]) == 2
-    assert "no price is known of what device auto means here" in capsys.readouterr().err
+    assert "the price of device auto is unknown here" in capsys.readouterr().err
 
 
 def test_what_is_not_predicted_has_no_price(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

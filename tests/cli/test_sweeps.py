@@ -115,7 +115,7 @@ def test_rm_asks_says_what_rests_on_it_and_removes_rows_and_files(
     log = log_of(store, "mine")
     kept = log_of(store, "other")
     _, err = sweep("rm", "mine", code=2)
-    assert "2 trials in 1 cell" in err and "say --yes" in err
+    assert "2 trials in 1 cell" in err and "add --yes" in err
     assert "2 measured trials, and 0 that ran out of memory, also calibrate" in err
     assert "predictions of other" in err
     assert log.is_file() and store.sweep_named("mine").id == bench.sweep_id
@@ -136,7 +136,7 @@ def test_rm_asks_also_while_the_lease_of_a_dead_orchestrator_lasts(
         dead.wait()
     store.acquire(sweep_id, host=socket.gethostname(), pid=dead.pid)
     assert store.sweep_named("mine").holder is not None
-    assert "say --yes" in sweep("rm", "mine", code=2)[1]
+    assert "add --yes" in sweep("rm", "mine", code=2)[1]
     assert store.sweep_named("mine").id == sweep_id
     sweep("rm", "mine", "--yes")
     assert not store.sweeps()

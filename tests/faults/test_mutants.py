@@ -46,7 +46,8 @@ def claims_by_select_and_then_update(monkeypatch: pytest.MonkeyPatch) -> None:
         holder = live_holder(row)
         if holder is not None and not holder_is_gone(holder):
             raise SweepInUse("held")
-        time.sleep(0.05)  # so that rivals meet here on any machine
+        # So that rivals meet here on any machine.
+        time.sleep(0.05)
         values = {
             "state": SweepState.RUNNING,
             "owner_host": host,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.report.comparison import Change, Compared, speed_of
+from orchestrator.report.comparison import LayoutDifference, SpeedDifference, speed_of
 
 
 @pytest.mark.parametrize(
     ("after", "change"),
     [
-        (1000.0, Change.NOISE),
-        (1070.0, Change.NOISE),
-        (1090.0, Change.FASTER),
-        (900.0, Change.SLOWER),
+        (1000.0, SpeedDifference.NOISE),
+        (1070.0, SpeedDifference.NOISE),
+        (1090.0, SpeedDifference.FASTER),
+        (900.0, SpeedDifference.SLOWER),
     ],
 )
-def test_a_difference_within_the_intervals_is_noise(after: float, change: Change) -> None:
+def test_a_difference_within_the_intervals_is_noise(after: float, change: SpeedDifference) -> None:
     # Two single runs of 2 % each: their intervals of 95 % touch at 1.96 * 2 * 2 % = 8 %.
-    one = Compared(
+    one = LayoutDifference(
         cell="c",
         layout="l",
         before=speed_of(1, [(1000.0, None)]),

@@ -13,8 +13,8 @@ import pytest
 from db.store import Store
 from orchestrator.report.live_page import (
     MOST_LINES,
+    PageSection,
     PageState,
-    Section,
     changes,
     columns,
     page_state,
@@ -108,7 +108,7 @@ def test_gangs_are_shown_by_node(rows: LiveRows) -> None:
         replace(one, trial_id=9, num_gpus=1, nodes=("b",)),
     ]
     many = replace(rows, status=replace(rows.status, running=running))
-    assert [line.texts for line in state(many).tables[Section.NODES].lines] == [
+    assert [line.texts for line in state(many).tables[PageSection.NODES].lines] == [
         ("a", "4", "trial 4: 16 GPUs on 2 nodes"),
         ("b", "4, 9", "trial 4: 16 GPUs on 2 nodes; trial 9: 1 GPU on 1 node"),
     ]
@@ -117,6 +117,6 @@ def test_gangs_are_shown_by_node(rows: LiveRows) -> None:
 def test_a_large_sweep_shows_its_first_lines_and_counts_the_others(rows: LiveRows) -> None:
     one = next(iter(rows.trials.values()))
     many = replace(rows, trials={number: replace(one, id=number) for number in range(1, 1001)})
-    found = state(many).tables[Section.TRIALS]
+    found = state(many).tables[PageSection.TRIALS]
     assert len(found.lines) == MOST_LINES and found.remark == "100 of 1,000 lines"
     assert len(json.dumps(whole(state(many)))) < 40_000

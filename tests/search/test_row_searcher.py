@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
+from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.row_searcher import CONSIDERED, RowSearcher, RowStatus
@@ -28,7 +28,7 @@ def many(num: int = 2 * CONSIDERED) -> Lattice:
         )
 
     return Lattice(
-        axes=(Axis.of("a", a.tolist()), Axis.of("b", b.tolist())),
+        axes=(LatticeAxis.of("a", a.tolist()), LatticeAxis.of("b", b.tolist())),
         seconds=belief(0.01 * a + 0.01 * b, 0.5, 0.2),
         memory=belief(memory, 0.15, 0.08),
         memory_limit_bytes=80 * GIB,

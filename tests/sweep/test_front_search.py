@@ -154,7 +154,7 @@ def test_a_program_that_tells_no_memory_is_compared_by_what_the_driver_saw(store
 
 
 def test_dollars_without_a_price_are_refused_before_anything_starts(store: Store) -> None:
-    with pytest.raises(UsageInvalid, match="no price is known of what device auto means here"):
+    with pytest.raises(UsageInvalid, match="the price of device auto is unknown here"):
         run(store, trained, spec=asked(objective=["dollars_per_billion_tokens"]))
 
 

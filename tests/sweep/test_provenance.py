@@ -174,7 +174,7 @@ def test_what_git_does_not_tell_is_not_taken_for_clean(
     assert [
         record.levelname
         for record in caplog.records
-        if "Git does not tell what is uncommitted" in record.message
+        if "Git cannot list the uncommitted changes" in record.message
     ] == ["WARNING"]
 
 

@@ -125,7 +125,8 @@ def test_a_reused_measurement_teaches_predictions_once(store: Store) -> None:
     run(store, fast)
     run(store, fast, spec=mine(), reused="t")
     observed = store.observations()
-    assert len(observed) == 14  # 12 of the first, 2 of the second
+    # 12 of the first, 2 of the second.
+    assert len(observed) == 14
 
 
 def test_a_removed_sweep_leaves_its_measurements_to_those_that_reuse_them(

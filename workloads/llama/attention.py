@@ -58,7 +58,8 @@ class Attention(nn.Module):
             tuple[Tensor, Tensor, Tensor],
             RotateQueriesAndKeys.apply(qkv, *rotation, self.num_kv_heads),  # type: ignore[no-untyped-call]
         )
-        del qkv  # nobody else holds it, and nothing needs it any more
+        # Nobody else holds it, and nothing needs it any more.
+        del qkv
         return self.context_parallel.attend(partial(self._core, mask), q, k, v).flatten(2)
 
     def project(self, attended: Tensor) -> Tensor:

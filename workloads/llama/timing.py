@@ -34,7 +34,8 @@ class TimedSteps:
     step_seconds: list[float]  # this rank's
     # The median of the slowest rank's time in each timed step: the same on every rank.
     slowest_median_seconds: float
-    step_seconds_bound: float | None  # of a layout that cannot be the best, and was ended early
+    # Of a layout that cannot be the best, and was ended early.
+    step_seconds_bound: float | None
     began_at: float  # by time.perf_counter
     first_step_seconds: float  # wall time until its end
     steady_seconds: float

@@ -90,7 +90,8 @@ def product_flops(device: torch.device, *, size: int, dtype: torch.dtype, second
     A GPU's is what it keeps up: half of the time warms it up. A core's is that of its best product,
     since others may use it as well.
     """
-    import torch  # takes seconds: whoever has a device has imported it
+    # Takes seconds: whoever has a device has imported it.
+    import torch
 
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out, is_gpu = torch.empty_like(a), device.type == "cuda"

@@ -27,7 +27,7 @@ from orchestrator.report.quantities import duration
 from orchestrator.report.top_screen import (
     COLUMNS,
     SORTS,
-    Line,
+    ScreenLine,
     Table,
     TableName,
     Tone,
@@ -338,7 +338,7 @@ class TopApp(App[None]):
         question = f"Layout to measure next in {cell}, as in mbs=4 recompute=full:"
         self.push_screen(Entry(question), take)
 
-    def _line(self) -> Line | None:
+    def _line(self) -> ScreenLine | None:
         """The line under the cursor."""
         lines = self._shown.lines if self._shown is not None else ()
         row = self._table.cursor_row
@@ -369,7 +369,7 @@ class TopApp(App[None]):
         )
 
 
-def _cells(line: Line) -> list[Text]:
+def _cells(line: ScreenLine) -> list[Text]:
     """The texts of a line as text: what others wrote is no markup and no terminal code."""
     style = _STYLES[line.tone]
     return [Text(plain(text)[:MOST_CHARACTERS], style=style, no_wrap=True) for text in line.texts]

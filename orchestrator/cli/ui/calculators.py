@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 # A page that is opened later is calibrated by what was measured since.
 FRESH_SECONDS = 10.0
-MOST_CELLS = 8  # that are kept at once: a cell may have a million layouts
+# Kept at once: a cell may have a million layouts.
+MOST_CELLS = 8
 
 
 @dataclass(kw_only=True, eq=False)

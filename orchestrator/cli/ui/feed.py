@@ -43,7 +43,7 @@ class Reads(Protocol):
     def close(self) -> None: ...
 
 
-class Snapshot:
+class FeedState:
     """One state as bytes: all of it, and what changed since the one before."""
 
     def __init__(self, state: PageState, before: PageState | None, reading: Reading | None) -> None:
@@ -72,7 +72,7 @@ class Feed:
         self._is_wanted = threading.Event()
         self.num_clients = 0
         nothing = page_state(0, None, now=datetime.now(tz=UTC), progress={})
-        self.snapshot = Snapshot(nothing, None, None)
+        self.snapshot = FeedState(nothing, None, None)
         self._thread = threading.Thread(target=self._read_on, daemon=True, name="ui reading")
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class Feed:
         finally:
             self.num_clients -= 1
 
-    async def _after(self, known: int) -> Snapshot | None:
+    async def _after(self, known: int) -> FeedState | None:
         """Wait for another version; None: the feed is closed."""
         while not self._is_over.is_set():
             if self.snapshot.state.version != known:
@@ -149,7 +149,7 @@ class Feed:
         )
         if before.version and now.has_same_content(before):
             return before
-        found = Snapshot(now, before if before.version else None, reading)
+        found = FeedState(now, before if before.version else None, reading)
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(partial(self._publish, found))
         return now
@@ -161,7 +161,7 @@ class Feed:
         if not self.num_clients and not self._is_over.is_set():
             self._is_wanted.wait(UNWATCHED_REST_SECONDS - seconds)
 
-    def _publish(self, found: Snapshot) -> None:
+    def _publish(self, found: FeedState) -> None:
         self.snapshot = found
         self._changed.set()
         self._changed = asyncio.Event()

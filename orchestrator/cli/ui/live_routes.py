@@ -18,7 +18,7 @@ from orchestrator.report.live_page import (
     EMPTY,
     NODE_COLUMNS,
     TITLES,
-    Section,
+    PageSection,
     columns,
     shown_table,
     sorts,
@@ -80,7 +80,7 @@ class _LivePages:
                 }
                 for section, table in state.tables.items()
             ],
-            "cells": [line.texts[0] for line in state.tables[Section.CELLS].lines],
+            "cells": [line.texts[0] for line in state.tables[PageSection.CELLS].lines],
         }
         return self._site.page(request, "live.html", values, here="")
 
@@ -98,7 +98,7 @@ class _LivePages:
         """One table in an order, with the lines that contain a text."""
         wanted = asked(request, name=20, sort=20, matching=SHORT)
         try:
-            section = Section(wanted.get("name", ""))
+            section = PageSection(wanted.get("name", ""))
         except ValueError:
             raise Refusal(404, "There is no table of that name.") from None
         sort, matching = wanted.get("sort"), wanted.get("matching", "")
@@ -107,7 +107,7 @@ class _LivePages:
         found = await in_thread(partial(self._table, section, sort, matching))
         return JSONResponse(whole_table(found))
 
-    def _table(self, section: Section, sort: str | None, matching: str) -> ShownTable:
+    def _table(self, section: PageSection, sort: str | None, matching: str) -> ShownTable:
         snapshot = self._site.feed.snapshot
         if snapshot.reading is None:
             return snapshot.state.tables[section]

@@ -88,7 +88,8 @@ class Wall:
             )
         except SweepError as exc:
             answer = PlainTextResponse(f"{exc}\n", 503)
-        except Exception as exc:  # the server goes on, and no visitor sees a traceback
+        # The server goes on, and no visitor sees a traceback.
+        except Exception as exc:
             logger.error("A page failed: %s: %s", type(exc).__name__, exc)
             logger.debug("Its traceback", exc_info=True)
             answer = PlainTextResponse("This is a bug in sweep ui; its terminal names it.\n", 500)

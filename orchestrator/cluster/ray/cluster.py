@@ -240,7 +240,7 @@ def _alive_nodes() -> list[dict[str, Any]]:
     return sorted(nodes, key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
 
 
-class Head:
+class RayHead:
     """The head of the cluster. It is gone for good once a call times out, or our local Ray ends."""
 
     def __init__(self, guard: RayGuard | None) -> None:

@@ -14,7 +14,7 @@ from ray.exceptions import OutOfMemoryError as RayOutOfMemory
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from orchestrator.cluster.ray.bounded_calls import first_line
-from orchestrator.cluster.ray.leases import Part
+from orchestrator.cluster.ray.leases import LeasePart
 from orchestrator.cluster.ray.unanswered_calls import UnansweredCalls
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.node_report import NodeReport
@@ -34,7 +34,7 @@ class Gang:
     """Times are monotonic; agents are counted by the index of their part."""
 
     request: TrialRequest
-    parts: list[Part]  # in rank order
+    parts: list[LeasePart]  # in rank order
     refs: dict[Any, int]  # outstanding object refs -> agent
     since: float  # when the stage began
     patience_seconds: float  # for the agents to start
@@ -84,7 +84,7 @@ def program_of(request: TrialRequest) -> str:
     return f"workloads.{request.workload}"
 
 
-def why_lost(part: Part, exc: RayError) -> Failure:
+def why_lost(part: LeasePart, exc: RayError) -> Failure:
     """Return the failure that an agent's error means."""
     node = part.node
     if isinstance(exc, RayTaskError):

@@ -49,7 +49,7 @@ class HeadWatch:
                 reached_at = now
             elif now - reached_at > self._cut_seconds:
                 logger.warning(
-                    "No way to %s for %.0f s (%s): what runs here is ended",
+                    "%s has been unreachable for %.0f s (%s): the ranks on this node are ended",
                     self._address,
                     now - reached_at,
                     unreachable,

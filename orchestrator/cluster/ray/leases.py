@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray.agent import CLOSE_SECONDS, NodeAgent
 from orchestrator.cluster.ray.bounded_calls import first_line, within
-from orchestrator.cluster.ray.cluster import ClusterNodes, Head, bundle
+from orchestrator.cluster.ray.cluster import ClusterNodes, RayHead, bundle
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
 from orchestrator.core.machines.packing import FreeOnNode
 from orchestrator.core.trial.communication import passed
@@ -51,7 +51,7 @@ class Lease:
     asked_at: float  # monotonic
     reserved_at: float | None = None  # monotonic; None until known
     address: str | None = None  # of its node; the agent's answer
-    parts: list[Part] = field(default_factory=list)  # that attempts have
+    parts: list[LeasePart] = field(default_factory=list)  # that attempts have
     used_at: float = 0.0  # monotonic; end of the last attempt
     num_served: int = 0  # attempts on it at its end
 
@@ -75,7 +75,7 @@ class Lease:
 
 
 @dataclass(eq=False, kw_only=True)
-class Part:
+class LeasePart:
     """Some slots of a lease, which one attempt has, and the agent's launcher for the first one."""
 
     lease: Lease
@@ -97,7 +97,7 @@ class Part:
 class Leases:
     """The leases of one scheduler."""
 
-    def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter, *, root: str) -> None:
+    def __init__(self, nodes: ClusterNodes, head: RayHead, meter: LeaseMeter, *, root: str) -> None:
         self._nodes, self._head, self._meter, self._root = nodes, head, meter, root
         self._agent_class = ray.remote(NodeAgent)
         self._on: dict[str, list[Lease]] = {}  # by node, if there are any
@@ -112,7 +112,7 @@ class Leases:
             free_on_nodes[node] = FreeOnNode(standing=standing, widest=max(standing, unleased))
         return free_on_nodes
 
-    def take(self, num_slots: int, nodes: Sequence[str], *, program: str) -> list[Part]:
+    def take(self, num_slots: int, nodes: Sequence[str], *, program: str) -> list[LeasePart]:
         """Return a part with so many slots on each node, in order.
 
         Uses free slots of leases, and otherwise new leases, which replace idle ones if needed.
@@ -127,7 +127,7 @@ class Leases:
             found[node] = self._form(num_slots, node, program)
         return [self._part(found[node], num_slots) for node in nodes]
 
-    def begin(self, parts: Sequence[Part]) -> None:
+    def begin(self, parts: Sequence[LeasePart]) -> None:
         """The attempt's gang is complete, or given up: meter what it holds.
 
         A new lease is held from the moment that Ray had reserved its slots.
@@ -141,13 +141,13 @@ class Leases:
                     self._meter.reserved(lease, num_slots=lease.num_slots, at=lease.reserved_at)
             self._begin(part)
 
-    def put_back(self, parts: Sequence[Part]) -> float:
+    def put_back(self, parts: Sequence[LeasePart]) -> float:
         """The attempt is over: keep its leases. Returns the GPU-seconds that it held."""
         for part in parts:
             self._end(part, time.monotonic())
         return sum(part.gpu_seconds for part in parts)
 
-    def discard(self, parts: Sequence[Part]) -> float:
+    def discard(self, parts: Sequence[LeasePart]) -> float:
         """End the agents of these parts at once, with all attempts on them.
 
         Returns the GPU-seconds that the attempt of these parts held.
@@ -190,15 +190,15 @@ class Leases:
         fitting = (lease for lease in self._on.get(node, ()) if len(lease.free_slots) >= num_slots)
         return min(fitting, key=lambda lease: (len(lease.free_slots), -lease.used_at), default=None)
 
-    def _part(self, lease: Lease, num_slots: int) -> Part:
-        part = Part(
+    def _part(self, lease: Lease, num_slots: int) -> LeasePart:
+        part = LeasePart(
             lease=lease, slots=tuple(lease.free_slots[:num_slots]), taken_at=time.monotonic()
         )
         lease.parts.append(part)
         self._begin(part)
         return part
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: LeasePart) -> None:
         """Do nothing before the slots are reserved, or if the lease was lost."""
         if not part.has_begun and part.lease.reserved_at is not None and part in part.lease.parts:
             part.has_begun = True
@@ -206,7 +206,7 @@ class Leases:
                 part, num_slots=len(part.slots), at=max(part.taken_at, part.lease.reserved_at)
             )
 
-    def _end(self, part: Part, now: float) -> None:
+    def _end(self, part: LeasePart, now: float) -> None:
         """The attempt no longer has the part; do nothing if the lease was lost before."""
         if part in part.lease.parts:
             part.lease.parts.remove(part)
@@ -297,7 +297,7 @@ class Leases:
         if leases and not within(REMOVE_SECONDS, remove, should_give_up=lambda: self._head.is_gone):
             self._head.lost()
             raise ClusterUnavailable(
-                "Ray does not give slots back: it is gone, or going."
+                "Ray did not release slots: it has stopped, or is stopping."
                 " Nothing acknowledged is lost; the same command goes on"
             )
 

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from layout_sweep.start import claim_imports
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray.bounded_calls import first_line
-from orchestrator.cluster.ray.cluster import ClusterNodes, Head
+from orchestrator.cluster.ray.cluster import ClusterNodes, RayHead
 from orchestrator.core.machines.node_health import NodeFacts
 from orchestrator.core.trial.protocol import Device
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock
@@ -60,7 +60,7 @@ class _ProbeUnderWay:
 class Probes:
     """The probes of one scheduler. Their slots are metered like those of an idle lease."""
 
-    def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter) -> None:
+    def __init__(self, nodes: ClusterNodes, head: RayHead, meter: LeaseMeter) -> None:
         self._nodes, self._head, self._meter = nodes, head, meter
         self._actor_class = ray.remote(RayProbe)
         self._waiting: dict[str, tuple[ProbePlan, bool]] = {}  # node -> plan, with its GPUs

@@ -29,7 +29,7 @@ from orchestrator.cluster.contract import (
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray.agent import CLOSE_SECONDS
 from orchestrator.cluster.ray.bounded_calls import first_line, within
-from orchestrator.cluster.ray.cluster import CUT_OFF_SECONDS, ClusterNodes, Head, connect
+from orchestrator.cluster.ray.cluster import CUT_OFF_SECONDS, ClusterNodes, RayHead, connect
 from orchestrator.cluster.ray.gang import Gang, GangStage, program_of, why_lost
 from orchestrator.cluster.ray.guard import RayGuard
 from orchestrator.cluster.ray.job import threads_asked_for
@@ -89,7 +89,7 @@ class RayScheduler:
         self._guard = RayGuard() if self._local else None
         try:
             connect(address, self._guard)
-            self._head = Head(self._guard)
+            self._head = RayHead(self._guard)
             self._nodes = ClusterNodes.of(device, gpus_per_node)
         except BaseException:  # no cluster, or a signal
             self._leave()

@@ -52,7 +52,7 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class FrameworkTable:
     """The rules of one framework, and what its users call the result."""
 
     rules: Mapping[str, Rule]
@@ -63,58 +63,58 @@ class Table:
     use: str
 
 
-TABLES: Mapping[Framework, Table] = MappingProxyType(
+TABLES: Mapping[Framework, FrameworkTable] = MappingProxyType(
     {
-        Framework.TRANSFORMERS: Table(
+        Framework.TRANSFORMERS: FrameworkTable(
             rules=transformers.RULES,
             form=Form.JSON,
             file="transformers.json",
             use="HfArgumentParser(TrainingArguments).parse_json_file(FILE), or Trainer scripts:"
             " python run_clm.py FILE",
         ),
-        Framework.ACCELERATE: Table(
+        Framework.ACCELERATE: FrameworkTable(
             rules=accelerate.RULES,
             form=Form.YAML,
             file="accelerate.yaml",
             use="accelerate launch --config_file FILE train.py",
         ),
-        Framework.DEEPSPEED: Table(
+        Framework.DEEPSPEED: FrameworkTable(
             rules=deepspeed.RULES,
             form=Form.JSON,
             file="deepspeed.json",
             use="deepspeed.initialize(config=FILE), or deepspeed train.py --deepspeed_config FILE",
         ),
-        Framework.TORCHTITAN: Table(
+        Framework.TORCHTITAN: FrameworkTable(
             rules=torchtitan.RULES,
             form=Form.TYRO_ARGUMENTS,
             file=None,
             use="torchrun ... -m torchtitan.train --module llama3 --config llama3_8b $(cat FILE)",
         ),
-        Framework.MEGATRON: Table(
+        Framework.MEGATRON: FrameworkTable(
             rules=megatron.RULES,
             form=Form.ARGUMENTS,
             file=None,
             use="torchrun ... pretrain_gpt.py $(cat FILE), and those of your model and data",
         ),
-        Framework.NANOTRON: Table(
+        Framework.NANOTRON: FrameworkTable(
             rules=nanotron.RULES,
             form=Form.YAML,
             file="nanotron.yaml",
             use="merge FILE into your configuration: torchrun ... run_train.py --config-file",
         ),
-        Framework.LITGPT: Table(
+        Framework.LITGPT: FrameworkTable(
             rules=litgpt.RULES,
             form=Form.YAML,
             file="litgpt.yaml",
             use="litgpt pretrain MODEL --config FILE",
         ),
-        Framework.LLM_FOUNDRY: Table(
+        Framework.LLM_FOUNDRY: FrameworkTable(
             rules=llm_foundry.RULES,
             form=Form.YAML,
             file="llm-foundry.yaml",
             use="merge FILE into your configuration: composer train.py",
         ),
-        Framework.TORCHRUN: Table(
+        Framework.TORCHRUN: FrameworkTable(
             rules=torchrun.RULES,
             form=Form.TORCHRUN,
             file=None,

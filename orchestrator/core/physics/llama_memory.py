@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.core.physics.micro_batch_memory import MicroBatch
+from orchestrator.core.physics.micro_batch_memory import MicroBatchMemory
 from orchestrator.core.physics.stage_peak import StagePeak
 from orchestrator.core.physics.stage_rows import Floats, StageRows
 from orchestrator.core.physics.step_moments import Moments, Units
@@ -19,7 +19,7 @@ from orchestrator.core.problem.layout_table import Ints, Mask
 _OPTIMIZER_CHUNK = 1 << 28
 
 
-def llama_peak(rows: StageRows, one: MicroBatch) -> StagePeak:
+def llama_peak(rows: StageRows, one: MicroBatchMemory) -> StagePeak:
     """The peak of workload llama: the highest of a step's moments.
 
     Its gradients come and go, its weights are gathered, and its pipelines keep buffers.
@@ -60,7 +60,7 @@ def llama_peak(rows: StageRows, one: MicroBatch) -> StagePeak:
 
 
 def _elsewhere(
-    rows: StageRows, one: MicroBatch, more: Moments, waiting: Floats, kept: Floats
+    rows: StageRows, one: MicroBatchMemory, more: Moments, waiting: Floats, kept: Floats
 ) -> Floats:
     """The fullest moment of the backward pass, but for the head's."""
     spread = rows.groups.spread

@@ -19,7 +19,7 @@ import numpy as np
 from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.llama_memory import llama_peak
 from orchestrator.core.physics.micro_batch_memory import (
-    MicroBatch,
+    MicroBatchMemory,
     micro_batch,
     traced_micro_batch,
 )
@@ -109,7 +109,8 @@ def peaks_by_trainer(
     """Return `predict_peak` of a table as a function of a trainer, which differs from this one in
     `MEMORY_CONSTANTS` alone.
     """
-    if len(table) > BLOCK_ROWS:  # what `Peaks` keeps would be too much
+    # What `Peaks` keeps would be too much.
+    if len(table) > BLOCK_ROWS:
         return lambda tried: predict_peak(table, cell, tried, stage=stage)
     return Peaks(table, cell, trainer, stage=stage).of
 
@@ -128,7 +129,7 @@ class Peaks:
         self._stages = [rows]
         if stage is Stage.FULLEST and not rows.one_stage.all():
             self._stages.append(replace(rows, last=True))
-        self._micro_batches: dict[tuple[float, ...], list[MicroBatch]] = {}
+        self._micro_batches: dict[tuple[float, ...], list[MicroBatchMemory]] = {}
 
     def of(self, trainer: Trainer) -> Floats:
         """The peak of every layout, in bytes."""
@@ -144,7 +145,7 @@ class Peaks:
             np.copyto(total, last, where=last > total)
         return total
 
-    def _made(self, trainer: Trainer) -> list[MicroBatch]:
+    def _made(self, trainer: Trainer) -> list[MicroBatchMemory]:
         # Constants that it must not depend on would show.
         trainer = replace(
             trainer,
@@ -177,12 +178,12 @@ def _parts(found: StagePeak) -> MemoryPrediction:
     )
 
 
-def _micro_batch(rows: StageRows) -> MicroBatch:
+def _micro_batch(rows: StageRows) -> MicroBatchMemory:
     traced = rows.trainer.traced
     return micro_batch(rows) if traced is None else traced_micro_batch(rows, traced)
 
 
-def _predict_stage(rows: StageRows, one: MicroBatch) -> StagePeak:
+def _predict_stage(rows: StageRows, one: MicroBatchMemory) -> StagePeak:
     trainer = rows.trainer
     if trainer.fully_shards:
         return llama_peak(rows, one)

@@ -17,7 +17,7 @@ from orchestrator.core.problem.loss_chunks import chunk_tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MicroBatch:
+class MicroBatchMemory:
     """Bytes of one micro-batch: of every layout, or of each group of `StageRows`."""
 
     # Of every layout, by the stage's layers; and on top of these, at the fullest moment of the last
@@ -32,7 +32,7 @@ class MicroBatch:
     end: Floats
 
 
-def micro_batch(rows: StageRows) -> MicroBatch:
+def micro_batch(rows: StageRows) -> MicroBatchMemory:
     model, tp = rows.cell.model, rows.table.tensor_parallel_size
     kept, working = layer_bytes(rows)
     tokens = rows.groups.spread(rows.tokens)
@@ -41,7 +41,7 @@ def micro_batch(rows: StageRows) -> MicroBatch:
     # With tied embeddings it waits for the embedding's, through the backward of all layers. At its
     # end there are three: the head's, the embedding's, and their sum.
     waits = np.where(rows.one_stage, head, 0.0) if model.tied_embeddings else np.zeros(len(head))
-    return MicroBatch(
+    return MicroBatchMemory(
         kept=tokens * kept,
         layer=tokens * working + rows.groups.spread(waits),
         head=np.where(rows.has_head, _head_moments(rows, head), 0.0),
@@ -50,7 +50,7 @@ def micro_batch(rows: StageRows) -> MicroBatch:
     )
 
 
-def traced_micro_batch(rows: StageRows, traced: TracedMemory) -> MicroBatch:
+def traced_micro_batch(rows: StageRows, traced: TracedMemory) -> MicroBatchMemory:
     # A mode that was not traced counts as none in every respect: its own closed form would divide
     # the bytes of none wrongly.
     recomputes = tuple(r if traced.has(r) else Recompute() for r in rows.table.recomputes)
@@ -81,7 +81,7 @@ def traced_micro_batch(rows: StageRows, traced: TracedMemory) -> MicroBatch:
         return split / whole
 
     plain = look_up("kept", none) * share([Recompute()] * len(recomputes))
-    return MicroBatch(
+    return MicroBatchMemory(
         kept=recomputed * look_up("kept", table.recompute) * share(recomputes)
         + (rows.layers - recomputed) * plain,
         layer=look_up("backward", of_last) / tp,

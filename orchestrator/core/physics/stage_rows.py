@@ -196,7 +196,8 @@ class Schedule:
     """Micro-batches that wait for their backward pass on a rank of a pipeline."""
 
     virtual_stages: Floats
-    in_flight: Floats  # in micro-batches through all the layers of the rank
+    # In micro-batches through all the layers of the rank.
+    in_flight: Floats
     # Of the first layers' inputs that wait, those that another rank sent.
     received: Floats
     # Results that are kept after they were sent (counted in torch 2.13).

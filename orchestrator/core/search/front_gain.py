@@ -149,7 +149,8 @@ class _Belief:
 
     mean: Floats  # of the logarithm
     sd: Floats
-    limit: float | None = None  # of bytes, whose free share is the merit
+    # Of bytes, whose free share is the merit.
+    limit: float | None = None
 
     def take(self, rows: Ints) -> _Belief:
         return replace(self, mean=self.mean[rows], sd=self.sd[rows])

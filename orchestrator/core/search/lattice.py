@@ -18,7 +18,7 @@ UNKNOWN_LEVEL_SD = 3.0  # of a logarithm: a factor 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Axis:
+class LatticeAxis:
     """One dimension: its distinct values as steps 0..k-1, each with a place on a scale."""
 
     name: str
@@ -30,7 +30,7 @@ class Axis:
         return len(self.places)
 
     @classmethod
-    def of(cls, name: str, values: Sequence[float], *, doublings: bool = False) -> Axis:
+    def of(cls, name: str, values: Sequence[float], *, doublings: bool = False) -> LatticeAxis:
         """Return an ordered axis of numbers, on a linear scale or in doublings."""
         distinct, steps = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True)
         return cls(
@@ -41,7 +41,7 @@ class Axis:
         )
 
     @classmethod
-    def of_words(cls, name: str, words: Sequence[str]) -> Axis:
+    def of_words(cls, name: str, words: Sequence[str]) -> LatticeAxis:
         """Return an axis of words, without order: two are equal or not."""
         distinct, steps = np.unique(np.asarray(words, dtype=np.str_), return_inverse=True)
         return cls(
@@ -51,7 +51,7 @@ class Axis:
             places=np.arange(len(distinct), dtype=np.float64),
         )
 
-    def take(self, rows: Ints) -> Axis:
+    def take(self, rows: Ints) -> LatticeAxis:
         """The same axis for some of the rows."""
         return replace(self, steps=self.steps[rows])
 
@@ -98,7 +98,7 @@ class Belief:
 class Lattice:
     """The rows of a search: axes, beliefs and the limit that memory must keep to."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[LatticeAxis, ...]
     seconds: Belief | None = None  # natural logarithm; None: not predicted
     memory: Belief | None = None  # natural logarithm of peak bytes
     memory_limit_bytes: float | None = None

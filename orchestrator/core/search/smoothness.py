@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.core.search.lattice import Axis, Floats, Ints, Lattice
+from orchestrator.core.search.lattice import Floats, Ints, Lattice, LatticeAxis
 
 # Degrees of freedom of the noise: a value far from its neighbours counts for less (Student's t by
 # reweighting).
@@ -52,7 +52,7 @@ class AxisKernel:
     alone: Floats  # Matern of it
 
 
-def kernels_of(axes: Sequence[Axis], smoothness: Smoothness) -> tuple[AxisKernel, ...]:
+def kernels_of(axes: Sequence[LatticeAxis], smoothness: Smoothness) -> tuple[AxisKernel, ...]:
     found = []
     for axis, length in zip(axes, smoothness.lengths, strict=True):
         apart = axis.places[:, None] - axis.places[None, :]
@@ -85,7 +85,7 @@ def _matern(squared: Floats) -> Floats:
 
 
 def likeliest(
-    now: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats
+    now: Smoothness, guess: Smoothness, axes: Sequence[LatticeAxis], y: Floats, shared: Floats
 ) -> Smoothness:
     best, found = now, log_likelihood(now, guess, axes, y, shared)
     for factor in (1.65, 1.28):
@@ -120,7 +120,7 @@ def noise_variances(
 
 
 def log_likelihood(
-    tried: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats
+    tried: Smoothness, guess: Smoothness, axes: Sequence[LatticeAxis], y: Floats, shared: Floats
 ) -> float:
     every = np.arange(len(y))
     covariance = residual_covariance(kernels_of(axes, tried), tried, every, every) + shared

@@ -60,8 +60,8 @@ def check_objectives(
     """
     if Objective.DOLLARS_PER_BILLION_TOKENS in spec.objective and price is None:
         raise UsageInvalid(
-            f"objective {Objective.DOLLARS_PER_BILLION_TOKENS}: no price is known of what device"
-            f" {spec.device} means here; give price_per_gpu_hour, in US dollars"
+            f"objective {Objective.DOLLARS_PER_BILLION_TOKENS}: the price of device {spec.device}"
+            " is unknown here; give price_per_gpu_hour, in US dollars"
         )
     if Objective.MEMORY_HEADROOM in spec.objective and memory_limit_bytes is None:
         fix = "give device_memory_gib"
@@ -89,8 +89,8 @@ def budget_of(spec: SweepSpec, price: Price | None) -> Budget | None:
     if search.max_cost is not None:
         if price is None:
             raise UsageInvalid(
-                f"search.max_cost {search.max_cost:g}: no price is known of what device"
-                f" {spec.device} means here; give price_per_gpu_hour, in US dollars,"
+                f"search.max_cost {search.max_cost:g}: the price of device {spec.device} is unknown"
+                " here; give price_per_gpu_hour, in US dollars,"
                 " or limit search.max_gpu_hours"
             )
         hours = search.max_cost / price.per_gpu_hour

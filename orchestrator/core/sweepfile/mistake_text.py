@@ -198,7 +198,8 @@ class _Section:
 
     path: str
     keys: Sequence[str]
-    of: str = ""  # ` of synthetic`: of which workload it is
+    # ` of synthetic`: of which workload it is.
+    of: str = ""
 
     def of_key(self, name: str) -> str:
         return f"{self.path}.{name}{self.of}" if self.path else name

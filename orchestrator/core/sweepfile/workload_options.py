@@ -65,9 +65,11 @@ NotNegativeFloat = Annotated[float, Field(strict=True, ge=0, le=1e9)]
 class AttentionKind(StrEnum):
     AUTO = "auto"  # by device and precision: workloads/llama/attention_kernel.py
     CUDNN = "cudnn"
-    FLASH = "flash"  # FlashAttention 2; on a CPU torch's own flash kernel
+    # FlashAttention 2; on a CPU torch's own flash kernel.
+    FLASH = "flash"
     FLASH3 = "flash3"
-    EFFICIENT = "efficient"  # xFormers' kernel, the only fused one for fp32 on a GPU
+    # xFormers' kernel, the only fused one for fp32 on a GPU.
+    EFFICIENT = "efficient"
     EAGER = "eager"  # stores the score matrix
 
 
@@ -82,8 +84,10 @@ class ReduceDtype(StrEnum):
 
 
 class Accumulate(StrEnum):
-    SCATTER = "scatter"  # reduce and shard the gradients of every micro-batch
-    LAST = "last"  # keep them whole, and reduce their sum
+    # Reduce and shard the gradients of every micro-batch.
+    SCATTER = "scatter"
+    # Keep them whole, and reduce their sum.
+    LAST = "last"
 
 
 class TokenDtype(StrEnum):

@@ -238,7 +238,8 @@ class MemoryShortage:
     asked_bytes: int | None = None  # by the allocation that failed
     live_bytes: int | None = None  # by tensors, at that moment
     device_bytes: int | None = None  # the device's memory
-    step_part: StepPart | None = None  # where in a step it ran out
+    # Where in a step it ran out.
+    step_part: StepPart | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,8 @@ class Axis(StrEnum):
     TP = "tp"
     PP = "pp"
     CP = "cp"
-    OTHER = "other"  # no single axis, or nobody knows which
+    # No single axis, or nobody knows which.
+    OTHER = "other"
 
 
 _Table = Sequence[tuple[Work, re.Pattern[str]]]

@@ -37,7 +37,8 @@ class LogEvent(StrEnum):
     """What the event log has as well. It changes no trial's state."""
 
     ADDED = "added"  # a trial's first row
-    SUPERSEDED = "superseded"  # an attempt's result came too late to count
+    # An attempt's result came too late to count.
+    SUPERSEDED = "superseded"
     REPEAT_FAILED = "repeat_failed"  # the trial keeps its numbers
     BENCHED = "benched"  # a node, without a trial
     UNBENCHED = "unbenched"

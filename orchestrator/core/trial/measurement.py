@@ -89,8 +89,10 @@ class Measurement:
     extra: Mapping[str, Any] | None = None
     # Why the numbers cannot be true (plausibility.py), with the cure; None: nothing shows it.
     implausible: str | None = None
-    attention_kernel: str | None = None  # that ran, as the program names it
-    compile_seconds: float | None = None  # within the phases, of the slowest rank
+    # The kernel that ran, as the program names it.
+    attention_kernel: str | None = None
+    # Within the phases, of the slowest rank.
+    compile_seconds: float | None = None
     # Why the steps do not show the speed of a long run; None: nothing shows it.
     unsteady: str | None = None
     # A step takes at least so long: the trial was ended early, since it cannot be the best. Its

@@ -26,7 +26,8 @@ class MemoryKind(StrEnum):
     PARAMETERS = "parameters"  # with constants, such as rotation tables
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer"
-    ACTIVATIONS = "activations"  # kept by a forward pass for its backward pass
+    # Kept by a forward pass for its backward pass.
+    ACTIVATIONS = "activations"
     TEMPORARIES = "temporaries"  # anything else
 
 
@@ -77,7 +78,8 @@ def timeline(lives: Sequence[Life], marks: Sequence[Mark], *, end: float) -> lis
     changes = sorted(
         [(life.born, life.num_bytes, life.kind) for life in known]
         + [(life.died, -life.num_bytes, life.kind) for life in known if life.died is not None],
-        key=lambda change: change[:2],  # what is freed at a time makes room first
+        # What is freed at a time makes room first.
+        key=lambda change: change[:2],
     )
     found = []
     held = dict.fromkeys(MemoryKind, 0)

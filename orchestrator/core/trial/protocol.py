@@ -13,9 +13,7 @@ from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
@@ -25,6 +23,7 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.extra import bounded_extra
 from orchestrator.core.trial.fingerprint import WITHOUT_NUL, Stack
+from orchestrator.core.trial.message import Message
 from orchestrator.core.trial.rank_profile import ProfilePlan, RankProfile
 
 RUN_DIR_VARIABLE = "SWEEP_RUN_DIR"
@@ -66,10 +65,6 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
 MAX_SECONDS = 1e7  # nothing takes longer than four months
 Seconds = Annotated[float, Field(strict=True, ge=0, le=MAX_SECONDS)]
 # No clock resolves less, and a division by it is finite.
@@ -79,7 +74,7 @@ Step = Annotated[int, Field(ge=0, le=10**9)]
 ShortText = Annotated[str, Field(max_length=4000)]
 
 
-class MeasurementPlan(_Message):
+class MeasurementPlan(Message):
     """How a rank program measures: a warm-up, then timed steps until the median is precise."""
 
     warmup_steps: Annotated[int, Field(ge=1)]
@@ -115,7 +110,7 @@ class LimitName(StrEnum):
     TOTAL = "total"
 
 
-class PhaseLimits(_Message):
+class PhaseLimits(Message):
     """Seconds that a rank may stay in each phase; in `steady`, from one heartbeat to the next.
 
     `auto` limits have their values from before the first step.
@@ -131,7 +126,8 @@ class PhaseLimits(_Message):
     auto: tuple[LimitName, ...] = ()
     predicted_step_seconds: PositiveSeconds | None = None  # the longest; None: no prediction
     in_file: bool = True  # a sweep file sets them
-    compile_seconds: Seconds = 0.0  # part of an `auto` first_step, since layers are compiled
+    # Part of an `auto` first_step, since layers are compiled.
+    compile_seconds: Seconds = 0.0
 
 
 PositiveFlops = Annotated[float, Field(gt=0, le=1e18)]  # of one device, per second
@@ -140,7 +136,7 @@ PeakSource = Annotated[str, Field(max_length=200, pattern=WITHOUT_NUL)]
 MEASURED_PEAK = "measured: "
 
 
-class KnownPeak(_Message):
+class KnownPeak(Message):
     """A device's peak that an earlier trial of the sweep measured, for all MFUs of that node."""
 
     node: str  # host name
@@ -149,7 +145,7 @@ class KnownPeak(_Message):
     source: PeakSource
 
 
-class TrialRequest(_Message):
+class TrialRequest(Message):
     """Everything that a rank program needs to run one layout."""
 
     sweep: str
@@ -191,7 +187,7 @@ class TrialRequest(_Message):
         return f"{'attempt' if self.profile is None else 'profile'}-{self.attempt}"
 
 
-class Heartbeat(_Message):
+class Heartbeat(Message):
     phase: Phase
     step: Step = 0
     # A timed step runs: neither the warm-up nor a step that is measured separately.
@@ -204,7 +200,7 @@ class Heartbeat(_Message):
     total_limit_seconds: PositiveSeconds | None = None
 
 
-class CollectiveTime(_Message):
+class CollectiveTime(Message):
     """The time of one collective at one message size."""
 
     collective: Annotated[str, Field(max_length=32)]
@@ -217,7 +213,7 @@ def _bounded(extra: Any) -> Any:
     return bounded_extra(extra) if isinstance(extra, Mapping) else extra
 
 
-class LinesRead(_Message):
+class LinesRead(Message):
     """One read of a program's lines that found new steps. Seconds count from its start."""
 
     # Of the read before: these lines were not there yet.
@@ -226,7 +222,7 @@ class LinesRead(_Message):
     num_steps: Step  # steps so far, these included
 
 
-class ProgramSeen(_Message):
+class ProgramSeen(Message):
     """What the rank of a user's program saw of it, by its own clock. No word of it is told."""
 
     # From the program's start to its end.
@@ -243,7 +239,7 @@ class ProgramSeen(_Message):
     every: Annotated[int, Field(ge=1)] = 1
 
 
-class RankResult(_Message):
+class RankResult(Message):
     """What one rank measured. Only the step samples are required; unknown is None."""
 
     # Empty: the rank told other things only.
@@ -357,7 +353,7 @@ class RankResult(_Message):
 TRAINED_NUMBERS = ("loss_first", "loss_last", "gradient_norm")
 
 
-class RankFailure(_Message):
+class RankFailure(Message):
     """A rank's note about the exception that ends it."""
 
     exception: ShortText  # qualified class name, e.g. torch.OutOfMemoryError
@@ -367,7 +363,10 @@ class RankFailure(_Message):
     step: Step = 0
     at_unix_seconds: Annotated[float, Field(ge=0, le=1e11)]
     out_of_memory: bool = False
-    phase_seconds: Annotated[dict[Phase, Seconds], Field(max_length=8)] = {}  # until then
+    # Until that moment.
+    phase_seconds: Annotated[dict[Phase, Seconds], Field(max_length=8)] = Field(
+        default_factory=dict
+    )
     peak_memory_allocated_bytes: Bytes | None = None
     device_memory_bytes: Bytes | None = None
 

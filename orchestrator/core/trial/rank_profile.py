@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from orchestrator.core.trial.kernel_names import Axis
 from orchestrator.core.trial.memory_timeline import MOST_MOMENTS, MemoryKind
+from orchestrator.core.trial.message import Message
 from orchestrator.core.trial.step_part import StepPart
 from orchestrator.core.trial.trace_split import COMPUTATION, EXPOSED, AttentionKernel, Part, Split
 
@@ -19,11 +20,7 @@ _Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
 _Text = Annotated[str, Field(max_length=NAME_LENGTH)]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ProfilePlan(_Message):
+class ProfilePlan(Message):
     """How a layout is profiled."""
 
     num_steps: Annotated[int, Field(ge=1, le=1000)] = PROFILED_STEPS
@@ -33,7 +30,7 @@ class ProfilePlan(_Message):
     ranks: tuple[int, ...] = ()
 
 
-class MemoryMoment(_Message):
+class MemoryMoment(Message):
     """The bytes of each kind at one moment of the first steps."""
 
     step: Annotated[int, Field(ge=1)]
@@ -45,7 +42,7 @@ class MemoryMoment(_Message):
         return sum(self.num_bytes.values())
 
 
-class RankProfile(_Message):
+class RankProfile(Message):
     """The split of one rank's profiled steps. Nanoseconds are of all steps together."""
 
     num_steps: Annotated[int, Field(ge=1)]

@@ -10,7 +10,8 @@ from enum import StrEnum
 
 
 class StepPart(StrEnum):
-    INIT = "init"  # before the first step: the model, the optimizer, the process group
+    # Before the first step: the model, the optimizer, the process group.
+    INIT = "init"
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"  # with the clipping of gradients

@@ -40,7 +40,8 @@ class Timing:
     """How far the timing of a layout's steps has come. Steps count from the very first."""
 
     num_warmup: int | None  # None: the warm-up goes on
-    next_look: int  # the number of steps at which to look again
+    # The number of steps at which to look again.
+    next_look: int
     is_enough: bool = False
     # Seconds of the fastest step, if that shows that the layout cannot be the best.
     bound: float | None = None

@@ -35,7 +35,8 @@ class TraceEvent:
     category: str
     start: int  # nanoseconds
     end: int
-    thread: str  # process and thread, or device and stream
+    # Process and thread, or device and stream.
+    thread: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -80,8 +80,10 @@ class AttentionKernel(StrEnum):
     """How attention was computed, as far as operations tell."""
 
     FUSED = "fused"
-    MATH = "math"  # torch's fallback, which makes the score matrix
-    EAGER = "eager"  # products and a softmax of the program's own
+    # Torch's fallback, which makes the score matrix.
+    MATH = "math"
+    # Products and a softmax of the program's own.
+    EAGER = "eager"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,8 @@ class Split:
 
     window: int
     num_steps: int
-    parts: Mapping[Part, int]  # all of them; they add up to the window
+    # All of them; they add up to the window.
+    parts: Mapping[Part, int]
     # Communication while a kernel ran. It took no time of its own, so it is no part.
     overlapped: Mapping[Axis, int]
     # The names that no table has, longest first.

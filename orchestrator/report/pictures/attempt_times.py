@@ -27,7 +27,8 @@ class AttemptSpan:
     # If the attempt has not ended: its start.
     end: float
     has_ended: bool
-    gpu_seconds: float  # 0 if it has not ended, or they are not known
+    # 0 if it has not ended, or they are not known.
+    gpu_seconds: float
     outcome: Outcome | None  # None: it has not ended
     # Tokens/s/GPU of a measurement that can be ranked.
     speed: float | None

@@ -11,8 +11,8 @@ from orchestrator.report.pictures.attempt_times import AttemptSpan, spans
 from orchestrator.report.pictures.picture import (
     COLORS,
     HOVER_TRIAL,
-    Axis,
     Picture,
+    PictureAxis,
     Trace,
     figure,
     log_ticks,
@@ -108,18 +108,18 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         figure=figure(
             traces,
             x=_hours_axis(shown),
-            y=Axis(title="tokens/s/GPU, relative to the cell's best", range=(0.0, 1.05)),
+            y=PictureAxis(title="tokens/s/GPU, relative to the cell's best", range=(0.0, 1.05)),
         ),
     )
 
 
-def _hours_axis(found: Sequence[History]) -> Axis:
+def _hours_axis(found: Sequence[History]) -> PictureAxis:
     """Logarithmic, if the first attempts would else be at the edge."""
     hours = [step.gpu_hours for one in found for step in one.steps]
     title = "GPU-hours paid in the cell"
     if not 0 < min(hours) < max(hours) / 30:
-        return Axis(title=title, from_zero=True)
-    return Axis(title=title, is_log=True, **log_ticks(hours))
+        return PictureAxis(title=title, from_zero=True)
+    return PictureAxis(title=title, is_log=True, **log_ticks(hours))
 
 
 def _traces(history: History, color: str) -> list[Trace]:

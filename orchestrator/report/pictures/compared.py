@@ -5,21 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.report.comparison import Change, Compared, Comparison, of_fingerprints, of_sweeps
+from orchestrator.report.comparison import (
+    Comparison,
+    LayoutDifference,
+    SpeedDifference,
+    of_fingerprints,
+    of_sweeps,
+)
 from orchestrator.report.pictures.picture import (
     BLUE,
     GREY,
     HOVER_TRIAL,
     VERMILION,
-    Axis,
     Picture,
+    PictureAxis,
     Trace,
     figure,
 )
 from orchestrator.report.sweep_rows import SweepRows
 
 MOST_SHOWN = 40
-_COLORS = {Change.FASTER: BLUE, Change.SLOWER: VERMILION, Change.NOISE: GREY}
+_COLORS = {
+    SpeedDifference.FASTER: BLUE,
+    SpeedDifference.SLOWER: VERMILION,
+    SpeedDifference.NOISE: GREY,
+}
 
 
 def comparison(sweeps: Sequence[SweepRows]) -> Comparison | None:
@@ -49,24 +59,26 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     if not found.layouts:
         return replace(blank, why_empty=f"{found.text()} So there is nothing to compare.")
     # Those that changed come first.
-    shown = sorted(found.layouts, key=lambda one: (one.change is Change.NOISE, one.ratio))
+    shown = sorted(found.layouts, key=lambda one: (one.change is SpeedDifference.NOISE, one.ratio))
     shown = shown[:MOST_SHOWN]
     labels = [f"trial {one.after.trial_id}" for one in shown]
-    traces = [_trace([one for one in shown if one.change is kind], kind) for kind in Change]
+    traces = [
+        _trace([one for one in shown if one.change is kind], kind) for kind in SpeedDifference
+    ]
     caption = found.text() + (f" Changed: {found.changed}." if found.changed else "")
     if len(found.layouts) > len(shown):
         caption += f" Shown are {len(shown)}, those that changed first."
     made = figure(
         [trace for trace in traces if trace["x"]],
-        x=Axis(title=f"tokens/s/GPU of {found.after} over {found.before}, less 1"),
-        y=Axis(title="", names=list(reversed(labels))),
+        x=PictureAxis(title=f"tokens/s/GPU of {found.after} over {found.before}, less 1"),
+        y=PictureAxis(title="", names=list(reversed(labels))),
         height=170 + 22 * len(shown),
     )
     made["layout"]["xaxis"]["tickformat"] = "+.1%"
     return replace(blank, caption=caption, figure=made)
 
 
-def _trace(some: Sequence[Compared], kind: Change) -> Trace:
+def _trace(some: Sequence[LayoutDifference], kind: SpeedDifference) -> Trace:
     ratios = [one.ratio - 1 for one in some]
     highs = [one.after.high / one.before.low - 1 for one in some]
     lows = [one.after.low / one.before.high - 1 for one in some]

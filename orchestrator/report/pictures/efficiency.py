@@ -11,8 +11,8 @@ from orchestrator.report.pictures.picture import (
     COLORS,
     GREY,
     HOVER_TRIAL,
-    Axis,
     Picture,
+    PictureAxis,
     Trace,
     figure,
     gpu_ticks,
@@ -126,10 +126,10 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         f" {show.percent(worst[0].efficiency)} of {worst[1].problem} on"
         f" {show.counted(worst[0].num_gpus, 'GPU')}."
     )
-    y = Axis(title="efficiency", from_zero=True)
+    y = PictureAxis(title="efficiency", from_zero=True)
     made = figure(
         [ideal, *traces],
-        x=Axis(title="GPUs", is_log=True, **gpu_ticks(numbers)),
+        x=PictureAxis(title="GPUs", is_log=True, **gpu_ticks(numbers)),
         y=y,
     )
     made["layout"]["yaxis"]["tickformat"] = ".0%"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.trial.failure_kinds import POLICIES, FailureKind
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.picture import COLORS, Axis, Picture, figure
+from orchestrator.report.pictures.picture import COLORS, Picture, PictureAxis, figure
 from orchestrator.report.sweep_rows import SweepRows
 
 UNKNOWN_NODE = "unknown node"
@@ -80,8 +80,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         caption=caption,
         figure=figure(
             traces,
-            x=Axis(title="failed attempts", from_zero=True),
-            y=Axis(title="", names=list(reversed(nodes))),
+            x=PictureAxis(title="failed attempts", from_zero=True),
+            y=PictureAxis(title="", names=list(reversed(nodes))),
             height=160 + 26 * len(nodes),
             barmode="stack",
         ),

@@ -19,8 +19,8 @@ from orchestrator.report.pictures.picture import (
     PURPLE,
     SKY,
     VERMILION,
-    Axis,
     Picture,
+    PictureAxis,
     figure,
 )
 from orchestrator.report.sweep_rows import SweepRows
@@ -121,8 +121,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         caption += f" Shown are {len(shown)} of {len(nodes):,} nodes."
     made = figure(
         traces,
-        x=Axis(title="time (UTC)"),
-        y=Axis(title="", names=list(reversed(shown))),
+        x=PictureAxis(title="time (UTC)"),
+        y=PictureAxis(title="", names=list(reversed(shown))),
         height=170 + 24 * len(shown),
         barmode="overlay",
     )
@@ -243,8 +243,8 @@ def gpu_seconds(sweeps: Sequence[SweepRows]) -> Picture:
         caption += f" {show.gpu_hours(unreserved)} GPU-hours of the cluster were not reserved."
     made = figure(
         traces,
-        x=Axis(title="GPU-hours", from_zero=True),
-        y=Axis(title="", names=["GPU-hours"]),
+        x=PictureAxis(title="GPU-hours", from_zero=True),
+        y=PictureAxis(title="", names=["GPU-hours"]),
         height=220,
         barmode="stack",
     )

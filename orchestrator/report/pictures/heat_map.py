@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.picture import SCALE, Axis, Picture, figure
+from orchestrator.report.pictures.picture import SCALE, Picture, PictureAxis, figure
 from orchestrator.report.ranking import why_no_best
 from orchestrator.report.sweep_rows import SweepRows
 
@@ -158,8 +158,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         caption=_caption(found),
         figure=figure(
             [trace],
-            x=Axis(title="GPUs", names=[_gpus(number) for number in numbers]),
-            y=Axis(title="", names=list(reversed(problems))),
+            x=PictureAxis(title="GPUs", names=[_gpus(number) for number in numbers]),
+            y=PictureAxis(title="", names=list(reversed(problems))),
             height=MARGIN + ROW_HEIGHT * len(problems),
             annotations=labels,
         ),

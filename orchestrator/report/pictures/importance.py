@@ -10,7 +10,7 @@ from statistics import fmean
 
 from orchestrator.report import quantities as show
 from orchestrator.report.pictures.axis_values import MeasuredLayout, measured_layouts, varying
-from orchestrator.report.pictures.picture import BLUE, Axis, Picture, figure, marked_up
+from orchestrator.report.pictures.picture import BLUE, Picture, PictureAxis, figure, marked_up
 from orchestrator.report.sweep_rows import SweepRows
 
 FEWEST = 4  # layouts
@@ -43,7 +43,8 @@ def importances(sweeps: Sequence[SweepRows]) -> tuple[Importance, ...]:
     num_cells = len({one.cell_id for one in found})
     for axis in varying(found):
         if axis == "GPUs":
-            continue  # the speeds are relative within a number of GPUs
+            # The speeds are relative within a number of GPUs.
+            continue
         groups: defaultdict[str, list[float]] = defaultdict(list)
         for one in found:
             groups[one.values.get(axis, "-")].append(logs[one.trial_id])
@@ -76,7 +77,8 @@ def between(groups: Collection[Sequence[float]], total: float) -> float:
     between = sum(len(some) * fmean(some) ** 2 for some in groups)
     freedom = len(groups) - 1
     if num <= len(groups):
-        return 0.0  # each value has one layout: nothing tells its effect from chance
+        # Each value has one layout: nothing tells its effect from chance.
+        return 0.0
     by_chance = freedom * (total - between) / (num - len(groups))
     return max(between - by_chance, 0.0) / total
 
@@ -111,8 +113,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     }
     made = figure(
         [trace],
-        x=Axis(title="share of the variance of log speed", range=(0.0, 1.0)),
-        y=Axis(title="", names=list(reversed(axes))),
+        x=PictureAxis(title="share of the variance of log speed", range=(0.0, 1.0)),
+        y=PictureAxis(title="", names=list(reversed(axes))),
         height=150 + 32 * len(axes),
     )
     made["layout"]["xaxis"]["tickformat"] = ".0%"

@@ -16,8 +16,8 @@ from orchestrator.report.pictures.picture import (
     HOVER_TRIAL,
     ORANGE,
     VERMILION,
-    Axis,
     Picture,
+    PictureAxis,
     Trace,
     figure,
 )
@@ -63,9 +63,11 @@ class Foretold:
     """How well predicted memory told which trials fit. Pruned trials were not tried."""
 
     fits: int = 0  # predicted to fit, and did
-    missed: int = 0  # predicted to fit, and ran out of memory
+    # Predicted to fit, and ran out of memory.
+    missed: int = 0
     false_alarms: int = 0  # predicted not to fit, and did
-    caught: int = 0  # predicted not to fit, and ran out of memory
+    # Predicted not to fit, and ran out of memory.
+    caught: int = 0
 
 
 def points(sweeps: Sequence[SweepRows]) -> tuple[BoundaryPoint, ...]:
@@ -194,13 +196,13 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         caption=caption,
         figure=figure(
             traces,
-            x=Axis(
+            x=PictureAxis(
                 title="micro-batch size (sequences)",
                 is_log=True,
                 ticks=sizes,
                 texts=[f"{size:,}" for size in sizes],
             ),
-            y=Axis(title="", names=list(reversed(names))),
+            y=PictureAxis(title="", names=list(reversed(names))),
             height=160 + 20 * len(names),
         ),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from orchestrator.report import quantities as show
 from orchestrator.report.pictures.axis_values import MeasuredLayout, measured_layouts, varying
-from orchestrator.report.pictures.picture import Axis, Picture, Trace, figure, marked_up
+from orchestrator.report.pictures.picture import Picture, PictureAxis, Trace, figure, marked_up
 from orchestrator.report.sweep_rows import SweepRows
 
 # From slow to fast: parts of Viridis, with the lower ends of their relative speeds.
@@ -66,8 +66,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     }
     made = figure(
         traces,
-        x=Axis(title="", ticks=list(range(len(names))), texts=names),
-        y=Axis(title="relative speed", range=(-0.05, 1.05)),
+        x=PictureAxis(title="", ticks=list(range(len(names))), texts=names),
+        y=PictureAxis(title="relative speed", range=(-0.05, 1.05)),
         height=440,
         **layout,
     )

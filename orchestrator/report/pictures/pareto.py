@@ -14,8 +14,8 @@ from orchestrator.report.pictures.picture import (
     GIB,
     GREY,
     HOVER_TRIAL,
-    Axis,
     Picture,
+    PictureAxis,
     Trace,
     figure,
 )
@@ -113,8 +113,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         caption=_caption(sweeps, found, num_possible=len(possible)),
         figure=figure(
             [trace for trace in traces if trace["x"]],
-            x=Axis(title="memory taken of the device, worst rank (GiB)", from_zero=True),
-            y=Axis(title="tokens/s/GPU", from_zero=True),
+            x=PictureAxis(title="memory taken of the device, worst rank (GiB)", from_zero=True),
+            y=PictureAxis(title="tokens/s/GPU", from_zero=True),
         ),
     )
 

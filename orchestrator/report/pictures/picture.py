@@ -54,7 +54,7 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axis:
+class PictureAxis:
     """An axis: its title with the unit, and its scale."""
 
     title: str
@@ -91,7 +91,7 @@ def marked_up(text: str) -> str:
 
 
 def figure(
-    traces: Sequence[Trace], *, x: Axis, y: Axis, height: int = 420, **layout: Any
+    traces: Sequence[Trace], *, x: PictureAxis, y: PictureAxis, height: int = 420, **layout: Any
 ) -> Figure:
     """A figure of traces. Colours of text, grid and background are the page's."""
     return {

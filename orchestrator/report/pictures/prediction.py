@@ -16,8 +16,8 @@ from orchestrator.report.pictures.picture import (
     GREY,
     HOVER_TRIAL,
     ORANGE,
-    Axis,
     Picture,
+    PictureAxis,
     Trace,
     log_ticks,
 )
@@ -26,7 +26,8 @@ from orchestrator.report.sweep_rows import SweepRows
 if TYPE_CHECKING:
     from db.read.rows import TrialRow
 
-GAP = 0.12  # between the two halves, as a share of the width
+# Between the two halves, as a share of the width.
+GAP = 0.12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         values = [value / unit for one in pairs for value in (one.predicted, one.measured)]
         ticks = log_ticks(values)
         for letter, other, kind in (("x", "y", "measured"), ("y", "x", "predicted")):
-            axis = Axis(title=f"{kind} {name} ({title})", is_log=True, **ticks)
+            axis = PictureAxis(title=f"{kind} {name} ({title})", is_log=True, **ticks)
             layout[f"{letter}axis{suffix}"] = axis.layout() | {"anchor": f"{other}{suffix}"}
         layout[f"xaxis{suffix}"]["domain"] = [start, min(start + share, 1.0)]
     captions = [_caption(pairs, name) for pairs, name, *_ in shown]

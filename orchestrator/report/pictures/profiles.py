@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.trial.memory_timeline import MemoryKind
 from orchestrator.core.trial.trace_split import COMPUTATION, EXPOSED, Part
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.picture import COLORS, GIB, Axis, Picture, figure
+from orchestrator.report.pictures.picture import COLORS, GIB, Picture, PictureAxis, figure
 from orchestrator.report.profile_text import PART_NAMES
 from orchestrator.report.sweep_rows import SweepRows
 
@@ -125,8 +125,8 @@ def split_of(found: Sequence[StepSplit]) -> Picture:
         caption=" ".join(map(_said, found[:3])),
         figure=figure(
             traces,
-            x=Axis(title="milliseconds of a step, under the profiler", from_zero=True),
-            y=Axis(title="", names=list(reversed(labels))),
+            x=PictureAxis(title="milliseconds of a step, under the profiler", from_zero=True),
+            y=PictureAxis(title="", names=list(reversed(labels))),
             height=190 + 30 * len(found),
             barmode="stack",
         ),
@@ -206,8 +206,8 @@ def timeline_of(one: TrialDetail, profile: ProfileRow) -> Picture:
     shapes, labels = _phases(moments)
     made = figure(
         traces,
-        x=Axis(title="moments of the first steps", ticks=[], from_zero=True),
-        y=Axis(title="memory of rank 0 (GiB)", from_zero=True),
+        x=PictureAxis(title="moments of the first steps", ticks=[], from_zero=True),
+        y=PictureAxis(title="memory of rank 0 (GiB)", from_zero=True),
         shapes=shapes,
         annotations=labels,
     )

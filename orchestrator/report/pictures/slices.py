@@ -11,8 +11,8 @@ from orchestrator.report.pictures.importance import FEWEST, importances
 from orchestrator.report.pictures.picture import (
     COLORS,
     HOVER_TRIAL,
-    Axis,
     Picture,
+    PictureAxis,
     Trace,
     figure,
 )
@@ -94,8 +94,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         caption=caption,
         figure=figure(
             traces,
-            x=Axis(title="", names=labels),
-            y=Axis(title="tokens/s/GPU, relative to the cell's best", range=(0.0, 1.05)),
+            x=PictureAxis(title="", names=labels),
+            y=PictureAxis(title="tokens/s/GPU, relative to the cell's best", range=(0.0, 1.05)),
             showlegend=False,
         ),
     )

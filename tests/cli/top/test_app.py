@@ -337,7 +337,8 @@ def test_it_follows_a_sweep_that_runs(
 ) -> None:
     # A simulated sweep lasts for less than a second.
     monkeypatch.setattr(top_app, "REST_SECONDS", 0.01)
-    monkeypatch.setattr(top_app, "RESTS_PER_READING", 1.0)  # half of the time is the writer's
+    # Half of the time is the writer's.
+    monkeypatch.setattr(top_app, "RESTS_PER_READING", 1.0)
     command = Command(tmp_path, sqlite_url)
     file = write_sweep(tmp_path, search={"strategy": "exhaustive"})
     seen: list[str] = []

@@ -18,7 +18,7 @@ from db.store import Store
 from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray import gang
-from orchestrator.cluster.ray.leases import Lease, Leases, Part
+from orchestrator.cluster.ray.leases import Lease, LeasePart, Leases
 from orchestrator.cluster.simulated import SimulatedScheduler, simulated
 from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape, WaitingGang
 from orchestrator.core.trial.failure_kinds import FailureKind
@@ -90,7 +90,7 @@ def test_what_packing_starts_where_there_is_room_can_always_be_leased(
     moves: list[tuple[str, int, int]],
 ) -> None:
     leases, free_slots = LeasesOfNobody(), FreeSlots(SLOTS)
-    running: dict[int, list[Part]] = {}
+    running: dict[int, list[LeasePart]] = {}
     for number, (move, width, which) in enumerate(moves):
         if move == "start":
             shape = Shape.of(width, gpus_per_node=8)
@@ -137,7 +137,7 @@ class SchedulerWithLeases(FakeScheduler):
             lambda request: 1.0 / request.layout.micro_batch_size, nodes=SLOTS, device=Device.CUDA
         )
         self._leases, self._chance = LeasesOfNobody(), chance
-        self._parts: dict[int, list[Part]] = {}
+        self._parts: dict[int, list[LeasePart]] = {}
 
     def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
         return self._leases.free_on_nodes()
@@ -224,7 +224,7 @@ def test_a_lost_agent_is_the_same_failure_as_a_simulated_lost_node() -> None:
     )
 
 
-def why_lost(part: Part) -> FailureKind:
+def why_lost(part: LeasePart) -> FailureKind:
     return gang.why_lost(part, RayOutOfMemory("the node is full")).kind
 
 

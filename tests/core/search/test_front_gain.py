@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.problem.hypervolume import hypervolume
 from orchestrator.core.search.front_gain import FrontGain
-from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
+from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
 from orchestrator.core.search.proposer import Proposer
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Surrogate
@@ -22,7 +22,7 @@ ALL = tuple(Merit)
 def lattice(seconds: Floats, memory: Floats) -> Lattice:
     num = len(seconds)
     return Lattice(
-        axes=(Axis.of("size", range(num)),),
+        axes=(LatticeAxis.of("size", range(num)),),
         seconds=Belief(
             mean=np.log(seconds),
             basis=np.ones((num, 1)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.core.search.lattice import Axis, Belief, Lattice
+from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.option_effects import SECONDS_PER_MEMORY, OptionEffects
 from orchestrator.core.search.proposer import Proposer
 from orchestrator.core.search.told import Told
@@ -17,13 +17,13 @@ LIMIT = 80.0
 
 
 def lattice(memory: list[float] | None = None) -> Lattice:
-    kernel = Axis.of_words("kernel", KERNELS)
+    kernel = LatticeAxis.of_words("kernel", KERNELS)
     columns = np.stack([kernel.steps == step for step in range(3)], axis=1).astype(np.float64)
     basis = np.concatenate([np.ones((6, 1)), columns], axis=1)
     of_time = np.diag([0.1, 0.04, 0.04, 0.04])
     of_memory = np.diag([0.02, 0.25, 0.25, 0.25])
     return Lattice(
-        axes=(kernel, Axis.of("size", SIZES)),
+        axes=(kernel, LatticeAxis.of("size", SIZES)),
         seconds=Belief(
             mean=np.log([1.0, 1.0, 1.0, 1.02, 1.02, 1.02]),
             basis=basis,
@@ -59,7 +59,7 @@ def test_a_value_that_keeps_more_is_taken_to_be_slower_until_it_ran() -> None:
 
 
 def test_without_options_there_is_nothing_to_try() -> None:
-    assert not OptionEffects(Lattice(axes=(Axis.of("size", SIZES),)))
+    assert not OptionEffects(Lattice(axes=(LatticeAxis.of("size", SIZES),)))
     assert not OptionEffects(Lattice(axes=()))
 
 

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
+from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
 from orchestrator.core.search.proposer import Proposer
 from orchestrator.core.search.told import Told
 
@@ -18,7 +18,7 @@ LIMIT = 80.0
 def lattice(seconds: Floats, memory: Floats | None = None) -> Lattice:
     rows = np.arange(len(seconds), dtype=np.float64)
     return Lattice(
-        axes=(Axis.of("size", rows.tolist()),),
+        axes=(LatticeAxis.of("size", rows.tolist()),),
         seconds=Belief(
             mean=np.log(seconds),
             basis=np.ones((len(rows), 1)),
@@ -145,7 +145,7 @@ def test_what_is_not_in_seconds_is_searched_alike_in_any_unit(unit: float, of_wo
         covariance=np.array([[9.0]]),
         residual_sd=0.3,
     )
-    axes = (Axis.of("a", places[:, 0].tolist()), Axis.of("b", places[:, 1].tolist()))
+    axes = (LatticeAxis.of("a", places[:, 0].tolist()), LatticeAxis.of("b", places[:, 1].tolist()))
 
     def asked(unit: float) -> list[int]:
         space = Lattice(
@@ -406,8 +406,8 @@ def test_the_chance_to_fit_is_that_of_the_usable_memory() -> None:
 
 def test_without_predictions_the_farthest_row_is_next() -> None:
     """Steps over the axis's length; words are apart by one, or not at all."""
-    sizes = Axis.of("size", [0.0, 1.0, 2.0, 3.0, 4.0, 4.0])
-    words = Axis.of_words("word", ["a", "a", "a", "a", "a", "b"])
+    sizes = LatticeAxis.of("size", [0.0, 1.0, 2.0, 3.0, 4.0, 4.0])
+    words = LatticeAxis.of_words("word", ["a", "a", "a", "a", "a", "b"])
     space = Lattice(axes=(sizes, words), seconds=None, memory=None, memory_limit_bytes=None)
     proposer = Proposer(space, seed=0)
     proposer.tell(Told(row=0, score=0.0))

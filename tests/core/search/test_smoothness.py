@@ -8,7 +8,7 @@ from math import exp, log, sqrt
 import numpy as np
 import pytest
 
-from orchestrator.core.search.lattice import Axis, Lattice
+from orchestrator.core.search.lattice import Lattice, LatticeAxis
 from orchestrator.core.search.smoothness import (
     FREEDOM,
     JITTER,
@@ -21,8 +21,8 @@ from orchestrator.core.search.smoothness import (
     residual_covariance,
 )
 
-SIZES = Axis.of("size", [0.0, 3.0, 6.0])
-WORDS = Axis.of_words("kernel", ["a", "b", "a"])
+SIZES = LatticeAxis.of("size", [0.0, 3.0, 6.0])
+WORDS = LatticeAxis.of_words("kernel", ["a", "b", "a"])
 BOTH = Smoothness(lengths=np.array([3.0, 1.0]), joint_sd=0.5, additive_sd=0.3, noise_sd=0.1)
 
 
@@ -53,7 +53,7 @@ def test_without_axes_all_rows_are_one() -> None:
 
 
 def test_a_guess_is_three_doublings_or_a_quarter_of_the_axis() -> None:
-    long = Axis.of("long", [0.0, 20.0, 4.0])
+    long = LatticeAxis.of("long", [0.0, 20.0, 4.0])
     found = Smoothness.guess(Lattice(axes=(SIZES, long, WORDS)), residual_sd=None)
     assert found.lengths.tolist() == [3.0, 5.0, 1.0]
     assert (found.joint_sd, found.additive_sd, found.noise_sd) == (0.5, 0.5, 0.04)
@@ -76,8 +76,8 @@ def test_a_value_that_others_contradict_has_more_noise() -> None:
     assert near[0] == base
 
 
-def drawn(length: float, *, seed: int = 0) -> tuple[tuple[Axis, ...], np.ndarray]:
-    axis = Axis.of("size", np.linspace(0.0, 12.0, 40).tolist())
+def drawn(length: float, *, seed: int = 0) -> tuple[tuple[LatticeAxis, ...], np.ndarray]:
+    axis = LatticeAxis.of("size", np.linspace(0.0, 12.0, 40).tolist())
     true = Smoothness(lengths=np.array([length]), joint_sd=0.4, additive_sd=0.01, noise_sd=0.02)
     rows = np.arange(40)
     covariance = residual_covariance(kernels_of((axis,), true), true, rows, rows)
@@ -114,7 +114,7 @@ def test_larger_values_teach_larger_parts_and_noise() -> None:
 def test_the_likelihood_is_that_of_a_normal_value_less_what_parts_from_the_guess() -> None:
     """One value y of variance v: -y² / 2v - log(v) / 2, and a normal prior on each logarithm."""
     guess = Smoothness(lengths=np.array([3.0]), joint_sd=0.4, additive_sd=0.3, noise_sd=0.2)
-    axes, y, shared = (Axis.of("size", [0.0]),), np.array([0.1]), np.array([[0.05]])
+    axes, y, shared = (LatticeAxis.of("size", [0.0]),), np.array([0.1]), np.array([[0.05]])
 
     def variance(of: Smoothness) -> float:
         # A value that the others do not contradict keeps the base's noise.
@@ -145,7 +145,7 @@ def test_without_values_the_guess_is_likeliest() -> None:
             noise_sd=0.2 * factor,
         )
         nothing = np.zeros((0, 0))
-        empty = Axis(
+        empty = LatticeAxis(
             name="size", ordered=True, steps=np.zeros(0, dtype=np.int64), places=SIZES.places
         )
         found = likeliest(far, guess, (empty,), np.zeros(0), nothing)

@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
+from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import KEPT, MOST, Bound, Surrogate, Value
 
 
 def grid(a: int = 6, b: int = 6) -> Lattice:
     rows = np.array([(i, j) for i in range(a) for j in range(b)], dtype=np.float64)
-    return Lattice(axes=(Axis.of("a", rows[:, 0].tolist()), Axis.of("b", rows[:, 1].tolist())))
+    return Lattice(
+        axes=(LatticeAxis.of("a", rows[:, 0].tolist()), LatticeAxis.of("b", rows[:, 1].tolist()))
+    )
 
 
 def surrogate(
@@ -187,8 +189,8 @@ def test_words_are_alike_or_not_whatever_their_order() -> None:
     words = ["eager", "flash", "sdpa"] * 4
     lattice = Lattice(
         axes=(
-            Axis.of_words("attention", words),
-            Axis.of("size", [float(i // 3) for i in range(12)]),
+            LatticeAxis.of_words("attention", words),
+            LatticeAxis.of("size", [float(i // 3) for i in range(12)]),
         )
     )
     found = surrogate(lattice)

@@ -66,7 +66,7 @@ def test_money_without_a_price_is_refused_with_the_file(device: str) -> None:
 def test_money_without_a_price_is_refused_where_the_device_turns_out_to_have_none() -> None:
     with pytest.raises(
         UsageInvalid,
-        match=r"max_cost 5: no price is known of what device auto means here; give price_per_gpu",
+        match=r"max_cost 5: the price of device auto is unknown here; give price_per_gpu",
     ):
         found({"max_cost": 5.0})
 
@@ -82,7 +82,7 @@ def test_an_objective_needs_a_price_or_a_memory_size_that_somebody_knows() -> No
     price = price_of(dollars, None)
     check_objectives(dollars, price, device=Device.CPU, memory_limit_bytes=None)
     check_objectives(room, None, device=Device.CUDA, memory_limit_bytes=8e10)
-    with pytest.raises(UsageInvalid, match="no price is known"):
+    with pytest.raises(UsageInvalid, match="the price of device auto is unknown"):
         check_objectives(dollars, None, device=Device.CPU, memory_limit_bytes=8e10)
     with pytest.raises(UsageInvalid, match=r"no memory size is known .* give device_memory_gib"):
         check_objectives(room, price, device=Device.CUDA, memory_limit_bytes=None)

@@ -151,7 +151,8 @@ def test_whole_gradients_are_kept_where_they_may_be_and_differ(
 @pytest.mark.parametrize(
     ("sizes", "tensor_parallel", "is_refused"),
     [
-        ({}, 1, False),  # 96, 48 and 192 are 6, 3 and 12 blocks of 16
+        # 96, 48 and 192 are 6, 3 and 12 blocks of 16.
+        ({}, 1, False),
         ({}, 2, True),  # 24 of the keys and values
         ({"num_key_value_heads": 8}, 2, False),  # 48, 48 and 96
         ({"num_key_value_heads": 8}, 4, True),  # 24

@@ -325,7 +325,8 @@ def test_parts_are_never_negative_and_add_up_to_the_window(rows: list[Any]) -> N
 @given(_device_rows)
 def test_each_moment_has_the_first_kind_that_runs(rows: list[Any]) -> None:
     """An independent count, microsecond by microsecond, of computation and exposed axes."""
-    rows = [*rows, kernel("what_is_this", 0, 1)]  # without a kernel it would be a CPU's trace
+    # Without a kernel it would be a CPU's trace.
+    rows = [*rows, kernel("what_is_this", 0, 1)]
     found = of(*rows)
     counted = {GEMM: Part.MATMUL, FLASH: Part.ATTENTION, ADAM: Part.OPTIMIZER, ADD: Part.OTHER}
     launches = {r["args"]["correlation"]: r["ts"] for r in rows if r["cat"] == "cuda_runtime"}

@@ -71,7 +71,8 @@ def test_a_rename_changes_the_name_and_nothing_else(store: Store, store_url: str
     assert (row.id, row.state, row.run_token) == (before.id, before.state, before.run_token)
     with pytest.raises(UsageInvalid, match="exists already; take another name"):
         store.rename(sweep_id, "taken")
-    store.rename(sweep_id, "new")  # an answer was lost, and the write is tried again
+    # An answer was lost, and the write is tried again.
+    store.rename(sweep_id, "new")
     assert [each.name for each in store.sweeps()] == ["taken", "new"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.report.comparison import Change
+from orchestrator.report.comparison import SpeedDifference
 from orchestrator.report.pictures import (
     compared,
 )
@@ -15,7 +15,7 @@ def test_two_sweeps_are_compared_by_the_layouts_of_both(
     found = compared.comparison([scaling, scaling])
     assert found is not None
     assert len(found.layouts) == 6
-    assert {one.change for one in found.layouts} == {Change.NOISE}
+    assert {one.change for one in found.layouts} == {SpeedDifference.NOISE}
     assert "6 noise" in compared.picture([scaling, scaling]).caption
     of_one = compared.comparison([tiny])
     assert of_one is not None

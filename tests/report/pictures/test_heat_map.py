@@ -52,7 +52,8 @@ def test_the_heat_map_is_what_the_exported_csv_says_cell_by_cell(
         problem = (
             f"{row['model']}, sequence {int(row['sequence_length']):,},"
             f" batch {int(row['global_batch_size']):,}"
-        ).removeprefix("'")  # so that no spreadsheet takes it for a formula
+            # So that no spreadsheet takes it for a formula.
+        ).removeprefix("'")
         # A problem that both sweeps have.
         if (in_several := f"{problem} ({row['sweep']})") in trace["y"]:
             problem = in_several

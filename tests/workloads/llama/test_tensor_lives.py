@@ -137,8 +137,10 @@ def test_the_history_of_cudas_allocator_becomes_moments(monkeypatch: pytest.Monk
         return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": time_us}
 
     entries = [
-        entry("alloc", 2000, 70, 25),  # in the forward pass, from 20 on
-        entry("alloc", 3000, 30, 35),  # in the backward pass, from 30 on
+        # In the forward pass, from 20 on.
+        entry("alloc", 2000, 70, 25),
+        # In the backward pass, from 30 on.
+        entry("alloc", 3000, 30, 35),
         entry("free_completed", 2000, 70, 36),
     ]
     monkeypatch.setattr(AllocatorHistory, "now", now)

@@ -23,7 +23,8 @@ class Queue:
     """A device that runs what the host enqueues, in order. Both have a clock in seconds."""
 
     host: float = 0.0
-    device: float = 0.0  # when all that is enqueued is done
+    # When all that is enqueued is done.
+    device: float = 0.0
     waits: list[float] = field(default_factory=list)  # of the host for the device
 
     def enqueue(self, seconds: float) -> None:
