@@ -4,7 +4,8 @@ python -m docs.screenshots [--playbook FILE.csv]
 
 Runs sweeps/quickstart.yaml in a temporary folder, and writes docs/screenshot-report.png (the top of
 its report) and docs/screenshot-ui.png (its live page). `--playbook`: the table of the runs of the
-Ultra-Scale Playbook; a replay of it gives docs/screenshot-playbook.png.
+Ultra-Scale Playbook; a replay of it gives docs/screenshot-playbook.png and, drawn by `sweep plot`,
+docs/report-best-layouts.png.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def main() -> int:
             for table in tables:
                 whole = ["search.strategy=exhaustive", "search.confirm.repeats=0"]
                 _sweep("replay", arguments.playbook, "--table", table, *whole, "--quiet")
-            _sweep("report", *(f"replay-{table.lower()}" for table in tables), "-o", "playbook")
+            names = [f"replay-{table.lower()}" for table in tables]
+            _sweep("plot", "best-layouts", *names, "--png", "-o", DOCS / "report-best-layouts.png")
+            _sweep("report", *names, "-o", "playbook")
             page = Path("playbook/index.html").resolve().as_uri()
             _take(browser, page, "playbook", height=580, picture="scaling")
     return 0

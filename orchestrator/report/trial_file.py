@@ -1,4 +1,4 @@
-"""The sweep file that measures one trial's layout again, and the commands about the trial."""
+"""The sweep file that measures one trial's layout again."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class TrialFiles:
     axes: Sequence[str] | None
     # The YAML that all trials share.
     shared: str
+    workload: str
     # The options of workload command; None: another workload, or they cannot be read.
     program: CommandOptions | None
 
@@ -55,6 +56,7 @@ class TrialFiles:
         return cls(
             axes=None if axes is None else tuple(axes),
             shared=shared,
+            workload=(spec.get("workload") or {}).get("name", ""),
             program=_program(spec_json) if axes is not None else None,
         )
 
@@ -107,17 +109,3 @@ def _lines(values: Mapping[str, Any], *, indent: str = "") -> list[str]:
     return [
         f"{indent}{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()
     ]
-
-
-def commands(detail: TrialDetail) -> list[tuple[str, str]]:
-    """Return commands about a trial, each with what it is for."""
-    trial = detail.trial
-    found = [
-        ("measure it again", f"sweep run trial-{trial.id}.yaml"),
-        ("write it for your framework", f"sweep export config --trial {trial.id} --to FRAMEWORK"),
-        ("all that the store knows", f"sweep show {trial.id}"),
-    ]
-    if trial.num_attempts:
-        found.append(("what a rank printed", f"sweep logs {trial.id} --rank 0"))
-        found.append(("what its steps are spent on", f"sweep profile {trial.id} --memory"))
-    return found

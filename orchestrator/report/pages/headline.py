@@ -19,6 +19,7 @@ from orchestrator.report.ranking import (
 )
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.tie_advice import tie_advice
+from orchestrator.report.trial_commands import UNTRAINED, export_command
 from orchestrator.report.trial_line import cell_title, layout_text, speed_texts, why_unsure_lines
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
     tied = [trial for trial in ranking.leading if trial.id in ranking.tied]
     advice = tie_advice(sweep.sweep, tied) if len(tied) > 1 else None
     known = [advice, load_text(shown), ranking.drift]
+    workload = str(sweep.sweep.conditions.get("workload"))
     return CellHeadline(
         title=title,
         sweep=sweep.name,
@@ -81,14 +83,9 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
             for trial in shown
         ],
         remarks=[*(text for text in known if text), *remarks, *why_unsure_lines(shown)],
-        limits=limits(best),
-        command=f"sweep export config {sweep.name} --trial {best.trial.id} --to {_target(sweep)}",
+        limits=limits(best, workload=workload),
+        command=export_command(best.trial.id, workload=workload, sweep=sweep.name),
     )
-
-
-def _target(sweep: SweepRows) -> str:
-    """A program of the user becomes a script; who uses ours has a framework of their own."""
-    return "torchrun" if sweep.sweep.conditions.get("workload") == "command" else "FRAMEWORK"
 
 
 def _shown(ranking: Ranking) -> list[TrialRow]:
@@ -116,7 +113,7 @@ def _left_out(of_cell: Sequence[TrialRow]) -> list[str]:
     return lines
 
 
-def limits(best: TrialDetail) -> list[str]:
+def limits(best: TrialDetail, *, workload: str) -> list[str]:
     """Return what limits a layout: its memory, and the parts of its step if it was profiled."""
     from orchestrator.report.profile_text import PART_NAMES  # pydantic
 
@@ -127,6 +124,8 @@ def limits(best: TrialDetail) -> list[str]:
             f"Memory: {show.memory_of(peak, limit)}, {show.percent(peak / limit)} of the device."
         )
     profile = next((one for one in reversed(best.profiles) if one.ranks), None)
+    if profile is None and workload in UNTRAINED:
+        return lines
     if profile is None:
         how = f"sweep profile {trial.id}"
         lines.append(f"What its steps are spent on is not known: `{how}` profiles a few of them.")

@@ -11,7 +11,8 @@ from orchestrator.report import trial_facts
 from orchestrator.report.pictures.profiles import split_in, split_of, timeline_of
 from orchestrator.report.profile_text import remarks, split_rows
 from orchestrator.report.sweep_rows import SweepRows
-from orchestrator.report.trial_file import TrialFiles, commands
+from orchestrator.report.trial_commands import commands
+from orchestrator.report.trial_file import TrialFiles
 from orchestrator.report.trial_line import SPEED_TITLES, layout_text, speed_texts
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def document(files: TrialFiles, one: TrialDetail) -> dict[str, Any]:
         "events": trial_facts.event_rows(one),
         "file": files.sweep_file(one),
         "program": files.program_script(one),
-        "commands": commands(one),
+        "commands": commands(one, workload=files.workload),
     }
 
 

@@ -13,11 +13,13 @@ from orchestrator.report import quantities as show
 from orchestrator.report.pictures.picture import COLORS, GIB, Picture, PictureAxis, figure
 from orchestrator.report.profile_text import PART_NAMES
 from orchestrator.report.sweep_rows import SweepRows
+from orchestrator.report.trial_commands import UNTRAINED
 
 if TYPE_CHECKING:
     from db.read.rows import ProfileRow, TrialDetail
     from orchestrator.core.trial.rank_profile import MemoryMoment
 
+NOTHING_TRAINED = "Nothing was trained here, so there is nothing to profile. `sweep run` trains."
 MOST_SHOWN = 12
 # Computation in blues and greens, communication in warm colours, waiting in greys.
 PART_COLORS = {
@@ -97,9 +99,9 @@ def step_split(sweeps: Sequence[SweepRows]) -> Picture:
     """Draw a bar for each profiled trial, its parts stacked."""
     found = splits(sweeps)
     if not found:
-        return replace(
-            STEP_SPLIT, why_empty=f"No trial is profiled yet: `{_how(sweeps)}` profiles one."
-        )
+        how = _how(sweeps)
+        why = NOTHING_TRAINED if how is None else f"No trial is profiled yet: `{how}` profiles one."
+        return replace(STEP_SPLIT, why_empty=why)
     return split_of(found[:MOST_SHOWN])
 
 
@@ -133,8 +135,14 @@ def split_of(found: Sequence[StepSplit]) -> Picture:
     )
 
 
-def _how(sweeps: Sequence[SweepRows]) -> str:
-    leading = [it.leading[0].id for sweep in sweeps for it in sweep.rankings.values() if it.leading]
+def _how(sweeps: Sequence[SweepRows]) -> str | None:
+    """Return the command that profiles a trial. None: nothing was trained."""
+    trained = [one for one in sweeps if one.sweep.conditions.get("workload") not in UNTRAINED]
+    if sweeps and not trained:
+        return None
+    leading = [
+        it.leading[0].id for sweep in trained for it in sweep.rankings.values() if it.leading
+    ]
     return f"sweep profile {leading[0] if leading else 'TRIAL'} --memory"
 
 
@@ -177,10 +185,8 @@ def memory_timeline(sweeps: Sequence[SweepRows]) -> Picture:
     found = memory_profile(sweeps)
     if found is None:
         how = _how(sweeps)
-        return replace(
-            MEMORY_TIMELINE,
-            why_empty=f"No profile has the memory of its steps yet: `{how}` records it.",
-        )
+        why = f"No profile has the memory of its steps yet: `{how}` records it."
+        return replace(MEMORY_TIMELINE, why_empty=NOTHING_TRAINED if how is None else why)
     return timeline_of(*found)
 
 

@@ -113,7 +113,17 @@ sweepReport.when("trials", (trials) => sweepReport.when("figures", (figures) => 
   for (const element of document.querySelectorAll("[data-picture]")) seen.observe(element);
   dark.addEventListener("change", all);
   narrow.addEventListener("change", all);
+  // On paper everything is open, and pictures have dark text, also if the page is dark.
+  let opened = [];
   addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details.cell:not([open])")];
+    for (const details of opened) details.open = true;
+    document.documentElement.classList.add("printing");
     for (const element of document.querySelectorAll("[data-picture]")) draw(element, figures[element.dataset.picture], label);
+  });
+  addEventListener("afterprint", () => {
+    for (const details of opened) details.open = false;
+    document.documentElement.classList.remove("printing");
+    all();
   });
 }));

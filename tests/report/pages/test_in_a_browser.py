@@ -339,6 +339,29 @@ def test_thousands_of_points_are_drawn(browser: Browser, many: Written) -> None:
     assert points == MANY
 
 
+def test_on_paper_all_cells_are_open_and_pictures_are_dark_on_white(
+    browser: Browser, written: Written
+) -> None:
+    state = (
+        "const text = document.querySelector('#picture-scaling .xtick text');"
+        "return [getComputedStyle(text).fill, document.querySelectorAll('details.cell').length,"
+        " document.querySelectorAll('details.cell[open]').length]"
+    )
+    browser.window(*DESK, is_dark=True)
+    try:
+        browser.get(url(written))
+        browser.draw("scaling")
+        browser.run("document.querySelector('details.cell').open = false")
+        shown, num_cells, num_open = browser.run(state)
+        assert num_open < num_cells
+        browser.run("dispatchEvent(new Event('beforeprint'))")
+        assert browser.run(state) == ["rgb(51, 51, 51)", num_cells, num_cells]
+        browser.run("dispatchEvent(new Event('afterprint'))")
+        assert browser.run(state) == [shown, num_cells, num_open] and shown != "rgb(51, 51, 51)"
+    finally:
+        browser.window(*DESK)
+
+
 @pytest.mark.parametrize("page", ["index.html", "trials.html", "trial.html#1"])
 def test_nothing_is_wider_than_a_phone(browser: Browser, written: Written, page: str) -> None:
     browser.window(*PHONE)

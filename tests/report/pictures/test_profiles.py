@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.report.pictures import (
@@ -23,3 +25,17 @@ def test_the_peak_of_the_memory_timeline_is_named(scaling: SweepRows) -> None:
     found = profiles.memory_timeline([scaling])
     assert "the peak of 5.0 GiB is in backward of step 2" in found.caption
     assert found.num_marks == 4
+
+
+@pytest.mark.parametrize("workload", ["synthetic", "replay"])
+def test_where_nothing_was_trained_no_command_profiles_it(
+    scaling: SweepRows, workload: str
+) -> None:
+    row = replace(scaling.sweep, conditions={"workload": workload})
+    trials = [replace(one, profiles=()) for one in scaling.trials]
+    untrained = replace(scaling, sweep=row, trials=trials)
+    for picture in (profiles.step_split([untrained]), profiles.memory_timeline([untrained])):
+        assert picture.why_empty.startswith("Nothing was trained here")
+    trained = replace(untrained, sweep=replace(row, conditions={"workload": "llama"}))
+    first = next(iter(scaling.rankings.values())).leading[0].id
+    assert f"`sweep profile {first} --memory`" in profiles.step_split([trained]).why_empty
