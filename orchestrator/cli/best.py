@@ -26,9 +26,9 @@ from orchestrator.report import quantities as show
 from orchestrator.report import trial_line
 from orchestrator.report.other_conditions import OtherConditions
 from orchestrator.report.ranking import (
+    DRIFT_TITLES,
     MAX_TIED_SHOWN,
     NOT_COMPARED,
-    Compared,
     Ranking,
     beaten_text,
     implausible_text,
@@ -206,20 +206,18 @@ def _print_cell(sweep: SweepRow, of_cell: Ranking, top: int) -> list[TrialRow]:
     """Print the fastest layouts and those that the text below them names; return them."""
     named = of_cell.tied[:MAX_TIED_SHOWN]
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
-    speeds = [trial.tokens_per_second_per_gpu or 0.0 for trial in found]
-    is_order_of_others = speeds != sorted(speeds, reverse=True)
-    shows_compared = of_cell.drift is not None or is_order_of_others
+    without_drift = of_cell.without_drift(found)
     rows = [
         [
             str(trial.id),
-            *(_without_drift(of_cell.compared.get(trial.id)) if shows_compared else ()),
+            *(without_drift.texts[trial.id] if without_drift is not None else ()),
             *trial_text.speed_cells(trial),
             trial_line.layout_text(trial),
         ]
         for trial in found
     ]
     first, *others = trial_text.SPEED_COLUMNS
-    added = numbers("without drift", "±95%") if shows_compared else ()
+    added = numbers(*DRIFT_TITLES) if without_drift is not None else ()
     write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
     if len(of_cell.tied) > 1:
@@ -228,20 +226,9 @@ def _print_cell(sweep: SweepRow, of_cell: Ranking, top: int) -> list[TrialRow]:
     for remark in (load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")
-    if is_order_of_others:
-        write_line(
-            "  The order is that of speeds without drift and the load of others; the other numbers"
-            " are as they were measured",
-            style="yellow",
-        )
+    if without_drift is not None and without_drift.remark is not None:
+        write_line(f"  {without_drift.remark}", style="yellow")
     return found
-
-
-def _without_drift(compared: Compared | None) -> list[str]:
-    if compared is None:
-        return [show.UNKNOWN, show.UNKNOWN]
-    rate = show.tokens_rate(compared.tokens_per_second_per_gpu)
-    return [rate, show.confidence(compared.relative_confidence)]
 
 
 @dataclass(frozen=True, kw_only=True)

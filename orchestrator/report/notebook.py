@@ -32,7 +32,6 @@ from orchestrator.report.pictures.all_pictures import PICTURES
 from orchestrator.report.pictures.picture import Figure, Picture
 from orchestrator.report.sweep_rows import SweepRows, read_rows
 from orchestrator.report.trial_file import TrialFiles
-from orchestrator.report.trial_line import SPEED_TITLES
 
 if TYPE_CHECKING:
     from db.read.rows import TrialDetail
@@ -163,7 +162,7 @@ class Best:
             parts.append(f"<h4>{escape(cell.title)}</h4><p>{escape(cell.verdict)}</p>")
             if cell.rows:
                 rows = [[str(row.trial_id), *row.texts] for row in cell.rows]
-                parts.append(_table(SPEED_TITLES, rows))
+                parts.append(_table(cell.titles, rows))
             parts += [f"<p><small>{escape(line)}</small></p>" for line in cell.remarks]
         return "".join(parts)
 

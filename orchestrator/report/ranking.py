@@ -42,6 +42,29 @@ class Compared:
         return {f"compared_{name}": value for name, value in asdict(self).items()}
 
 
+DRIFT_TITLES = ("without drift", "±95%")
+OTHER_ORDER = (
+    "The order is that of speeds without drift and the load of others; the other numbers are as"
+    " they were measured"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutDrift:
+    """Columns of a table of trials, by DRIFT_TITLES."""
+
+    texts: Mapping[int, tuple[str, str]]  # by trial id
+    # What is said below the table if the order is not that of the measured speeds.
+    remark: str | None
+
+
+def _texts(compared: Compared | None) -> tuple[str, str]:
+    if compared is None:
+        return show.UNKNOWN, show.UNKNOWN
+    rate = show.tokens_rate(compared.tokens_per_second_per_gpu)
+    return rate, show.confidence(compared.relative_confidence)
+
+
 NOT_COMPARED = dict.fromkeys(f"compared_{field.name}" for field in fields(Compared))
 
 
@@ -57,6 +80,20 @@ class Ranking:
     drift: str | None
     # By trial id. Layouts that were far from the best are not compared.
     compared: Mapping[int, Compared] = field(default_factory=dict)
+
+    def without_drift(self, shown: Sequence[TrialRow]) -> WithoutDrift | None:
+        """The speeds by which these trials are ordered.
+
+        None: the machine's speed did not change, and the order is that of the measured speeds.
+        """
+        speeds = [trial.tokens_per_second_per_gpu or 0.0 for trial in shown]
+        is_other_order = speeds != sorted(speeds, reverse=True)
+        if self.drift is None and not is_other_order:
+            return None
+        return WithoutDrift(
+            texts={trial.id: _texts(self.compared.get(trial.id)) for trial in shown},
+            remark=OTHER_ORDER if is_other_order else None,
+        )
 
     def record(self, trial_id: int) -> dict[str, float | None]:
         """The fields of a trial's comparison; each is None if it was not compared."""

@@ -457,6 +457,12 @@ def test_where_the_machine_drifted_status_names_the_layout_that_best_names(
     assert answer("sql", "select trial_id from v_best where is_current")["rows"] != [[best]]
     assert "The order is that of speeds without drift and the load of others" in shown
     assert "without drift" in shown.splitlines()[1]  # the column that they are in
+    assert cli.main(["report", "priced-simulated", "--format", "md"]) == 0
+    page = capsys.readouterr().out
+    titles, _, first = [line for line in page.splitlines() if line.startswith("|")][:3]
+    assert titles.startswith("| trial | without drift | ±95% | tokens/s/GPU |")
+    assert first.startswith(f"| {best} |")
+    assert "- The order is that of speeds without drift and the load of others" in page
 
 
 @pytest.mark.parametrize(

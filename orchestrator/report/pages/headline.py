@@ -10,6 +10,7 @@ from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.report import quantities as show
 from orchestrator.report.other_conditions import fastest_of_others, with_changes
 from orchestrator.report.ranking import (
+    DRIFT_TITLES,
     MAX_TIED_SHOWN,
     Ranking,
     beaten_text,
@@ -20,7 +21,13 @@ from orchestrator.report.ranking import (
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.tie_advice import tie_advice
 from orchestrator.report.trial_commands import UNTRAINED, export_command
-from orchestrator.report.trial_line import cell_title, layout_text, speed_texts, why_unsure_lines
+from orchestrator.report.trial_line import (
+    SPEED_TITLES,
+    cell_title,
+    layout_text,
+    speed_texts,
+    why_unsure_lines,
+)
 
 if TYPE_CHECKING:
     from db.read.rows import CellStatus, TrialDetail, TrialRow
@@ -30,7 +37,7 @@ MOST_LAYOUTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A layout of the table: its trial, and the texts of SPEED_TITLES after it."""
+    """A layout of the table: its trial, and the texts of the titles after it."""
 
     trial_id: int
     texts: Sequence[str]
@@ -44,6 +51,7 @@ class CellHeadline:
     title: str
     sweep: str
     verdict: str
+    titles: Sequence[str] = SPEED_TITLES
     rows: Sequence[Row] = ()
     remarks: Sequence[str] = ()
     limits: Sequence[str] = ()
@@ -68,16 +76,20 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
     best = next(one for one in sweep.trials if one.trial.id == ranking.leading[0].id)
     tied = [trial for trial in ranking.leading if trial.id in ranking.tied]
     advice = tie_advice(sweep.sweep, tied) if len(tied) > 1 else None
-    known = [advice, load_text(shown), ranking.drift]
+    without_drift = ranking.without_drift(shown)
+    added = {} if without_drift is None else without_drift.texts
+    order = None if without_drift is None else without_drift.remark
+    known = [advice, load_text(shown), ranking.drift, order]
     workload = str(sweep.sweep.conditions.get("workload"))
     return CellHeadline(
         title=title,
         sweep=sweep.name,
         verdict=ranking.text,
+        titles=[SPEED_TITLES[0], *(DRIFT_TITLES if added else ()), *SPEED_TITLES[1:]],
         rows=[
             Row(
                 trial_id=trial.id,
-                texts=[*speed_texts(trial), layout_text(trial)],
+                texts=[*added.get(trial.id, ()), *speed_texts(trial), layout_text(trial)],
                 is_tied=trial.id in ranking.tied,
             )
             for trial in shown

@@ -19,7 +19,6 @@ from orchestrator.report.pages.trial_document import TABLE_TITLES, document, sor
 from orchestrator.report.pictures.all_pictures import pictures
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.trial_file import TrialFiles
-from orchestrator.report.trial_line import SPEED_TITLES
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -137,7 +136,6 @@ def _pages(
         {
             **common,
             "cells": headlines(sweeps),
-            "titles": SPEED_TITLES,
             "pictures": drawn,
             "counts": counts,
             "simulated": simulated,

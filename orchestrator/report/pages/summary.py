@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from orchestrator.report.pages.headline import CellHeadline, headlines
 from orchestrator.report.pictures.all_pictures import pictures
 from orchestrator.report.sweep_rows import SweepRows
-from orchestrator.report.trial_line import SPEED_TITLES
 
 # What Markdown or HTML within it would read as markup.
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~!])")
@@ -30,8 +29,8 @@ def markdown(sweeps: Sequence[SweepRows]) -> str:
 def _cell(cell: CellHeadline) -> list[str]:
     lines = [f"## {escaped(cell.title)}", "", escaped(cell.verdict), ""]
     if cell.rows:
-        aligned = ["---:"] * (len(SPEED_TITLES) - 1) + ["---"]
-        lines += [f"| {' | '.join(SPEED_TITLES)} |", f"| {' | '.join(aligned)} |"]
+        aligned = ["---:"] * (len(cell.titles) - 1) + ["---"]
+        lines += [f"| {' | '.join(cell.titles)} |", f"| {' | '.join(aligned)} |"]
         for row in cell.rows:
             texts = [str(row.trial_id), *map(escaped, row.texts)]
             lines.append(f"| {' | '.join(texts)} |")
