@@ -54,6 +54,7 @@ def judge_run(
         _tokens_reason(result, layout, sequence_length),
         _constant_reason(result, plan, layout.global_batch_size * sequence_length),
         _trend_reason(result),
+        _sum_reason(told, seen, layout),
     )
     return next((reason for reason in found if reason is not None), None)
 
@@ -110,6 +111,28 @@ def _check_wall(told: ToldSteps, seen: ProgramSeen, pace: Pace, layout: Layout) 
             f"{_seconds(total)}, and the program had run for {_seconds(at)}: "
             f"{_why_too_long(told, ratio, layout, is_exact=pace.is_sharp)}"
         )
+
+
+def _sum_reason(told: ToldSteps, seen: ProgramSeen, layout: Layout) -> str | None:
+    """Return why the lines after the first one took longer than the time in which they came.
+
+    A mean of all steps so far is too long by little: the pace of single lines does not show it, and
+    the start of the program hides it from the sum of all.
+    """
+    if not told.are_lines:
+        return None
+    first = seen.reads[0]
+    for read in seen.reads[1:]:
+        # They were written after the last look that found nothing.
+        num, seconds = read.num_steps - first.num_steps, read.at - first.after
+        total = told.between(first.num_steps, read.num_steps)
+        if total > seconds * (1 + WALL_SHARE) + WALL_SECONDS:
+            why = _why_too_long(told, total / seconds, layout, is_exact=False)
+            return (
+                f"{num} lines came within {_seconds(seconds)}, and say {_seconds(total)} together:"
+                f" {why}"
+            )
+    return None
 
 
 def _pace_reason(told: ToldSteps, pace: Pace, layout: Layout) -> str | None:

@@ -275,6 +275,21 @@ def test_steps_that_every_rank_writes_are_named() -> None:
     assert alone is not None and "the time of 2 steps? The seconds" in alone
 
 
+@pytest.mark.parametrize("start", [2.0, 30.0, 300.0])
+def test_the_mean_of_all_steps_so_far_is_found_however_long_the_start_was(start: float) -> None:
+    """The first step compiles, so means are too large for long; the program's start hides that."""
+    steps = [4.0, *noisy(0.5, 51)]
+    means = [sum(steps[: i + 1]) / (i + 1) for i in range(len(steps))]
+    found = run(steps, told=means, start=start).result()
+    if start < 20:
+        with pytest.raises(ImplausibleMeasurement, match="the program had run for"):
+            judge(found)
+        return
+    reason = judge(found)
+    assert reason is not None and "lines came within" in reason
+    assert "the seconds of one optimizer step are wanted" in reason
+
+
 # --- no false alarm -------------------------------------------------------------------------------
 
 HONEST = {
