@@ -84,7 +84,7 @@ def judge_pace(result: RankResult, *, layout: Layout) -> JudgedPace | None:
         return None
     try:
         _check_wall(told, seen, pace, layout)
-        reason = _pace_reason(told, pace, layout)
+        reason = _pace_reason(told, pace, layout) or _sum_reason(told, seen, layout)
     except ImplausibleMeasurement as refused:
         reason = str(refused)
     first, last = seen.reads[0], seen.reads[-1]
