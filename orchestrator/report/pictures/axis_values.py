@@ -46,6 +46,13 @@ def measured_layouts(sweeps: Sequence[SweepRows]) -> tuple[MeasuredLayout, ...]:
     )
 
 
+def drift_note(sweeps: Sequence[SweepRows]) -> str:
+    """Return what a caption says of speeds as measured, if a machine drifted; else nothing."""
+    if all(it.drift is None for sweep in sweeps for it in sweep.rankings.values()):
+        return ""
+    return " Speeds are as they were measured; the machine drifted, which the tables above correct."
+
+
 def values_of(layout: Layout) -> dict[str, str]:
     """Return the value of each axis of a layout as text, options that vary included."""
     values = {

@@ -9,7 +9,12 @@ from math import log
 from statistics import fmean
 
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.axis_values import MeasuredLayout, measured_layouts, varying
+from orchestrator.report.pictures.axis_values import (
+    MeasuredLayout,
+    drift_note,
+    measured_layouts,
+    varying,
+)
 from orchestrator.report.pictures.picture import BLUE, Picture, PictureAxis, figure, marked_up
 from orchestrator.report.sweep_rows import SweepRows
 
@@ -122,7 +127,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     return replace(
         blank,
         caption=f"Of {show.counted(num, 'layout')}, within their cells, corrected for chance. Axes"
-        " that depend on each other share what they explain, so the bars need not add up to 100 %.",
+        " that depend on each other share what they explain, so the bars need not add up to 100 %."
+        + drift_note(sweeps),
         figure=made,
     )
 

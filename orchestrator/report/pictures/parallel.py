@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.axis_values import MeasuredLayout, measured_layouts, varying
+from orchestrator.report.pictures.axis_values import (
+    MeasuredLayout,
+    drift_note,
+    measured_layouts,
+    varying,
+)
 from orchestrator.report.pictures.picture import Picture, PictureAxis, Trace, figure, marked_up
 from orchestrator.report.sweep_rows import SweepRows
 
@@ -81,7 +86,8 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     return replace(
         blank,
         caption=f"{show.counted(len(found), 'layout')}; speed is relative to the best of the cell."
-        " Axes with one value are left out. A click on a band of the legend hides it.",
+        " Axes with one value are left out. A click on a band of the legend hides it."
+        + drift_note(sweeps),
         figure=made,
     )
 

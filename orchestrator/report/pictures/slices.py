@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.report import quantities as show
-from orchestrator.report.pictures.axis_values import MeasuredLayout, measured_layouts, varying
+from orchestrator.report.pictures.axis_values import (
+    MeasuredLayout,
+    drift_note,
+    measured_layouts,
+    varying,
+)
 from orchestrator.report.pictures.importance import FEWEST, importances
 from orchestrator.report.pictures.picture import (
     COLORS,
@@ -89,6 +94,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     )
     if num_axes > len(found):
         caption += f" Shown are {len(found)} of {num_axes} axes."
+    caption += drift_note(sweeps)
     return replace(
         blank,
         caption=caption,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -45,3 +46,15 @@ def test_the_trials_of_a_picture_are_those_of_its_marks_once_each(
     assert measured <= set(found["scaling"]) and not found["importance"]
     # A heat map has rows of them.
     assert found["best-layouts"] and found["gantt"]
+
+
+@pytest.mark.parametrize("name", ["slices", "parallel", "importance"])
+def test_pictures_of_measured_speeds_say_so_where_the_machine_drifted(
+    name: str, scaling: SweepRows
+) -> None:
+    assert "as they were measured" not in PICTURES[name]([scaling]).caption
+    rankings = {
+        key: replace(one, drift="The machine drifted") for key, one in scaling.rankings.items()
+    }
+    drifted = PICTURES[name]([replace(scaling, rankings=rankings)])
+    assert drifted.caption.endswith("the machine drifted, which the tables above correct.")
