@@ -226,6 +226,8 @@ def _end_one(place: Path, ending: Ending, what: str, delay: float, out: Outcome)
 
 def main() -> int:
     """End calls, and print the outcome."""
+    # Under nohup the calls would inherit that it is ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     seed, count, seconds = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
     with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:
         out = campaign(Path(folder), seed=seed, count=count, seconds=seconds)
