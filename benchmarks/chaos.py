@@ -5,7 +5,7 @@ python -m benchmarks.chaos [--kills 5000] [--pauses 1000] [--seconds 3600] [--se
 
 Prints one line of JSON, and ends with 1 if anything was lost. Deaths at every statement and in
 every campaign count as kills. Each part gets its share of the remaining seconds, and leaves what
-it does not need to the later parts: on two cores all parts are done in 50 minutes.
+it does not need to the later parts: on two cores all parts are done in an hour.
 """
 
 from __future__ import annotations
@@ -140,6 +140,18 @@ def programs(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
         )
 
 
+def starts(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
+    """End calls while they start, at random moments: kills, signals and closed terminals."""
+    count, seed = max(4, bounds.kills // 50), bounds.seed + 40
+    arguments = [str(folder), str(seed), str(count), str(bounds.seconds)]
+    yield run_program(
+        [sys.executable, "-m", "tests.faults.starts", *arguments],
+        name="starts",
+        seed=seed,
+        patience_seconds=bounds.seconds + PROGRAM_SECONDS,
+    )
+
+
 def rivals(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     """Start orchestrators at once, and let some sleep past their lease. Kill none."""
     with server() as postgresql:
@@ -239,6 +251,7 @@ PARTS: Mapping[str, Part] = {
     "scripted": Part(run=scripted, campaigns=("scripted", "scripted"), seconds=800.0),
     "processes": Part(run=processes, campaigns=("processes", "processes"), seconds=500.0),
     "programs": Part(run=programs, campaigns=("programs", "programs-on-ray"), seconds=600.0),
+    "starts": Part(run=starts, campaigns=("starts",), seconds=400.0),
     "rivals": Part(run=rivals, campaigns=("rivals-sqlite", "rivals-postgresql"), seconds=600.0),
     "outages": Part(run=outages, campaigns=("outages",), seconds=60.0),
     "ray": Part(run=on_ray, campaigns=("ray", "ray-poison", "ray-rpc"), seconds=310.0),
@@ -296,7 +309,7 @@ def _summed(
     sums = total(outcomes)
     others = {
         kind: sum(o.victims.get(kind, 0) for o in outcomes)
-        for kind in ("migration", "paused", "raced")
+        for kind in ("migration", "start", "paused", "raced")
     }
     return {
         **{
