@@ -91,7 +91,7 @@ class PageState:
     trouble: str | None = None
 
     def has_same_content(self, other: PageState) -> bool:
-        """Whether a page that shows the other shows this."""
+        """Return whether both states look the same on the page."""
         return (self.head, self.tables, self.trouble) == (other.head, other.tables, other.trouble)
 
 

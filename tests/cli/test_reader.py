@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,25 @@ from db.store import Store
 from tests.cli.conftest import Sweep
 from tests.db.builders import Bench
 
+psycopg = pytest.importorskip("psycopg")
 
-def test_a_reader_is_granted_named_and_told_of_without_its_password(
-    quick_imports: None,
-    postgresql_url: str,
-    sweep: Sweep,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    psycopg = pytest.importorskip("psycopg")
+
+@pytest.fixture
+def server(
+    quick_imports: None, postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[psycopg.Connection]:
+    """The server's keeper, with a store of one trial that the command uses."""
     with Store.open(postgresql_url) as filled:
         Bench.on(filled).measure()
     monkeypatch.setenv("SWEEP_DB", postgresql_url)
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+        yield connection
+
+
+def test_a_reader_is_granted_named_and_told_of_without_its_password(
+    server: psycopg.Connection, sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     try:
         assert (
             "only this program's own check of each statement keeps it from writing"
@@ -47,23 +54,13 @@ def test_a_reader_is_granted_named_and_told_of_without_its_password(
             in sweep("doctor", code=1)[0]
         )
     finally:
-        with psycopg.connect(postgresql_url, autocommit=True) as connection:
-            connection.execute("DROP OWNED BY cli_reader")
-            connection.execute("DROP ROLE cli_reader")
+        server.execute("DROP OWNED BY cli_reader")
+        server.execute("DROP ROLE cli_reader")
 
 
 def test_a_reader_that_nobody_logs_in_as_is_to_be_named(
-    quick_imports: None,
-    postgresql_url: str,
-    sweep: Sweep,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: psycopg.Connection, sweep: Sweep
 ) -> None:
-    psycopg = pytest.importorskip("psycopg")
-    with Store.open(postgresql_url) as filled:
-        Bench.on(filled).measure()
-    monkeypatch.setenv("SWEEP_DB", postgresql_url)
-    monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
     sweep("db", "grant-reader")
     try:
         told = sweep("doctor", code=1)[0]
@@ -71,9 +68,8 @@ def test_a_reader_that_nobody_logs_in_as_is_to_be_named(
         assert "put the URL of sweep_reader into SWEEP_DB_READER" in told
         assert "have a role created" not in told
     finally:
-        with psycopg.connect(postgresql_url, autocommit=True) as connection:
-            connection.execute("DROP OWNED BY sweep_reader")
-            connection.execute("DROP ROLE sweep_reader")
+        server.execute("DROP OWNED BY sweep_reader")
+        server.execute("DROP ROLE sweep_reader")
 
 
 def test_a_sqlite_file_needs_no_reader(quick_imports: None, store: Store, sweep: Sweep) -> None:

@@ -25,7 +25,7 @@ class Hosts:
     takes_addresses: bool = False
 
     def allow(self, header: str) -> bool:
-        """Whether a header `Host` names this server, so that no other site's name leads here.
+        """Return whether a header `Host` names this server: no other site's name may lead here.
 
         Any port: a tunnel such as `ssh -L` has its own.
         """

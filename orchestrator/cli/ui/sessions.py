@@ -1,4 +1,4 @@
-"""Who may use the pages: the token of a server, and signed sessions in a cookie.
+"""Decides who may use the pages, by the token of a server and signed sessions in a cookie.
 
 Nothing is remembered: a session is a random number with a signature, and its CSRF token follows
 from it. So no number of visitors takes memory.
@@ -25,7 +25,7 @@ class Sessions:
         self.cookie = f"sweep-ui-{port}"
 
     def knows(self, token: str) -> bool:
-        """Whether a visitor has told the token, in constant time."""
+        """Return whether a visitor has told the token, in constant time."""
         return self.token is not None and hmac.compare_digest(
             token.encode(errors="replace"), self.token.encode()
         )
@@ -59,7 +59,7 @@ class Sessions:
         return self._signed("csrf", session)
 
     def is_csrf(self, session: str, told: str) -> bool:
-        """Whether a form carries its session's token, in constant time."""
+        """Return whether a form carries its session's token, in constant time."""
         return hmac.compare_digest(told.encode(errors="replace"), self.csrf(session).encode())
 
     def _signed(self, purpose: str, text: str) -> str:

@@ -155,7 +155,7 @@ class _Shares:
         )
 
     def spread(self, rows: StageRows) -> _Shares:
-        """Of every layout."""
+        """Return the shares by layout."""
         spread = rows.groups.spread
         return _Shares(
             tensor=spread(self.tensor),
@@ -166,7 +166,7 @@ class _Shares:
         )
 
     def kept(self, bytes_of: Mapping[str, Floats], place: Ints, *, eager: bool) -> Floats:
-        """Of a layer, for its backward pass."""
+        """Return the bytes that a layer keeps for its backward pass."""
         kept: Floats = bytes_of["gathered"].take(place) * self.gathered
         kept += bytes_of["split"].take(place) / self.tensor
         kept += bytes_of["whole"].take(place)
@@ -180,7 +180,7 @@ class _Shares:
         return kept
 
     def core(self, bytes_of: Mapping[str, Floats], place: Ints) -> Floats:
-        """Of eager attention's backward pass, before it is split."""
+        """Return the bytes of the backward pass of eager attention, before it is split."""
         scores: Floats = bytes_of["core_scores"].take(place) * self.keys
         return bytes_of["core"].take(place) + scores
 

@@ -50,7 +50,7 @@ class LayoutGroups:
         return len(self.recompute)
 
     def spread(self, of_groups: NDArray[Scalar]) -> NDArray[Scalar]:
-        """Of every layout, the entry of its group."""
+        """Return for each layout the entry of its group."""
         return of_groups if self.group is None else of_groups.take(self.group)
 
 

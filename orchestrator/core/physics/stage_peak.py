@@ -26,6 +26,6 @@ class StagePeak:
 
     @property
     def total(self) -> Floats:
-        """Of every layout. The order of the sum is that of `MemoryPrediction.total`."""
+        """The bytes by layout. The order of the sum is that of `MemoryPrediction.total`."""
         found = self.rows.groups.spread(self.parameters + self.gradients + self.optimizer)
         return found + self.activations + self.temporaries + self.rows.trainer.reserve_bytes

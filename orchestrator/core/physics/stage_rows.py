@@ -120,7 +120,7 @@ class StageRows:
 
     @property
     def recomputed_layers(self) -> Floats:
-        """Of every layout."""
+        """The recomputed layers of this stage, by layout."""
         num = self.cell.model.num_layers
         by_code = np.array([r.layers_of(num) for r in self.table.recomputes])
         wanted, spread = by_code[self.groups.recompute], self.groups.spread

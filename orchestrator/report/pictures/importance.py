@@ -19,6 +19,10 @@ from orchestrator.report.pictures.picture import BLUE, Picture, PictureAxis, fig
 from orchestrator.report.sweep_rows import SweepRows
 
 FEWEST = 4  # layouts
+TOO_FEW = (
+    f"It takes {FEWEST} measured layouts of different speed; `sweep run` with a larger"
+    " search.max_trials measures more."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +103,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     if not found:
         return replace(
             blank,
-            why_empty=f"It takes {FEWEST} measured layouts of different speed; `sweep run` with a"
-            " larger search.max_trials measures more.",
+            why_empty=TOO_FEW,
         )
     axes = [one.axis for one in found]
     trace = {

@@ -12,7 +12,7 @@ from orchestrator.report.pictures.axis_values import (
     measured_layouts,
     varying,
 )
-from orchestrator.report.pictures.importance import FEWEST, importances
+from orchestrator.report.pictures.importance import TOO_FEW, importances
 from orchestrator.report.pictures.picture import (
     COLORS,
     HOVER_TRIAL,
@@ -80,8 +80,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     if not found:
         return replace(
             blank,
-            why_empty=f"It takes {FEWEST} measured layouts of different speed; `sweep run` with a"
-            " larger search.max_trials measures more.",
+            why_empty=TOO_FEW,
         )
     labels = [one.label for axis in found for one in axis]
     traces = [_trace(axis, COLORS[number % len(COLORS)]) for number, axis in enumerate(found)]
