@@ -169,7 +169,7 @@ class Dispatch:
         if not found or self._budgets.spent or self._passed_by(search, None) is not None:
             return False
         if self._budgets.are_set:
-            # The next call knows what is left after it.
+            # Only after the first has run is it known whether the budget pays for another.
             found = dict([next(iter(found.items()))])
         search.begin_anew(self._cell_searches.plan(search.cell, search.id))
         self._outcomes.requeue_ended_early(search, found)
@@ -375,8 +375,8 @@ class Dispatch:
         """
         trial_id, layout = repeat.trial_id, repeat.layout
         before = search.confirmation.nodes_of(trial_id)
-        is_same = repeat.purpose in DOUBTS and not before.isdisjoint(nodes)
-        if is_same and self._placement.is_possible_without(search.shape, before):
+        may_be_slow = repeat.purpose in DOUBTS and not before.isdisjoint(nodes)
+        if may_be_slow and self._placement.is_possible_without(search.shape, before):
             others = self._elsewhere(search, before)
             if others is None and (search.num_new or search.num_repeats):
                 return False
