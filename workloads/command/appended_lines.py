@@ -29,6 +29,8 @@ class AppendedLines:
         self._last_bytes = b""
         # When the file was last written, if all of it has been read; else 0.
         self._read_at_ns = 0
+        # When the file was last written before it was read, in ns since 1970; 0: never read.
+        self.written_at_ns = 0
         # True while the end of a line that is too long has not come.
         self._is_in_long_line = False
 
@@ -77,4 +79,5 @@ class AppendedLines:
         self.may_have_lost_lines |= bool(self._read_at_ns) and is_changed and not new
         is_read = self._offset + len(new) == found.size
         self._read_at_ns = found.changed_at_ns if is_read else 0
+        self.written_at_ns = found.changed_at_ns
         return new

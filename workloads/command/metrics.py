@@ -86,7 +86,10 @@ class Metrics:
         self.num_steps_told = 0
         self._timing = begin(self._line_plan)
         self._has_enough = False
-        self._last_at: float | None = None  # the last report, monotonic
+        # When the last line that counts was written, monotonic.
+        self._last_at: float | None = None
+        # From the writing of the first line to its reading.
+        self._first_waited = 0.0
         self.num_unread, self.first_unread = 0, ""  # lines that are no metric
         # Metrics without a step time, and the names of their fields.
         self._num_without_step = 0
@@ -166,7 +169,8 @@ class Metrics:
     def phase_seconds(self) -> dict[Phase, float]:
         """Seconds in each phase of a program that has ended.
 
-        `first_step` lasts from its start to its first line, teardown from its last line on.
+        `first_step` lasts from its start to its first line, teardown from its last line on. Lines
+        are read some time after they were written, on a busy machine several at once.
         """
         phases = self._rank.phase_seconds()
         if self._last_at is None:
@@ -174,7 +178,8 @@ class Metrics:
         after = time.monotonic() - self._last_at
         return {
             **phases,
-            Phase.STEADY: max(phases[Phase.STEADY] - after, 0.0),
+            Phase.FIRST_STEP: max(phases[Phase.FIRST_STEP] - self._first_waited, 0.0),
+            Phase.STEADY: max(phases[Phase.STEADY] + self._first_waited - after, 0.0),
             Phase.TEARDOWN: after,
         }
 
@@ -237,10 +242,18 @@ class Metrics:
         if len(self.step_seconds) > before or len(self._later_seconds) > num_later:
             self._note_read(at)
         if len(self.step_seconds) > before:
-            self._last_at = at
+            self._last_at = self._written_at(at)
+            if not before:
+                since_first = math.fsum(self.step_seconds[1:]) * self._steps_per_line
+                self._first_waited = at - max(self._read_until, self._last_at - since_first)
             self._note_enough()
             done = len(self.step_seconds)
             self._rank.heartbeat(Phase.STEADY, done, timed=self.times_steps)
+
+    def _written_at(self, read_at: float) -> float:
+        """Return when the lines read last were written: since the read before, or at it."""
+        ago = (time.time_ns() - self.file.written_at_ns) / 1e9
+        return min(max(read_at - ago, self._read_until), read_at)
 
     def _note_read(self, at: float) -> None:
         if len(self._reads) >= _MOST_READS:
