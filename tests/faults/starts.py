@@ -130,11 +130,19 @@ class TerminalCall:
 
     @classmethod
     def begin(cls, file: Path, environment: Mapping[str, str]) -> TerminalCall:
-        """Call `sweep run FILE` in the folder of the file."""
+        """Call `sweep run FILE` in the folder of the file, and return once it is that command.
+
+        The fork could not even take a terminal that is closed before it has run.
+        """
+        # Both ends are closed by execve.
+        reader, writer = os.pipe()
         pid, terminal = pty.fork()
         if pid == 0:
             os.chdir(file.parent)
             os.execve(SWEEP, [str(SWEEP), "run", str(file)], dict(environment))
+        os.close(writer)
+        os.read(reader, 1)
+        os.close(reader)
         os.set_blocking(terminal, False)
         return cls(pid, terminal)
 
