@@ -25,7 +25,7 @@ MEMORY = {FailureKind.OOM_GPU: MemoryShortage(is_reported=True)}
 
 class FakeScheduler:
     """`slots` free slots on one node, or those of `nodes`; attempts end in the order they were
-    started, one per poll, held for `seconds`.
+    started, one per poll, held for `seconds`. The first ends once `first_among` run.
     """
 
     def __init__(
@@ -36,8 +36,10 @@ class FakeScheduler:
         device: Device = Device.CPU,
         nodes: Mapping[str, int] | None = None,
         seconds: Callable[[TrialRequest], float] = lambda _: 1.0,
+        first_among: int = 1,
     ) -> None:
         self._script, self._seconds = script, seconds
+        self._first_among = first_among
         at_once = 1 if device is Device.CPU else None
         self._slots = Slots(
             device=device, device_name=None, nodes=nodes or {"here": slots}, usual_at_once=at_once
@@ -75,7 +77,7 @@ class FakeScheduler:
         self.most_at_once = max(self.most_at_once, len(self._running))
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
-        if not self._running:
+        if not self._running or self.most_at_once < self._first_among:
             return []
         trial_id, (request, shape) = next(iter(self._running.items()))
         del self._running[trial_id]
