@@ -191,6 +191,10 @@ class StoreReads:
 
     # Attempts and what they measured.
 
+    def repeated_cells(self, sweep_id: int | None = None) -> dict[int, frozenset[int]]:
+        """The cells with a repeated trial, by sweep id: of all sweeps, or of one."""
+        return self._read(trials.repeated_cells, sweep_id)
+
     def repeats(self, cell_id: int) -> dict[int, Repeats]:
         """The repeats of each measured trial of a cell that was launched again, by trial id."""
         return self._read(trials.repeats, cell_id)

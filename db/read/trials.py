@@ -106,6 +106,25 @@ def nodes_of_ended_early(connection: Connection, cell_id: int) -> dict[int, froz
     return {row.id: frozenset(row.nodes or ()) for row in connection.execute(statement)}
 
 
+def repeated_cells(connection: Connection, sweep_id: int | None) -> dict[int, frozenset[int]]:
+    """The cells with a trial that was launched again after it was measured, by sweep id."""
+    earlier = sa.and_(
+        attempt.c.trial_id == trial.c.id, attempt.c.pooled, attempt.c.number < trial.c.num_attempts
+    )
+    statement = (
+        sa.select(trial.c.sweep_id, trial.c.cell_id)
+        .distinct()
+        .join(attempt, earlier)
+        .where(trial.c.state == TrialState.MEASURED, trial.c.num_attempts > 1)
+    )
+    if sweep_id is not None:
+        statement = statement.where(trial.c.sweep_id == sweep_id)
+    found: dict[int, set[int]] = {}
+    for row in connection.execute(statement):
+        found.setdefault(row.sweep_id, set()).add(row.cell_id)
+    return {one: frozenset(cells) for one, cells in found.items()}
+
+
 def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
     first = (
         sa.select(attempt.c.trial_id, sa.func.min(attempt.c.number).label("number"))

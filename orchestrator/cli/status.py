@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +27,8 @@ from orchestrator.cli.output import (
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show
 from orchestrator.report import trial_line
-from orchestrator.report.ranking import rank_cell, why_no_best
+from orchestrator.report.ranked_cells import rank_status
+from orchestrator.report.ranking import why_no_best
 from orchestrator.report.sweep_status import (
     COUNTED,
     SweepStatus,
@@ -96,10 +96,10 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
     if name is not None or len(rows) == 1:
         rows = [select_sweep(store, name)]
     sweeps = [read_status(store, row) for row in rows]
-    drifts: list[str] = []
+    drifts: Sequence[str] = ()
     if len(sweeps) == 1:
-        cells, drifts = _without_drift(store, sweeps[0])
-        sweeps = [replace(sweeps[0], cells=cells)]
+        ranked = rank_status(store, sweeps[0])
+        sweeps, drifts = [ranked.status], ranked.drifts
     if as_json:
         write_json("status", {"sweeps": [_record(one, db) for one in sweeps]})
     elif not sweeps:
@@ -182,35 +182,6 @@ def _noise_floors(db: str | None, sweep: SweepRow) -> dict[int, tuple[float, int
         f" WHERE sweep_id = {sweep.id} AND num_repeats > 0",
     )
     return {int(cell_id): (float(floor), int(num)) for cell_id, floor, num in found.rows}
-
-
-def _without_drift(store: Store, sweep: SweepStatus) -> tuple[list[CellStatus], list[str]]:
-    """The cells with the same best as `sweep best` names, and a line for each drift found."""
-    row, cells = sweep.row, sweep.cells
-    repeated = [cell.cell.id for cell in cells if store.repeats(cell.cell.id)]
-    if not repeated:
-        # Nothing tells of drift, and the numpy that would judge it is not imported.
-        return list(cells), []
-    from orchestrator.core.trial.winner import CONSIDERED  # numpy
-    from orchestrator.sweep.stored_confirmation import confirmation_of_repeats  # needs SQLAlchemy
-
-    drifted = {
-        cell_id
-        for cell_id in repeated
-        if confirmation_of_repeats(store, cell_id).change is not None
-    }
-    leading = store.best(row.id, CONSIDERED) if drifted else {}
-    corrected, texts = [], []
-    for cell in cells:
-        cell_id = cell.cell.id
-        if cell_id in drifted & leading.keys():
-            ranking = rank_cell(store, row.id, cell_id, leading[cell_id])
-            cell = replace(cell, best=ranking.leading[0])
-            if ranking.drift is not None:
-                of_cell = f"{cell.cell.cell.key}: " if len(cells) > 1 else ""
-                texts.append(f"{of_cell}{ranking.drift}")
-        corrected.append(cell)
-    return corrected, texts
 
 
 def _print(

@@ -35,6 +35,7 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
 from orchestrator.report import quantities as show
 from orchestrator.report.quantities import UNKNOWN, counted
+from orchestrator.report.ranked_cells import rank_summaries
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow, SweepSummary
@@ -129,8 +130,8 @@ def rm(
 def list(format: FormatOption = None, db: Db = None, as_json: Json = False) -> None:
     """List the sweeps of the store, the newest first.
 
-    `best` is the speed of the fastest layout; of several cells the smallest and the largest. `size`
-    are its files on this machine.
+    `best` is the speed of the layout that `sweep best` names; of several cells the smallest and
+    the largest. `size` are its files on this machine.
 
     Examples:
       sweep list
@@ -138,7 +139,7 @@ def list(format: FormatOption = None, db: Db = None, as_json: Json = False) -> N
     """
     format = output_format(format, as_json=as_json)
     with existing_store(db) as store:
-        summaries = store.summaries()
+        summaries = rank_summaries(store, store.summaries())
         where = store.url
     rows = [_row(summary) for summary in summaries]
     match format:

@@ -6,11 +6,13 @@ a large sweep costs milliseconds, and the sweep's own writes wait for none of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import LogEvent, TrialEvent
+from orchestrator.report.ranked_cells import LiveBests, with_best
 from orchestrator.report.sweep_status import SweepStatus, read_status
 
 if TYPE_CHECKING:
@@ -39,10 +41,16 @@ class LiveRows:
 
 
 class LiveSweep:
-    """The rows of one sweep, by its name. `read` raises StoreUnavailable and UsageInvalid."""
+    """The rows of one sweep, by its name. `read` raises StoreUnavailable and UsageInvalid.
 
-    def __init__(self, store: StoreReads, name: str) -> None:
-        self._store, self._name = store, name
+    `cpu_clock`: seconds of CPU time of the thread that reads.
+    """
+
+    def __init__(
+        self, store: StoreReads, name: str, *, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._store, self._name, self._cpu_clock = store, name, cpu_clock
+        self._bests = LiveBests(store, cpu_clock)
         self._rows: LiveRows | None = None
         self._last_event = 0
         self._counts_at = self._trials_at = 0.0
@@ -58,30 +66,45 @@ class LiveSweep:
             return self._read_all(row, now)
         is_due = now - self._counts_at > COUNTS_SECONDS
         if not new and row == before.status.row and not is_due:
-            return before
+            return self._ranked(before, now)
         changed = sorted({one.trial_id for one in new if one.trial_id is not None})
         trials = {one.id: one for one in self._store.trials_by_id(changed)}
         if new:
             self._last_event = new[-1].id
         self._counts_at = now
+        self._bests.note(trials.values())
         self._rows = LiveRows(
             status=read_status(self._store, row),
             trials={**before.trials, **trials} if trials else before.trials,
             failures=_failures([*reversed(new), *before.failures]),
         )
-        return self._rows
+        return self._ranked(self._rows, now)
 
     def _read_all(self, row: SweepRow, now: float) -> LiveRows:
         # First the events: what changes meanwhile is read again with the next ones.
         newest = self._store.newest_events(row.id, MOST_NEW_EVENTS)
         self._last_event = newest[0].id if newest else 0
         self._counts_at = self._trials_at = now
+        if self._rows is None or self._rows.status.row.id != row.id:
+            self._bests = LiveBests(self._store, self._cpu_clock)
         self._rows = LiveRows(
             status=read_status(self._store, row),
             trials={one.id: one for one in self._store.trials(row.id)},
             failures=_failures(newest),
         )
-        return self._rows
+        self._bests.note(self._rows.trials.values())
+        return self._ranked(self._rows, now)
+
+    def _ranked(self, rows: LiveRows, now: float) -> LiveRows:
+        """Return the rows with the best layouts of rankings, and keep them."""
+        row = rows.status.row
+        if self._bests.has_to_rank(now):
+            self._bests.rank(row.id, now)
+        found = with_best(rows.status, self._bests.best(rows.trials))
+        if found != rows.status:
+            rows = replace(rows, status=found)
+        self._rows = rows
+        return rows
 
 
 def _failures(events: Sequence[EventRow]) -> list[EventRow]:

@@ -16,7 +16,7 @@ from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
     from db.read.rows import CellStatus, TrialRow
-    from db.store import Store
+    from db.store_reads import StoreReads
     from orchestrator.core.trial.drift import SpeedChange
     from orchestrator.core.trial.winner import Verdict
 
@@ -101,7 +101,9 @@ class Ranking:
         return NOT_COMPARED if found is None else found.record
 
 
-def rank_cell(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Ranking:
+def rank_cell(
+    store: StoreReads, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]
+) -> Ranking:
     """Order the layouts of a cell. `leading`: its fastest layouts by their stored numbers."""
     from orchestrator.core.trial.winner import USUAL_VARIATION
     from orchestrator.sweep.stored_confirmation import leading_confirmation  # needs SQLAlchemy

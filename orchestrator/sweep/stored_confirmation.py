@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from db.read.rows import Repeats, TrialRow
-from db.store import Store
+from db.store_reads import StoreReads
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.machine_load import relative_sd
@@ -111,14 +111,14 @@ def _fastest_step(trial: TrialRow) -> Run:
     )
 
 
-def confirmation_of_repeats(store: Store, cell_id: int) -> Confirmation:
+def confirmation_of_repeats(store: StoreReads, cell_id: int) -> Confirmation:
     """Return the confirmation of all that was repeated in a cell: it tells the machine's drift."""
     repeats = store.repeats(cell_id)
     return confirmation_of(store.trials_by_id(list(repeats)), repeats)
 
 
 def leading_confirmation(
-    store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]
+    store: StoreReads, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]
 ) -> tuple[Confirmation, list[TrialRow]]:
     """Return the confirmation of a cell's fastest and repeated trials, and these, fastest first.
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,16 @@ from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.report import ranking
 from tests.cli.cli_store import BUSY, FORMULA, Filled, fill, layout
-from tests.db.builders import CONDITIONS, Bench, begin_trial, cell, record_measurement
+from tests.db.builders import (
+    CONDITIONS,
+    SLOW_END,
+    Bench,
+    Runs,
+    begin_trial,
+    cell,
+    measure_runs,
+    record_measurement,
+)
 from tests.kept_loggers import kept_loggers
 
 Sweep = Callable[..., str]
@@ -259,8 +267,6 @@ def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> N
     assert "±1.5%" in text
 
 
-# Seconds of a step, and when it was measured in minutes, for each run of a layout.
-Runs = dict[int, list[tuple[float, float]]]
 ONCE: Runs = {1: [(1.0, 0)], 2: [(1.2, 1)]}
 REPEATED: Runs = {1: [(1.0, 0), (1.01, 2)], 2: [(1.2, 1)]}
 AHEAD_AFTER_ONE: Runs = {1: [(1.2, 0), (1.21, 2)], 2: [(1.0, 1)]}
@@ -346,28 +352,9 @@ def test_on_a_quiet_machine_best_compares_what_was_measured(
 
 def measured_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
     """A store with layouts by micro-batch size; each run has the time that it was measured at."""
-    from orchestrator.core.trial.measurement import StepTime
-    from tests.db.builders import fingerprint, measurement, start_repeat
-
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/runs.sqlite")
-    start = datetime(2026, 11, 1, tzinfo=UTC)
     with Store.open(url) as store:
-        bench = Bench.on(store)
-        for micro_batch_size, some in runs.items():
-            trial_id, attempt = bench.start(micro_batch_size)
-            for place, (seconds, minutes) in enumerate(some):
-                if place:
-                    attempt = start_repeat(store, trial_id, bench.epoch, ["node-a", "node-b"])
-                steps = StepTime(median=seconds, iqr=0.0, num_steps=9, relative_confidence=0.01)
-                record_measurement(
-                    store,
-                    trial_id,
-                    attempt,
-                    epoch=bench.epoch,
-                    measurement=measurement(1000 / seconds, step_time=steps),
-                    fingerprint=fingerprint(),
-                    measured_at=start + timedelta(minutes=minutes),
-                )
+        measure_runs(store, runs)
 
 
 @pytest.mark.parametrize(
@@ -1086,3 +1073,17 @@ def test_export_takes_the_newest_sweep_in_every_format_says_which_and_all_only_w
     )
     assert (everything["sweep"], len(everything["studies"])) == (None, 2)
     assert "contradict" in sweep("export", "csv", "first", "--all", code=2)
+
+
+def test_where_the_machine_drifted_list_and_status_name_what_best_names(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_at(tmp_path, monkeypatch, SLOW_END)
+    best = document(sweep("best", "--json"))["best"][0]
+    assert best["tokens_per_second_per_gpu"] == pytest.approx(1000 / 1.2)
+    (listed,) = document(sweep("list", "--json"))["sweeps"]
+    (cell_of_status,) = document(sweep("status", "--json"))["sweeps"][0]["cells"]
+    speed = best["tokens_per_second_per_gpu"]
+    assert listed["fastest_best_tokens_per_second_per_gpu"] == speed
+    assert listed["slowest_best_tokens_per_second_per_gpu"] == speed
+    assert cell_of_status["best"]["trial_id"] == best["trial_id"]
