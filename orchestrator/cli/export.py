@@ -78,7 +78,8 @@ def export(
     """Export trials, or a layout for your framework.
 
     CSV, Parquet and JSON have every trial with all its numbers (the columns of v_trial); Optuna has
-    a study per cell: out-of-memories and failures as FAIL, condemned layouts as PRUNED.
+    a study per cell with a direction per objective: out-of-memories and failures as FAIL,
+    condemned layouts as PRUNED.
     `config` writes the winner, or one trial, as the file or the arguments of a training framework.
     It says what your own program has to do, and refuses what the framework cannot express.
 
@@ -271,7 +272,8 @@ def _export_optuna(
     """Write a study SWEEP/CELL for each cell, and say what was left out."""
     # Optuna takes 0.5 s to import.
     from db.connection.foreign_storage import errors_in_one_line
-    from orchestrator.core.sweepfile.sections import objectives_of, ranked_by
+    from orchestrator.core.sweepfile.sections import objectives_of
+    from orchestrator.report.fronts import device_memory_bytes
     from orchestrator.search.optuna_storage import export_study
     from orchestrator.sweep.study_trials import study_trials
 
@@ -281,10 +283,17 @@ def _export_optuna(
         )
     studies, left_out = {}, {}
     for row in rows:
-        objective = ranked_by(objectives_of(json.loads(row.spec_json).get("objective")))
+        objectives = objectives_of(json.loads(row.spec_json).get("objective"))
+        session = store.newest_session(row.id)
         for cell in store.cells(row.id):
             trials = store.trials(row.id, cell_id=cell.id)
-            shown, without = study_trials(trials, store.attempt_spans(cell.id), objective)
+            shown, without = study_trials(
+                trials,
+                store.attempt_spans(cell.id),
+                objectives,
+                price_per_gpu_hour=session.price_per_gpu_hour if session is not None else None,
+                device_memory_bytes=device_memory_bytes(store, row),
+            )
             study = f"{row.name}/{cell.cell.key}"
             attributes = {
                 "sweep": row.name,
@@ -294,7 +303,7 @@ def _export_optuna(
             }
             with errors_in_one_line("Optuna study", example="sqlite:///optuna.db"):
                 studies[study] = export_study(
-                    output, study, shown, objective=objective, attributes=attributes
+                    output, study, shown, objectives=objectives, attributes=attributes
                 )
             left_out[study] = without
     if as_json:

@@ -12,7 +12,7 @@ from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.trial.front import FrontPoint, front_of
-from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.merit import Merit, dollars_per_billion_tokens
 from orchestrator.core.trial.winner import WIDTH
 from orchestrator.report import quantities as show
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     # The rows need SQLAlchemy, and the models of a sweep file pydantic.
     from db.read.rows import CellRow, SweepRow, TrialRow
     from db.store import Store
+    from db.store_reads import StoreReads
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.core.trial.front_verdict import FrontVerdict
@@ -156,7 +157,7 @@ def read_fronts(store: Store, sweep: SweepRow) -> list[ShownFront]:
         size = cell.cell
         key = size.model.digest, size.sequence_length, size.global_batch_size
         groups.setdefault(key, []).append(cell)
-    device = _Device(price_per_gpu_hour=price, memory_bytes=_memory_bytes(store, sweep))
+    device = _Device(price_per_gpu_hour=price, memory_bytes=device_memory_bytes(store, sweep))
     return [_front(store, sweep, group, trials, objectives, device) for group in groups.values()]
 
 
@@ -169,7 +170,7 @@ class _Device:
     memory_bytes: float | None
 
 
-def _memory_bytes(store: Store, sweep: SweepRow) -> float | None:
+def device_memory_bytes(store: StoreReads, sweep: SweepRow) -> float | None:
     """Return the memory of the sweep's device, by its file or the data sheet."""
     from orchestrator.core.problem.hardware import DEVICES, GIB, from_driver_name
 
@@ -262,7 +263,9 @@ def _values(
         Objective.TOKENS_PER_SECOND_PER_GPU: per_gpu,
         Objective.STEP_SECONDS: seconds,
         Objective.MEMORY_HEADROOM: others.headroom,
-        Objective.DOLLARS_PER_BILLION_TOKENS: None if price is None else dollars(per_gpu, price),
+        Objective.DOLLARS_PER_BILLION_TOKENS: None
+        if price is None
+        else dollars_per_billion_tokens(per_gpu, price),
         Objective.JOULES_PER_TOKEN: others.joules_per_token,
     }
     found = {}
@@ -273,11 +276,6 @@ def _values(
         factor = 1.0 if objective is Objective.MEMORY_HEADROOM else exp(WIDTH * sd)
         found[objective] = Valued(value=value, low=value / factor, high=value * factor)
     return found
-
-
-def dollars(tokens_per_second_per_gpu: float, price_per_gpu_hour: float) -> float:
-    """Return what a billion tokens cost at this speed."""
-    return price_per_gpu_hour / 3600 / tokens_per_second_per_gpu * 1e9
 
 
 def _point(key: int, values: Mapping[Objective, Valued], sd: float) -> FrontPoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,8 +43,8 @@ class StudyTrial:
 
     layout: Layout
     state: StudyState
-    # The objective; only of a complete one.
-    value: float | None
+    # By the study's objectives, in their order; only of a complete one.
+    values: tuple[float, ...] | None
     started_at: dt.datetime
     ended_at: dt.datetime
     attributes: Mapping[str, Any]
@@ -54,10 +55,12 @@ def export_study(
     name: str,
     trials: Sequence[StudyTrial],
     *,
-    objective: Objective,
+    objectives: Sequence[Objective],
     attributes: Mapping[str, Any],
 ) -> int:
     """Write a cell's trials into an Optuna storage as a study with attributes. Returns how many.
+
+    It has a direction for each objective.
 
     Raises UsageInvalid when the name is taken; the errors of the storage's database pass through.
     """
@@ -68,19 +71,27 @@ def export_study(
         for axis, value in some.items():
             values.setdefault(axis, set()).add(value)
     distributions = {axis: _distribution(some) for axis, some in values.items()}
-    minimize = objective is Objective.STEP_SECONDS
     try:
         study = optuna.create_study(
             storage=url,
             study_name=name,
-            direction=StudyDirection.MINIMIZE if minimize else StudyDirection.MAXIMIZE,
+            directions=[
+                StudyDirection.MAXIMIZE if one.is_larger_better else StudyDirection.MINIMIZE
+                for one in objectives
+            ],
         )
     except optuna.exceptions.DuplicatedStudyError as exc:
         raise UsageInvalid(
             f"a study {name!r} is in that storage already: "
             "export under another name, or delete it there"
         ) from exc
-    for attribute, value in {"objective": objective.value, **attributes}.items():
+    names = [one.value for one in objectives]
+    with warnings.catch_warnings():
+        # Experimental since Optuna 3.2; optuna-dashboard shows the names.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(names)
+    asked = names[0] if len(names) == 1 else names
+    for attribute, value in {"objective": asked, **attributes}.items():
         study.set_user_attr(attribute, value)
     study.add_trials(
         [_frozen(trial, some, distributions) for trial, some in zip(trials, params, strict=True)]
@@ -95,7 +106,7 @@ def _frozen(
 ) -> FrozenTrial:
     frozen = create_trial(
         state=_STATES[trial.state],
-        value=trial.value,
+        values=trial.values,
         params=dict(params),
         distributions={axis: distributions[axis] for axis in params},
         user_attrs={"layout": trial.layout.key, **trial.attributes},

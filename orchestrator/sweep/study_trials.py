@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from db.read.rows import TrialRow
 from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.merit import dollars_per_billion_tokens
 from orchestrator.search.optuna_storage import StudyState, StudyTrial
-from orchestrator.sweep.known_outcome import objective_of
+from orchestrator.sweep.stored_confirmation import others_of
 
 OTHER_SOFTWARE = "measured with another fingerprint than the newest"
 NOT_ENDED = "not ended"
 # The columns of a trial that become attributes, if they are known.
 _ATTRIBUTES = (
     "why", "num_attempts", "num_measurements", "tokens_per_second_per_gpu", "step_seconds_median",
-    "relative_confidence", "mfu", "hfu", "peak_memory_allocated_bytes",
+    "relative_confidence", "mfu", "hfu", "joules_per_token", "peak_memory_allocated_bytes",
     "peak_memory_reserved_bytes", "device_memory_bytes", "predicted_tokens_per_second_per_gpu",
     "predicted_memory_bytes", "condemned_by", "reused_from", "failure_kind", "failure_message",
     "implausible", "step_seconds_bound", "fingerprint_digest",
@@ -28,11 +29,16 @@ _ATTRIBUTES = (
 def study_trials(
     trials: Iterable[TrialRow],
     spans: Mapping[int, tuple[dt.datetime, dt.datetime]],
-    objective: Objective,
+    objectives: Sequence[Objective],
+    *,
+    price_per_gpu_hour: float | None = None,
+    device_memory_bytes: float | None = None,
 ) -> tuple[list[StudyTrial], dict[str, int]]:
     """Return the trials of a cell for a study, and how many were left out, by reason.
 
-    `spans`: start of the first and end of the last attempt, by trial id.
+    `spans`: start of the first and end of the last attempt, by trial id; `device_memory_bytes`: of
+    trials that do not name it. A measured trial without one of the objectives is left out: a
+    complete trial of Optuna has all of them.
     """
     found, left_out = [], Counter[str]()
     for trial in trials:
@@ -40,19 +46,45 @@ def study_trials(
         if not isinstance(state, StudyState):
             left_out[state] += 1
             continue
+        values = None
+        if state is StudyState.COMPLETE:
+            known = _values(trial, price_per_gpu_hour, device_memory_bytes)
+            told = [known[objective] for objective in objectives]
+            values = tuple(value for value in told if value is not None)
+            if len(values) < len(told):
+                absent = objectives[told.index(None)]
+                left_out[f"measured without {absent}"] += 1
+                continue
         # A condemned layout has no attempt.
         began, ended = spans.get(trial.id, (trial.created_at, trial.updated_at))
         found.append(
             StudyTrial(
                 layout=trial.layout,
                 state=state,
-                value=objective_of(trial, objective) if state is StudyState.COMPLETE else None,
+                values=values,
                 started_at=began,
                 ended_at=ended,
                 attributes=_attributes(trial),
             )
         )
     return found, dict(left_out)
+
+
+def _values(
+    trial: TrialRow, price_per_gpu_hour: float | None, device_memory_bytes: float | None
+) -> dict[Objective, float | None]:
+    """What a measured trial has of each objective, as SQL tells it; None: it is unknown."""
+    speed, others = trial.tokens_per_second_per_gpu, others_of(trial, device_memory_bytes)
+    cost = None
+    if speed is not None and price_per_gpu_hour is not None:
+        cost = dollars_per_billion_tokens(speed, price_per_gpu_hour)
+    return {
+        Objective.TOKENS_PER_SECOND_PER_GPU: speed,
+        Objective.STEP_SECONDS: trial.step_seconds_median,
+        Objective.MEMORY_HEADROOM: others.headroom,
+        Objective.DOLLARS_PER_BILLION_TOKENS: cost,
+        Objective.JOULES_PER_TOKEN: others.joules_per_token,
+    }
 
 
 def _state(trial: TrialRow) -> StudyState | str:

@@ -21,7 +21,7 @@ def shown(layout: Layout, value: float | None = 1.0, state: str = "complete") ->
     return StudyTrial(
         layout=layout,
         state=StudyState(state),
-        value=value,
+        values=None if value is None else (value,),
         started_at=BEGAN,
         ended_at=BEGAN + dt.timedelta(seconds=90),
         attributes={"trial_id": 7, "mfu": 0.4},
@@ -31,7 +31,8 @@ def shown(layout: Layout, value: float | None = 1.0, state: str = "complete") ->
 def export(tmp_path: Path, *trials: StudyTrial) -> optuna.Study:
     url = f"sqlite:///{tmp_path}/optuna.db"
     attributes = {"sweep": "mine", "left_out": {"not ended": 1}}
-    assert export_study(url, "cell", trials, objective=TOKENS, attributes=attributes) == len(trials)
+    count = export_study(url, "cell", trials, objectives=[TOKENS], attributes=attributes)
+    assert count == len(trials)
     return optuna.load_study(storage=url, study_name="cell")
 
 

@@ -21,3 +21,10 @@ def headroom(peak_bytes: float | None, device_bytes: float | None) -> float | No
     if not peak_bytes or not device_bytes:
         return None
     return 1.0 - peak_bytes / device_bytes
+
+
+def dollars_per_billion_tokens(
+    tokens_per_second_per_gpu: float, price_per_gpu_hour: float
+) -> float:
+    """Return what a billion tokens cost at this speed."""
+    return price_per_gpu_hour / 3600 / tokens_per_second_per_gpu * 1e9

@@ -18,6 +18,6 @@ def test_an_export_to_nowhere_is_one_clear_line_without_the_password(url: str) -
         pytest.raises(UsageInvalid, match=r"Expected a URL such as sqlite:///x\.db") as refused,
         errors_in_one_line("study", example="sqlite:///x.db"),
     ):
-        export_study(url, "cell", [], objective=Objective.STEP_SECONDS, attributes={})
+        export_study(url, "cell", [], objectives=[Objective.STEP_SECONDS], attributes={})
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
