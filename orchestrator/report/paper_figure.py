@@ -228,7 +228,8 @@ class _Drawing:
             self.axes.barh(moved, lengths, height=thickness, left=bases, align="center", **style)
         else:
             self.axes.bar(moved, lengths, width=thickness, bottom=bases, align="center", **style)
-        for place, length, text in zip(moved, lengths, trace.get("text", ()), strict=False):
+        texts = () if trace.get("textposition") == "none" else trace.get("text", ())
+        for place, length, text in zip(moved, lengths, texts, strict=False):
             self.axes.text(length, place, f" {_words(text)}", fontsize=7, va="center")
 
     def _boxes(self, trace: Trace) -> None:

@@ -24,7 +24,8 @@ PURPLE, SKY, GREY, YELLOW = "#CC79A7", "#56B4E9", "#8A8F98", "#F0E442"
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, GREY)
 # Brighter is more. Its colours also differ in lightness, so it can be printed in grey.
 SCALE = "Viridis"
-# `customdata` of a mark is the number of its trial: pages add the layout, and open its page.
+# `customdata` of a mark is the number of its trial: pages add the layout, and open its page. A mark
+# of several trials has a list of them and a text of its own, and leads to them in the table.
 HOVER_TRIAL = "trial %{customdata}<extra></extra>"
 
 

@@ -45,7 +45,8 @@ function listOnDemand(details, figure, trials) {
 
 function drawn(figure, label) {
   return withPlainNames(figure.data).map((trace) => {
-    if (!trace.customdata || trace.type === "heatmap") return trace;
+    const isOfSeveral = trace.customdata && trace.customdata.some(Array.isArray);
+    if (!trace.customdata || trace.type === "heatmap" || isOfSeveral) return trace;
     return { ...trace, text: trace.customdata.map(label), hovertemplate: "%{text}<extra></extra>", textposition: "none" };
   });
 }
@@ -60,6 +61,7 @@ function draw(element, figure, label) {
     element.on("plotly_click", (event) => {
       const id = event.points[0] && event.points[0].customdata;
       if (typeof id === "number") location.href = `trial.html#${id}`;
+      else if (Array.isArray(id)) location.href = id.length > 1 ? `trials.html#ids=${id.join(",")}` : `trial.html#${id[0]}`;
     });
   });
 }

@@ -127,6 +127,35 @@ def test_a_click_on_a_point_opens_the_page_of_its_trial(browser: Browser, writte
     assert browser.complaints() == []
 
 
+def test_a_click_on_a_bar_of_failures_opens_the_trials_behind_it(
+    browser: Browser, written: Written
+) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    (picture,) = [one for one in written.pictures if one.name == "failures"]
+    assert picture.figure is not None
+    for number, trace in enumerate(picture.figure["data"]):
+        browser.get(url(written))
+        browser.draw("failures")
+        bar = browser.run(
+            "return [...document.querySelectorAll('#picture-failures .trace.bars')]"
+            "[arguments[0]].querySelector('.point path')",
+            number,
+        )
+        ActionChains(browser.driver).move_to_element(bar).pause(0.2).perform()
+        hover = browser.wait(
+            "return document.querySelector('#picture-failures .hovertext')?.textContent"
+        )
+        assert f"trial {trace['customdata'][0][0]}, attempt " in hover
+        ActionChains(browser.driver).click().perform()
+        ids = trace["customdata"][0]
+        browser.wait(
+            "return decodeURIComponent(location.hash) === arguments[0]",
+            f"#{ids[0]}" if len(ids) == 1 else f"#ids={','.join(map(str, ids))}",
+        )
+    assert browser.complaints() == []
+
+
 def test_every_link_of_the_pages_leads_somewhere(browser: Browser, written: Written) -> None:
     browser.get(url(written))
     links = browser.run("return [...document.querySelectorAll('a[href]')].map(a => a.href)")
