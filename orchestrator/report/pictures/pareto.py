@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.trial.merit import dollars_per_billion_tokens
 from orchestrator.core.trial.peak_memory import taken_peak
 from orchestrator.report import quantities as show
-from orchestrator.report.fronts import objective_titles
+from orchestrator.report.fronts import Valued, objective_titles
 from orchestrator.report.pictures.picture import (
     COLORS,
     GIB,
@@ -17,125 +18,255 @@ from orchestrator.report.pictures.picture import (
     Picture,
     PictureAxis,
     Trace,
-    figure,
 )
 from orchestrator.report.sweep_rows import SweepRows
 
 if TYPE_CHECKING:
     from db.read.rows import TrialDetail
-    from orchestrator.report.fronts import ShownPoint, Valued
+    from orchestrator.report.fronts import ShownPoint
+
+PANEL_HEIGHT = 420
+# Between two panels, in pixels: the titles of the upper one's axis.
+GAP = 70
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A measured layout by its speed and memory, and whether it is on the front."""
+    """A measured layout by its speed, memory, energy and price, and whether it is on the front."""
 
     trial_id: int
     # Only layouts of one problem are compared: a model, a sequence length and a batch.
     problem: str
     tokens_per_second_per_gpu: float
-    memory_bytes: int
     num_gpus: int
+    memory_bytes: int | None  # None: it was not read
+    joules_per_token: float | None = None  # None: it was not read
+    price_per_gpu_hour: float | None = None  # None: the sweep file has none
     is_on_front: bool = False
     # It is beaten by less than noise.
     may_be_on_front: bool = False
     # The speed that was compared, with its 95 % interval; None: it was not compared by this.
     compared: Valued | None = None
 
+    @property
+    def speed(self) -> Valued:
+        """Tokens/s/GPU as they were compared, else as they were measured."""
+        measured = self.tokens_per_second_per_gpu
+        return self.compared or Valued(value=measured, low=measured, high=measured)
+
+    @property
+    def memory(self) -> Valued | None:
+        """GiB taken of the device: no interval is known."""
+        if self.memory_bytes is None:
+            return None
+        taken = self.memory_bytes / GIB
+        return Valued(value=taken, low=taken, high=taken)
+
+    @property
+    def energy(self) -> Valued | None:
+        """Joules per token: their interval is that of the speed."""
+        joules, speed = self.joules_per_token, self.speed
+        if joules is None:
+            return None
+        of_all = joules * speed.value
+        return Valued(value=joules, low=of_all / speed.high, high=of_all / speed.low)
+
+    @property
+    def cost(self) -> Valued | None:
+        """Dollars for a billion tokens."""
+        price, speed = self.price_per_gpu_hour, self.speed
+        if price is None:
+            return None
+        ends = (speed.value, speed.high, speed.low)
+        value, low, high = (dollars_per_billion_tokens(one, price) for one in ends)
+        return Valued(value=value, low=low, high=high)
+
+    @property
+    def total_speed(self) -> Valued:
+        """Tokens per second of all GPUs."""
+        num, speed = self.num_gpus, self.speed
+        return Valued(value=num * speed.value, low=num * speed.low, high=num * speed.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Panel:
+    """Two of the objectives, one against the other."""
+
+    x: Callable[[Candidate], Valued | None]
+    y: Callable[[Candidate], Valued | None]
+    x_title: str
+    y_title: str
+
+    def has(self, one: Candidate) -> bool:
+        return self.x(one) is not None and self.y(one) is not None
+
+
+_PANELS = (
+    _Panel(
+        x=lambda one: one.memory,
+        y=lambda one: one.speed,
+        x_title="memory taken of the device, worst rank (GiB)",
+        y_title="tokens/s/GPU",
+    ),
+    _Panel(
+        x=lambda one: one.energy,
+        y=lambda one: one.speed,
+        x_title="energy of a token (J)",
+        y_title="tokens/s/GPU",
+    ),
+    _Panel(
+        x=lambda one: one.total_speed,
+        y=lambda one: one.cost,
+        x_title="tokens/s of all GPUs",
+        y_title="$ for 1e9 tokens",
+    ),
+)
+
 
 def candidates(sweeps: Sequence[SweepRows]) -> tuple[Candidate, ...]:
-    """Return the measured layouts whose memory is known."""
+    """Return the measured layouts of which something besides the speed is known."""
     points = {
         point.trial.id: point
         for sweep in sweeps
         for front in sweep.fronts
         for point in front.points
     }
-    return tuple(
+    found = [
         one
         for sweep in sweeps
         for detail in sweep.trials
-        if (one := _candidate(detail, points.get(detail.trial.id))) is not None
-    )
+        if (one := _candidate(sweep, detail, points.get(detail.trial.id))) is not None
+    ]
+    return tuple(one for one in found if any(panel.has(one) for panel in _PANELS))
 
 
-def _candidate(detail: TrialDetail, point: ShownPoint | None) -> Candidate | None:
+def _candidate(sweep: SweepRows, detail: TrialDetail, point: ShownPoint | None) -> Candidate | None:
     trial, cell = detail.trial, detail.cell.cell
-    speed, taken = trial.tokens_per_second_per_gpu, taken_peak(trial)
-    if not trial.is_ranked or speed is None or taken is None:
+    speed = trial.tokens_per_second_per_gpu
+    if not trial.is_ranked or speed is None:
         return None
     return Candidate(
         trial_id=trial.id,
         problem=f"{cell.model.name}, sequence {cell.sequence_length:,},"
         f" batch {cell.global_batch_size:,}",
         tokens_per_second_per_gpu=speed,
-        memory_bytes=taken,
         num_gpus=cell.num_gpus,
+        memory_bytes=taken_peak(trial),
+        joules_per_token=trial.joules_per_token,
+        price_per_gpu_hour=sweep.sessions[-1].price_per_gpu_hour if sweep.sessions else None,
         is_on_front=point is not None and point.is_on_front,
         may_be_on_front=point is not None and not point.is_on_front,
-        compared=None if point is None else _speed(point),
+        compared=None if point is None else _speed(point, detail),
     )
 
 
-def _speed(point: ShownPoint) -> Valued | None:
+def _speed(point: ShownPoint, detail: TrialDetail) -> Valued | None:
     from orchestrator.core.sweepfile.sections import Objective  # pydantic
 
-    return point.values.get(Objective.TOKENS_PER_SECOND_PER_GPU)
+    if (speed := point.values.get(Objective.TOKENS_PER_SECOND_PER_GPU)) is not None:
+        return speed
+    seconds, cell = point.values.get(Objective.STEP_SECONDS), detail.cell.cell
+    if seconds is None:
+        return None
+    tokens = cell.tokens_per_step / cell.num_gpus
+    return Valued(
+        value=tokens / seconds.value, low=tokens / seconds.high, high=tokens / seconds.low
+    )
 
 
 def picture(sweeps: Sequence[SweepRows]) -> Picture:
-    """Draw speed against memory: the front in colours by problem, the others grey."""
+    """Draw a panel for each pair of objectives: the front in colours, the other layouts grey."""
     found = candidates(sweeps)
+    panels = [panel for panel in _PANELS if any(map(panel.has, found))]
     blank = Picture(
         name="pareto",
-        title="Speed against memory: the Pareto front",
+        title="The Pareto front: speed, memory, energy, dollars",
         question="What is the cheap runner-up with headroom?",
     )
     if not found:
         return replace(
             blank,
-            why_empty="No measured trial has a known peak of memory; a program of workload command"
-            " tells it as peak_memory_allocated_bytes (docs/workloads.md).",
+            why_empty="No measured trial has a known peak of memory, power or price; a program of"
+            " workload command tells its peak as peak_memory_allocated_bytes (docs/workloads.md).",
         )
-    beaten = [one for one in found if not one.is_on_front and not one.may_be_on_front]
-    possible = [one for one in found if one.may_be_on_front]
-    traces = [
-        _trace(beaten, "beaten by another", GREY, opacity=0.35),
-        _trace(possible, "could be on the front", GREY, symbol="circle-open"),
-    ]
-    problems = list(dict.fromkeys(one.problem for one in found))
-    for number, problem in enumerate(problems):
-        some = [one for one in found if one.is_on_front and one.problem == problem]
-        some.sort(key=lambda one: one.memory_bytes)
-        traces.append(_trace(some, problem, COLORS[number % len(COLORS)]))
+    traces: list[Trace] = []
+    layout: dict[str, Any] = {}
+    height = PANEL_HEIGHT * len(panels) + GAP * (len(panels) - 1)
+    for number, panel in enumerate(panels):
+        suffix = "" if number == 0 else str(number + 1)
+        shown = [one for one in found if panel.has(one)]
+        named = {trace["name"] for trace in traces}
+        traces += [
+            trace
+            | {"legendgroup": trace["name"], "showlegend": trace["name"] not in named}
+            | {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+            for trace in _traces(panel, shown, [one.problem for one in found])
+        ]
+        # The first panel is the uppermost.
+        top = 1 - number * (PANEL_HEIGHT + GAP) / height
+        axes = (("x", panel.x_title, "y"), ("y", panel.y_title, "x"))
+        for letter, title, other in axes:
+            axis = PictureAxis(title=title, from_zero=True).layout()
+            layout[f"{letter}axis{suffix}"] = axis | {"anchor": f"{other}{suffix}"}
+        layout[f"yaxis{suffix}"]["domain"] = [max(top - PANEL_HEIGHT / height, 0.0), top]
     return replace(
         blank,
-        caption=_caption(sweeps, found, num_possible=len(possible)),
-        figure=figure(
-            [trace for trace in traces if trace["x"]],
-            x=PictureAxis(title="memory taken of the device, worst rank (GiB)", from_zero=True),
-            y=PictureAxis(title="tokens/s/GPU", from_zero=True),
-        ),
+        caption=_caption(sweeps, found, panels),
+        figure={"data": traces, "layout": layout | {"height": height}},
     )
 
 
-def _caption(sweeps: Sequence[SweepRows], found: Sequence[Candidate], *, num_possible: int) -> str:
+def _traces(panel: _Panel, shown: Sequence[Candidate], problems: Sequence[str]) -> list[Trace]:
+    beaten = [one for one in shown if not one.is_on_front and not one.may_be_on_front]
+    possible = [one for one in shown if one.may_be_on_front]
+    traces = [
+        _trace(panel, beaten, "beaten by another", GREY, opacity=0.35),
+        _trace(panel, possible, "could be on the front", GREY, symbol="circle-open"),
+    ]
+    for number, problem in enumerate(dict.fromkeys(problems)):
+        some = [one for one in shown if one.is_on_front and one.problem == problem]
+        some.sort(key=lambda one: _value(panel.x(one)))
+        traces.append(_trace(panel, some, problem, COLORS[number % len(COLORS)]))
+    return [trace for trace in traces if trace["x"]]
+
+
+def _value(valued: Valued | None) -> float:
+    assert valued is not None, "a panel shows what it has"
+    return valued.value
+
+
+def _caption(
+    sweeps: Sequence[SweepRows], found: Sequence[Candidate], panels: Sequence[_Panel]
+) -> str:
     objectives = dict.fromkeys(
         objective for sweep in sweeps for front in sweep.fronts for objective in front.objectives
     )
     goals = ", ".join(objective_titles(objective)[0] for objective in objectives)
     num_front = sum(one.is_on_front for one in found)
+    num_possible = sum(one.may_be_on_front for one in found)
     text = f"On the front by {goals}: {num_front:,} of {show.counted(len(found), 'layout')}"
     if num_possible:
         verb = "is" if num_possible == 1 else "are"
         text += f"; {num_possible:,} more {verb} beaten by less than noise"
-    return (
+    text = (
         f"{text}. Lines are 95 % intervals. Larger points use more GPUs. Only layouts of one"
         " sweep and one problem are compared, as by `sweep best --pareto`."
     )
+    if len(panels) > 1:
+        text += " Each part shows the same layouts by two of these numbers."
+    absent = [place for place in _WHY_ABSENT if _PANELS[place] not in panels]
+    return text + "".join(f" {_WHY_ABSENT[place]}" for place in absent)
+
+
+# Why a panel is absent, by its place.
+_WHY_ABSENT: Mapping[int, str] = {
+    1: "Energy is not shown: no GPU told its power.",
+    2: "Dollars are not shown: no price of a GPU-hour is known (price_per_gpu_hour).",
+}
 
 
 def _trace(
+    panel: _Panel,
     some: Sequence[Candidate],
     name: str,
     color: str,
@@ -144,16 +275,14 @@ def _trace(
     opacity: float = 0.9,
 ) -> Trace:
     numbers = sorted({one.num_gpus for one in some})
-    speeds = [
-        one.tokens_per_second_per_gpu if one.compared is None else one.compared.value
-        for one in some
-    ]
+    xs = [valued for one in some if (valued := panel.x(one)) is not None]
+    ys = [valued for one in some if (valued := panel.y(one)) is not None]
     trace: Trace = {
         "type": "scatter",
         "mode": "markers",
         "name": name,
-        "x": [one.memory_bytes / GIB for one in some],
-        "y": speeds,
+        "x": [one.value for one in xs],
+        "y": [one.value for one in ys],
         "customdata": [one.trial_id for one in some],
         "hovertemplate": HOVER_TRIAL,
         "marker": {
@@ -163,17 +292,18 @@ def _trace(
             "opacity": opacity,
         },
     }
-    if any(one.compared is not None for one in some):
-        trace["error_y"] = _intervals([one.compared for one in some], color)
+    for letter, values in (("x", xs), ("y", ys)):
+        if any(one.high > one.low for one in values):
+            trace[f"error_{letter}"] = _intervals(values, color)
     return trace
 
 
-def _intervals(compared: Sequence[Valued | None], color: str) -> dict[str, object]:
+def _intervals(values: Sequence[Valued], color: str) -> dict[str, object]:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [0.0 if it is None else it.high - it.value for it in compared],
-        "arrayminus": [0.0 if it is None else it.value - it.low for it in compared],
+        "array": [one.high - one.value for one in values],
+        "arrayminus": [one.value - one.low for one in values],
         "color": color,
         "thickness": 1,
     }
