@@ -264,6 +264,7 @@ class EarlierConfirmation(Confirmation):
             num_repeats=0,
             change=None,
             repeat=None,
+            margin=None,
         )
 
 

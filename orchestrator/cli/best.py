@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -109,6 +109,9 @@ def best(
                     for cell, of_cell in by_cell
                     if not of_cell.leading
                 ],
+                "margins": {
+                    c.cell.cell.key: asdict(s.margin) for c, s in by_cell if s.margin is not None
+                },
                 "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
                 "other_fingerprints": [
                     {"is_current": False, "changed": others.changed[trial.id]}

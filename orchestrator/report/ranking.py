@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from db.read.rows import CellStatus, TrialRow
     from db.store_reads import StoreReads
     from orchestrator.core.trial.drift import SpeedChange
-    from orchestrator.core.trial.winner import Verdict
+    from orchestrator.core.trial.winner import Margin, Verdict
 
 MAX_TIED_SHOWN = 8
 # The spread of runs without drift and load is named if the whole spread is this many times larger.
@@ -78,6 +78,8 @@ class Ranking:
     text: str
     # None: the machine's speed changed by no more than noise.
     drift: str | None
+    # None: nothing else was measured.
+    margin: Margin | None = None
     # By trial id. Layouts that were far from the best are not compared.
     compared: Mapping[int, Compared] = field(default_factory=dict)
 
@@ -130,10 +132,10 @@ def rank_cell(
         )
     elif num_runs == 1:
         text = f"Trial {verdict.best} is ahead after one run; {varies}"
-        text += "; not confirmed by another (search.confirm)"
+        text += f"; not confirmed by another (search.confirm){_margin_text(verdict.margin)}"
     else:
         text = f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; {varies}"
-        text += ", and with that no other could be faster"
+        text += f", and with that no other could be faster{_margin_text(verdict.margin)}"
     # Layouts that are not compared follow in the store's order.
     compared = {row.id for row in rows}
     rest = [row for row in leading if row.id not in compared]
@@ -143,6 +145,7 @@ def rank_cell(
         tied=verdict.tied,
         text=text,
         drift=drift,
+        margin=verdict.margin,
         compared={row.id: _compared(row, verdict.intervals[row.id]) for row in rows},
     )
 
@@ -157,6 +160,16 @@ def _compared(row: TrialRow, interval: tuple[float, float]) -> Compared:
         step_seconds=seconds,
         tokens_per_second_per_gpu=rate,
         relative_confidence=(high - low) / 2 / seconds,
+    )
+
+
+def _margin_text(margin: Margin | None) -> str:
+    """By how much the winner leads, after its other words; empty if it is alone."""
+    if margin is None:
+        return ""
+    return (
+        f". It is {margin.value:.1%} faster than trial {margin.runner_up}, the next (95 % interval:"
+        f" {margin.low:.1%} to {margin.high:.1%})"
     )
 
 

@@ -313,6 +313,31 @@ def test_best_says_how_sure_its_order_is(
         assert "without drift" not in sweep("best")
 
 
+def test_best_report_and_notebook_say_by_how_much_the_winner_leads(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.report.notebook import open_store
+
+    measured_at(tmp_path, monkeypatch, REPEATED)
+    (found,) = re.findall(
+        r"It is (\S+)% faster than trial 2, the next \(95 % interval: (\S+)% to (\S+)%\)",
+        sweep("best"),
+    )
+    margin, low, high = map(float, found)
+    # Of 1.2 s to a mean of 1.0 and 1.01 s; each interval holds the other layout's run too.
+    assert margin == pytest.approx(19.4, abs=0.3)
+    assert 0 < low < margin < high
+    (told,) = document(sweep("best", "--json"))["margins"].values()
+    assert told["runner_up"] == 2 and f"{told['value']:.1%}" == f"{found[0]}%"
+    said = f"It is {found[0]}% faster than trial 2, the next"
+    assert said in sweep("report", "--format", "md")
+    assert said in repr(open_store(f"sqlite:///{tmp_path}/runs.sqlite").sweep().best())
+    measured_at(tmp_path / "tied", monkeypatch, {1: [(1.0, 0)], 2: [(1.01, 1)]})
+    assert "faster than trial" not in sweep("best")
+    measured_at(tmp_path / "alone", monkeypatch, {1: [(1.0, 0)]})
+    assert "faster than trial" not in sweep("best")
+
+
 def test_where_the_machine_drifted_best_shows_the_speeds_that_it_compares(
     tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +377,7 @@ def test_on_a_quiet_machine_best_compares_what_was_measured(
 
 def measured_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
     """A store with layouts by micro-batch size; each run has the time that it was measured at."""
+    tmp_path.mkdir(exist_ok=True)
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/runs.sqlite")
     with Store.open(url) as store:
         measure_runs(store, runs)

@@ -100,6 +100,17 @@ class Estimate:
         faster[best] = 1.0
         return mean, faster
 
+    def ahead(self, key: int, other: int) -> tuple[float, float]:
+        """Return by how much a layout's logarithm is less than another's, and its sd."""
+        one, two = self.keys.index(key), self.keys.index(other)
+        differences = self.means[:, two] - self.means[:, one]
+        mean = float(self.weights @ differences)
+        covariance = self.covariances
+        variance = covariance[:, one, one] + covariance[:, two, two] - 2 * covariance[:, one, two]
+        # With the disagreement of the hypotheses.
+        spread = np.maximum(variance, 0.0) + (differences - mean) ** 2
+        return mean, float(np.sqrt(self.weights @ spread))
+
     def sd(self) -> Floats:
         """Return each layout's standard deviation, with the disagreement of the hypotheses."""
         mean = self.weights @ self.means

@@ -33,6 +33,22 @@ MORE_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
+class Margin:
+    """By how much the best is faster than the next, relative, with its 95 % interval."""
+
+    runner_up: int
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, runner_up: int, mean: float, sd: float) -> Margin:
+        """Return the margin of a difference of logarithms of step times."""
+        value, low, high = (exp(mean + side * WIDTH * sd) - 1 for side in (0, -1, 1))
+        return cls(runner_up=runner_up, value=value, low=low, high=high)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The order of a cell's fastest layouts, by trial id."""
 
@@ -48,6 +64,7 @@ class Verdict:
     num_repeats: int  # 0: `run_sd` is the usual value
     change: SpeedChange | None  # of the machine; None: only noise
     repeat: int | None  # next; None: settled, or none left
+    margin: Margin | None  # None: nothing else was measured
 
     @property
     def is_settled(self) -> bool:
@@ -101,6 +118,7 @@ def judge(
         num_repeats=sum(len(some) - 1 for some in runs.values()),
         change=ranking.change,
         repeat=repeat,
+        margin=ranking.margin,
     )
 
 
@@ -156,6 +174,7 @@ class _RankedTrials:
     change: SpeedChange | None
     # The median run of the best is of the machine as it is now.
     is_best_current: bool
+    margin: Margin | None
 
 
 def _rank(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _RankedTrials:
@@ -177,6 +196,9 @@ def _rank(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _RankedTria
         change=drift.change,
         is_best_current=drift.change is None
         or abs(float(drift.corrections([median_run(runs[best])])[0])) < log(1 + SEEN),
+        margin=Margin.of(keys[order[1]], *found.ahead(best, keys[order[1]]))
+        if len(order) > 1
+        else None,
     )
 
 
@@ -195,6 +217,9 @@ def _rank_single_runs(runs: Mapping[int, Run]) -> _RankedTrials:
         run_sd=USUAL_SD,
         change=None,
         is_best_current=True,
+        margin=Margin.of(order[1], logs[order[1]] - logs[best], hypot(sds[order[1]], sds[best]))
+        if len(order) > 1
+        else None,
     )
 
 

@@ -32,7 +32,8 @@ class FailedAttempt:
     attempt: int
     kind: FailureKind
     node: str
-    rank: int | None  # the first bad one; None: none is known
+    # The first bad one; None: none is known.
+    rank: int | None
     layout: str
 
     @property

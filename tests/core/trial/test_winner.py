@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log, sqrt
+from math import exp, log, sqrt
 from random import Random
 
 import pytest
 
 from orchestrator.core.trial.drift import fit
-from orchestrator.core.trial.run import Run
+from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import (
+    WIDTH,
     ended_early_that_could_win,
     judge,
     most_repeats_with_drift,
@@ -52,6 +53,22 @@ def tied(runs: Mapping[int, Sequence[Run]]) -> list[int]:
     verdict = judge(runs, contenders=4, repeats=3)
     assert verdict is not None
     return list(verdict.tied)
+
+
+def test_the_margin_is_that_of_the_speeds_and_excludes_zero_where_one_layout_wins() -> None:
+    """Of single runs it is by hand; repeats make it narrower; tied layouts may change places."""
+    once = judge({1: [run(1.0)], 2: [run(1.2)]}, contenders=0, repeats=0)
+    assert once is not None and once.margin is not None and once.margin.runner_up == 2
+    assert once.margin.value == pytest.approx(0.2)
+    assert once.margin.high == pytest.approx(1.2 * exp(WIDTH * sqrt(2) * USUAL_SD) - 1)
+    often = judge({1: [run(1.0), run(1.001)] * 4, 2: [run(1.2)] * 4}, contenders=0, repeats=0)
+    assert often is not None and often.margin is not None
+    assert 0 < once.margin.low < often.margin.low < 0.2 < often.margin.high < once.margin.high
+    close = judge({1: [run(1.0), run(1.01)], 2: [run(1.004)]}, contenders=0, repeats=0)
+    assert close is not None and close.margin is not None and len(close.tied) == 2
+    assert close.margin.low < 0 < close.margin.high
+    alone = judge({1: [run(1.0)]}, contenders=0, repeats=0)
+    assert alone is not None and alone.margin is None
 
 
 def test_nothing_measured_has_no_winner() -> None:
