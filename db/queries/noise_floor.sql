@@ -1,11 +1,12 @@
 -- How much do two runs of one layout differ, and is the lead of the fastest more than noise?
--- The lead is noise if the 95 % intervals of both speeds overlap, as in `sweep compare`.
+-- The lead is noise if the 95 % intervals of both speeds overlap. `run_sd` is the relative standard deviation of one run that they rest on: `measured` by the repeats of the cell if there are at least 5, else 2 %, which is `usual`, as in `sweep compare`.
 WITH runs AS (
     SELECT
         trial.cell_id,
         trial.id AS trial_id,
         attempt.number > first_value(attempt.number) OVER of_trial AS is_repeat,
-        abs(measurement.step_seconds_median / first_value(measurement.step_seconds_median) OVER of_trial - 1) AS change
+        abs(measurement.step_seconds_median / first_value(measurement.step_seconds_median) OVER of_trial - 1) AS change,
+        ln(measurement.step_seconds_median) - avg(ln(measurement.step_seconds_median)) OVER (PARTITION BY trial.id) AS deviation
     FROM trial
     JOIN sweep ON sweep.id = trial.sweep_id
     JOIN attempt ON attempt.trial_id = trial.id AND attempt.pooled
@@ -15,9 +16,16 @@ WITH runs AS (
     WINDOW of_trial AS (PARTITION BY trial.id ORDER BY attempt.number)
 ),
 floors AS (
-    SELECT cell_id, count(*) AS num_repeats, avg(change) AS noise_floor, max(change) AS largest_change
+    SELECT
+        cell_id,
+        sum(CASE WHEN is_repeat THEN 1 ELSE 0 END) AS num_repeats,
+        avg(CASE WHEN is_repeat THEN change END) AS noise_floor,
+        max(CASE WHEN is_repeat THEN change END) AS largest_change,
+        -- Pooled over the layouts: each has one degree of freedom less than runs. Too few tell too little.
+        CASE WHEN sum(CASE WHEN is_repeat THEN 1 ELSE 0 END) >= 5
+            THEN sum(deviation * deviation) / sum(CASE WHEN is_repeat THEN 1 ELSE 0 END)
+        END AS run_variance
     FROM runs
-    WHERE is_repeat
     GROUP BY cell_id
 ),
 ranked AS (
@@ -51,13 +59,17 @@ moments AS (
     WHERE ranked.place <= 2 AND measurement.implausible IS NULL AND measurement.step_seconds_bound IS NULL
     GROUP BY ranked.cell_id, ranked.place, ranked.speed
 ),
--- The variance of one run: that of its steps, that of the runs, or that of usual repeats (2 %).
+-- The variance of one run: that of its steps, that of the runs, or that of repeats in the cell, else of usual ones (2 %).
 variances AS (
     SELECT
         moments.*,
-        CASE WHEN own_sd > 0.02 THEN own_sd * own_sd ELSE 0.0004 END AS least,
+        CASE
+            WHEN own_sd * own_sd < floors.run_variance THEN floors.run_variance
+            WHEN floors.run_variance IS NOT NULL THEN own_sd * own_sd
+            WHEN own_sd > 0.02 THEN own_sd * own_sd ELSE 0.0004 END AS least,
         CASE WHEN num_runs > 1 THEN squares / (num_runs - 1) ELSE 0 END AS seen
     FROM moments
+    LEFT JOIN floors ON floors.cell_id = moments.cell_id
 ),
 speeds AS (
     SELECT
@@ -78,6 +90,8 @@ SELECT
     coalesce(floors.num_repeats, 0) AS num_repeats,
     floors.noise_floor,
     floors.largest_change,
+    coalesce(sqrt(floors.run_variance), 0.02) AS run_sd,
+    CASE WHEN floors.run_variance IS NULL THEN 'usual' ELSE 'measured' END AS run_sd_is,
     leads.lead,
     CASE WHEN leads.is_apart THEN 'faster' WHEN leads.lead IS NOT NULL THEN 'noise' END AS verdict
 FROM cell

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from statistics import fmean
+from dataclasses import replace
+from math import exp, log, sqrt
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from orchestrator.core.trial.run import USUAL_SD
 from orchestrator.core.trial.winner import WIDTH
 from orchestrator.report.comparison import Speed, change_of, of_fingerprints, speed_of
 from orchestrator.report.sweep_rows import read_rows
+from tests.db.builders import Runs, measure_runs
 from tests.db.sql import made_up_sweep
 from tests.db.sql.made_up_sweep import NEW, OLD, PRICE, MadeUpAttempt, MadeUpSweep, MadeUpTrial
 
@@ -265,23 +268,46 @@ def changed(sweep: MadeUpSweep) -> Rows:
     return sorted(rows, key=lambda row: (row["cell"], row["change"], row["trial_id"]))
 
 
+def run_sd(sweep: MadeUpSweep, cell: Any) -> float | None:
+    """The spread of runs of one layout, pooled over the cell; None: fewer than five repeats."""
+    squares, degrees = 0.0, 0
+    for trial in sweep.of(cell):
+        logs = [log(one.numbers["step_seconds_median"]) for one in trial.attempts if one.pooled]
+        squares += sum((one - fmean(logs)) ** 2 for one in logs)
+        degrees += max(len(logs) - 1, 0)
+    return sqrt(squares / degrees) if degrees >= 5 else None
+
+
+def with_run_sd(found: Speed, runs: Sequence[MadeUpAttempt], sd: float | None) -> Speed:
+    """The interval of a speed, if runs of one layout are known to vary so."""
+    if sd is None:
+        return found
+    logs = [log(speed(one)) for one in runs]
+    own = max((one.numbers["relative_confidence"] or 0.0) / WIDTH for one in runs)
+    spread = stdev(logs) if len(logs) > 1 else 0.0
+    width = WIDTH * max(own, spread, sd) / sqrt(len(logs))
+    return replace(found, low=found.value * exp(-width), high=found.value * exp(width))
+
+
 def noise_floor(sweep: MadeUpSweep) -> Rows:
     rows = []
     for cell in by_key(sweep):
+        sd = run_sd(sweep, cell)
         some = noise_floors(sweep)[cell.key]
         (first, of_first), (second, of_second) = comparable(sweep.of(cell))[:2]
-        best, runner_up = (
-            of_runs(
-                trial,
-                [
-                    one
-                    for one in trial.attempts
-                    if one.pooled
-                    and not one.numbers["implausible"]
-                    and not one.numbers["step_seconds_bound"]
-                ],
-            )
+        told = [
+            [
+                one
+                for one in trial.attempts
+                if one.pooled
+                and not one.numbers["implausible"]
+                and not one.numbers["step_seconds_bound"]
+            ]
             for trial in (first, second)
+        ]
+        best, runner_up = (
+            with_run_sd(of_runs(trial, runs), runs, sd)
+            for trial, runs in zip((first, second), told, strict=True)
         )
         verdict = change_of(runner_up, best)
         rows.append(
@@ -290,6 +316,8 @@ def noise_floor(sweep: MadeUpSweep) -> Rows:
                 "num_repeats": len(some),
                 "noise_floor": fmean(some) if some else None,
                 "largest_change": max(some, default=None),
+                "run_sd": USUAL_SD if sd is None else sd,
+                "run_sd_is": "usual" if sd is None else "measured",
                 "lead": speed(of_first) / speed(of_second) - 1,
                 "verdict": "noise" if verdict == "slower" else verdict,
             }
@@ -385,6 +413,26 @@ def test_the_query_and_the_report_call_the_same_changes_noise(store: Store, stor
             change, before, after = told[row["cell"], row["layout"]]
             assert row["verdict"] == change
             assert (row["before_speed"], row["after_speed"]) == pytest.approx((before, after))
+
+
+def test_the_noise_floor_says_what_runs_vary_by_and_whether_that_was_measured(
+    store: Store, store_url: str
+) -> None:
+    """Repeats that agree within 0.1 % tell layouts apart that usual ones would not."""
+    near: Runs = {
+        1: [(1.0, 0), (1.001, 2), (1.0, 3), (1.001, 5)],
+        2: [(1.02, 1), (1.021, 4), (1.02, 6), (1.021, 7)],
+    }
+    measure_runs(store, near)
+    (row,) = ask(store_url, "noise_floor", "tiny")
+    assert (row["num_repeats"], row["run_sd_is"], row["verdict"]) == (6, "measured", "faster")
+    assert row["run_sd"] == pytest.approx(0.00058, rel=0.05)
+
+
+def test_few_repeats_leave_what_is_usual(store: Store, store_url: str) -> None:
+    measure_runs(store, {1: [(1.0, 0), (1.001, 2)], 2: [(1.02, 1), (1.021, 4)]})
+    (row,) = ask(store_url, "noise_floor", "tiny")
+    assert (row["run_sd"], row["run_sd_is"], row["verdict"]) == (USUAL_SD, "usual", "noise")
 
 
 def test_the_queries_have_the_spread_and_the_width_of_the_rule() -> None:
