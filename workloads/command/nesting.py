@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from orchestrator.core.sweepfile.command_options import Processes
 from orchestrator.core.trial.nested_launch import CURE, nested_launch, wrong_world_size
+from workloads.command.connected_ranks import train_together
 from workloads.command.process_tree import Writers, tree_of
 from workloads.command.program import Program
 from workloads.command.repeated_steps import RepeatedSteps
@@ -67,6 +68,11 @@ class NestingWatch:
         if self._processes is Processes.PER_RANK:
             if (seen := nested_launch(tree, self._program.environment)) is not None:
                 raise ConfigRejected(f"the program starts its own launcher ({seen}): {CURE}")
+            if train_together([process.pid for process in tree]):
+                raise ConfigRejected(
+                    "the program starts ranks of its own, as torch.multiprocessing.spawn does (two"
+                    f" of its processes have torch, and a connection to each other): {CURE}"
+                )
         elif seen := wrong_world_size(tree, self._rank.world_size):
             raise ConfigRejected(
                 f"the program's launcher starts another number of ranks than the layout has"
