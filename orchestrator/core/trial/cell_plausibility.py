@@ -15,8 +15,10 @@ from orchestrator.core.trial.digits import is_fine
 FEWEST_ALIKE = 3
 ALIKE_SHARE = 1e-9
 LEAST_SPREAD = 4.0  # of the micro-batch sizes
-# Of log step time over log micro-batch size.
-LEAST_SLOPE = 0.75
+# Of log step time over log micro-batch size. In 187 groups of published runs of the same work with
+# three sizes or more the least slope is -0.05 at most; a micro-batch that takes `a + b * size` has
+# 0.2 up to `a = 5.7 b`.
+LEAST_SLOPE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,10 @@ class ToldLayout:
 def judge_cell(told: Mapping[int, ToldLayout]) -> dict[int, str]:
     """Return the trials of a cell whose numbers contradict those of the others, and why.
 
-    Several layouts do not take the same time to the last digit. Nor does a step take longer in
-    proportion to its micro-batch, since every global batch is the same work.
+    Several layouts do not take the same time to the last digit. Nor does a step take longer with
+    each larger micro-batch, since every global batch is the same work.
     """
-    return _identical(told) | _in_proportion(told)
+    return _identical(told) | _growing(told)
 
 
 def _identical(told: Mapping[int, ToldLayout]) -> dict[int, str]:
@@ -56,8 +58,8 @@ def _identical(told: Mapping[int, ToldLayout]) -> dict[int, str]:
     return found
 
 
-def _in_proportion(told: Mapping[int, ToldLayout]) -> dict[int, str]:
-    """Find layouts that differ in their micro-batch, with step times in proportion to it."""
+def _growing(told: Mapping[int, ToldLayout]) -> dict[int, str]:
+    """Find layouts that differ in their micro-batch, with step times that grow with it."""
     groups: dict[Layout, list[int]] = defaultdict(list)
     for key, one in told.items():
         if one.layout.pipeline_parallel_size == 1:  # a pipeline needs many micro-batches

@@ -34,6 +34,15 @@ def test_a_step_does_not_take_longer_in_proportion_to_its_micro_batch() -> None:
     assert judge_cell(cell(m1=0.1, m4=0.4)) == {}  # too few to tell
 
 
+def test_a_micro_batch_takes_some_time_whatever_its_size() -> None:
+    reasons = judge_cell(cell(m1=0.1 + 0.05, m2=0.1 + 0.1, m4=0.1 + 0.2))
+    assert set(reasons) == {1, 2, 4}
+    # The same of all micro-batches of a step.
+    assert judge_cell(cell(m1=16 * 0.15, m2=8 * 0.2, m4=4 * 0.3)) == {}
+    # Larger ones that miss the caches of a processor.
+    assert judge_cell(cell(m1=1.0, m2=1.1, m4=1.21, m8=1.33)) == {}
+
+
 def test_layouts_with_other_work_are_not_compared_by_their_micro_batch() -> None:
     some = cell(m1=0.101, m2=0.199, m4=0.41)
     some[4] = replace(some[4], layout=replace(some[4].layout, zero_stage=1))
