@@ -232,13 +232,15 @@ def _run(
 ) -> ContractRun:
     from orchestrator.cluster.contract import Finished
     from orchestrator.core.machines.program_contract import ContractRun, StepTimes
+    from orchestrator.core.sweepfile.workload_section import steps_per_line
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.node.gpu_monitor import device_name
     from orchestrator.node.watched_run import run_watched
     from orchestrator.sweep.measured_peaks import MeasuredPeaks
     from orchestrator.sweep.verdict import judge_attempt
 
-    every, num_steps = _steps_per_line(spec), WARMUP_STEPS + MAX_STEPS * _steps_per_line(spec)
+    every = steps_per_line(spec.workload)
+    num_steps = WARMUP_STEPS + MAX_STEPS * every
     plan = spec.measurement.plan(device).model_copy(
         update={
             # A few steps show what the doctor judges.
@@ -247,6 +249,7 @@ def _run(
             "warmup_steps": WARMUP_STEPS,
             "min_steps": 2,
             "max_steps": num_steps - WARMUP_STEPS,
+            "counts_lines": True,
         }
     )
     order = _order(spec, smallest, device, devices, plan)
@@ -285,14 +288,6 @@ def _run(
         ranks=seen.ranks,
         connected_ranks=seen.connected_ranks,
     )
-
-
-def _steps_per_line(spec: SweepSpec) -> int:
-    from orchestrator.core.sweepfile.command_options import CommandOptions
-
-    options = spec.workload.options
-    metrics = options.metrics if isinstance(options, CommandOptions) else None
-    return metrics.every if metrics is not None else 1
 
 
 def _order(

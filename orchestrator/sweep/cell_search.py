@@ -427,6 +427,17 @@ class CellSearch:
         self._note(None)
         self.searcher.tell(layout, Measured(value=nan, peak_memory_bytes=peak_memory_bytes))
 
+    def has_to_count(self, layout: Layout) -> bool:
+        """Return whether the lines of the user's program are still to be counted for this layout.
+
+        One trial whose numbers can be true shows that a line is no several steps; one with several
+        micro-batches shows that it is none of these.
+        """
+        shown = [one.layout for key, one in self._told.items() if key not in self._implausible]
+        if layout.grad_accum_steps > 1:
+            return not any(other.grad_accum_steps > 1 for other in shown)
+        return not shown
+
     def newly_implausible(self) -> dict[int, str]:
         """Return the trials whose numbers contradict those of other layouts, and why."""
         reasons = judge_cell(self._told)

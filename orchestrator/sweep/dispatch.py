@@ -16,9 +16,11 @@ from orchestrator.core.sweepfile.workload_section import (
     compiles_layers,
     is_one_process_per_node,
     reports_on_last_node,
+    steps_per_line,
     varying_options,
 )
 from orchestrator.core.trial.limits import PredictedStep, resolve_limits
+from orchestrator.core.trial.line_count import counting_plan
 from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.core.trial.purpose import DOUBTS, Purpose
@@ -436,12 +438,19 @@ class Dispatch:
         plan = self._plans[
             isinstance(begins, NewAttempt) and begins.purpose is Purpose.CONFIRMATION
         ]
-        best = self._call.searches[attempt.cell_id].confirmation.best()
+        search = self._call.searches[attempt.cell_id]
+        best = search.confirmation.best()
         # A trial that cannot be the fastest may still be on a front.
         may_stop = self._spec.merits == (Merit.SPEED,) and self._settings.stops_early(device)
         # Only a trial's first attempt may be ended early.
         is_first = attempt.number == 1 and not attempt.is_repeat
-        if best is not None and is_first and may_stop:
+        is_program = workload.name == "command" and not attempt.is_repeat
+        if is_program and search.has_to_count(layout):
+            predicted = attempt.predicted
+            seconds = predicted.seconds if predicted is not None else None
+            every = steps_per_line(workload)
+            plan = counting_plan(plan, predicted_seconds=seconds, steps_per_line=every)
+        elif best is not None and is_first and may_stop:
             plan = plan.model_copy(update={"beat_seconds": best[1]})
         limits = resolve_limits(
             self._limits,

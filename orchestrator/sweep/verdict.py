@@ -25,7 +25,7 @@ from orchestrator.core.trial.measurement import (
     with_driver_memory,
 )
 from orchestrator.core.trial.node_report import GpuUsage, NodeReport
-from orchestrator.core.trial.plausibility import judge_run
+from orchestrator.core.trial.plausibility import judge_groups, judge_run
 from orchestrator.core.trial.protocol import MeasurementPlan, Phase, RankResult
 from orchestrator.core.trial.reserved_time import step_seconds_within
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
@@ -153,6 +153,7 @@ def _outcome(
     try:
         reasons = [
             judge_run(result, layout=layout, sequence_length=cell.sequence_length, plan=plan)
+            or judge_groups(result)
             for result in results
         ]
         measurement = peaks.measure(

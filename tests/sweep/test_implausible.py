@@ -12,7 +12,13 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.protocol import LinesRead, ProgramSeen, RankResult, TrialRequest
+from orchestrator.core.trial.protocol import (
+    CountedLines,
+    LinesRead,
+    ProgramSeen,
+    RankResult,
+    TrialRequest,
+)
 from tests.sweep.test_loop import run, spec
 
 NAME = "t"
@@ -119,6 +125,61 @@ def test_the_same_number_for_every_layout_is_marked_for_all_of_them(store: Store
     assert all("does the program use its arguments" in (t.implausible or "") for t in measured)
     assert store.best(store.sweep_named(NAME).id) == {}
     assert not any(result.tied.values())
+
+
+def counting(store: Store, is_wrong: bool, **changes: Any) -> list[tuple[int, bool]]:
+    """The micro-batches of each trial's step, and whether its lines were counted."""
+    found = []
+
+    def script(request: TrialRequest) -> RankResult:
+        accumulated, counts = request.layout.grad_accum_steps, request.measurement.counts_lines
+        found.append((accumulated, counts))
+        result = told(request)
+        if not counts:
+            return result
+        asked = request.measurement.warmup_steps + request.measurement.max_steps
+        num = asked * (accumulated if is_wrong else 1)
+        assert result.seen is not None
+        seen = {"counted": CountedLines(num_asked=asked, num_written=num)}
+        return result.model_copy(update={"seen": result.seen.model_copy(update=seen)})
+
+    run(store, script, spec=foreign(**changes))
+    return found
+
+
+def test_lines_are_counted_until_one_trial_shows_that_a_line_is_a_step(store: Store) -> None:
+    found = counting(store, is_wrong=False)
+    accumulated = [one for one, _ in found]
+    first_with_several = next(place for place, one in enumerate(accumulated) if one > 1)
+    counted = {0, first_with_several}
+    assert [counts for _, counts in found] == [place in counted for place in range(len(found))]
+
+
+def test_a_line_for_each_micro_batch_is_found_in_every_trial(store: Store) -> None:
+    with pytest.raises(UsageInvalid, match=r"one for each of the .* micro-batches of a step"):
+        counting(
+            store,
+            is_wrong=True,
+            axes={"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"]},
+        )
+    trials = store.trials(store.sweep_named(NAME).id)
+    assert {trial.implausible is None for trial in trials if trial.layout.grad_accum_steps > 1} == {
+        False
+    }
+
+
+def test_repeats_and_other_workloads_are_not_counted(store: Store) -> None:
+    def script(request: TrialRequest) -> RankResult:
+        assert request.attempt == 1 or not request.measurement.counts_lines
+        return told(request)
+
+    run(store, script, spec=foreign(repeats=1))
+
+    def other(request: TrialRequest) -> float:
+        assert not request.measurement.counts_lines
+        return 1.0 / request.layout.micro_batch_size
+
+    run(store, other, spec=spec(name="other"))
 
 
 @pytest.fixture

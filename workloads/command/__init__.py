@@ -62,7 +62,7 @@ def main() -> int:
         rank,
         printed=printed,
         steps_per_line=options.metrics.every if options.metrics is not None else 1,
-        knows_num_steps=program.knows_num_steps,
+        names_num_steps=program.names_num_steps,
         began=program.began,
     )
     rank.heartbeat(Phase.FIRST_STEP)
@@ -99,6 +99,7 @@ def _printed(options: CommandOptions, rank: Rank, secrets: Secrets) -> PrintedMe
         others=[other for other in on_node if other != rank.rank],
         metrics_file=ProgramPlace.of(rank).of_first_rank.metrics_file,
         secrets=secrets,
+        several_ranks=request.one_rank_per_node and rank.local_world_size > 1,
     )
 
 
@@ -144,7 +145,7 @@ def _lead(program: Program, metrics: Metrics, handover: Handover, nesting: Nesti
         if metrics.bad_step is not None:
             break
         nesting.check(metrics.num_steps_told, metrics.step_seconds)
-        if metrics.has_enough or document.is_written():
+        if (metrics.has_enough and not metrics.awaits_more) or document.is_written():
             return _end(program, metrics, handover, nesting)
     if metrics.printed is not None and code == 0:
         metrics.printed.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,21 +11,27 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.core.trial.line_count import MORE_LINES
 from orchestrator.core.trial.protocol import (
     MAX_SECONDS,
+    CountedLines,
     LinesRead,
     Phase,
     ProgramSeen,
 )
+from orchestrator.core.trial.step_period import are_uneven
 from orchestrator.core.trial.stopping import begin, look
 from workloads.command.appended_lines import AppendedLines
 from workloads.command.divergence import Divergence
 from workloads.command.printed import PrintedMetrics
+from workloads.command.step_numbers import StepNumbers
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank
 
 # Of lines that come once the steps are enough: for the pace of a program, no more are needed.
 _MOST_LATER = 1000
+# A program that goes on after all its steps writes the next line within its usual time, and this.
+_NEXT_SECONDS, _NEXT_STEPS, _MOST_NEXT_SECONDS = 1.0, 1.5, 30.0
 # Of a longer run every second read is forgotten, again and again.
 _MOST_READS = 1000
 # Of lines without a step time.
@@ -54,12 +61,13 @@ class Metrics:
         *,
         printed: PrintedMetrics | None = None,
         steps_per_line: int = 1,
-        knows_num_steps: bool = True,
+        names_num_steps: bool | None = None,
         began: float,
     ) -> None:
         """`printed` adds lines to the file. Each line tells the mean of `steps_per_line` steps.
 
-        `began`: when the program was started, monotonic.
+        `names_num_steps`: the program is told how many steps are asked for; None: that cannot be
+        seen. `began`: when the program was started, monotonic.
         """
         self.file = AppendedLines(path)
         self.printed = printed
@@ -67,7 +75,8 @@ class Metrics:
         self._rank = rank
         self._plan = rank.request.measurement
         self._steps_per_line = steps_per_line
-        self._knows_num_steps = knows_num_steps
+        self._names_num_steps = names_num_steps
+        self._counts_lines = self._plan.counts_lines and names_num_steps is True
         # A line that covers a step of the warm-up belongs to it.
         self._least_warmup = math.ceil(self._plan.warmup_steps / steps_per_line)
         self._num_asked = self._least_warmup + math.ceil(self._plan.max_steps / steps_per_line)
@@ -86,10 +95,12 @@ class Metrics:
         self.num_steps_told = 0
         self._timing = begin(self._line_plan)
         self._has_enough = False
-        # When the last line that counts was written, monotonic.
+# When the last line that counts was written, monotonic.
         self._last_at: float | None = None
         # From the writing of the first line to its reading.
         self._first_waited = 0.0
+        # The last line after those that count, monotonic.
+        self._last_later_at = began
         self.num_unread, self.first_unread = 0, ""  # lines that are no metric
         # Metrics without a step time, and the names of their fields.
         self._num_without_step = 0
@@ -100,8 +111,8 @@ class Metrics:
         # Monotonic; all that was written before `_read_until` has been read.
         self._began = self._read_until = began
         self._reads: list[LinesRead] = []
-        # The number of steps so far at the first and the last line that has a step number, and it.
-        self._numbered: list[tuple[int, float]] = []
+        self._accumulated = rank.request.layout.grad_accum_steps
+        self._numbers = StepNumbers(grad_accum_steps=self._accumulated)
         self._divergence = Divergence()
 
     @property
@@ -137,6 +148,17 @@ class Metrics:
         """True if the program may end: its steps are enough, and the last norm is finite."""
         is_whole = self.file.lost is None and self.bad_step is None
         return self._has_enough and is_whole and not self._divergence.is_possible
+
+    @property
+    def awaits_more(self) -> bool:
+        """True while more lines than were asked for may come: then a line is no step."""
+        if not self._counts_lines or self._accumulated == 1:
+            return False
+        if self.num_steps_told >= MORE_LINES * self._num_asked:
+            return False
+        usual = statistics.median(self.step_seconds)
+        patience = min(_NEXT_SECONDS + _NEXT_STEPS * usual, _MOST_NEXT_SECONDS)
+        return time.monotonic() - max(self._last_at or 0.0, self._last_later_at) < patience
 
     def read(self) -> None:
         """Read the new lines, and skip those that are no metric.
@@ -185,18 +207,16 @@ class Metrics:
 
     def seen(self, *, ended_itself: bool) -> ProgramSeen:
         """Return what was seen of the program until now."""
-        per_line = None
-        if len(self._numbered) > 1:
-            (first_line, first), (last_line, last) = self._numbered
-            per_line = (last - first) / (last_line - first_line)
+        counted = CountedLines(num_asked=self._num_asked, num_written=self.num_steps_told)
         return ProgramSeen(
             seconds=time.monotonic() - self._began,
             reads=self._reads,
             later_seconds=self._later_seconds,
             ended_itself=ended_itself,
-            knows_num_steps=self._knows_num_steps,
-            steps_per_line=per_line,
+            knows_num_steps=self._names_num_steps is not False,
+            steps_per_line=self._numbers.per_line,
             every=self._steps_per_line,
+            counted=counted if self._counts_lines else None,
         )
 
     def why_no_steps(self) -> str | None:
@@ -230,7 +250,8 @@ class Metrics:
                         self._later_seconds.append(metric.step_seconds)
                     continue
                 self.step_seconds.append(metric.step_seconds)
-                self._note_number(metric.step if metric.step is not None else metric.iteration)
+                number = metric.step if metric.step is not None else metric.iteration
+                self._numbers.note(len(self.step_seconds), number)
             elif line.strip() and not is_metric:
                 self.num_unread += 1
                 self.first_unread = self.first_unread or line[:200].decode(errors="replace")
@@ -241,6 +262,11 @@ class Metrics:
             self._check_finite(metric, loss=metric.loss)
         if len(self.step_seconds) > before or len(self._later_seconds) > num_later:
             self._note_read(at)
+        if len(self._later_seconds) > num_later:
+            self._last_later_at = at
+            if self.awaits_more:
+                # They are progress, and are not timed.
+                self._rank.heartbeat(Phase.STEADY, self.num_steps_told)
         if len(self.step_seconds) > before:
             self._last_at = self._written_at(at)
             if not before:
@@ -266,11 +292,6 @@ class Metrics:
             )
         )
 
-    def _note_number(self, step: Any) -> None:
-        """Note the first and the last step number that a line has."""
-        if isinstance(step, (int, float)) and not isinstance(step, bool) and math.isfinite(step):
-            self._numbered = [*self._numbered[:1], (len(self.step_seconds), float(step))]
-
     def _note_without_step(self, told: Mapping[str, Any]) -> None:
         """Note the fields of a line that has no step time."""
         self._num_without_step += 1
@@ -289,7 +310,15 @@ class Metrics:
         """Note whether the timed steps are enough."""
         self._timing = look(self._timing, self.step_seconds, self._line_plan)
         are_all_in = len(self.step_seconds) >= self.num_steps_asked
-        self._has_enough = are_all_in or self._timing.is_enough
+        self._has_enough = are_all_in or (self._timing.is_enough and self._may_end_early)
+
+    @property
+    def _may_end_early(self) -> bool:
+        """False if more steps may show what these do not: how many a line covers, or a period."""
+        if self._counts_lines:
+            return False
+        is_beaten = self._timing.bound is not None
+        return is_beaten or not are_uneven(self.step_seconds[self.num_warmup :])
 
     @property
     def _counts_next(self) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 from orchestrator.core.sweepfile.metrics_section import LinePatterns
 from orchestrator.core.trial.redaction import Secrets, redacted
 from orchestrator.core.trial.terminal_text import plain_text
+from workloads.command.known_steps import KnownSteps
 from workloads.rank import ConfigRejected
 
 # Of a longer line the rest is not searched.
@@ -53,9 +54,13 @@ class PrintedMetrics:
         others: Sequence[int] = (),
         metrics_file: Path,
         secrets: Secrets,
+        several_ranks: bool = False,
         log_fd: int = 1,
     ) -> None:
-        """`others`: the other ranks of this node whose output is read, each by its own rank."""
+        """`others`: the other ranks of this node whose output is read, each by its own rank.
+
+        `several_ranks`: the program starts several ranks, which all print into its output.
+        """
         self._patterns = patterns
         self._others = others
         self._secrets = secrets
@@ -70,7 +75,7 @@ class PrintedMetrics:
         self._thread = threading.Thread(target=self._copy, name="program-output", daemon=True)
         self._rest = b""
         self._claimed: bool | None = None
-        self._last_number = float("-inf")  # of a step
+        self._known = KnownSteps(several_ranks=several_ranks, began=time.monotonic())
         self.num_lines = 0
         self.num_steps = 0  # told by this program's lines
         self.last_line = ""
@@ -167,6 +172,7 @@ class PrintedMetrics:
 
     def _search(self, lines: list[bytes]) -> None:
         """Note what lines tell. Raises ConfigRejected if a pattern is too slow."""
+        self._known.begin_look(time.monotonic())
         for first in range(0, len(lines), _LINES_AT_ONCE):
             try:
                 with _cpu_time_limit(PATTERN_SECONDS):
@@ -197,20 +203,14 @@ class PrintedMetrics:
             if "step_seconds" in values:
                 self.num_steps += 1
                 # Another rank gives the steps, or another one of this stream gave this step.
-                if not self._is_reporter() or self._is_known(values.get("step")):
+                seconds, number = values["step_seconds"], values.get("step")
+                if not self._is_reporter() or self._known.is_known(number, seconds):
                     del values["step_seconds"]
             if values:
                 lines.append(json.dumps(redacted(values, self._secrets)) + "\n")
         if lines:
             with self._metrics_file.open("a") as file:
                 file.write("".join(lines))
-
-    def _is_known(self, number: object) -> bool:
-        """Note the number of a step; True if this or a later one was told before."""
-        if not isinstance(number, int | float):
-            return False
-        before, self._last_number = self._last_number, max(self._last_number, number)
-        return number <= before
 
     def _awaited(self) -> Sequence[int]:
         """The ranks whose output may still have steps: the one that prints them, or any other."""

@@ -105,8 +105,9 @@ class Program:
     began: float  # monotonic, just before it was started
     environment: Mapping[str, str]
     place: ProgramPlace
-    # False: neither its command nor its script names the number of steps that are asked for.
-    knows_num_steps: bool
+    # Its command, or a file that this names, has the number of steps that are asked for. None: that
+    # cannot be seen.
+    names_num_steps: bool | None
 
 
 def start(options: CommandOptions, rank: Rank, *, output: int | None = None) -> Program:
@@ -176,20 +177,36 @@ def start(options: CommandOptions, rank: Rank, *, output: int | None = None) -> 
         began=began,
         environment=environment,
         place=place,
-        knows_num_steps="num_steps" in options.names_used() or _may_read_num_steps(argv, cwd),
+        names_num_steps="num_steps" in options.names_used() or _names_num_steps(argv, cwd),
     )
 
 
-def _may_read_num_steps(argv: Sequence[str], cwd: str) -> bool:
-    """Return False if a Python script does not name SWEEP_NUM_STEPS; True if that is not known."""
+_NUM_STEPS = "SWEEP_NUM_STEPS"
+
+
+def _names_num_steps(argv: Sequence[str], cwd: str) -> bool | None:
+    """Return whether a command, or a script that it names, has the name of the variable.
+
+    None: that cannot be seen. A script may import what reads it; only a Python script is believed
+    not to.
+    """
+    if any(_NUM_STEPS in word for word in argv):
+        return True
+    scripts = [_script(Path(cwd) / word) for word in argv]
+    if any(script is not None and _NUM_STEPS.encode() in script for script in scripts):
+        return True
     python = python_command(argv)
     if python is None or python.script is None:
-        return True
+        return None
+    return None if scripts[list(argv).index(python.script)] is None else False
+
+
+def _script(path: Path) -> bytes | None:
+    """Return the beginning of a file; None if it cannot be read."""
     try:
-        script = read_regular(Path(cwd) / python.script, num_bytes=_MOST_SCRIPT_BYTES)
-    except OSError:
-        return True
-    return b"SWEEP_NUM_STEPS" in script.content
+        return read_regular(path, num_bytes=_MOST_SCRIPT_BYTES).content
+    except (OSError, ValueError):  # ValueError: a NUL in the word
+        return None
 
 
 def template_values(request: TrialRequest, place: ProgramPlace) -> dict[str, OptionValue]:

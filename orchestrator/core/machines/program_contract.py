@@ -16,9 +16,10 @@ from orchestrator.core.trial.failure_kinds import (
     Failure,
     FailureKind,
 )
+from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import NodeReport
-from orchestrator.core.trial.plausibility import judge_pace
+from orchestrator.core.trial.plausibility import judge_groups, judge_pace
 from orchestrator.core.trial.protocol import Device, DriverMemoryKind, RankResult
 
 # An axis need not be passed if these are, from which it follows.
@@ -200,14 +201,12 @@ def _may_cover_several(run: ContractRun, num_lines: int) -> bool:
 def _pace(run: ContractRun) -> Check:
     """Compare the time between lines with the time that they tell, as for every trial."""
     judged = judge_pace(run.result, layout=run.layout) if run.result is not None else None
+    if run.result is not None and (reason := judge_groups(run.result)) is not None:
+        return fail("pace", reason)
     if judged is None and _came_at_once(run.result):
-        return warn(
-            "pace",
-            "not comparable: all steps came at once",
-            "only the time that the program ran bounds what they tell, so that a clock that does"
-            " not wait for the device is not found: write a line when each step has ended, and"
-            " flush it",
-        )
+        return warn("pace", "not comparable: all steps came at once", _NO_PACE)
+    if judged is None and run.result is not None and (num := _held_back(run.result)) is not None:
+        return warn("pace", f"not comparable: {num:.3g} steps came at a time", _NO_PACE)
     if judged is None:
         return ok("pace", "not comparable: too few steps came one by one")
     if judged.reason is not None:
@@ -217,6 +216,18 @@ def _pace(run: ContractRun) -> Check:
         f"{judged.num_steps} steps tell {judged.told_seconds:.2f} s, and came within"
         f" {judged.passed_seconds:.2f} s",
     )
+
+
+_NO_PACE = (
+    "only the time that the program ran bounds what they tell, so that a clock that does not wait"
+    " for the device is not found: write a line when each step has ended, and flush it"
+)
+
+
+def _held_back(result: RankResult) -> float | None:
+    """Return how many lines came at a time, if they were not written one by one; else None."""
+    groups = LineGroups.of(result)
+    return groups.num_lines if groups is not None and groups.are_held_back else None
 
 
 def _came_at_once(result: RankResult | None) -> bool:

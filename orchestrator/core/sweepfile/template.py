@@ -23,7 +23,8 @@ TEMPLATE_NAMES: Mapping[str, str] = {
     "master_port": "port there that is kept free for the gang",
     "global_batch_size": "sequences of an optimizer step",
     "sequence_length": "tokens of a sequence",
-    "num_steps": "`warmup_steps` + `max_steps`",
+    "num_steps": "`warmup_steps` + `max_steps`;"
+    " sometimes fewer in the [first trial of a cell](#when-it-has-enough)",
     "seed": "`search.seed`",
     "run_dir": "a folder for this attempt",
     "result_file": "where its result goes",

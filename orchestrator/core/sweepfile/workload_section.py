@@ -115,6 +115,12 @@ def is_one_process_per_node(workload: Workload) -> bool:
     return False
 
 
+def steps_per_line(workload: Workload) -> int:
+    """Return how many steps a line of the user's program covers."""
+    metrics = workload.options.metrics if isinstance(workload.options, CommandOptions) else None
+    return metrics.every if metrics is not None else 1
+
+
 def reports_on_last_node(workload: Workload) -> bool:
     """Return whether the steps come from the gang's last node, and not from that of rank 0."""
     match workload.options:

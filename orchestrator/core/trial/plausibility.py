@@ -14,9 +14,12 @@ from itertools import pairwise
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.digits import decimals, is_fine
+from orchestrator.core.trial.line_count import MORE_LINES
+from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.measurement import FEWEST_STEPS, ImplausibleMeasurement
 from orchestrator.core.trial.pace import PACE_FACTOR, Pace, ToldSteps
 from orchestrator.core.trial.protocol import MeasurementPlan, ProgramSeen, RankResult
+from orchestrator.core.trial.step_period import period_of
 
 # Seconds, and a relative part, that steps may add up to beyond the time that the program ran:
 # clocks differ, and the rank begins to watch just after the start.
@@ -54,6 +57,7 @@ def judge_run(
         _tokens_reason(result, layout, sequence_length),
         _constant_reason(result, plan, layout.global_batch_size * sequence_length),
         _trend_reason(result),
+        _period_reason(told),
         _sum_reason(told, seen, layout),
     )
     return next((reason for reason in found if reason is not None), None)
@@ -111,6 +115,23 @@ def _check_wall(told: ToldSteps, seen: ProgramSeen, pace: Pace, layout: Layout) 
             f"{_seconds(total)}, and the program had run for {_seconds(at)}: "
             f"{_why_too_long(told, ratio, layout, is_exact=pace.is_sharp)}"
         )
+
+
+def judge_groups(result: RankResult) -> str | None:
+    """Return why lines that come in groups tell too little of the time between these.
+
+    The same may be seen of lines that are held back, if each group of them has a pause. So this is
+    apart from `judge_run`, which believes every program with pauses.
+    """
+    groups = LineGroups.of(result)
+    if groups is None or groups.every is None:
+        return None
+    return (
+        f"its lines came {groups.num_lines:.3g} at a time, every {_seconds(groups.every)}, and say"
+        f" {_seconds(groups.told)} together: {groups.every / groups.told:.2g} times less."
+        f" {_SYNCHRONISE}. If the program pauses for something else, flush each line when its step"
+        " has ended"
+    )
 
 
 def _sum_reason(told: ToldSteps, seen: ProgramSeen, layout: Layout) -> str | None:
@@ -191,7 +212,12 @@ def _count_reason(
 
     A step has `accumulated` micro-batches.
     """
+    counted = seen.counted
     num, asked = len(told.seconds), plan.warmup_steps + plan.max_steps
+    if counted is not None:
+        asked = counted.num_asked
+        if accumulated > 1 and counted.num_written >= MORE_LINES * asked:
+            return _for_each_micro_batch(asked, counted.num_written, accumulated)
     if (each := seen.steps_per_line) is not None:
         if abs(each / seen.every - 1) < 0.1:
             return None
@@ -205,25 +231,32 @@ def _count_reason(
     each_micro_batch = (
         by_micro_batch,
         by_micro_batch - plan.warmup_steps,
-        accumulated * plan.max_steps,
+        by_micro_batch - accumulated * plan.warmup_steps,
     )
     if accumulated > 1 and is_its_choice and seen.every == 1 and num in each_micro_batch:
-        return (
-            f"it was asked for {asked} steps, and told {num} times: one for each of the "
-            f"{accumulated} micro-batches of a step? One for all of them and the update is wanted. "
-            "If it ran more steps, let it run {num_steps}"
-        )
-    is_part = any(num == asked // every for every in range(2, asked + 1))
+        return _for_each_micro_batch(asked, num, accumulated)
+    # One at step 0 or at the end may be one more.
+    parts = {asked // every for every in range(2, asked + 1)}
+    parts |= {one + 1 for one in parts if counted is not None and one + 1 < asked}
+    is_part = num in parts
     if not (told.are_lines and is_its_choice and is_part and seen.every == 1):
         return None
-    if num < plan.warmup_steps + FEWEST_STEPS:
+    if num < plan.warmup_steps + FEWEST_STEPS and counted is None:
         # Too few to be sure of, and said so.
         return None
-    every = asked // num
+    every = round(asked / num)
     return (
         f"it was asked for {asked} steps, and wrote {num} lines: one line for {every} steps? "
         "One for each is wanted. If it ran no more, let it run {num_steps}, or give its lines a "
         'field "step"'
+    )
+
+
+def _for_each_micro_batch(asked: int, num: int, accumulated: int) -> str:
+    return (
+        f"it was asked for {asked} steps, and told {num} times: one for each of the "
+        f"{accumulated} micro-batches of a step? One for all of them and the update is wanted. "
+        "If it ran more steps, let it run {num_steps}"
     )
 
 
@@ -279,6 +312,18 @@ def _trend_reason(result: RankResult) -> str | None:
         why = f"may the clock be read before the device is done? {_SYNCHRONISE}"
     change = f"from {_seconds(first)} to {_seconds(last)} a step"
     return f"its steps went {change} while they were timed: {why}"
+
+
+def _period_reason(told: ToldSteps) -> str | None:
+    period = period_of(told.seconds)
+    if period is None:
+        return None
+    return (
+        f"one of {period.num_steps} steps takes {_seconds(period.long)}, and the others"
+        f" {_seconds(period.usual)}: does the clock wait for the device only then? {_SYNCHRONISE}."
+        " If such a step does something else (a checkpoint, an evaluation, waiting for data), leave"
+        " that out of its time"
+    )
 
 
 def _seconds(value: float) -> str:

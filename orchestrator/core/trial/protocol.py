@@ -88,6 +88,9 @@ class MeasurementPlan(Message):
     min_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
     # The best layout's step time: a trial that cannot beat it is ended early. None: none is.
     beat_seconds: PositiveSeconds | None = None
+    # A user's program is not ended before it could write more lines than it was asked for: their
+    # number shows whether a line is one step.
+    counts_lines: bool = False
 
 
 class DriverMemoryKind(StrEnum):
@@ -222,6 +225,16 @@ class LinesRead(Message):
     num_steps: Step  # steps so far, these included
 
 
+class CountedLines(Message):
+    """How many lines a program was asked for, and how many it wrote, if nothing ended it before.
+
+    It was told to write no more, or it wrote so many more that it ran long enough to be sure.
+    """
+
+    num_asked: Annotated[int, Field(ge=1)]
+    num_written: Step
+
+
 class ProgramSeen(Message):
     """What the rank of a user's program saw of it, by its own clock. No word of it is told."""
 
@@ -237,6 +250,8 @@ class ProgramSeen(Message):
     steps_per_line: float | None = None
     # Steps that a line covers, each of its time, by the sweep file.
     every: Annotated[int, Field(ge=1)] = 1
+    # None: it may have been ended before it wrote all its lines.
+    counted: CountedLines | None = None
 
 
 class RankResult(Message):

@@ -126,6 +126,28 @@ def test_steps_that_come_at_once_have_no_pace_and_the_doctor_says_what_that_mean
     assert pace_of(found.model_copy(update={"step_seconds": short})).status is Status.OK
 
 
+def test_the_doctor_warns_of_lines_that_come_in_groups() -> None:
+    """Ten steps of 0.5 s that are written five at a time: too few groups to compare."""
+    reads = [
+        LinesRead(after=9.95, at=10.0, num_steps=5),
+        LinesRead(after=12.45, at=12.5, num_steps=10),
+    ]
+    told = [STEP_SECONDS + step / 1000 for step in range(NUM_STEPS)]
+    seen = ProgramSeen(seconds=13.0, reads=reads)
+    check = pace_of(RankResult(step_seconds=told, seen=seen))
+    assert check.status is Status.WARN and "5 steps came at a time" in check.found
+    assert "flush it" in check.advice
+    short = RankResult(step_seconds=[step / 100 for step in told], seen=seen)
+    assert pace_of(short).status is Status.OK, "ten steps of 5 ms that end between two reads"
+
+
+def test_the_doctor_compares_the_time_between_groups() -> None:
+    reads = [LinesRead(after=10 * n - 0.05, at=10 * n, num_steps=2 * n) for n in range(1, 6)]
+    told = [STEP_SECONDS + step / 1000 for step in range(NUM_STEPS)]
+    check = pace_of(RankResult(step_seconds=told, seen=ProgramSeen(seconds=60.0, reads=reads)))
+    assert check.status is Status.FAIL and "2 at a time, every 10 s" in check.found
+
+
 @pytest.mark.parametrize(
     ("num_lines", "known", "is_said"),
     [

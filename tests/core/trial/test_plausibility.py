@@ -15,6 +15,7 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.measurement import ImplausibleMeasurement
 from orchestrator.core.trial.plausibility import judge_run
 from orchestrator.core.trial.protocol import (
+    CountedLines,
     LinesRead,
     MeasurementPlan,
     ProgramSeen,
@@ -174,6 +175,53 @@ def test_a_time_for_each_micro_batch_is_found_by_the_number_of_times(num: int) -
     assert judge(run([*times, 0.5]).result()) is None
     assert judge(run(times).result(steps_per_line=1.0)) is None
     assert judge(run(times).result(ended_itself=False)) is None
+
+
+# What was seen of a program that was not ended before it could write more lines.
+def counted(num: int, *, asked: int = 52) -> dict[str, Any]:
+    return {"counted": CountedLines(num_asked=asked, num_written=num), "ended_itself": False}
+
+
+@pytest.mark.parametrize("numbers", [None, 1.0, 0.25])
+def test_more_lines_than_steps_that_were_asked_for_are_of_micro_batches(
+    numbers: float | None,
+) -> None:
+    steps = noisy(0.1)
+    seen = run(steps).result(**counted(78), steps_per_line=numbers)
+    reason = judge(seen)
+    assert reason is not None
+    assert reason.startswith("it was asked for 52 steps, and told 78 times: one for each of the 4")
+    assert judge(run(steps).result(**counted(77), steps_per_line=1.0)) is None
+    # One micro-batch is a step: it runs more of them.
+    alone = judge(run(steps).result(**counted(400)), layout=Layout(micro_batch_size=16))
+    assert alone is None
+
+
+@pytest.mark.parametrize(("num", "every"), [(26, 2), (27, 2), (17, 3), (6, 9), (5, 10)])
+def test_few_lines_of_a_program_that_was_counted_cover_several_steps(num: int, every: int) -> None:
+    seen = run(noisy(0.5, num)).result(**counted(num) | {"ended_itself": True})
+    reason = judge(seen)
+    assert reason is not None and f"one line for {every} steps?" in reason
+    numbered = run(noisy(0.5, num)).result(
+        **counted(num) | {"ended_itself": True}, steps_per_line=1.0
+    )
+    assert judge(numbered) is None
+
+
+def test_a_program_writes_as_many_lines_as_it_was_asked_for_or_one_more() -> None:
+    for num in (50, 52, 53):
+        seen = run(noisy(0.5, num)).result(**counted(num) | {"ended_itself": True})
+        assert judge(seen) is None
+    # Fewer steps are asked for in a trial whose lines are counted than in others.
+    fewer = run(noisy(0.5, 20)).result(**counted(20, asked=20) | {"ended_itself": True})
+    assert judge(fewer) is None
+
+
+def test_a_clock_that_waits_for_the_device_now_and_then_is_found_by_its_period() -> None:
+    steps = [step * (50 if number % 5 == 4 else 1) for number, step in enumerate(noisy(0.01))]
+    reason = judge(run(steps).result())
+    assert reason is not None and "one of 5 steps takes 501" in reason
+    assert "the others 10" in reason and "torch.cuda.synchronize()" in reason
 
 
 @pytest.mark.parametrize(("each", "said"), [(10.0, "rise by 10 a line"), (0.25, "by 0.25 a line")])

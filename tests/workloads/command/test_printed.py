@@ -138,6 +138,18 @@ def test_ranks_that_print_the_same_step_into_one_stream_give_it_once(node: Node)
     assert max(line["peak_memory_allocated_bytes"] for line in node.lines) == 3
 
 
+def test_a_counter_of_the_steps_in_an_epoch_counts_further_steps(node: Node) -> None:
+    run = node.printed(also={"step": r"step (\d+)"})
+    run.of(
+        "import time\n"
+        "for epoch in range(2):\n"
+        "    for step in range(1, 9):\n"
+        "        time.sleep(0.02)\n"
+        "        print(f'step {step}: time 20ms', flush=True)\n"
+    )
+    assert [line["step"] for line in node.lines if "step_seconds" in line] == [*range(1, 9)] * 2
+
+
 def test_the_steps_are_those_of_the_first_rank_that_prints_some_and_memory_that_of_all(
     node: Node,
 ) -> None:

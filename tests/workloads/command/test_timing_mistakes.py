@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from orchestrator.core.problem.layout import Layout
+from orchestrator.core.sweepfile.sections import Measuring
 from orchestrator.core.trial.cell_plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.line_count import counting_plan
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.protocol import MeasurementPlan
+from orchestrator.core.trial.protocol import Device, MeasurementPlan
 from orchestrator.node.launcher import NodeLauncher
 from tests.workloads.command.programs import outcome_of
 
@@ -207,6 +210,76 @@ MISTAKES = {
 }
 
 
+# Mistakes that a program shows only if it is not ended early.
+HIDDEN = {
+    "a line for each micro-batch, without a number": (
+        """
+        for micro_batch in range(num_steps * accumulated):
+            began = time.perf_counter()
+            work(0.02)
+            tell(step_seconds=time.perf_counter() - began)
+        """,
+        "one for each of the 4 micro-batches of a step?",
+    ),
+    "a line for each micro-batch, with its own number": (
+        """
+        for micro_batch in range(num_steps * accumulated):
+            began = time.perf_counter()
+            work(0.02)
+            tell(step_seconds=time.perf_counter() - began, step=micro_batch)
+        """,
+        "one for each of the 4 micro-batches of a step?",
+    ),
+    "a line for several steps, with their time": (
+        """
+        for step in range(num_steps // 5):
+            began = time.perf_counter()
+            work(0.1)
+            tell(step_seconds=time.perf_counter() - began)
+        """,
+        "one line for 5 steps?",
+    ),
+    "few lines, each for many steps": (
+        """
+        for step in range(num_steps // 10):
+            began = time.perf_counter()
+            work(0.1)
+            tell(step_seconds=time.perf_counter() - began)
+        """,
+        "one line for 11 steps?",
+    ),
+    "a clock that does not wait, and lines that are flushed now and then": (
+        """
+        lines = []
+        for step in range(num_steps):
+            began = time.perf_counter()
+            work(0.02)  # the launches
+            lines.append(time.perf_counter() - began)
+            work(0.08)  # the device
+            if step % 5 == 4:
+                with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:
+                    file.writelines(json.dumps({"step_seconds": one}) + "\\n" for one in lines)
+                lines = []
+        """,
+        "its lines came 5 at a time",
+    ),
+    "a clock that waits for the device at each fifth step": (
+        """
+        for step in range(num_steps):
+            began = time.perf_counter()
+            work(0.02)
+            if step % 5 == 4:
+                work(0.4)
+            tell(step_seconds=time.perf_counter() - began)
+        """,
+        "one of 5 steps takes",
+    ),
+}
+# What a sweep file without a word about measuring asks for, in the first trial of a cell.
+DEFAULT = Measuring().plan(Device.CPU)
+FIRST = counting_plan(DEFAULT, predicted_seconds=0.1, steps_per_line=1)
+
+
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]:
     launcher = NodeLauncher(tmp_path_factory.mktemp("runs"), node="node-a")
@@ -237,9 +310,63 @@ def test_a_mistake_is_marked_or_refused_with_its_cure(launcher: NodeLauncher, mi
     assert "\n" not in reason
 
 
+# After the first trial's 53 steps, seven that compile change no median.
+RIGHT_AT_LAST = "compilation in the timed steps"
+
+
+@pytest.mark.parametrize("mistake", sorted({*MISTAKES, *HIDDEN} - {RIGHT_AT_LAST}))
+def test_the_first_trial_of_a_cell_is_marked_or_refused_by_default(
+    launcher: NodeLauncher, mistake: str
+) -> None:
+    program, said = (MISTAKES | HIDDEN)[mistake]
+    # All steps run, so each takes a third of its time here.
+    quicker = "def work(seconds=0.15): time.sleep(seconds * random.uniform(0.98, 1.02) / 3)\n"
+    known = {} if mistake in HIDDEN else {"first": quicker}
+    outcome = told(launcher, known.get("first", "") + textwrap.dedent(program), plan=FIRST)
+    if isinstance(outcome, Failure):
+        assert outcome.kind is FailureKind.BAD_RESULT
+        return
+    assert outcome.implausible is not None and not outcome.confident
+    assert mistake not in HIDDEN or said in outcome.implausible
+
+
 def test_a_program_without_a_mistake_is_believed(launcher: NodeLauncher) -> None:
     outcome = told(launcher, HONEST)
     assert isinstance(outcome, Measurement) and outcome.implausible is None, outcome
+
+
+@pytest.mark.parametrize("ending", ["", "time.sleep(60)", "os.abort()"])
+def test_a_program_without_a_mistake_is_believed_in_the_first_trial_of_a_cell(
+    launcher: NodeLauncher, ending: str
+) -> None:
+    """It writes one line more than it was asked for, as trainers do that log step 0."""
+    program = f"""
+for step in range(num_steps + 1):
+    began = time.perf_counter()
+    work(0.03)
+    tell(step_seconds=time.perf_counter() - began, step=step)
+{ending}
+"""
+    outcome = told(launcher, program, plan=FIRST)
+    assert isinstance(outcome, Measurement) and outcome.implausible is None, outcome
+    assert outcome.step_time.num_steps == FIRST.max_steps
+
+
+def test_a_program_that_goes_on_without_an_end_is_marked_if_it_was_told_when_to_end(
+    launcher: NodeLauncher,
+) -> None:
+    program = """
+        while True:
+            began = time.perf_counter()
+            work(0.02)
+            tell(step_seconds=time.perf_counter() - began)
+        """
+    outcome = told(launcher, program, plan=FIRST)
+    assert isinstance(outcome, Measurement) and outcome.implausible is not None
+    assert "If it ran more steps, let it run {num_steps}" in outcome.implausible
+    # One that was told no number, or has one micro-batch in a step, runs as long as it likes.
+    alone = told(launcher, program, plan=FIRST, layout=Layout(micro_batch_size=4))
+    assert isinstance(alone, Measurement) and alone.implausible is None, alone
 
 
 # As ranks do at the end of a step, each waits for the other.
