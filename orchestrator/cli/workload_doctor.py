@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.core.trial.launch_order import LaunchOrder
     from orchestrator.core.trial.protocol import Device, MeasurementPlan
+    from orchestrator.node.watched_run import WatchedRun
 
 WARMUP_STEPS, MAX_STEPS = 2, 8
 LOG_LINES_SHOWN = 20
@@ -231,11 +232,14 @@ def _run(
     spec: SweepSpec, smallest: _SmallestLayout, device: Device, devices: Sequence[str]
 ) -> ContractRun:
     from orchestrator.cluster.contract import Finished
-    from orchestrator.core.machines.program_contract import ContractRun, StepTimes
+    from orchestrator.core.machines.program_contract import (
+        ContractRun,
+        StepTimes,
+        steps_for_pace,
+    )
     from orchestrator.core.sweepfile.workload_section import steps_per_line
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.node.gpu_monitor import device_name
-    from orchestrator.node.watched_run import run_watched
     from orchestrator.sweep.measured_peaks import MeasuredPeaks
     from orchestrator.sweep.verdict import judge_attempt
 
@@ -253,8 +257,7 @@ def _run(
         }
     )
     order = _order(spec, smallest, device, devices, plan)
-    with tempfile.TemporaryDirectory(prefix="sweep-doctor-") as folder:
-        seen = run_watched(order, root=Path(folder))
+    seen = _watched(order)
     cell, report = smallest.cell, seen.report
     end = Finished(
         trial_id=1,
@@ -272,7 +275,7 @@ def _run(
         code=Fingerprint(orchestrator_version=__version__),
         device_name=name,
     )
-    return ContractRun(
+    run = ContractRun(
         world_size=cell.num_gpus,
         layout=smallest.layout,
         device=device,
@@ -288,6 +291,21 @@ def _run(
         ranks=seen.ranks,
         connected_ranks=seen.connected_ranks,
     )
+    if (num := steps_for_pace(run)) is None:
+        return run
+    # Enough for all of them to come in any case.
+    longer = plan.model_copy(update={"min_steps": num, "max_steps": num})
+    again = _watched(_order(spec, smallest, device, devices, longer)).report
+    found = [one.result for one in again.ranks if one.result is not None]
+    return replace(run, longer=found[0] if again.failure is None and found else None)
+
+
+def _watched(order: LaunchOrder) -> WatchedRun:
+    """Run an attempt in a folder that is removed then."""
+    from orchestrator.node.watched_run import run_watched
+
+    with tempfile.TemporaryDirectory(prefix="sweep-doctor-") as folder:
+        return run_watched(order, root=Path(folder))
 
 
 def _order(

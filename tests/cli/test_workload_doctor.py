@@ -137,6 +137,45 @@ def test_a_clock_that_tells_another_time_than_passes_fails(
     assert found["numbers"]["status"] == "fail"
 
 
+HELD_BACK = """
+    import json, os, sys, time
+
+    lines = []
+    for step in range(int(sys.argv[3])):
+        lines.append(json.dumps({"step_seconds": 0.02 + step / 1e6}) + "\\n")
+        time.sleep(float(os.environ["SCALE"]))
+        if step % EVERY == EVERY - 1:
+            with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:
+                file.writelines(lines)
+            lines = []
+    with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:
+        file.writelines(lines)
+    """
+
+
+@pytest.mark.parametrize(
+    ("every", "status", "said"),
+    [(5, "fail", "its lines came 5 at a time"), (1000, "warn", "all steps came at once")],
+)
+def test_a_clock_that_does_not_wait_is_found_or_warned_of_though_lines_are_held_back(
+    doctor: Doctor, every: int, status: str, said: str
+) -> None:
+    """Each step takes 0.1 s and says 0.02 s: the ten of one attempt are too few."""
+    program = HELD_BACK.replace("EVERY", str(every))
+    found = doctor(program, scale=0.1, code=int(status == "fail"))
+    assert found["pace"]["status"] == status
+    assert said in found["pace"]["found"]
+    assert "flush" in found["pace"]["found"] + found["pace"]["advice"]
+
+
+def test_a_line_for_each_micro_batch_fails(doctor: Doctor) -> None:
+    program = GOOD.replace("range(steps)", "range(steps * accum)").replace(
+        "sleep(0.1)", "sleep(0.02)"
+    )
+    found = doctor(program, code=1)
+    assert "one for each of the 8 micro-batches of a step?" in found["numbers"]["found"]
+
+
 def test_ranks_that_never_meet_are_said(doctor: Doctor) -> None:
     alone = doctor(GOOD, "gpus=2")
     assert alone["ranks"]["status"] == "warn"

@@ -5,6 +5,7 @@ Each check says what was seen, and what to do about it. It knows no process and 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,8 @@ class ContractRun:
     steps_per_line: int = 1
     ranks: Collection[int]  # whose programs were seen
     connected_ranks: Collection[int]  # that were connected to another
+    # Of another attempt with more steps: `steps_for_pace`.
+    longer: RankResult | None = None
 
     @property
     def result(self) -> RankResult | None:
@@ -95,6 +98,35 @@ def layout_check(varying: Mapping[str, Sequence[str]], used: Collection[str]) ->
         "they vary, and neither argv, env, files nor the script name them, so that these layouts"
         f" train alike: add {braces}, or read {variables}",
     )
+
+
+# Such steps show their pace, if their lines come one by one.
+_PACE_SECONDS = 1.5
+# For an attempt that shows only this, and its steps at most.
+_LONGER_SECONDS, _MOST_STEPS = 60.0, 1000
+
+
+def steps_for_pace(run: ContractRun) -> int | None:
+    """Return how many steps may show a pace, if all steps were so short that they came at once.
+
+    None: it is known already, or these would take long.
+    """
+    result = run.result
+    if result is None or run.failure is not None or run.steps_per_line > 1:
+        return None
+    steps = [*result.warmup_seconds, *result.step_seconds]
+    is_known = judge_pace(result, layout=run.layout) is not None
+    if is_known or sum(result.step_seconds) > _SEEN_SECONDS:
+        return None
+    if (
+        len(result.seen.reads if result.seen is not None else ()) > 1
+        and LineGroups.of(result) is None
+    ):
+        return None
+    wanted = _PACE_SECONDS / statistics.median(steps)
+    possible = len(steps) * _LONGER_SECONDS / max(run.seconds, _SEEN_SECONDS)
+    num = int(min(wanted, possible, _MOST_STEPS))
+    return num if num > len(steps) else None
 
 
 def judge_run(run: ContractRun) -> list[Check]:
@@ -200,12 +232,13 @@ def _may_cover_several(run: ContractRun, num_lines: int) -> bool:
 
 def _pace(run: ContractRun) -> Check:
     """Compare the time between lines with the time that they tell, as for every trial."""
-    judged = judge_pace(run.result, layout=run.layout) if run.result is not None else None
-    if run.result is not None and (reason := judge_groups(run.result)) is not None:
+    result = run.longer or run.result
+    judged = judge_pace(result, layout=run.layout) if result is not None else None
+    if result is not None and (reason := judge_groups(result)) is not None:
         return fail("pace", reason)
-    if judged is None and _came_at_once(run.result):
+    if judged is None and _came_at_once(result):
         return warn("pace", "not comparable: all steps came at once", _NO_PACE)
-    if judged is None and run.result is not None and (num := _held_back(run.result)) is not None:
+    if judged is None and result is not None and (num := _held_back(result)) is not None:
         return warn("pace", f"not comparable: {num:.3g} steps came at a time", _NO_PACE)
     if judged is None:
         return ok("pace", "not comparable: too few steps came one by one")

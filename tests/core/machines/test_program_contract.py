@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from orchestrator.core.machines.program_contract import (
     StepTimes,
     judge_run,
     layout_check,
+    steps_for_pace,
 )
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial import plausibility
@@ -139,6 +140,62 @@ def test_the_doctor_warns_of_lines_that_come_in_groups() -> None:
     assert "flush it" in check.advice
     short = RankResult(step_seconds=[step / 100 for step in told], seen=seen)
     assert pace_of(short).status is Status.OK, "ten steps of 5 ms that end between two reads"
+
+
+@pytest.mark.parametrize(
+    ("steps", "reads", "seconds", "num"),
+    [
+        # Ten lines of 5 ms at once: 300 steps take 1.5 s.
+        (0.005, [(9.0, 9.1, 10)], 2.0, 300),
+        (0.005, [(1.0, 1.05, 5), (2.0, 2.05, 10)], 2.0, 300),
+        (0.005, [], 2.0, 300),
+        # The program may run for a minute.
+        (0.005, [(59.0, 59.1, 10)], 60.0, None),
+        (0.005, [(19.0, 19.1, 10)], 20.0, 30),
+        # These are compared, or said to come at once.
+        (0.5, [(9.0, 9.1, 10)], 20.0, None),
+        # One by one.
+        (0.06, [(n / 10, n / 10 + 0.05, n) for n in range(1, 11)], 2.0, None),
+    ],
+)
+def test_more_steps_show_the_pace_of_short_ones(
+    steps: float, reads: Sequence[tuple[float, float, int]], seconds: float, num: int | None
+) -> None:
+    found = RankResult(
+        warmup_seconds=[steps] * 2,
+        step_seconds=[steps] * 8,
+        seen=ProgramSeen(
+            seconds=seconds,
+            reads=[LinesRead(after=after, at=at, num_steps=n) for after, at, n in reads],
+        ),
+    )
+    assert steps_for_pace(contract_run(found, seconds=seconds)) == num
+
+
+def test_the_pace_of_the_longer_attempt_counts() -> None:
+    short = RankResult(step_seconds=[0.005] * 10, seen=ProgramSeen(seconds=2.0))
+    told = [STEP_SECONDS + step / 1000 for step in range(NUM_STEPS)]
+    run = replace(contract_run(short, seconds=2.0), longer=result([one / 10 for one in told]))
+    (pace,) = [check for check in judge_run(run) if check.name == "pace"]
+    assert pace.status is Status.FAIL and "torch.cuda.synchronize()" in pace.found
+
+
+def contract_run(found: RankResult, *, seconds: float) -> ContractRun:
+    numbers: dict[str, Any] = dict.fromkeys(field.name for field in fields(Measurement))
+    numbers["tokens_per_second_per_gpu"] = 1.0
+    numbers["step_time"] = StepTime(median=0.5, iqr=0.0, num_steps=8, relative_confidence=0.01)
+    return ContractRun(
+        world_size=1,
+        layout=LAYOUT,
+        device=Device.CPU,
+        report=NodeReport(node="a", ranks=[RankOutcome(rank=0, result=found)]),
+        outcome=Measurement(**numbers),
+        seconds=seconds,
+        steps=StepTimes(num_steps=[1, 10], at_seconds=[1.5, 6.0]),
+        num_steps_asked=NUM_STEPS,
+        ranks=[0],
+        connected_ranks=[],
+    )
 
 
 def test_the_doctor_compares_the_time_between_groups() -> None:
