@@ -14,15 +14,19 @@ from sqlalchemy import Connection
 from db import migrate
 from db.connection import url
 from db.connection.engine import Database
-from db.read import nodes, observations, profiles, sweeps, trial_detail, trials
+from db.read import nodes, observations, profiles, remarks, sweeps, trial_detail, trials
 from db.read.observations import ObservationRow
 from db.read.rows import (
     BenchRow,
     CellRow,
     CellStatus,
+    EndedEarlyRow,
     EventRow,
+    ImplausibleRow,
     LinkRow,
     NodeCheckRow,
+    NoiseFloor,
+    OtherClockRow,
     PeakRow,
     Repeats,
     ReservedBySweep,
@@ -256,6 +260,32 @@ class StoreReads:
     def profiled_trials(self, sweep_id: int) -> frozenset[int]:
         """The trials of a sweep that have a profile that ended, well or not."""
         return self._read(profiles.profiled_trials, sweep_id)
+
+    # Remarks below a ranking or a status.
+
+    def implausible(self, sweep_id: int) -> list[ImplausibleRow]:
+        """The trials of a sweep whose numbers cannot be true, oldest first."""
+        return self._read(remarks.implausible, sweep_id)
+
+    def ended_early(self, sweep_id: int) -> list[EndedEarlyRow]:
+        """The trials of a sweep that were ended before their last timed step, oldest first."""
+        return self._read(remarks.ended_early, sweep_id)
+
+    def other_clocks(self, sweep_id: int, *, beyond: float) -> list[OtherClockRow]:
+        """The runs whose GPUs had another clock than usual in their cell, by more than `beyond`."""
+        return self._read(remarks.other_clocks, sweep_id, beyond)
+
+    def best_of_other_fingerprints(self, sweep_id: int) -> list[TrialRow]:
+        """The fastest trial of each cell and fingerprint that is not current, the fastest first."""
+        return self._read(remarks.best_of_other_fingerprints, sweep_id)
+
+    def noise_floors(self, sweep_id: int) -> dict[int, NoiseFloor]:
+        """How much runs of one layout differ, by the id of each cell that has repeats."""
+        return self._read(remarks.noise_floors, sweep_id)
+
+    def num_with_longer_steps(self, sweep_id: int) -> int:
+        """How many measured attempts report more seconds of steps than they reserved GPUs for."""
+        return self._read(remarks.num_with_longer_steps, sweep_id)
 
     # Nodes and links.
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from db import migrate, schema
-from db.sql import readonly
+from db.sql import own_queries, readonly
 from db.sql.named_queries import SWEEP, named_queries
 from db.store import Store
 from db.types import Json
@@ -500,10 +500,7 @@ def view_columns() -> dict[str, tuple[str, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/sweep.sqlite"
         Store.open(url).close()
-        return {
-            view: readonly.query(url, f"SELECT * FROM {view} LIMIT 0").columns
-            for view in schema.VIEWS
-        }
+        return own_queries.view_columns(url)
 
 
 def _words(title: str, words: Mapping[str, str]) -> str:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("orchestrator", "db", "workloads", "layout_sweep")
 CHECKED = (*PRODUCT, "benchmarks", "docs", "tests")
+# HOUSE: SQL only in `db`.
+WITHOUT_SQL = ("orchestrator", "workloads", "layout_sweep")
+SQL = re.compile(
+    r"^\s*(select\b.*\bfrom|insert\s+into|update\s+\w+\s+set|delete\s+from)\b"
+    r"|(?-i:\bSELECT\b.*\bFROM\b)",
+    re.IGNORECASE | re.DOTALL,
+)
 MOST_WORDS = 6
 # What linters read.
 MARKS = ("noqa", "type:", "fmt:", "pragma")
@@ -43,4 +53,72 @@ def long_comments(path: Path) -> list[str]:
             continue
         if not text.startswith(MARKS) and len(text.split("  # ")[0].split()) > MOST_WORDS:
             found.append(f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}")
+    return found
+
+
+def test_sql_is_written_in_db_only() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in files(WITHOUT_SQL)
+        for line, text in sql_texts(ast.parse(path.read_text()))
+    ]
+    assert found == []
+
+
+def sql_texts(tree: ast.Module) -> list[tuple[int, str]]:
+    """The strings that are, or begin as, a statement; values within an f-string read `?`."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.JoinedStr():
+                text = "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "?"
+                    for part in node.values
+                )
+            case ast.Constant(value=str() as text):
+                pass
+            case _:
+                continue
+        if SQL.search(text):
+            found.append((node.lineno, text))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "num"),
+    [
+        ('ask("SELECT name FROM sweep")', 1),
+        ('ask(f"  select * from {view}"\n" limit 0")', 1),
+        ('ask("SELECT count(*)"\n" FROM trial")', 1),
+        ('ask("delete from trial where id = 1")', 1),
+        ('ask("update trial set state = 1")', 1),
+        ('ask("insert into trial values (1)")', 1),
+        ("note(\"more: sweep sql 'select * from v_best'\")", 0),
+        ('"""One SELECT over the store, of a person."""', 0),
+        ('"""Update the bar from time to time."""', 0),
+    ],
+)
+def test_sql_is_found_in_a_text(code: str, num: int) -> None:
+    assert len({line for line, _ in sql_texts(ast.parse(code))}) == num
+
+
+def test_only_the_command_sql_asks_a_statement() -> None:
+    # The others call a function of `db` with a name.
+    asking = {
+        str(path.relative_to(ROOT))
+        for path in files(WITHOUT_SQL)
+        if "db.sql.readonly" in imports(path)
+    }
+    assert asking == {"orchestrator/cli/sql.py"}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, and the names that it takes from them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                found |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str() as module, names=names):
+                found |= {module, *(f"{module}.{alias.name}" for alias in names)}
     return found

@@ -236,6 +236,46 @@ class Repeats:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImplausibleRow:
+    """A trial that is not ranked, because its numbers cannot be true."""
+
+    cell_id: int
+    trial_id: int
+    layout: str  # its key
+    tokens_per_second_per_gpu: float
+    implausible: str  # why
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndedEarlyRow:
+    """A trial that is not ranked, because it was ended before its last timed step."""
+
+    cell_id: int
+    trial_id: int
+    layout: str  # its key
+    step_seconds_bound: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherClockRow:
+    """A measured attempt whose GPUs had another clock than usual in their cell."""
+
+    cell_id: int
+    trial_id: int
+    attempt: int
+    gpu_clock_mhz: float
+    gpu_clock_off: float  # relative to the usual clock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoiseFloor:
+    """How much two runs of one layout differ in a cell."""
+
+    relative: float
+    num_repeats: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PeakRow:
     """The measured peak that the MFU of one or more attempts rests on."""
 

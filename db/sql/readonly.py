@@ -90,6 +90,11 @@ def own_query(
             ) from None
 
 
+def columns_of(database_url: str | None, view: str) -> tuple[str, ...]:
+    """The columns of a view, which a query without rows names on every database."""
+    return own_query(database_url, f"SELECT * FROM {view} LIMIT 0").columns
+
+
 def _refuse_unencodable(text: Value) -> None:
     if not isinstance(text, str):
         return
@@ -120,9 +125,7 @@ def _columns(url: sa.URL) -> dict[str, tuple[str, ...]]:
     columns = {name: tuple(table.columns.keys()) for name, table in schema.metadata.tables.items()}
     where = url.render_as_string(hide_password=False)
     try:
-        return columns | {
-            view: own_query(where, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS
-        }
+        return columns | {view: columns_of(where, view) for view in schema.VIEWS}
     except SweepError:
         return columns
 

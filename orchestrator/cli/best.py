@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -39,7 +39,14 @@ from orchestrator.report.ranking import (
 from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
-    from db.read.rows import CellStatus, SweepRow, TrialRow
+    from db.read.rows import (
+        CellStatus,
+        EndedEarlyRow,
+        ImplausibleRow,
+        OtherClockRow,
+        SweepRow,
+        TrialRow,
+    )
 
 # A median SM clock so far from the cell's median is of a device in another state.
 OTHER_CLOCK = 0.03
@@ -84,10 +91,12 @@ def best(
             cell_id: rank_cell(store, row.id, cell_id, found)
             for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
         }
-        others = other_conditions(db, store, row.id, cells)
-        implausible = _implausible(db, row.id)
-        other_clocks = _other_clocks(db, row.id)
-        beaten = _beaten(db, row.id)
+        others = other_conditions(store, row.id, cells)
+        remarks = _Remarks(
+            implausible=store.implausible(row.id),
+            other_clocks=store.other_clocks(row.id, beyond=OTHER_CLOCK),
+            ended_early=store.ended_early(row.id),
+        )
     nothing = Ranking(leading=(), tied=(), text="", drift=None)
     rows_by_id = {status.cell.id: status.cell for status in cells}
     by_cell = [(cell, rankings.get(cell.cell.id, nothing)) for cell in cells]
@@ -118,11 +127,8 @@ def best(
                     | records.trial_record(trial, rows_by_id[trial.cell_id], row.name)
                     for trial in others.trials
                 ],
-                "implausible": implausible,
-                "other_clocks": other_clocks,
-                "ended_early": beaten,
             }
-            write_json("best", fields)
+            write_json("best", fields | asdict(remarks))
         case Format.CSV:
             names = ("place", "is_current", "is_tied", *NOT_COMPARED, *records.TRIAL_COLUMNS)
             write_rows(format, names, ([record[name] for name in names] for record in found))
@@ -130,51 +136,7 @@ def best(
             trials = [(trial, cell.cell) for cell, s in by_cell for trial in s.leading[:top]]
             trial_text.write_markdown(trials)
         case Format.TABLE:
-            remarks = _Remarks(implausible=implausible, other_clocks=other_clocks, beaten=beaten)
             _print(row, by_cell, top, others, remarks)
-
-
-def _implausible(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
-    """The trials whose numbers cannot be true: they are not ranked."""
-    from db.sql import readonly  # needs SQLAlchemy
-
-    found = readonly.own_query(
-        db,
-        "SELECT trial.cell_id, trial.id AS trial_id, trial.layout_key AS layout,"
-        " tokens_per_second_per_gpu, implausible FROM measurement"
-        " JOIN attempt ON attempt.id = measurement.attempt_id AND NOT attempt.superseded"
-        f" JOIN trial ON trial.id = attempt.trial_id AND trial.sweep_id = {sweep_id}"
-        " WHERE implausible IS NOT NULL ORDER BY trial.id",
-    )
-    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
-
-
-def _other_clocks(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
-    """The runs whose GPUs had another clock than usual in their cell."""
-    from db.sql import readonly  # needs SQLAlchemy
-
-    found = readonly.own_query(
-        db,
-        "SELECT cell_id, trial_id, attempt, gpu_clock_mhz, gpu_clock_off FROM v_run"
-        f" WHERE sweep_id = {sweep_id} AND abs(gpu_clock_off) > {OTHER_CLOCK}"
-        " ORDER BY trial_id, attempt",
-    )
-    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
-
-
-def _beaten(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
-    """The trials that were ended early: they are not ranked."""
-    from db.sql import readonly  # needs SQLAlchemy
-
-    found = readonly.own_query(
-        db,
-        "SELECT trial.cell_id, trial.id AS trial_id, trial.layout_key AS layout,"
-        " step_seconds_bound FROM measurement"
-        " JOIN attempt ON attempt.id = measurement.attempt_id AND NOT attempt.superseded"
-        f" JOIN trial ON trial.id = attempt.trial_id AND trial.sweep_id = {sweep_id}"
-        " WHERE step_seconds_bound IS NOT NULL ORDER BY trial.id",
-    )
-    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
 
 def _print(
@@ -236,32 +198,33 @@ def _print_cell(sweep: SweepRow, of_cell: Ranking, top: int) -> list[TrialRow]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Remarks:
-    """Trials that are named below a cell's table, each with its `cell_id`."""
+    """Trials that are named below the table of their cell."""
 
-    implausible: Sequence[Mapping[str, Any]]
-    other_clocks: Sequence[Mapping[str, Any]]
-    beaten: Sequence[Mapping[str, Any]]
+    implausible: Sequence[ImplausibleRow]
+    other_clocks: Sequence[OtherClockRow]
+    ended_early: Sequence[EndedEarlyRow]
 
     def print(self, cell_id: int) -> None:
-        _print_implausible([one for one in self.implausible if one["cell_id"] == cell_id])
-        _print_other_clocks([one for one in self.other_clocks if one["cell_id"] == cell_id])
-        _print_beaten([one for one in self.beaten if one["cell_id"] == cell_id])
+        _print_implausible([one for one in self.implausible if one.cell_id == cell_id])
+        _print_other_clocks([one for one in self.other_clocks if one.cell_id == cell_id])
+        _print_ended_early([one for one in self.ended_early if one.cell_id == cell_id])
 
 
-def _print_implausible(found: Sequence[Mapping[str, Any]]) -> None:
+def _print_implausible(found: Sequence[ImplausibleRow]) -> None:
     if found:
-        write_line(f"  {implausible_text(found)}", style="yellow")
+        why = {one.trial_id: one.implausible for one in found}
+        write_line(f"  {implausible_text(why)}", style="yellow")
 
 
-def _print_other_clocks(found: Sequence[Mapping[str, Any]]) -> None:
+def _print_other_clocks(found: Sequence[OtherClockRow]) -> None:
     if not found:
         return
-    which = show.numbered("trial", list(dict.fromkeys(one["trial_id"] for one in found)))
-    most = max((one["gpu_clock_off"] for one in found), key=abs)
+    which = show.numbered("trial", list(dict.fromkeys(one.trial_id for one in found)))
+    most = max((one.gpu_clock_off for one in found), key=abs)
     text = f"  Measured at another clock than usual in this cell: {which} ({most:+.1%} at most)"
     write_line(text, style="yellow")
 
 
-def _print_beaten(found: Sequence[Mapping[str, Any]]) -> None:
+def _print_ended_early(found: Sequence[EndedEarlyRow]) -> None:
     if found:
-        write_line(f"  {beaten_text([one['trial_id'] for one in found])}", style="dim")
+        write_line(f"  {beaten_text([one.trial_id for one in found])}", style="dim")

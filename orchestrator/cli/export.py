@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,11 +23,6 @@ if TYPE_CHECKING:
     from db.read.rows import SweepRow
     from db.sql.bounded_answer import Answer
     from db.store import Store
-
-MAX_EXPORTED = 10_000_000
-EXPORT_SECONDS = 600.0  # 100,000 trials take about 8 s
-_BOOLEANS = frozenset({"confident", "thrashing", "is_current_fingerprint"})
-_TIMES = frozenset({"created_at", "updated_at"})
 
 
 class Target(StrEnum):
@@ -156,16 +149,9 @@ def _export_trials(
     target: Target, row: SweepRow | None, output: str | None, *, db: str | None, as_json: bool
 ) -> None:
     """Write the trials of a sweep; None: of all sweeps."""
-    from db.sql import readonly  # needs SQLAlchemy
+    from db.sql.own_queries import exported_trials  # needs SQLAlchemy
 
-    condition = "" if row is None else f" WHERE sweep_id = {row.id}"
-    result = readonly.own_query(
-        db,
-        f"SELECT * FROM v_trial{condition} ORDER BY trial_id",
-        max_rows=MAX_EXPORTED,
-        timeout_seconds=EXPORT_SECONDS,
-    )
-    result = replace(result, rows=[_typed(result.columns, values) for values in result.rows])
+    result = exported_trials(db, None if row is None else row.id)
     match target:
         case Target.PARQUET:
             _write_parquet(result, output)
@@ -183,28 +169,6 @@ def _export_trials(
         of = "all sweeps" if row is None else f"sweep {row.name}"
         where = f" written to {output}" if output is not None else ""
         note(f"{counted(num_trials, 'trial')} of {of}{where}")
-
-
-def _typed(columns: Sequence[str], values: Sequence[Any]) -> tuple[Any, ...]:
-    """A row of v_trial with the same types from every database.
-
-    SQLite has no booleans, times or JSON, and PostgreSQL orders the keys of JSON in its own way.
-    """
-
-    def typed(name: str, value: Any) -> Any:
-        if value is None:
-            return None
-        if name in _BOOLEANS:
-            return bool(value)
-        if name in _TIMES:
-            at = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-            return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-        if name in ("options", "extra"):
-            fields = json.loads(value) if isinstance(value, str) else value
-            return dict(sorted(fields.items()))
-        return value
-
-    return tuple(map(typed, columns, values))
 
 
 def _write_text(text: str, output: str | None) -> None:

@@ -13,14 +13,12 @@ from orchestrator.core.errors import SweepError
 
 def complete_names(incomplete: str) -> list[str]:
     """Sweep names for the shell's completion; none if there is no store."""
-    from db.sql import readonly
+    from db.sql.own_queries import sweep_names  # needs SQLAlchemy
 
-    statement = "SELECT name FROM sweep ORDER BY id DESC"
     try:
-        rows = readonly.own_query(None, statement, max_rows=200, timeout_seconds=2).rows
+        return [name for name in sweep_names(None) if name.startswith(incomplete)]
     except SweepError:
         return []
-    return [str(name) for (name,) in rows if str(name).startswith(incomplete)]
 
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).")]

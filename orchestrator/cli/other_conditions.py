@@ -48,17 +48,8 @@ def print_others(others: OtherConditions, cell_id: int) -> Sequence[TrialRow]:
     return found
 
 
-def other_conditions(
-    db: str | None, store: Store, sweep_id: int, cells: Sequence[CellStatus]
-) -> OtherConditions:
+def other_conditions(store: Store, sweep_id: int, cells: Sequence[CellStatus]) -> OtherConditions:
     """Read the fastest layout of each cell and fingerprint, without the current fingerprint."""
-    from db.sql import readonly  # needs SQLAlchemy
-
-    found = readonly.own_query(
-        db,
-        f"SELECT trial_id FROM v_best WHERE sweep_id = {sweep_id} AND NOT is_current"
-        " ORDER BY cell_id, tokens_per_second_per_gpu DESC, trial_id",
-    )
-    trials = store.trials_by_id([trial_id for (trial_id,) in found.rows])
+    trials = store.best_of_other_fingerprints(sweep_id)
     fingerprints = store.fingerprints(sweep_id) if trials else ()
     return with_changes(trials, [status.cell for status in cells], fingerprints)

@@ -198,13 +198,9 @@ def _text(value: Any) -> str:
 
 def _print_schema(db: str | None, format: Format) -> None:
     from db import migrate, schema  # needs SQLAlchemy
-    from db.sql import readonly
+    from db.sql.own_queries import view_columns
 
-    # A query without rows names the columns on every database.
-    columns = {
-        view: readonly.own_query(db, f"SELECT * FROM {view} LIMIT 0").columns
-        for view in schema.VIEWS
-    }
+    columns = view_columns(db)
     meanings = migrate.meanings()
     match format:
         case Format.JSON:

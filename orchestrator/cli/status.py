@@ -40,7 +40,7 @@ from orchestrator.report.sweep_status import (
 )
 
 if TYPE_CHECKING:
-    from db.read.rows import CellStatus, SweepRow
+    from db.read.rows import CellStatus, NoiseFloor
     from db.store import Store
     from orchestrator.report.records import Record
 
@@ -78,7 +78,7 @@ def status(
         while True:
             if watch and sys.stdout.isatty():
                 write("\x1b[H\x1b[2J")
-            is_over = _show(store, sweep, db, as_json=as_json)
+            is_over = _show(store, sweep, as_json=as_json)
             if not watch or is_over:
                 return
             try:
@@ -87,7 +87,7 @@ def status(
                 return
 
 
-def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> bool:
+def _show(store: Store, name: str | None, *, as_json: bool) -> bool:
     """Show one sweep, or all. Return True if all of them have ended.
 
     A sweep whose orchestrator died has not ended: it may be started again.
@@ -101,22 +101,23 @@ def _show(store: Store, name: str | None, db: str | None, *, as_json: bool) -> b
         ranked = rank_status(store, sweeps[0])
         sweeps, drifts = [ranked.status], ranked.drifts
     if as_json:
-        write_json("status", {"sweeps": [_record(one, db) for one in sweeps]})
+        write_json("status", {"sweeps": [_record(store, one) for one in sweeps]})
     elif not sweeps:
         write_line(f"{store.url} holds no sweep yet; start one: sweep run FILE")
     elif len(sweeps) == 1:
-        noise = _noise_floors(db, rows[0])
-        _print(sweeps[0], _num_with_longer_steps(db, rows[0]), drifts, noise)
+        sweep_id = rows[0].id
+        noise = store.noise_floors(sweep_id)
+        _print(sweeps[0], store.num_with_longer_steps(sweep_id), drifts, noise)
     else:
         _print_all(sweeps)
     return all(row.holder is None and row.state in ("finished", "stopped") for row in rows)
 
 
-def _record(sweep: SweepStatus, db: str | None) -> Record:
+def _record(store: Store, sweep: SweepStatus) -> Record:
     from orchestrator.report import records  # every column
 
     row, reserved = sweep.row, sweep.reserved
-    noise = _noise_floors(db, row)
+    noise = store.noise_floors(row.id)
     return {
         **records.sweep_record(row),
         "stop_reasons": list(sweep.stop_reasons),
@@ -126,11 +127,11 @@ def _record(sweep: SweepStatus, db: str | None) -> Record:
         "cells": [
             records.cell_status_record(cell, row.name, reserved.by_cell[cell.cell.id])
             | _stop_record(cell, has_ended=bool(sweep.stop_reasons))
-            | {"noise_floor": noise.get(cell.cell.id, (None, 0))[0]}
+            | {"noise_floor": noise[cell.cell.id].relative if cell.cell.id in noise else None}
             for cell in sweep.cells
         ],
         "running": _running_records(sweep),
-        "num_attempts_of_longer_steps": _num_with_longer_steps(db, row),
+        "num_attempts_of_longer_steps": store.num_with_longer_steps(row.id),
     }
 
 
@@ -155,40 +156,11 @@ def _running_records(sweep: SweepStatus) -> list[Record]:
     return rows
 
 
-def _num_with_longer_steps(db: str | None, sweep: SweepRow) -> int:
-    """How many measured attempts report more seconds of steps than they reserved GPUs for.
-
-    See `step_seconds_within` in `orchestrator/core/trial/reserved_time.py`.
-    """
-    from db.sql import readonly  # as above
-
-    found = readonly.own_query(
-        db,
-        "SELECT count(*) FROM attempt JOIN trial ON trial.id = attempt.trial_id"
-        f" JOIN cell ON cell.id = trial.cell_id WHERE trial.sweep_id = {sweep.id}"
-        " AND attempt.state = 'measured' AND attempt.gpu_seconds > 0"
-        " AND attempt.timed_seconds * cell.num_gpus >= attempt.gpu_seconds * 0.999999",
-    )
-    return int(found.rows[0][0])
-
-
-def _noise_floors(db: str | None, sweep: SweepRow) -> dict[int, tuple[float, int]]:
-    """How much runs of one layout differ, by cell id, and how many repeats tell."""
-    from db.sql import readonly  # as above
-
-    found = readonly.own_query(
-        db,
-        "SELECT cell_id, noise_floor, num_repeats FROM v_cell"
-        f" WHERE sweep_id = {sweep.id} AND num_repeats > 0",
-    )
-    return {int(cell_id): (float(floor), int(num)) for cell_id, floor, num in found.rows}
-
-
 def _print(
     sweep: SweepStatus,
     num_with_longer_steps: int,
     drifts: Sequence[str],
-    noise: Mapping[int, tuple[float, int]],
+    noise: Mapping[int, NoiseFloor],
 ) -> None:
     row, cells, reserved = sweep.row, sweep.cells, sweep.reserved
     write_line(f"Sweep {row.name}: {state_text(sweep)}", style="bold")
@@ -248,15 +220,13 @@ def _print(
     write_table(columns, running)
 
 
-def _noise_texts(
-    cells: Sequence[CellStatus], noise: Mapping[int, tuple[float, int]]
-) -> Iterator[str]:
+def _noise_texts(cells: Sequence[CellStatus], noise: Mapping[int, NoiseFloor]) -> Iterator[str]:
     for cell in cells:
         if cell.cell.id in noise:
-            floor, num = noise[cell.cell.id]
+            floor = noise[cell.cell.id]
             of_cell = f"{cell.cell.cell.key}: " if len(cells) > 1 else ""
-            repeats = show.counted(num, "repeat")
-            yield f"{of_cell}two runs of one layout differ by {floor:.1%} ({repeats})"
+            repeats = show.counted(floor.num_repeats, "repeat")
+            yield f"{of_cell}two runs of one layout differ by {floor.relative:.1%} ({repeats})"
 
 
 def _why_untried(sweep: SweepStatus) -> list[str]:

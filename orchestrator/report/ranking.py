@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd, said_of, spoils
@@ -226,10 +226,10 @@ def load_text(trials: Sequence[TrialRow]) -> str | None:
     return f"{trial_ids}: {load} while they were measured, at the worst (trial {worst.id})"
 
 
-def implausible_text(found: Sequence[Mapping[str, Any]]) -> str:
-    """A line about trials that are not ranked, each with `trial_id` and why (`implausible`)."""
-    which = show.numbered("trial", [one["trial_id"] for one in found])
-    reasons = list(dict.fromkeys(one["implausible"] for one in found))
+def implausible_text(why: Mapping[int, str]) -> str:
+    """A line about trials whose numbers cannot be true, and why, by trial id."""
+    which = show.numbered("trial", list(why))
+    reasons = list(dict.fromkeys(why.values()))
     more = f" ({len(reasons) - 1} other reasons: sweep trials)" if len(reasons) > 1 else ""
     return f"Left out, because the numbers cannot be true: {which}; {reasons[0]}{more}"
 

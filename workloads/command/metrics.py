@@ -95,7 +95,7 @@ class Metrics:
         self.num_steps_told = 0
         self._timing = begin(self._line_plan)
         self._has_enough = False
-# When the last line that counts was written, monotonic.
+        # When the last line that counts was written, monotonic.
         self._last_at: float | None = None
         # From the writing of the first line to its reading.
         self._first_waited = 0.0

@@ -112,11 +112,9 @@ def _shown(ranking: Ranking) -> list[TrialRow]:
 
 def _left_out(of_cell: Sequence[TrialRow]) -> list[str]:
     lines = []
-    implausible = [
-        {"trial_id": trial.id, "implausible": trial.implausible}
-        for trial in of_cell
-        if trial.implausible is not None
-    ]
+    implausible = {
+        trial.id: trial.implausible for trial in of_cell if trial.implausible is not None
+    }
     beaten = [trial.id for trial in of_cell if trial.step_seconds_bound is not None]
     if implausible:
         lines.append(implausible_text(implausible))
