@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,15 +41,16 @@ class CpuTimes:
 class CpuWatch:
     """Watches the CPU time of one attempt: call `tick` regularly, and `load` after its end.
 
-    `root` is the folder of its launcher, which launchers of the same sweep share. `orchestrator` is
-    the identity of the process that asked for the attempt.
+    `root` is the folder of its launcher, which launchers of the same sweep share. `warden` is the
+    process above all that its rank server starts, `orchestrator` the identity of the process that
+    asked for the attempt.
     """
 
     def __init__(
         self,
         *,
         root: Path,
-        warden: Callable[[], int | None],
+        warden: int | None,
         orchestrator: str,
         cpus: Collection[int] = (),
     ) -> None:
@@ -117,7 +118,7 @@ class CpuWatch:
         children: dict[int, list[int]] = {}
         for pid, process in processes.items():
             children.setdefault(process.parent, []).append(pid)
-        launcher, warden = os.getpid(), self._warden()
+        launcher, warden = os.getpid(), self._warden
         own = {launcher}
         if warden is not None:
             own = own.union(_subtree(warden, children)) & processes.keys()

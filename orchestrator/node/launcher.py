@@ -45,6 +45,7 @@ from orchestrator.node.gpu_monitor import (
     wait_until_clean,
 )
 from orchestrator.node.kernel_log import kernel_records
+from orchestrator.node.machine_watch import MachineWatch
 from orchestrator.node.numa import as_list, cores_near
 from orchestrator.node.processes import kill_found, launcher_identity, orphaned
 from orchestrator.node.program_software import ProgramSoftware
@@ -181,27 +182,19 @@ class NodeLauncher:
             return self._report(order, started, failure=ended)
         # The rank server imports meanwhile.
         self.prepare(order.program)
-        program = self._software.begin(order, is_cancelled=lambda: request.tag in self._cancelled)
+        program = self._software.begin(order, cancelled=self._cancelled)
         oom_kills_before, began = num_oom_kills(), time.clock_gettime(time.CLOCK_MONOTONIC)
         watch = CpuWatch(
-            root=self.root, warden=self._warden, orchestrator=order.orchestrator, cpus=order.cpus
+            root=self.root, warden=self._warden(), orchestrator=order.orchestrator, cpus=order.cpus
         )
         with GpuMonitor.open(order.devices) as monitor:
-
-            def on_tick(timed_steps_run: bool) -> None:
-                monitor.count(timed_steps_run)
-                watch.tick(timed_steps_run)
-                program.find_python(
-                    [rank.pid for rank in gang.watches], timed_steps_run=timed_steps_run
-                )
-
             gang = NodeGang(
                 order,
                 node=self._node,
                 run_dir=run_dir,
                 wake=self._wake_read,
-                is_cancelled=lambda: request.tag in self._cancelled,
-                on_tick=on_tick,
+                cancelled=self._cancelled,
+                machine=MachineWatch(gpus=monitor, cpus=watch, program=program),
             )
             self._gang = gang
             near = cores_near(pci_addresses(order.devices)) if not order.cpus else []

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,10 +100,11 @@ class ProgramSoftware:
         # By command: the Python that its processes showed, and its environment.
         self._seen: dict[tuple[str, ...], tuple[str, Mapping[str, str]]] = {}
 
-    def begin(
-        self, order: LaunchOrder, *, is_cancelled: Callable[[], bool] = lambda: False
-    ) -> AttemptSoftware:
-        """Ask the Python of the order's command, if it tells which; nothing for our workloads."""
+    def begin(self, order: LaunchOrder, *, cancelled: Container[str] = ()) -> AttemptSoftware:
+        """Ask the Python of the order's command, if it tells which; nothing for our workloads.
+
+        The question ends early once `cancelled` has the attempt's tag.
+        """
         options = _command_of(order)
         if options is None:
             return AttemptSoftware(self, None, devices=(), found=Software())
@@ -115,7 +116,9 @@ class ProgramSoftware:
         python = interpreter_of(options.argv, search_path=environment.get("PATH"), cwd=options.cwd)
         if python is None and options.argv in self._seen:
             python, environment = self._seen[options.argv]
-        found = self.of(python, environment, is_cancelled=is_cancelled) if python else None
+        found = None
+        if python:
+            found = self.of(python, environment, tag=order.request.tag, cancelled=cancelled)
         return AttemptSoftware(self, options.argv, devices=order.devices, found=found)
 
     def note(self, argv: tuple[str, ...], python: str, environment: Mapping[str, str]) -> Software:
@@ -128,14 +131,15 @@ class ProgramSoftware:
         python: str,
         environment: Mapping[str, str],
         *,
-        is_cancelled: Callable[[], bool] = lambda: False,
+        tag: str = "",
+        cancelled: Container[str] = (),
     ) -> Software:
         """Return what a Python has in an environment; all unknown if it does not answer."""
         key = (python, environment.get("PYTHONPATH", ""))
         known = self._answers.get(key)
         if known is not None and all(_changed_at(path) == at for path, at in known.folders):
             return known.software
-        answer = _ask(python, environment, is_cancelled)
+        answer = _ask(python, environment, tag=tag, cancelled=cancelled)
         if answer is None:
             return known.software if known is not None else Software()
         self._answers[key] = answer
@@ -290,7 +294,7 @@ def _first_line_python(script: str, search_path: str | None) -> str | None:
 
 
 def _ask(
-    interpreter: str, environment: Mapping[str, str], is_cancelled: Callable[[], bool]
+    interpreter: str, environment: Mapping[str, str], *, tag: str, cancelled: Container[str]
 ) -> _Answer | None:
     """Ask an interpreter; None, and a line in the log, if it does not answer."""
     deadline, errors = time.monotonic() + ANSWER_SECONDS, b""
@@ -310,7 +314,7 @@ def _ask(
                     break
                 except subprocess.TimeoutExpired:
                     is_late = time.monotonic() > deadline
-                    if not is_late and not is_cancelled():
+                    if not is_late and tag not in cancelled:
                         continue
                     # It may be a script that started something else.
                     os.killpg(process.pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, passed_message
 from orchestrator.core.trial.protocol import LimitName, Phase, log_file
 from orchestrator.core.trial.redaction import Secrets
+from orchestrator.node.machine_watch import MachineWatch
 from orchestrator.node.processes import kill
 from orchestrator.node.rank_log import RankLog
 from orchestrator.node.rank_server import KILL_PATIENCE_SECONDS
@@ -53,17 +54,16 @@ class NodeGang:
         node: str,
         run_dir: Path,
         wake: int,
-        is_cancelled: Callable[[], bool],
-        on_tick: Callable[[bool], None],
+        cancelled: Container[str],
+        machine: MachineWatch,
     ) -> None:
-        """`wake` becomes readable to interrupt a wait; `on_tick` gets whether timed steps run."""
+        """`wake` becomes readable to interrupt a wait, once `cancelled` may have the gang's tag."""
         self._order = order
         self._secrets = Secrets(order.secrets)
         self._node = node
         self._run_dir = run_dir
         self._wake = wake
-        self._is_cancelled = is_cancelled
-        self._on_tick = on_tick
+        self._cancelled, self._machine = cancelled, machine
         self._selector = selectors.DefaultSelector()
         self._forked_at = 0.0  # monotonic, as the two below
         self._next_tick = 0.0
@@ -156,7 +156,7 @@ class NodeGang:
                     return message
                 if message["event"] == "fork_failed":
                     raise ServerLost(f"the rank server cannot fork: {message['reason']}")
-            if self._is_cancelled() and event != "clear":
+            if self.tag in self._cancelled and event != "clear":
                 raise Cancelled
         raise ServerLost(f"the rank server was not {event} after {patience_seconds:g} s")
 
@@ -209,7 +209,7 @@ class NodeGang:
         """Watch until every rank has ended, or one has gone bad."""
         while not all(watch.ended for watch in self.watches):
             now = time.monotonic()
-            if self._is_cancelled():
+            if self.tag in self._cancelled:
                 raise Cancelled
             if self._stop_at is not None and now >= self._stop_at:
                 return
@@ -236,7 +236,8 @@ class NodeGang:
         alive = [watch for watch in self.watches if not watch.ended]
         for watch in alive:
             watch.read_heartbeat(now)
-        self._on_tick(all(watch.timed for watch in alive))
+        pids, timed_steps_run = [watch.pid for watch in self.watches], all(w.timed for w in alive)
+        self._machine.tick(pids, timed_steps_run=timed_steps_run)
         overdue = {watch.rank: text for watch in alive if (text := watch.overdue(self._order, now))}
         if self._checks_total_limit and now - self._forked_at > self.total_limit_seconds:
             text = passed_message(self._order.request, LimitName.TOTAL, self._seen)

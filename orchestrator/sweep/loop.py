@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Collection
 
+from db.read.rows import TrialRow
 from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_searches import CellSearches
@@ -20,7 +21,7 @@ from orchestrator.sweep.progress import Stop, StopReason, SweepResult
 from orchestrator.sweep.requests import RequestTaker
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spool import Spooled
-from orchestrator.sweep.winner_profiles import WinnerProfiles
+from orchestrator.sweep.winner_profiles import WinnerProfiles, log_profile
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +69,25 @@ class Loop:
             raise
         result = self._snapshots.result(interrupted=self._asked() is not Stop.GO_ON)
         if not result.interrupted:
-            self._winner_profiles.run(result.tied, keep_alive=self._keeps_on)
+            self._profile_winners(result)
         return result
 
-    def _keeps_on(self) -> bool:
-        """Keep the lease while a profile runs. False: somebody asks to stop."""
-        self._keep_lease()
-        return self._asked() is Stop.GO_ON
+    def _profile_winners(self, result: SweepResult) -> None:
+        """Profile the winner of each cell, nothing else running, until somebody asks to stop."""
+        for trial in self._winner_profiles.to_come(result.tied):
+            self._keep_lease()
+            if self._asked() is not Stop.GO_ON:
+                return
+            if self._winner_profiles.is_paid(trial):
+                self._profile(trial)
+
+    def _profile(self, trial: TrialRow) -> None:
+        with self._winner_profiles.start(trial) as profile:
+            while (found := profile.poll()) is None:
+                self._keep_lease()
+                if self._asked() is not Stop.GO_ON:
+                    profile.cancel()
+        log_profile(found)
 
     def _await_nodes(self) -> None:
         """Wait until nodes have said how they are, unless somebody asks to stop."""

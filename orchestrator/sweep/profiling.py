@@ -6,7 +6,8 @@ Nothing of it is a measurement: it has tables of its own, and no trial, attempt 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from db.read.rows import TrialDetail
@@ -68,7 +69,50 @@ def refusal(spec: SweepSpec) -> str | None:
     return f"workload {spec.workload.name} trains nothing: there is nothing to profile"
 
 
-def profile_trial(
+class ProfileUnderWay:
+    """A profile whose gang was started. Its owner polls it until it has ended."""
+
+    def __init__(
+        self, request: TrialRequest, nodes: tuple[str, ...], *, scheduler: Scheduler, store: Store
+    ) -> None:
+        self._request, self._nodes = request, nodes
+        self._scheduler, self._store = scheduler, store
+        self._is_cancelled = False
+        self.has_ended = False
+
+    def poll(self) -> ProfileResult | None:
+        """Wait a moment. Return what was found, which is then stored; None: it goes on."""
+        for event in self._scheduler.poll(POLL_SECONDS):
+            if isinstance(event, Finished) and event.trial_id == self._request.trial_id:
+                self.has_ended = True
+                result = _judged(event, self._request, self._nodes)
+                self._store.end_profile(_end_of(result))
+                return result
+        return None
+
+    def cancel(self) -> None:
+        """End its gang; go on polling until it is gone."""
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._scheduler.cancel(self._request.trial_id)
+
+    def interrupt(self) -> None:
+        """Store that nobody waits for its end any more."""
+        failure = Failure(kind=FailureKind.CANCELLED, message="the profile was interrupted")
+        nothing = ProfileResult(
+            trial_id=self._request.trial_id,
+            number=self._request.attempt,
+            nodes=self._nodes,
+            gpu_seconds=0.0,
+            ranks={},
+            advice=(),
+            failure=failure,
+        )
+        self._store.end_profile(_end_of(nothing))
+
+
+@contextmanager
+def started_profile(
     detail: TrialDetail,
     spec: SweepSpec,
     plan: ProfilePlan,
@@ -76,63 +120,49 @@ def profile_trial(
     scheduler: Scheduler,
     store: Store,
     epoch: int | None = None,
-    keep_alive: Callable[[], bool] = lambda: True,
-) -> ProfileResult:
-    """Profile a trial's layout, and store what was found.
+) -> Iterator[ProfileUnderWay]:
+    """Start to profile a trial's layout. Poll the profile to its end within the context.
 
-    `epoch` is that of the sweep's owner; None: a person asks. `keep_alive` is called while the
-    profile runs; if it returns False, the profile is cancelled. Raises UsageInvalid if the workload
+    `epoch` is that of the sweep's owner; None: a person asks. Raises UsageInvalid if the workload
     cannot be profiled, ResourcesInsufficient if no gang of this size fits.
     """
     if (why := refusal(spec)) is not None:
         raise UsageInvalid(why)
-    cell, trial_id = detail.cell.cell, detail.trial.id
+    cell = detail.cell.cell
     asked = spec.gpus_per_node
     per_node = asked if isinstance(asked, int) else scheduler.slots.per_node
     shape = shapes_of([cell], scheduler.slots, gpus_per_node=per_node)[cell]
     nodes = _nodes_for(detail, shape, scheduler.slots.nodes)
-    number = store.begin_profile(trial_id, epoch=epoch)
+    number = store.begin_profile(detail.trial.id, epoch=epoch)
     request = _request(detail, spec, plan, number, scheduler.slots.device, nodes)
-    end: Finished | None = None
+    under_way = ProfileUnderWay(request, nodes, scheduler=scheduler, store=store)
     try:
         scheduler.start(request, shape, nodes)
-        end = _until_finished(scheduler, trial_id, keep_alive)
+        yield under_way
     finally:
-        if end is None:
-            cancelled = Failure(kind=FailureKind.CANCELLED, message="the profile was interrupted")
-            store.end_profile(_end(trial_id, number, nodes, 0.0, {}, (), cancelled))
-    result = _judged(end, request, nodes)
-    store.end_profile(
-        _end(
-            trial_id,
-            number,
-            nodes,
-            result.gpu_seconds,
-            result.ranks,
-            result.advice,
-            result.failure,
-        )
-    )
+        if not under_way.has_ended:
+            under_way.interrupt()
+
+
+def profile_trial(
+    detail: TrialDetail, spec: SweepSpec, plan: ProfilePlan, *, scheduler: Scheduler, store: Store
+) -> ProfileResult:
+    """Profile a trial's layout for a person, and wait for its end. Raises as `started_profile`."""
+    with started_profile(detail, spec, plan, scheduler=scheduler, store=store) as profile:
+        while (result := profile.poll()) is None:
+            pass
     return result
 
 
-def _end(
-    trial_id: int,
-    number: int,
-    nodes: Sequence[str],
-    gpu_seconds: float,
-    ranks: Mapping[int, RankProfile],
-    lines: Sequence[str],
-    failure: Failure | None,
-) -> ProfileEnd:
+def _end_of(result: ProfileResult) -> ProfileEnd:
     return ProfileEnd(
-        trial_id=trial_id,
-        number=number,
-        nodes=nodes,
-        gpu_seconds=gpu_seconds,
-        ranks=ranks,
-        advice=lines,
-        failure=failure,
+        trial_id=result.trial_id,
+        number=result.number,
+        nodes=result.nodes,
+        gpu_seconds=result.gpu_seconds,
+        ranks=result.ranks,
+        advice=result.advice,
+        failure=result.failure,
     )
 
 
@@ -196,19 +226,6 @@ def _limits(spec: SweepSpec, layout: Layout, device: Device) -> PhaseLimits:
         "total": max(limits.total, TOTAL_SECONDS),
     }
     return limits.model_copy(update={**longer, "auto": (), "in_file": False})
-
-
-def _until_finished(
-    scheduler: Scheduler, trial_id: int, keep_alive: Callable[[], bool]
-) -> Finished:
-    is_cancelled = False
-    while True:
-        for event in scheduler.poll(POLL_SECONDS):
-            if isinstance(event, Finished) and event.trial_id == trial_id:
-                return event
-        if not keep_alive() and not is_cancelled:
-            is_cancelled = True
-            scheduler.cancel(trial_id)
 
 
 def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> ProfileResult:

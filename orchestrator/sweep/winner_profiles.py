@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from db.read.rows import TrialRow
 from db.store import Store
@@ -14,7 +15,12 @@ from orchestrator.core.sweepfile.sections import Profiled
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.rank_profile import ProfilePlan
 from orchestrator.sweep.call import Call
-from orchestrator.sweep.profiling import profile_trial, refusal
+from orchestrator.sweep.profiling import (
+    ProfileResult,
+    ProfileUnderWay,
+    refusal,
+    started_profile,
+)
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.spending import Spending
 
@@ -42,31 +48,29 @@ def profiles_to_come(
 
 
 class WinnerProfiles:
-    """The profiles of one call of `run_sweep`."""
+    """The profiles of one call of `run_sweep`, one after the other, within the budgets."""
 
     def __init__(self, call: Call, spending: Spending) -> None:
         self._call, self._spending = call, spending
 
-    def run(self, tied: Mapping[Cell, Sequence[Layout]], *, keep_alive: Callable[[], bool]) -> None:
-        """Profile the winners one after the other, nothing else running, within the budgets.
-
-        `keep_alive` is called while a profile runs; if it returns False, no more are made.
-        """
+    def to_come(self, tied: Mapping[Cell, Sequence[Layout]]) -> list[TrialRow]:
+        """Return the winners that are still to be profiled."""
         call = self._call
         if (why := refusal(call.spec)) and call.spec.measurement.profile is Profiled.WINNERS:
             logger.warning("measurement.profile: winners is ignored: %s", why)
-        for trial in profiles_to_come(call.spec, call.store, call.sweep_id, tied):
-            if not keep_alive():
-                return
-            if (budget := self._passed_by(trial)) is not None:
-                logger.warning(
-                    "Trial %d is not profiled: %s",
-                    trial.id,
-                    budget,
-                    extra={"action": "not_profiled", "trial_id": trial.id},
-                )
-                continue
-            self._profile(trial, keep_alive)
+        return profiles_to_come(call.spec, call.store, call.sweep_id, tied)
+
+    def is_paid(self, trial: TrialRow) -> bool:
+        """Return whether the budgets pay for a profile of this trial; if not, say so."""
+        budget = self._passed_by(trial)
+        if budget is not None:
+            logger.warning(
+                "Trial %d is not profiled: %s",
+                trial.id,
+                budget,
+                extra={"action": "not_profiled", "trial_id": trial.id},
+            )
+        return budget is None
 
     def _passed_by(self, trial: TrialRow) -> StopReason | None:
         """Return the budget that the profile would exceed, if any.
@@ -81,27 +85,31 @@ class WinnerProfiles:
             or self._spending.passed_by(expected, to_come=0.0)
         )
 
-    def _profile(self, trial: TrialRow, keep_alive: Callable[[], bool]) -> None:
+    def start(self, trial: TrialRow) -> AbstractContextManager[ProfileUnderWay]:
+        """Start the profile of a winner. Poll it to its end within the context."""
         call = self._call
         logger.info(
             "Profiling trial %d, the fastest of its cell",
             trial.id,
             extra={"action": "profiling", "trial_id": trial.id},
         )
-        result = profile_trial(
+        return started_profile(
             call.store.trial(trial.id),
             call.spec,
             ProfilePlan(),
             scheduler=call.scheduler,
             store=call.store,
             epoch=call.epoch,
-            keep_alive=keep_alive,
         )
-        extra = {"action": "profiled", "trial_id": trial.id}
-        if result.failure is not None:
-            logger.warning(
-                "Trial %d: no profile: %s", trial.id, result.failure.message, extra=extra
-            )
-            return
-        said = "; ".join(result.advice) or "nothing stands out"
-        logger.info("Trial %d profiled: %s", trial.id, said, extra=extra)
+
+
+def log_profile(result: ProfileResult) -> None:
+    """Log what a profile showed, or how it failed."""
+    extra = {"action": "profiled", "trial_id": result.trial_id}
+    if result.failure is not None:
+        logger.warning(
+            "Trial %d: no profile: %s", result.trial_id, result.failure.message, extra=extra
+        )
+        return
+    said = "; ".join(result.advice) or "nothing stands out"
+    logger.info("Trial %d profiled: %s", result.trial_id, said, extra=extra)

@@ -116,7 +116,7 @@ def test_another_launcher_s_ranks_are_the_sweep_s_where_they_share_its_folder_on
     try:
         for launcher in (mine, other, stranger):
             assert launcher.run(order(trial_id=id(launcher))).failure is None  # starts its server
-        watch = CpuWatch(root=mine.root, warden=mine._warden, orchestrator="")
+        watch = CpuWatch(root=mine.root, warden=mine._warden(), orchestrator="")
         from orchestrator.node.cpu_watch import _processes
 
         own, sweep = watch._ours(_processes())
@@ -124,7 +124,7 @@ def test_another_launcher_s_ranks_are_the_sweep_s_where_they_share_its_folder_on
         assert {pid for pid in wardens if pid in own} == {wardens[0]}
         assert {pid for pid in wardens if pid in sweep} == {wardens[1]}
         # Asked by this very process, all below it are the sweep's.
-        asked = CpuWatch(root=mine.root, warden=mine._warden, orchestrator=global_identity())
+        asked = CpuWatch(root=mine.root, warden=mine._warden(), orchestrator=global_identity())
         assert wardens[2] in asked._ours(_processes())[1]
     finally:
         for launcher in (mine, other, stranger):
@@ -158,7 +158,7 @@ def test_timed_steps_count_where_they_are_long_enough_and_else_the_attempt(
     def watched(ticks: list[tuple[float, bool]]) -> MachineLoad:
         nonlocal now
         now = 0.0
-        watch = CpuWatch(root=tmp_path, warden=lambda: None, orchestrator="", cpus=[0])
+        watch = CpuWatch(root=tmp_path, warden=None, orchestrator="", cpus=[0])
         # Others use the whole core before the timed steps and after them, and nothing meanwhile.
         monkeypatch.setattr(
             watch,
@@ -212,7 +212,7 @@ def test_the_limit_of_a_container_counts_where_it_has_one_and_tells_its_use(
         "orchestrator.node.cpu_watch.cgroup_files",
         lambda name_v2, *_: iter([tmp_path / "absent", tmp_path / name_v2]),
     )
-    watch = CpuWatch(root=tmp_path, warden=lambda: None, orchestrator="")
+    watch = CpuWatch(root=tmp_path, warden=None, orchestrator="")
     assert watch._quota == quota
     assert watch._cores == (quota or len(os.sched_getaffinity(0)))
     read = watch._read()

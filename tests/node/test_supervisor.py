@@ -17,6 +17,10 @@ from orchestrator.core.trial.protocol import (
     heartbeat_file,
     result_file,
 )
+from orchestrator.node.cpu_watch import CpuWatch
+from orchestrator.node.gpu_monitor import GpuMonitor
+from orchestrator.node.machine_watch import MachineWatch
+from orchestrator.node.program_software import ProgramSoftware
 from orchestrator.node.rank_log import RankLog
 from orchestrator.node.rank_watch import RankWatch, judge
 from orchestrator.node.supervisor import NodeGang
@@ -33,8 +37,12 @@ def gang(tmp_path: Path) -> Iterator[NodeGang]:
         node="node-0",
         run_dir=tmp_path,
         wake=reader,
-        is_cancelled=lambda: False,
-        on_tick=lambda _: None,
+        cancelled=(),
+        machine=MachineWatch(
+            gpus=GpuMonitor.open(()),
+            cpus=CpuWatch(root=tmp_path, warden=None, orchestrator=""),
+            program=ProgramSoftware().begin(asked),
+        ),
     )
     for rank in (0, 1):
         log = RankLog(tmp_path / f"log-{rank}.txt")

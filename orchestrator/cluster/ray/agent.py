@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock, current_thread, main_thread
+from threading import Lock, Thread, current_thread, main_thread
 from types import FrameType
 
 import ray
@@ -40,7 +40,8 @@ class NodeAgent:
             self._end_by_ray = signal.signal(signal.SIGTERM, self._preempted)
         # Imports torch while other agents start.
         self._launcher(0).prepare(program)
-        self._head_watch = HeadWatch(ray.get_runtime_context().gcs_address, self._end)
+        self._head_watch = HeadWatch(ray.get_runtime_context().gcs_address)
+        Thread(target=self._end_when_cut_off, name="head-watch", daemon=True).start()
 
     def address(self) -> str:
         """Return the address of this node for other nodes."""
@@ -87,6 +88,7 @@ class NodeAgent:
         with self._creation, ThreadPoolExecutor(max_workers=len(self._launchers)) as pool:
             list(pool.map(NodeLauncher.close, self._launchers.values()))
 
-    def _end(self) -> None:
-        within(CLOSE_SECONDS, self._close_launchers)
-        os._exit(1)  # wardens end what is left
+    def _end_when_cut_off(self) -> None:
+        if self._head_watch.wait_until_cut():
+            within(CLOSE_SECONDS, self._close_launchers)
+            os._exit(1)  # wardens end what is left

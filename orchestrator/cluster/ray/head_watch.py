@@ -10,7 +10,6 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
@@ -20,26 +19,25 @@ CHECK_SECONDS = 5.0  # between checks, and for each
 
 
 class HeadWatch:
-    """Calls `on_cut` once, in its own thread, if HOST:PORT cannot be reached for `cut_seconds`."""
+    """Tells when HOST:PORT could not be reached for `cut_seconds`."""
 
     def __init__(
         self,
         address: str,
-        on_cut: Callable[[], None],
         *,
         cut_seconds: float = CUT_SECONDS,
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self._address = address
-        self._on_cut = on_cut
         self._cut_seconds, self._check_seconds = cut_seconds, check_seconds
         self._stop = threading.Event()
-        threading.Thread(target=self._watch, name="head-watch", daemon=True).start()
 
     def stop(self) -> None:
+        """End the wait, in another thread."""
         self._stop.set()
 
-    def _watch(self) -> None:
+    def wait_until_cut(self) -> bool:
+        """Wait until the address is out of reach. False: `stop` was called before."""
         reached_at = time.monotonic()
         while not self._stop.wait(self._check_seconds):
             # Check before deciding: this process may have been stopped for an hour.
@@ -54,8 +52,8 @@ class HeadWatch:
                     now - reached_at,
                     unreachable,
                 )
-                self._on_cut()
-                return
+                return True
+        return False
 
 
 def why_unreachable(address: str, *, timeout_seconds: float) -> str | None:
