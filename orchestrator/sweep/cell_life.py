@@ -88,6 +88,7 @@ class CellLife:
 
     @property
     def is_searched(self) -> bool:
+        """True until the search has ended."""
         return self.state in (CellState.SEARCHING, CellState.RESTING)
 
     @property

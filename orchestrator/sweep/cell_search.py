@@ -203,6 +203,26 @@ class CellSearch:
             self.searcher.tell(trial.layout, Failed())
         self._note_change()
 
+    def note_reserved(self, gpu_seconds: float, *, is_measured: bool) -> None:
+        """Note what an attempt that is over reserved."""
+        self.cost.note_reserved(gpu_seconds, is_measured=is_measured)
+
+    def avoid(self, trial_id: int, nodes: Iterable[str]) -> None:
+        """Prefer other nodes for the next attempt of a trial that waits."""
+        self.retries.avoid(trial_id, nodes)
+
+    def restore_retries(
+        self,
+        *,
+        lost_a_node: Iterable[int],
+        avoided: Mapping[int, frozenset[str]],
+        needs_own_nodes: bool,
+    ) -> None:
+        """Let what waits start as the failures of earlier calls ask for."""
+        self.retries.restore(
+            lost_a_node=lost_a_node, avoided=avoided, needs_own_nodes=needs_own_nodes
+        )
+
     def note_pause(self, clock: Callable[[], float]) -> None:
         """Note if nothing of the cell ran for long: others were first, or its nodes were gone."""
         if self._ended_at is None or self.num_new or self.num_repeats:
@@ -229,6 +249,11 @@ class CellSearch:
         self._is_checked = False
 
     # -- its life --------------------------------------------------------------------------------
+
+    @property
+    def is_searched(self) -> bool:
+        """True until its search has ended; what is left then are retries and repeats."""
+        return self.life.is_searched
 
     @property
     def num_new(self) -> int:
@@ -293,7 +318,7 @@ class CellSearch:
     @property
     def has_only_suspects(self) -> bool:
         """True if its search has ended, and all that waits should be alone on its nodes."""
-        return self.life.stopped is not None and self.retries.are_all_suspects
+        return not self.is_searched and self.retries.are_all_suspects
 
     def _has_something(self, *, within_trials: bool) -> bool:
         """Return whether there is anything left to launch while the cell is searched."""

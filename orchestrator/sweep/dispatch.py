@@ -80,7 +80,7 @@ class Dispatch:
         self._missing_nodes.see(self._node_pool.usable(self._scheduler.slots.nodes))
         spent = self._budgets.spent
         for search in self._call.searches.values():
-            if search.life.stopped is None:
+            if search.is_searched:
                 self._check(search, spent)
         wanting = [one for one in self._call.searches.values() if self._wants_or_settles(one)]
         began, most = self._clock(), most_at_once(self._settings, self._scheduler.slots)
@@ -111,7 +111,7 @@ class Dispatch:
         if not self._attempts:
             return
         for search in self._call.searches.values():
-            if search.life.stopped is not None or search.retries.waiting:
+            if not search.is_searched or search.retries.waiting:
                 continue
             if search.should_ask_ahead and self._within_trials(search):
                 search.ask_ahead(self._clock)
@@ -124,7 +124,7 @@ class Dispatch:
 
     def is_open(self, search: CellSearch) -> bool:
         """Return whether the cell may start another attempt of a trial that is not measured."""
-        if search.life.stopped is None:
+        if search.is_searched:
             return True
         return self._may_retry(search) and search.life.state is CellState.CONFIRMING
 
@@ -210,7 +210,7 @@ class Dispatch:
         if self._waits_for_check(search):
             check = search.confirmation.next_machine_check()
             return check is not None and self._repeat(search, nodes, check)
-        if search.life.stopped is None:
+        if search.is_searched:
             reason = self._search_on(search, nodes)
             if reason is None:
                 return True
@@ -229,7 +229,7 @@ class Dispatch:
         """Return whether a measured layout has to show first whether the machine still works."""
         if search.id not in self._outcomes.stop_rules.cells_to_check:
             return False
-        has_more = search.life.stopped is None or self._may_retry(search)
+        has_more = search.is_searched or self._may_retry(search)
         is_paid = self._passed_by(search, None, is_repeat=True) is None
         return has_more and is_paid and search.confirmation.can_check_machine
 

@@ -71,5 +71,5 @@ class MissingNodes:
 
         After its search has ended, a cell gives up waiting without another stop reason.
         """
-        is_left = search.life.stopped is None or self.gave_up(search) is None
+        is_left = search.is_searched or self.gave_up(search) is None
         return is_left and search.id in self._since

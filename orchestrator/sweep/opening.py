@@ -182,7 +182,7 @@ def _open_cell(
     call.searches[cell_id] = search
     outcomes.take_up(search)
     hung = [one.id for one in search.retries.waiting if one.failure_kind in HANG_KINDS]
-    search.retries.restore(
+    search.restore_retries(
         lost_a_node=store.trials_that_met(cell_id, FailureKind.NODE_LOST),
         avoided={
             **{i: frozenset(store.trial(i).attempts[-1].nodes or ()) for i in hung},

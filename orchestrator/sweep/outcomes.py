@@ -109,7 +109,7 @@ class Outcomes:
         self._stored[TrialState.QUEUED] += num
         self.take_up_again(search)
         for trial_id, nodes in trials.items():
-            search.retries.avoid(trial_id, nodes)
+            search.avoid(trial_id, nodes)
             logger.info(
                 "Trial %d is measured again, to its end: the machine may have been slow when it"
                 " was ended early",
@@ -154,7 +154,7 @@ class Outcomes:
             self._attempts.close(attempt, now=now)
             is_measured = isinstance(outcome, Measurement)
             gpu_seconds = verdict.facts.get("gpu_seconds") or 0.0
-            search.cost.note_reserved(gpu_seconds, is_measured=is_measured)
+            search.note_reserved(gpu_seconds, is_measured=is_measured)
             if isinstance(outcome, Measurement):
                 if outcome.implausible is None:
                     self.stop_rules.note_measured(search.id, now=now)

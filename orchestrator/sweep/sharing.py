@@ -47,7 +47,7 @@ def precedence(search: CellSearch) -> tuple[float, float, float]:
     4. Cells that have little to gain.
     5. Further repeats.
     """
-    if search.life.stopped is not None and not search.retries.waiting:
+    if not search.is_searched and not search.retries.waiting:
         return (1, -1, 0) if _wants_a_repeat(search) else (3, 0, 0)
     if search.has_nothing and not search.num_new and search.launched < FIRST_TRIALS:
         return 0, search.launched, search.cost.guessed_gpu_seconds
@@ -109,7 +109,7 @@ def _sum(
 def _wants_a_first(search: CellSearch) -> bool:
     return (
         search.has_nothing
-        and search.life.stopped is None
+        and search.is_searched
         and not search.num_new
         and search.launched < FIRST_TRIALS
         and search.searcher.untried > 0

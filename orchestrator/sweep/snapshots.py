@@ -134,14 +134,15 @@ class Snapshots:
         if self._call.spec.notify:
             self._note_settled()
         for search in self._call.searches.values():
-            if search.life.stopped is None:
+            reason = search.life.stopped
+            if reason is None:
                 self._told_as_searched.discard(search.id)  # it may have begun anew
             elif search.id not in self._told_as_searched:
                 self._told_as_searched.add(search.id)
                 self._searched.append(
                     SearchEnded(
                         cell=search.cell,
-                        reason=search.life.stopped,
+                        reason=reason,
                         untried=_untried_of(search),
                         seconds=self._call.seconds,
                     )
@@ -207,7 +208,7 @@ class Snapshots:
 
     def _most_trials(self, search: CellSearch) -> int:
         """Return the most trials that a cell will have, those that were launched included."""
-        if search.life.stopped is not None:
+        if not search.is_searched:
             return search.launched
         waiting = sum(trial.num_attempts == 0 for trial in search.retries.waiting)
         possible = search.launched + waiting + _untried_of(search)
@@ -240,7 +241,7 @@ class Snapshots:
             # Only then: going through the runs of thousands of trials for every snapshot takes too
             # long.
             return confirmation.most_to_confirm(confirm, anchor_every=anchor_every)
-        if search.life.stopped is not None or not confirm.repeats:
+        if not search.is_searched or not confirm.repeats:
             return 0
         num_anchors = num_new // anchor_every + 1 if anchor_every else 0
         num_measured = confirmation.num_measured + num_new

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from db.store import Store
 from orchestrator.core.machines.packing import Shape
@@ -24,8 +29,12 @@ from orchestrator.search.searcher import (
     UnderWay,
 )
 from orchestrator.sweep.attempt_cost import AttemptCost
+from orchestrator.sweep.attempts import CellAttempts
+from orchestrator.sweep.cell_life import CellLife
 from orchestrator.sweep.cell_search import CellSearch
+from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.known_outcome import known_of
+from orchestrator.sweep.retries import Retries
 from tests.cli.cli_store import fill
 from tests.db.builders import Bench, failure, record_failure
 from tests.search.planted_cell import TOKENS, drive, planted, searcher
@@ -134,3 +143,68 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
     assert found is not None
     assert found[:2] == (2, lone)
     assert run.take_doubt() is None
+
+
+def test_nobody_reaches_through_a_cell_to_change_a_part_of_it() -> None:
+    parts = {
+        "attempts": CellAttempts,
+        "life": CellLife,
+        "retries": Retries,
+        "cost": AttemptCost,
+        "confirmation": Confirmation,
+        "searcher": Searcher,
+    }
+    package = Path(inspect.getfile(CellSearch)).parent
+    found = [
+        f"{path.name}:{line}: {text}"
+        for path in sorted(package.glob("*.py"))
+        if path.name != "cell_search.py"
+        for line, text in reached_through(ast.parse(path.read_text()), parts)
+    ]
+    assert found == []
+
+
+def reached_through(tree: ast.Module, parts: Mapping[str, type]) -> list[tuple[int, str]]:
+    """The assignments and calls in a module that change a cell, or a part of a cell."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Attribute() as place])
+                | ast.AugAssign(target=ast.Attribute() as place)
+            ):
+                owner = ast.unparse(place.value).split(".")
+                is_change = owner[0] == "search" or bool(owner[1:] and owner[-1] in parts)
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=part), attr=name)):
+                is_change = part in parts and name in changing(parts[part])
+            case _:
+                continue
+        # An object may have a part of its own that is called so.
+        if is_change and not ast.unparse(node).startswith("self."):
+            found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+def changing(part: type) -> set[str]:
+    """The methods that change a part of a cell: those without a value, and these with one."""
+    methods = inspect.getmembers(part, inspect.isfunction)
+    without_value = {name for name, one in methods if one.__annotations__.get("return") == "None"}
+    return without_value | {"ask", "fail", "restore", "take_freed", "tell"}
+
+
+@pytest.mark.parametrize(
+    ("code", "num"),
+    [
+        ("search.retries.avoid(1, nodes)", 1),
+        ("one.cost.note_reserved(1.0, is_measured=True)", 1),
+        ("search.searcher.tell(layout, Failed())", 1),
+        ("search.launched += 1", 1),
+        ("search.cost.last_seconds = 1.0", 1),
+        ("self._confirmation.note(1, layout, run)", 0),
+        ("search.retries.avoids(trial, nodes)", 0),
+        ("search.avoid(1, nodes)", 0),
+    ],
+)
+def test_a_change_of_a_part_is_found(code: str, num: int) -> None:
+    parts = {"retries": Retries, "cost": AttemptCost, "searcher": Searcher}
+    assert len(reached_through(ast.parse(code), parts)) == num

@@ -215,7 +215,7 @@ def test_nothing_is_kept_for_the_best_of_a_cell_that_was_stopped_for_its_faults(
             self.life, self.has_nothing = CellLife(), False
             if stopped is not None:
                 self.life.stop(stopped)
-            self.stopped = stopped
+            self.is_searched = self.life.is_searched
             self.cell, self.repeats = spec(gpus=1).cells()[0], dict[int, Purpose]()
             self.cost = AttemptCost(cell=self.cell, predicted_seconds=10.0)
             self.cost.note_reserved(10.0, is_measured=True)
@@ -264,7 +264,7 @@ def cell_with(
 ) -> CellSearch:
     """A cell that is searched, as far as its place among others goes."""
     found: Any = SimpleNamespace(
-        life=CellLife(),
+        is_searched=True,
         retries=SimpleNamespace(waiting=[]),
         has_nothing=nothing,
         num_new=0,
