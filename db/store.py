@@ -50,7 +50,7 @@ from orchestrator.core.physics.link_sample import LinkSample
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import INVALIDATABLE, TrialState
 from orchestrator.core.trial.reserved_time import Leased
 
 logger = logging.getLogger(__name__)
@@ -342,7 +342,7 @@ class Store(StoreReads):
         sql_text.refuse_loose_ends(where)
         named = f" AND sweep_id = {self.sweep_named(sweep).id}" if sweep is not None else ""
         raw_url = self._database.url.render_as_string(hide_password=False)
-        states = ", ".join(f"'{state}'" for state in sorted(invalidation.REPEATABLE))
+        states = ", ".join(f"'{state}'" for state in sorted(INVALIDATABLE))
         matching = (
             f"SELECT sweep_id, trial_id FROM v_trial WHERE (\n{where}\n) AND state IN ({states})"
         )

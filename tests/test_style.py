@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import tokenize
 from collections import Counter
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
+
+from orchestrator.core.trial import failure_kinds, lifecycle, purpose
+from orchestrator.sweep import cell_life, progress
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("orchestrator", "db", "workloads", "layout_sweep")
@@ -21,6 +26,17 @@ SQL = re.compile(
     r"|(?-i:\bSELECT\b.*\bFROM\b)",
     re.IGNORECASE | re.DOTALL,
 )
+# The states and kinds of which sets have names, in the module of the enum.
+ENUMS: dict[str, type[StrEnum]] = {
+    "TrialState": lifecycle.TrialState,
+    "TrialEvent": lifecycle.TrialEvent,
+    "LogEvent": lifecycle.LogEvent,
+    "FailureKind": failure_kinds.FailureKind,
+    "_K": failure_kinds.FailureKind,
+    "Purpose": purpose.Purpose,
+    "CellState": cell_life.CellState,
+    "StopReason": progress.StopReason,
+}
 MOST_WORDS = 6
 # What linters read.
 MARKS = ("noqa", "type:", "fmt:", "pragma")
@@ -121,4 +137,45 @@ def imports(path: Path) -> set[str]:
                 found |= {alias.name for alias in names}
             case ast.ImportFrom(module=str() as module, names=names):
                 found |= {module, *(f"{module}.{alias.name}" for alias in names)}
+    return found
+
+
+def test_a_set_of_states_or_kinds_is_written_once() -> None:
+    tables = {
+        Path(inspect.getfile(module)): {
+            frozenset(value)
+            for value in vars(module).values()
+            if isinstance(value, frozenset | tuple) and len(value) > 1
+        }
+        for module in (lifecycle, failure_kinds, purpose, cell_life, progress)
+    }
+    written = [
+        (path, line, members)
+        for path in files(PRODUCT)
+        for line, members in sets_of_members(ast.parse(path.read_text()))
+    ]
+    num = Counter(members for _, _, members in written)
+    twice = {
+        f"{path.relative_to(ROOT)}:{line}: {', '.join(sorted(members))}"
+        for path, line, members in written
+        if num[members] > 1
+        or any(members in table for file, table in tables.items() if file != path)
+    }
+    assert twice == set()
+
+
+def sets_of_members(tree: ast.Module) -> list[tuple[int, frozenset[str]]]:
+    """The literals of several members of one of ENUMS, with their values."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Set | ast.Tuple | ast.List) and len(node.elts) > 1:
+            owners = {
+                one.value.id
+                if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)
+                else ""
+                for one in node.elts
+            }
+            if len(owners) == 1 and (enum := ENUMS.get(owners.pop())) is not None:
+                names = [one.attr for one in node.elts if isinstance(one, ast.Attribute)]
+                found.append((node.lineno, frozenset(enum[name] for name in names)))
     return found

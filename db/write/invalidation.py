@@ -18,11 +18,7 @@ from db.read.rows import Holder
 from db.types import SweepState, now
 from db.write import event_log, lease
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.lifecycle import TrialEvent, TrialState, advance
-
-REPEATABLE = frozenset(
-    {TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, TrialState.PRUNED}
-)
+from orchestrator.core.trial.lifecycle import INVALIDATABLE, TrialEvent, TrialState, advance
 
 trial, attempt = schema.trial, schema.attempt
 
@@ -126,7 +122,7 @@ def invalidate_some(
     rows = connection.execute(
         sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))
     ).fetchall()
-    moves = [(row.id, TrialState(row.state)) for row in rows if row.state in REPEATABLE]
+    moves = [(row.id, TrialState(row.state)) for row in rows if row.state in INVALIDATABLE]
     for state in {state for _, state in moves}:
         ids = [trial_id for trial_id, old in moves if old is state]
         waiting = advance(state, TrialEvent.INVALIDATED)

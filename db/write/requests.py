@@ -18,7 +18,7 @@ from db.types import now
 from db.write import event_log, invalidation, lease
 from db.write.inserts import insert_absent
 from orchestrator.core.problem.layout import Layout, to_columns
-from orchestrator.core.trial.lifecycle import INITIAL, LogEvent, TrialState
+from orchestrator.core.trial.lifecycle import INITIAL, INVALIDATABLE, LogEvent, TrialState
 
 trial, cell = schema.trial, schema.cell
 WHY_ENQUEUED = "asked for: sweep enqueue"
@@ -68,7 +68,7 @@ def ask_to_retry(connection: Connection, change: Change, sweep_id: int, trial_id
     found = connection.execute(
         sa.select(trial.c.state).where(trial.c.id == trial_id, trial.c.sweep_id == sweep_id)
     ).one_or_none()
-    if found is None or found.state not in invalidation.REPEATABLE:
+    if found is None or found.state not in INVALIDATABLE:
         return False
     if not event_log.is_done(connection, change):
         state, epoch = TrialState(found.state), sweeps.owner_epoch(connection, sweep_id)

@@ -11,7 +11,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.fingerprint import Fingerprint
-from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import FAILED_EVENTS, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import GpuUsage
@@ -19,7 +19,6 @@ from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.purpose import REPEATS, Purpose
 from orchestrator.core.trial.rank_profile import RankProfile
 
-FAILED_EVENTS = frozenset({TrialEvent.OUT_OF_MEMORY, TrialEvent.FAILED, TrialEvent.REQUEUED})
 NO_USAGE = GpuUsage()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.core.trial.lifecycle import LogEvent, TrialEvent
+from orchestrator.core.trial.lifecycle import FAILED_EVENTS, LogEvent
 from orchestrator.report.ranked_cells import LiveBests, with_best
 from orchestrator.report.sweep_status import SweepStatus, read_status
 
@@ -26,9 +26,7 @@ TRIALS_SECONDS = 300.0
 # With more new events than that, all trials are read again.
 MOST_NEW_EVENTS = 1_000
 NUM_FAILURES_KEPT = 200
-_FAILURE_EVENTS = frozenset(
-    {TrialEvent.FAILED, TrialEvent.OUT_OF_MEMORY, TrialEvent.REQUEUED, LogEvent.REPEAT_FAILED}
-)
+_FAILURE_EVENTS = FAILED_EVENTS | {LogEvent.REPEAT_FAILED}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import UNFINISHED, TrialState
 from orchestrator.core.trial.machine_load import relative_sd, said_of, spoils
 from orchestrator.report import quantities as show
 
@@ -178,10 +178,9 @@ def why_no_best(status: CellStatus) -> str:
     count = status.num_trials.get
     oom, pruned = count(TrialState.OUT_OF_MEMORY, 0), count(TrialState.PRUNED, 0)
     failed = count(TrialState.FAILED, 0)
-    unfinished = (TrialState.QUEUED, TrialState.LAUNCHING, TrialState.RUNNING)
     if count(TrialState.MEASURED, 0):
         return "nothing is measured under the current conditions"
-    if any(count(state, 0) for state in unfinished) or not (oom or pruned or failed):
+    if any(count(state, 0) for state in UNFINISHED) or not (oom or pruned or failed):
         return "nothing measured yet"
     memory = f"{oom} out of memory, {pruned} pruned with them"
     if failed:

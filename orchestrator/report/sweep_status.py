@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialState
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ COUNTED: Mapping[str, tuple[TrialState, ...]] = {
     "OOM": (TrialState.OUT_OF_MEMORY,),
     "failed": (TrialState.FAILED,),
     "pruned": (TrialState.PRUNED,),
-    "under way": (TrialState.LAUNCHING, TrialState.RUNNING),
+    "under way": tuple(sorted(UNDER_WAY)),
     "waiting": (TrialState.QUEUED,),
 }
 _ALWAYS_SHOWN = ("measured", "OOM", "failed")

@@ -62,6 +62,8 @@ TRANSITIONS: Mapping[tuple[CellState, CellEvent], CellState] = MappingProxyType(
     }
 )  # fmt: skip
 INITIAL = CellState.SEARCHING
+SEARCHED = frozenset({CellState.SEARCHING, CellState.RESTING})
+ENDS = (CellState.SETTLED, CellState.STOPPED)
 # Events that may come in every state, and change nothing in those that the table lacks.
 EVERYWHERE = frozenset({_E.ATTEMPT_ENDED, _E.LAYOUTS_FREED, _E.READ_AGAIN, _E.RESULTS_WITHDRAWN})
 
@@ -89,12 +91,12 @@ class CellLife:
     @property
     def is_searched(self) -> bool:
         """True until the search has ended."""
-        return self.state in (CellState.SEARCHING, CellState.RESTING)
+        return self.state in SEARCHED
 
     @property
     def may_be_confirmed(self) -> bool:
         """True while a repeat may still be started, now or once the search has ended."""
-        return self.state not in (CellState.SETTLED, CellState.STOPPED)
+        return self.state not in ENDS
 
     def take(self, event: CellEvent, reason: StopReason | None = None) -> None:
         """Move on. `reason`: why the search ends, or why nothing more of it is started."""
@@ -117,5 +119,5 @@ def mermaid() -> str:
     lines += [
         f"    {state} --> {target}: {event}" for (state, event), target in TRANSITIONS.items()
     ]
-    lines += [f"    {state} --> [*]" for state in (CellState.SETTLED, CellState.STOPPED)]
+    lines += [f"    {state} --> [*]" for state in ENDS]
     return "\n".join(lines)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from orchestrator.core.trial.lifecycle import LogEvent, TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import REQUESTS, LogEvent, TrialEvent, TrialState
 from orchestrator.sweep.call import Call
 
 logger = logging.getLogger(__name__)
 
 # PostgreSQL numbers events before their commit, so one may appear among those that were read.
 LATE_EVENTS = 1_000
-_KINDS = (LogEvent.ENQUEUED, LogEvent.RETRY_ASKED, TrialEvent.INVALIDATED)
+_KINDS = (*REQUESTS, TrialEvent.INVALIDATED)
 
 
 class RequestTaker:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from orchestrator.core.machines.check import Check, fail, ok, warn
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import (
+    HANG_KINDS,
     OUT_OF_MEMORY_KINDS,
     POLICIES,
     Failure,
@@ -169,7 +170,7 @@ def _ranks(run: ContractRun) -> Check:
 
 
 # Without a step, a program that failed in another way need not tell its steps better.
-_WITHOUT_STEPS = frozenset({FailureKind.BAD_RESULT, FailureKind.HUNG, FailureKind.START_TIMEOUT})
+_WITHOUT_STEPS = HANG_KINDS | {FailureKind.BAD_RESULT}
 
 
 def _may_have_told_no_step(run: ContractRun) -> bool:

@@ -74,7 +74,12 @@ TRANSITIONS: Mapping[tuple[TrialState, TrialEvent], TrialState] = MappingProxyTy
 
 INITIAL = TrialState.QUEUED
 UNDER_WAY = frozenset({TrialState.LAUNCHING, TrialState.RUNNING})
-TERMINAL = frozenset(TrialState) - UNDER_WAY - {INITIAL}
+UNFINISHED = UNDER_WAY | {INITIAL}
+TERMINAL = frozenset(TrialState) - UNFINISHED
+# A person may ask to measure trials in these states again.
+INVALIDATABLE = frozenset(state for state, event in TRANSITIONS if event is _E.INVALIDATED)
+# The events by which an attempt ends without a measurement.
+FAILED_EVENTS = frozenset({_E.OUT_OF_MEMORY, _E.FAILED, _E.REQUEUED})
 
 
 class IllegalTransition(ValueError):

@@ -10,7 +10,7 @@ from html import escape
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import UNFINISHED, TrialState
 from orchestrator.report import quantities as show
 from orchestrator.report.pictures.picture import SCALE, Picture, PictureAxis, figure
 from orchestrator.report.ranking import why_no_best
@@ -92,8 +92,7 @@ def _heat_cell(sweep: SweepRows, status: CellStatus, *, in_several: bool) -> Hea
 
 def _without_best(num_trials: Mapping[TrialState, int]) -> Found:
     count = num_trials.get
-    waiting = (TrialState.QUEUED, TrialState.LAUNCHING, TrialState.RUNNING, TrialState.MEASURED)
-    if any(count(state, 0) for state in waiting):
+    if any(count(state, 0) for state in UNFINISHED | {TrialState.MEASURED}):
         return Found.NOT_TRIED
     if count(TrialState.FAILED, 0):
         return Found.NOTHING_WORKED
