@@ -6,7 +6,7 @@ told: it may be thrown away and rebuilt at any time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from math import exp
@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.search.lattice import Ints, LatticeAxis
-from orchestrator.core.search.proposer import Mask
+from orchestrator.core.search.proposer import Choice, Mask
 from orchestrator.core.search.told import Told
 
 # Told rows: the GP's cost is cubic in them, and the loop waits for an ask; 0.25 s at 190.
@@ -35,7 +35,7 @@ HEADROOM = -0.05
 
 
 class OptunaProposals:
-    """What an Optuna sampler would measure next.
+    """A `Sampler` that asks one of Optuna's.
 
     Scores are logarithms, lower is better; the sampler is shown them as negative throughputs.
     """
@@ -43,23 +43,21 @@ class OptunaProposals:
     def __init__(
         self,
         axes: Sequence[LatticeAxis],
-        num_rows: int,
         *,
-        told: Mapping[int, Told],
+        rank: Ints,
         seed: int,
         gp: bool,
     ) -> None:
-        """`told` is the caller's, in the order of telling; call `tell` and `rebuild` as it changes.
+        """`rank` decides between rows equally near to a proposal of Optuna's.
 
         Raises UsageInvalid when the GP's packages are not installed.
         """
         if gp:
             _require_gp()
-        # It logs every study and trial; ours are a projection.
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._rank = rank
         self._axes = tuple(axes)
         self._gp = gp
-        self._places = np.zeros((num_rows, 0))
+        self._places = np.zeros((len(rank), 0))
         if axes:
             self._places = np.stack([axis.places[axis.steps] for axis in axes], axis=1)
         # Several rows have the same steps if they differ in nothing that is an axis.
@@ -67,7 +65,7 @@ class OptunaProposals:
         for row, steps in enumerate(zip(*(axis.steps.tolist() for axis in axes), strict=True)):
             self._rows_of.setdefault(steps, []).append(row)
         self._distributions = {axis.name: _distribution(axis) for axis in axes}
-        self._told = told
+        self._told: dict[int, Told] = {}  # in the order of telling
         self._worst: float | None = None  # measured
         # Row under way -> the number of its running trial in the study.
         self._running: dict[int, int | None] = {}
@@ -77,11 +75,9 @@ class OptunaProposals:
         # Trials in the study, spent ones included.
         self._num_entries = 0
 
-    def propose(self, open_rows: Mask, rank: Ints) -> tuple[int, str]:
-        """Return an open row and the reason for it.
-
-        `rank` decides between rows equally near to the sampler's proposal.
-        """
+    def choose(self, open_rows: Mask) -> Choice | None:
+        if np.count_nonzero(open_rows) <= 1:
+            return None
         study = self._ready()
         kind = "gp" if self._uses_gp else "tpe"
         # One proposal. With 1, 2, 3 of them, on 800 layouts, 90 trials, 8 runs: 138, 143, 132
@@ -96,24 +92,26 @@ class OptunaProposals:
         why = f"{kind} from {len(self._told)} told"
         for row in self._rows_of.get(proposed, []):
             if open_rows[row]:
-                return row, why
+                return Choice(row=row, why=why)
         place = np.array(
             [axis.places[step] for axis, step in zip(self._axes, proposed, strict=True)]
         )
         # Of several at the same distance, the one with the better prediction.
-        distance = np.abs(self._places - place).sum(axis=1) + 0.5 * rank / len(rank)
+        distance = np.abs(self._places - place).sum(axis=1) + 0.5 * self._rank / len(self._rank)
         distance[~open_rows] = np.inf
-        return int(np.argmin(distance)), f"{why}, the nearest untried to its proposal"
+        row = int(np.argmin(distance))
+        return Choice(row=row, why=f"{why}, the nearest untried to its proposal")
 
     def start(self, row: int) -> None:
-        """A row is under way: others should keep some distance from it."""
+        # Others should keep some distance from it.
         self._running[row] = None
         if self._study is not None:
             self._add_running(row)
 
-    def tell(self, told: Told, *, is_first: bool) -> None:
-        """A row was told, for the first time or once more."""
-        self.drop(told.row)
+    def tell(self, told: Told) -> None:
+        is_first = told.row not in self._told
+        self._drop(told.row)
+        self._told[told.row] = told
         if told.score is not None:
             self._worst = told.score if self._worst is None else max(self._worst, told.score)
         if not is_first:
@@ -121,15 +119,20 @@ class OptunaProposals:
         elif self._study is not None:
             self._add(self._finished(told))
 
-    def drop(self, row: int) -> None:
-        """A row is no longer under way."""
+    def forget(self, row: int) -> None:
+        self._drop(row)
+        if self._told.pop(row, None) is not None:
+            self.rebuild(list(self._told.values()), sorted(self._running))
+
+    def _drop(self, row: int) -> None:
+        """Note that a row is no longer under way."""
         number = self._running.pop(row, None)
         if self._study is not None and number is not None:
             # The row's result, if any, is a trial of its own.
             self._study.tell(number, state=TrialState.FAIL)
 
-    def rebuild(self, under_way: Iterable[int]) -> None:
-        """Start again from what is told and under way by now."""
+    def rebuild(self, told: Sequence[Told], under_way: Sequence[int]) -> None:
+        self._told = {one.row: one for one in told}
         self._worst = max(
             (one.score for one in self._told.values() if one.score is not None), default=None
         )
@@ -150,6 +153,8 @@ class OptunaProposals:
             or self._study.sampler is not sampler
             or self._num_entries > REBUILD_AT
         ):
+            # It logs every study and trial; ours are a projection.
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
             storage = optuna.storages.InMemoryStorage()
             self._study = optuna.create_study(
                 storage=storage, sampler=sampler, direction=StudyDirection.MINIMIZE

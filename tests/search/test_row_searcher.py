@@ -8,7 +8,8 @@ import pytest
 from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
-from orchestrator.search.row_searcher import CONSIDERED, RowSearcher, RowStatus
+from orchestrator.search.auto_sampler import CONSIDERED
+from orchestrator.search.row_searcher import RowSearcher, RowStatus
 
 GIB = 2.0**30
 
