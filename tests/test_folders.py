@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -73,3 +74,22 @@ def modules_with_functions() -> list[tuple[str, Path]]:
             if is_code and re.search(r"^ *def ", path.read_text(), re.MULTILINE):
                 found.append((folder, path))
     return found
+
+
+def test_every_package_of_the_product_is_in_the_layers_of_the_linter() -> None:
+    """Those of `orchestrator`, and the modules of the other packages, are in exhaustive ones."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    shipped = {name.rstrip("*") for name in project["setuptools"]["packages"]["find"]["include"]}
+    linter = project["importlinter"]
+    assert set(linter["root_packages"]) == shipped
+    layers = [one for one in linter["contracts"] if one["type"] == "layers"]
+    [of_all] = [one for one in layers if "containers" not in one]
+    named = {name.partition(".")[0] for layer in of_all["layers"] for name in layer.split(" | ")}
+    assert named == shipped
+    assert all(one["exhaustive"] for one in layers if one is not of_all)
+
+
+def test_no_contract_of_the_linter_has_an_exception() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    exceptions = {"ignore_imports", "exhaustive_ignores", "skip_descendants"}
+    assert not any(exceptions & one.keys() for one in project["importlinter"]["contracts"])

@@ -6,7 +6,6 @@ not support, the answer is None.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import statistics
 import threading
@@ -385,15 +384,15 @@ def wait_until_clean(
 def _load_nvml() -> Any:
     """NVML, initialised; None without it. Imported late: it is an extra of the package."""
     try:
-        nvml = importlib.import_module("pynvml")
+        import pynvml
     except ImportError:
         return None
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as exc:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as exc:
         logger.debug("NVML does not answer: %s", exc)
         return None
-    return nvml
+    return pynvml
 
 
 def _handles(nvml: Any, devices: Sequence[str]) -> list[Any]:

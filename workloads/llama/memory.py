@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from workloads.llama.live_tensors import LiveTensors
+from workloads.live_tensors import LiveTensors
 
 logger = logging.getLogger(__name__)
 

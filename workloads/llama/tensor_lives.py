@@ -28,7 +28,7 @@ from orchestrator.core.trial.memory_timeline import (
     timeline,
 )
 from orchestrator.core.trial.step_part import StepPart
-from workloads.llama.live_tensors import LiveTensors
+from workloads.live_tensors import LiveTensors
 
 # Entries that the allocator keeps: four steps of thousands of allocations each.
 _HISTORY_ENTRIES = 1_000_000

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from workloads.llama.live_tensors import LiveTensors
+from workloads.live_tensors import LiveTensors
 from workloads.stand_ins import StandIns
 
 Loss = Callable[[int, int], Tensor]  # micro-batch size, sequence length -> scalar

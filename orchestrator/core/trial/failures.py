@@ -60,7 +60,7 @@ _DISGUISES = re.compile(
     r"|unspecified launch failure"
 )
 
-# Messages of torch's CUDACachingAllocator and of workloads/llama/live_tensors.
+# Messages of torch's CUDACachingAllocator and of workloads/live_tensors.
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)"
 _ASKED = re.compile(rf"Tried to allocate {_SIZE}\b")
 _LIVE = re.compile(rf"{_SIZE} is (?:allocated by PyTorch|held by live tensors)")

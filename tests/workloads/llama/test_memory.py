@@ -16,7 +16,7 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.sweepfile.workload_options import AttentionKind, LlamaOptions
 from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
-from workloads.llama.live_tensors import LiveTensors
+from workloads.live_tensors import LiveTensors
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
 from workloads.llama.optimizer import AdamW
 from workloads.llama.training_loop import TrainingLoop

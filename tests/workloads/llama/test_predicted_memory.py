@@ -25,7 +25,7 @@ from tests.workloads.llama.equivalence.forked_ranks import (
     join_group,
     run_ranks,
 )
-from workloads.llama.live_tensors import LiveTensors
+from workloads.live_tensors import LiveTensors
 from workloads.llama.mesh import Groups, RankPlace
 from workloads.llama.training_loop import TrainingLoop
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.trial.memory_timeline import MemoryKind, Moment
 from orchestrator.core.trial.step_part import StepPart, step_part
-from workloads.llama.live_tensors import LiveTensors
+from workloads.live_tensors import LiveTensors
 from workloads.llama.tensor_lives import AllocatorHistory, StepMarks, TrackedTensors
 
 # Bytes of a square weight, and of a batch, in fp32.

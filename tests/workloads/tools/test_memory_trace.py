@@ -27,7 +27,7 @@ from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.sweepfile.workload_options import AttentionKind
 from tests.workloads.llama.test_memory import report
 from tests.workloads.llama.test_memory import trainer as real_trainer
-from workloads.llama.live_tensors import LiveTensors
+from workloads.live_tensors import LiveTensors
 from workloads.llama.model import Llama
 from workloads.tools.memory_trace import document, parser
 from workloads.tools.model_trace import RECOMPUTES, TracedModel, trace_model
