@@ -37,6 +37,7 @@ ENUMS: dict[str, type[StrEnum]] = {
     "CellState": cell_life.CellState,
     "StopReason": progress.StopReason,
 }
+RAY_START = "orchestrator/cli/ray_start.py"
 MOST_WORDS = 6
 # What linters read.
 MARKS = ("noqa", "type:", "fmt:", "pragma")
@@ -179,3 +180,13 @@ def sets_of_members(tree: ast.Module) -> list[tuple[int, frozenset[str]]]:
                 names = [one.attr for one in node.elts if isinstance(one, ast.Attribute)]
                 found.append((node.lineno, frozenset(enum[name] for name in names)))
     return found
+
+
+def test_commands_start_the_scheduler_on_ray_in_one_place() -> None:
+    starting = {
+        str(path.relative_to(ROOT))
+        for path in files(("orchestrator",))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("RayScheduler")
+    }
+    assert {path for path in starting if path.startswith("orchestrator/cli/")} == {RAY_START}

@@ -20,7 +20,7 @@ from orchestrator.cli.output import (
     write_line,
     write_table,
 )
-from orchestrator.cli.ray_start import prepare_ray
+from orchestrator.cli.ray_start import start_ray_scheduler
 from orchestrator.core.errors import SweepError, UsageInvalid
 from orchestrator.core.machines.check import Check, Status
 from orchestrator.core.machines.node_health import NodeFacts, judge_nodes, unfit
@@ -65,10 +65,7 @@ def check_cluster(ray_address: str | None, db: str | None, *, as_json: bool) -> 
 
 
 def _join(ray_address: str | None) -> RayScheduler:
-    prepare_ray(ray_address)
-    from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
-
-    scheduler = RayScheduler(address=ray_address, device=None, root=sweep_home())
+    scheduler = start_ray_scheduler(ray_address, root=sweep_home())
     if not scheduler.slots.nodes:
         scheduler.close()
         raise UsageInvalid("the cluster has no node with GPUs or cores")

@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 from layout_sweep.start import command
+from orchestrator.cli.ray_start import start_ray_scheduler
 from orchestrator.core.errors import SweepError
 from orchestrator.core.machines.check import Check, fail, ok, warn
 
@@ -174,11 +175,9 @@ def ray(process: subprocess.Popen[str]) -> Check:
 
 
 def cluster(address: str) -> Check:
-    from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
-
     try:
         with tempfile.TemporaryDirectory() as folder:
-            scheduler = RayScheduler(address=address, device=None, root=Path(folder))
+            scheduler = start_ray_scheduler(address, root=Path(folder), say=lambda _: None)
             slots = scheduler.slots
             scheduler.close()
     except SweepError as exc:

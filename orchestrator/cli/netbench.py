@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli import home
 from orchestrator.cli.options import Db, Json, RayAddress
 from orchestrator.cli.output import Column, note, numbers, write_json, write_line, write_table
-from orchestrator.cli.ray_start import prepare_ray
+from orchestrator.cli.ray_start import start_ray_scheduler
 from orchestrator.cli.run_ending import EXIT_SOME_FAILED
 from orchestrator.core.errors import ResourcesInsufficient, UsageInvalid
 from orchestrator.report import quantities as show
@@ -94,14 +94,8 @@ def _join(ray_address: str | None, device: str, token: str) -> Scheduler:
 
     if device not in ("auto", *Device):
         raise UsageInvalid(f"--device {device} is not one of auto, {', '.join(Device)}")
-    prepare_ray(ray_address)
-    from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
-
-    scheduler = RayScheduler(
-        address=ray_address,
-        device=None if device == "auto" else Device(device),
-        root=home.run_root(f"netbench-{token}"),
-    )
+    root = home.run_root(f"netbench-{token}")
+    scheduler = start_ray_scheduler(ray_address, root=root, device=device)
     slots = scheduler.slots
     if not shapes(slots.nodes):
         scheduler.close()

@@ -18,7 +18,7 @@ from orchestrator.cli.output import (
     write_line,
     write_table,
 )
-from orchestrator.cli.ray_start import prepare_ray
+from orchestrator.cli.ray_start import start_ray_scheduler
 from orchestrator.cli.run_ending import EXIT_SOME_FAILED
 from orchestrator.core.errors import SweepInUse, UsageInvalid
 
@@ -112,21 +112,14 @@ def _spec_of(detail: TrialDetail, store: Store, ray_address: str | None) -> Swee
 
 def _join(ray_address: str | None, spec: SweepSpec, detail: TrialDetail) -> Scheduler:
     from orchestrator.cli import run_checks
-    from orchestrator.core.trial.protocol import Device
 
-    environment, secrets = run_checks.rank_environment(spec), run_checks.rank_secrets(spec)
-    prepare_ray(ray_address)
-    from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
-
-    device = {"auto": None, "cpu": Device.CPU}.get(spec.device, Device.CUDA)
-    per_node = spec.gpus_per_node
-    return RayScheduler(
-        address=ray_address,
-        device=device,
+    return start_ray_scheduler(
+        ray_address,
         root=home.run_root(detail.run_folder),
-        gpus_per_node=per_node if isinstance(per_node, int) else None,
-        rank_environment=environment,
-        rank_secrets=secrets,
+        device=spec.device,
+        gpus_per_node=spec.gpus_per_node,
+        rank_environment=run_checks.rank_environment(spec),
+        rank_secrets=run_checks.rank_secrets(spec),
     )
 
 

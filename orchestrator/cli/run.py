@@ -36,7 +36,7 @@ from orchestrator.cli.options import (
     complete_names,
 )
 from orchestrator.cli.output import note, write_error
-from orchestrator.cli.ray_start import prepare_ray
+from orchestrator.cli.ray_start import start_ray_scheduler
 from orchestrator.cli.run_ending import exit_code, print_ending
 from orchestrator.cli.signals import Signals
 from orchestrator.cli.sweep_file import load, planned_hardware, replayed_table
@@ -337,8 +337,6 @@ class _SweepRun:
         return result
 
     def _open_scheduler(self) -> Scheduler:
-        from orchestrator.core.trial.protocol import Device
-
         spec, table, simulator = self.spec, self.table, self.options.simulator
         if simulator is not None:
             sizes = simulator.slots.by_size
@@ -354,22 +352,14 @@ class _SweepRun:
 
             if not goes_through_ray(spec):
                 return ReplayScheduler(spec, table)
-        ray_address = self.options.ray_address
-        prepare_ray(ray_address, self.progress.say)
-        # ray takes seconds to import: only once the sweep is ours
-        from orchestrator.cluster.ray.scheduler import RayScheduler
-
-        device: Device | None = None if spec.device == "auto" else Device.CUDA
-        if table is not None or spec.device == "cpu":
-            device = Device.CPU
-        per_node = spec.gpus_per_node
-        scheduler = RayScheduler(
-            address=ray_address,
-            device=device,
+        scheduler = start_ray_scheduler(
+            self.options.ray_address,
             root=home.run_root(self.store.sweep_named(spec.name).run_folder),
-            gpus_per_node=per_node if isinstance(per_node, int) and table is None else None,
+            device=spec.device if table is None else "cpu",
+            gpus_per_node=spec.gpus_per_node if table is None else None,
             rank_environment=self.environment,
             rank_secrets=self.secrets,
+            say=self.progress.say,
         )
         # After Ray, which installs a handler of its own.
         self.signals.install()
