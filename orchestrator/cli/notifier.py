@@ -50,12 +50,14 @@ class _NotSent(Exception):
 
 
 class Notifier:
-    """Sends notices. Use it as a context manager."""
+    """Sends notices. Use it as a context manager, which starts and ends its threads."""
 
     def __init__(self, targets: Sequence[_Target], redact: Callable[[str], str]) -> None:
         self._targets, self._redact = targets, redact
 
     def __enter__(self) -> Self:
+        for target in self._targets:
+            target.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,6 +117,9 @@ class _Target:
         self._num_taken, self._has_warned = 0, False
         # A daemon: a target that hangs does not keep the process.
         self._thread = threading.Thread(target=self._send_on, daemon=True, name=self._name)
+
+    def start(self) -> None:
+        """Begin to send what waits."""
         self._thread.start()
 
     def put(self, body: bytes, *, is_last: bool) -> None:

@@ -24,7 +24,7 @@ from orchestrator.cli.ui import (
 )
 from orchestrator.cli.ui.calculator_process import CalculatorProcess
 from orchestrator.cli.ui.feed import MOST_CLIENTS, Feed
-from orchestrator.cli.ui.picture_routes import Pictures
+from orchestrator.cli.ui.picture_routes import Pictures, open_pictures
 from orchestrator.cli.ui.site import Site
 from orchestrator.cli.ui.wall import Wall
 from orchestrator.report.pages.report_folder import environment
@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
             sessions=self._sessions,
             templates=environment(),
         )
-        pictures = Pictures(site)
+        pictures = open_pictures(site)
         calculator = CalculatorProcess(self._db, self._sweep)
         self._app = application(site, self._hosts, pictures, calculator)
         feed.start()

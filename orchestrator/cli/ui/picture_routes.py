@@ -40,11 +40,8 @@ _PAGES = ("index.html", "trial.html", "trials.html")
 class Pictures:
     """The folder of pictures that is shown, and the one that is drawn."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        _remove_folders_of_killed_servers()
-        owner = process_identity(os.getpid()).replace(":", "-")
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner}-"))
+    def __init__(self, site: Site, folder: Path) -> None:
+        self._site, self._folder = site, folder
         self._number = 0
         self._shown: Path | None = None
         self._drawn_at = 0.0
@@ -104,6 +101,13 @@ class Pictures:
         if self._task is not None:
             self._task.cancel()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def open_pictures(site: Site) -> Pictures:
+    """Make a folder for the pictures of this process; remove those of killed ones."""
+    _remove_folders_of_killed_servers()
+    owner = process_identity(os.getpid()).replace(":", "-")
+    return Pictures(site, Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner}-")))
 
 
 def _remove_folders_of_killed_servers() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.ui.picture_routes import Pictures
+from orchestrator.cli.ui.picture_routes import open_pictures
 from orchestrator.node.processes import process_identity
 from tests.cli.cli_store import Filled
 from tests.cli.ui.served import Visitor, served
@@ -64,7 +64,7 @@ def test_a_server_removes_the_pictures_of_servers_that_were_killed(
         (tmp_path / name).mkdir()
         (tmp_path / name / "index.html").touch()
     unasked: Any = None  # until somebody opens the pictures
-    pictures = Pictures(unasked)
+    pictures = open_pictures(unasked)
     [own] = {one.name for one in tmp_path.iterdir()} - set(names)
     assert own.startswith(f"sweep-ui-{os.getpid()}-")
     assert {one.name for one in tmp_path.iterdir()} == {own, *names[1:]}
