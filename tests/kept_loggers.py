@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.cli import console_log
+from orchestrator.cli.terminal import console_log
 
 
 @contextmanager

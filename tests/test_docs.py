@@ -228,7 +228,7 @@ def test_every_exit_code_is_in_the_table() -> None:
         for error in vars(errors).values()
         if isinstance(error, type) and issubclass(error, errors.SweepError)
     }
-    run = import_module("orchestrator.cli.run_ending")
+    run = import_module("orchestrator.cli.run.ending")
     for code in codes | {run.EXIT_SOME_FAILED, run.EXIT_NOTHING_FEASIBLE, 0}:
         assert f"| {code} |" in table, code
 

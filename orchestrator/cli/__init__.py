@@ -28,14 +28,10 @@ from typer.core import TyperGroup
 from orchestrator import __version__
 from orchestrator.cli import (
     admin,
-    best,
     calibration,
     compare,
-    doctor,
     explain,
-    export,
     logs,
-    mirror,
     netbench,
     nodes,
     plan,
@@ -45,23 +41,27 @@ from orchestrator.cli import (
     replay,
     report,
     requests,
-    run,
     show,
     sql,
     status,
-    surroundings,
     sweeps,
     trace,
     trials,
     validate,
 )
-from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
-from orchestrator.cli.home import sweep_home
-from orchestrator.cli.output import note, plain, write_error
-from orchestrator.cli.signals import Terminated, terminable
-from orchestrator.cli.streams import OutputLost, give_up_stdout, take_over
-from orchestrator.cli.top import command as top
-from orchestrator.cli.ui import command as ui
+from orchestrator.cli.best import command as best_command
+from orchestrator.cli.doctor import command as doctor_command
+from orchestrator.cli.export import command as export_command
+from orchestrator.cli.mirror import command as mirror_command
+from orchestrator.cli.run import command as run_command
+from orchestrator.cli.store.home import sweep_home
+from orchestrator.cli.terminal import surroundings
+from orchestrator.cli.terminal.console_log import LogFormat, Redactor, configure_logging
+from orchestrator.cli.terminal.output import note, plain, write_error
+from orchestrator.cli.terminal.signals import Terminated, terminable
+from orchestrator.cli.terminal.streams import OutputLost, give_up_stdout, take_over
+from orchestrator.cli.top import command as top_command
+from orchestrator.cli.ui import command as ui_command
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 INTERNAL_ERROR = 1
@@ -81,14 +81,14 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     plan.plan,
     explain.explain,
     validate.validate,
-    run.run,
+    run_command.run,
     validate.schema,
     replay.replay,
     sweeps.list,
     status.status,
-    top.top,
-    ui.ui,
-    best.best,
+    top_command.top,
+    ui_command.ui,
+    best_command.best,
     trials.trials,
     compare.compare,
     report.report,
@@ -103,15 +103,15 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     calibration.calibration,
     trace.trace,
     sql.sql,
-    export.export,
-    mirror.mirror,
+    export_command.export,
+    mirror_command.mirror,
     requests.enqueue,
     requests.retry,
     admin.cancel,
     admin.invalidate,
     sweeps.rename,
     sweeps.rm,
-    doctor.doctor,
+    doctor_command.doctor,
 )
 DB_COMMANDS: tuple[Callable[..., None], ...] = (admin.upgrade, reader.grant_reader)
 EPILOG = """\b

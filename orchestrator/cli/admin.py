@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, Json, SweepArgument
-from orchestrator.cli.output import note, write_json, write_line
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal.output import note, write_json, write_line
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import counted
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, Json, SweepArgument
-from orchestrator.cli.output import Column, numbers, write_json, write_line, write_table
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal.output import Column, numbers, write_json, write_line, write_table
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import Db, File, Json
-from orchestrator.cli.output import Column, note, numbers, write_json, write_line, write_table
 from orchestrator.cli.sweep_file import Planning, load, planning, store_if_any
+from orchestrator.cli.terminal.output import (
+    Column,
+    note,
+    numbers,
+    write_json,
+    write_line,
+    write_table,
+)
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.peak_memory import needed_bytes

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.defaults import existing_store
-from orchestrator.cli.home import attempt_folders
 from orchestrator.cli.options import Db, Json, TrialArgument
-from orchestrator.cli.output import note, plain, write, write_json
+from orchestrator.cli.store.defaults import existing_store
+from orchestrator.cli.store.home import attempt_folders
+from orchestrator.cli.terminal.output import note, plain, write, write_json
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import UNDER_WAY
 

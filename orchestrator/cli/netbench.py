@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import home
 from orchestrator.cli.options import Db, Json, RayAddress
-from orchestrator.cli.output import Column, note, numbers, write_json, write_line, write_table
 from orchestrator.cli.ray_start import start_ray_scheduler
-from orchestrator.cli.run_ending import EXIT_SOME_FAILED
+from orchestrator.cli.run.ending import EXIT_SOME_FAILED
+from orchestrator.cli.store import home
+from orchestrator.cli.terminal.output import (
+    Column,
+    note,
+    numbers,
+    write_json,
+    write_line,
+    write_table,
+)
 from orchestrator.core.errors import ResourcesInsufficient, UsageInvalid
 from orchestrator.report import quantities as show
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, Json, SweepArgument, SweepOption
-from orchestrator.cli.output import (
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal.output import (
     Column,
     StyledText,
     TableRow,

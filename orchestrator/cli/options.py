@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.output import Format
+from orchestrator.cli.terminal.output import Format
 from orchestrator.core.errors import SweepError
 
 

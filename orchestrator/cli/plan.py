@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import Db, File, Json, Overrides
-from orchestrator.cli.output import (
+from orchestrator.cli.sweep_file import Planning, cell_limit_warnings, load, planning, store_if_any
+from orchestrator.cli.terminal.output import (
     Column,
     StyledText,
     TableRow,
@@ -21,7 +22,6 @@ from orchestrator.cli.output import (
     write_line,
     write_table,
 )
-from orchestrator.cli.sweep_file import Planning, cell_limit_warnings, load, planning, store_if_any
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, Json
-from orchestrator.cli.output import note, write, write_json
 from orchestrator.cli.report import Sweeps
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal.output import note, write, write_json
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import home
 from orchestrator.cli.options import Db, Json, RayAddress, TrialArgument
-from orchestrator.cli.output import (
+from orchestrator.cli.ray_start import start_ray_scheduler
+from orchestrator.cli.run.ending import EXIT_SOME_FAILED
+from orchestrator.cli.store import home
+from orchestrator.cli.terminal.output import (
     Column,
     note,
     numbers,
@@ -18,8 +20,6 @@ from orchestrator.cli.output import (
     write_line,
     write_table,
 )
-from orchestrator.cli.ray_start import start_ray_scheduler
-from orchestrator.cli.run_ending import EXIT_SOME_FAILED
 from orchestrator.core.errors import SweepInUse, UsageInvalid
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _spec_of(detail: TrialDetail, store: Store, ray_address: str | None) -> Swee
 
 
 def _join(ray_address: str | None, spec: SweepSpec, detail: TrialDetail) -> Scheduler:
-    from orchestrator.cli import run_checks
+    from orchestrator.cli.run import checks as run_checks
 
     return start_ray_scheduler(
         ray_address,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.output import note
+from orchestrator.cli.terminal.output import note
 
 if TYPE_CHECKING:
     from orchestrator.cluster.ray.scheduler import RayScheduler

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.home import sweep_home
 from orchestrator.cli.options import Db, Json
-from orchestrator.cli.output import write_json, write_line
+from orchestrator.cli.store.home import sweep_home
+from orchestrator.cli.terminal.output import write_json, write_line
 from orchestrator.core.errors import UsageInvalid
 
 MAX_ROLE_BYTES = 63

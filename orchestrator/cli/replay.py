@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Db, Json, Overrides, Quiet, Takeover
-from orchestrator.cli.output import note, write
+from orchestrator.cli.terminal.output import note, write
 
 
 def replay(
@@ -38,7 +38,7 @@ def replay(
       sweep replay runs.csv --table pretraining-8gpu search.max_trials=20
       sweep replay runs.csv --table pretraining-8gpu --file > replay.yaml
     """
-    from orchestrator.cli.run import RunOptions, run_spec
+    from orchestrator.cli.run.command import RunOptions, run_spec
     from orchestrator.cluster.replayed import table_in
     from orchestrator.core.sweepfile.spec_yaml import load
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, Json, complete_names
-from orchestrator.cli.output import note, write, write_json
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal.output import note, write, write_json
 from orchestrator.report.quantities import counted
 
 DEFAULT_FOLDER = Path("sweep-report")

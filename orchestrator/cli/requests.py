@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, Json, SweepOption
-from orchestrator.cli.output import write_json, write_line
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal.output import write_json, write_line
 from orchestrator.core.errors import SweepInUse, UsageInvalid
 
 if TYPE_CHECKING:

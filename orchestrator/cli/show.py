@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.defaults import existing_store
 from orchestrator.cli.options import Db, Json, TrialArgument
-from orchestrator.cli.output import (
+from orchestrator.cli.profile import print_profile
+from orchestrator.cli.store.defaults import existing_store
+from orchestrator.cli.terminal.output import (
     Column,
     numbers,
     plain,
@@ -16,8 +17,7 @@ from orchestrator.cli.output import (
     write_line,
     write_table,
 )
-from orchestrator.cli.profile import print_profile
-from orchestrator.cli.trial_text import STATE_STYLES
+from orchestrator.cli.terminal.trial_text import STATE_STYLES
 from orchestrator.report import trial_facts
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, FormatOption, Json, SweepOption
-from orchestrator.cli.output import (
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal.output import (
     Column,
     Format,
     StyledText,

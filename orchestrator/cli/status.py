@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import trial_text
-from orchestrator.cli.defaults import existing_store, select_sweep
-from orchestrator.cli.heartbeats import phase_and_step
 from orchestrator.cli.options import Db, Json, complete_names
-from orchestrator.cli.output import (
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.store.heartbeats import phase_and_step
+from orchestrator.cli.terminal import trial_text
+from orchestrator.cli.terminal.output import (
     Column,
     StyledText,
     TableRow,

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.defaults import existing_store
 from orchestrator.cli.options import Db, FormatOption, Json, complete_names
-from orchestrator.cli.output import (
+from orchestrator.cli.store.defaults import existing_store
+from orchestrator.cli.store.sweep_folders import (
+    Removal,
+    finish_removal,
+    folder_bytes,
+    link_folder,
+    note_removal,
+    noted_removals,
+)
+from orchestrator.cli.terminal.output import (
     Column,
     Format,
     note,
@@ -22,14 +30,6 @@ from orchestrator.cli.output import (
     write_line,
     write_rows,
     write_table,
-)
-from orchestrator.cli.sweep_folders import (
-    Removal,
-    finish_removal,
-    folder_bytes,
-    link_folder,
-    note_removal,
-    noted_removals,
 )
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX

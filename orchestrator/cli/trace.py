@@ -18,7 +18,7 @@ import typer
 
 from layout_sweep.start import command
 from orchestrator.cli.options import Json
-from orchestrator.cli.output import Column, note, numbers, write, write_json, write_table
+from orchestrator.cli.terminal.output import Column, note, numbers, write, write_json, write_table
 from orchestrator.core.errors import UsageInvalid
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import trial_text
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, FormatOption, Json, SweepArgument
-from orchestrator.cli.output import (
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal import trial_text
+from orchestrator.cli.terminal.output import (
     Column,
     Format,
     StyledText,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from orchestrator.cli import run_checks
 from orchestrator.cli.options import File, Json, Overrides
-from orchestrator.cli.output import note, write, write_json
+from orchestrator.cli.run import checks as run_checks
 from orchestrator.cli.sweep_file import limit_warnings, load, planning
+from orchestrator.cli.terminal.output import note, write, write_json
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import counted
 

@@ -9,7 +9,7 @@ import pytest
 
 from db.store import Store
 from orchestrator import cli
-from orchestrator.cli import machine_checks
+from orchestrator.cli.doctor import machine_checks
 from tests.acceptance.command import CommandHere
 from tests.kept_loggers import kept_loggers
 

@@ -12,8 +12,9 @@ import pytest
 from db.store import Store
 from db.types import SweepState
 from orchestrator import cli
-from orchestrator.cli import sweep_folders, sweeps
-from orchestrator.cli.home import run_root
+from orchestrator.cli import sweeps
+from orchestrator.cli.store import sweep_folders
+from orchestrator.cli.store.home import run_root
 from tests.cli.cli_store import fill
 from tests.cli.conftest import Sweep
 from tests.db.builders import CONDITIONS, Bench

@@ -467,7 +467,7 @@ def test_a_program_alone_without_a_source_s_name_is_its_contents(tmp_path: Path)
 def test_the_command_line_asks_for_the_program_of_a_command_and_leaves_the_sweep_s_own_folders_out(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orchestrator.cli.run import _code_of
+    from orchestrator.cli.run.command import _code_of
 
     def digest(name: str = "command") -> str | None:
         options = (

@@ -19,8 +19,8 @@ from textual.containers import Vertical
 from textual.css.query import NoMatches
 from textual.widgets import DataTable, Footer, Static
 
-from orchestrator.cli.live_store import LiveStore, Reading
-from orchestrator.cli.output import plain
+from orchestrator.cli.live.live_store import LiveStore, Reading
+from orchestrator.cli.terminal.output import plain
 from orchestrator.cli.top.dialogs import Detail, Entry, Question
 from orchestrator.core.errors import SweepError
 from orchestrator.report.quantities import duration

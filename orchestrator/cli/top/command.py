@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, SweepArgument
+from orchestrator.cli.store.defaults import existing_store, select_sweep
 from orchestrator.core.errors import UsageInvalid
 
 
@@ -40,8 +40,8 @@ def top(sweep: SweepArgument = None, db: Db = None) -> None:
         raise UsageInvalid("sweep top needs a terminal; a program reads: sweep status --json")
     with existing_store(db) as store:
         name = select_sweep(store, sweep).name
-    from orchestrator.cli.live_store import LiveStore
-    from orchestrator.cli.sweep_requests import Requests
+    from orchestrator.cli.live.live_store import LiveStore
+    from orchestrator.cli.live.sweep_requests import Requests
     from orchestrator.cli.top.app import TopApp  # textual, 0.3 s
 
     TopApp(LiveStore(db, name), Requests(db, name)).run(mouse=False)

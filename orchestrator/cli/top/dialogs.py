@@ -12,7 +12,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from orchestrator.cli.output import plain
+from orchestrator.cli.terminal.output import plain
 from orchestrator.report import trial_facts
 from orchestrator.report.trial_facts import Fact
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.routing import Router
 
-from orchestrator.cli.live_store import LiveStore
-from orchestrator.cli.sweep_requests import Requests
+from orchestrator.cli.live.live_store import LiveStore
+from orchestrator.cli.live.sweep_requests import Requests
 from orchestrator.cli.ui import (
     calculator_routes,
     live_routes,

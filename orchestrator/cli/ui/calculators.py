@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.defaults import existing_store
+from orchestrator.cli.store.defaults import existing_store
 from orchestrator.cli.sweep_file import Planning, planning, stored_spec
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.pages.calculator_document import calculation, choice_rows

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.defaults import existing_store, select_sweep
 from orchestrator.cli.options import Db, SweepArgument
-from orchestrator.cli.output import note, write
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal.output import note, write
 from orchestrator.cli.ui.hosts import LOOPBACK, hosts_of, listen, url_of
 from orchestrator.core.errors import UsageInvalid
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from orchestrator.cli.defaults import existing_store
+from orchestrator.cli.store.defaults import existing_store
 from orchestrator.core.errors import SweepError
 
 

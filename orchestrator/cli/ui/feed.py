@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Protocol
 
-from orchestrator.cli.live_store import Reading
+from orchestrator.cli.live.live_store import Reading
 from orchestrator.core.errors import SweepError
 from orchestrator.report.live_page import PageState, changes, page_state, whole
 

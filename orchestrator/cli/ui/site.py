@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from db.read.rows import TrialDetail
-    from orchestrator.cli.live_store import LiveStore
-    from orchestrator.cli.sweep_requests import Requests
+    from orchestrator.cli.live.live_store import LiveStore
+    from orchestrator.cli.live.sweep_requests import Requests
     from orchestrator.cli.ui.feed import Feed
     from orchestrator.cli.ui.sessions import Sessions
 

@@ -14,8 +14,8 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
 from db.store import Store
-from orchestrator.cli.live_store import LiveStore
-from orchestrator.cli.sweep_requests import Requests
+from orchestrator.cli.live.live_store import LiveStore
+from orchestrator.cli.live.sweep_requests import Requests
 from orchestrator.cli.top import app as top_app
 from orchestrator.cli.top.app import TopApp
 from orchestrator.cli.top.dialogs import Detail, Question, detail_text

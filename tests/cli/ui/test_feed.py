@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from db.store import Store
-from orchestrator.cli.live_store import Reading
+from orchestrator.cli.live.live_store import Reading
 from orchestrator.cli.ui import feed as feed_module
 from orchestrator.cli.ui.feed import Feed
 from orchestrator.core.errors import StoreUnavailable

@@ -1,0 +1,1 @@
+"""The command `best`, and the tables that it prints."""

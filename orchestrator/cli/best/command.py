@@ -1,0 +1,230 @@
+"""The command `best`: the fastest layouts of each cell, and how sure their order is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.best.other_conditions import other_conditions, print_others
+from orchestrator.cli.options import Db, FormatOption, Json, SweepArgument
+from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.terminal import trial_text
+from orchestrator.cli.terminal.output import (
+    Format,
+    numbers,
+    output_format,
+    write,
+    write_json,
+    write_line,
+    write_rows,
+    write_table,
+)
+from orchestrator.report import quantities as show
+from orchestrator.report import trial_line
+from orchestrator.report.other_conditions import OtherConditions
+from orchestrator.report.ranking import (
+    DRIFT_TITLES,
+    MAX_TIED_SHOWN,
+    NOT_COMPARED,
+    Ranking,
+    beaten_text,
+    implausible_text,
+    load_text,
+    rank_cell,
+    why_no_best,
+)
+from orchestrator.report.tie_advice import tie_advice
+
+if TYPE_CHECKING:
+    from db.read.rows import (
+        CellStatus,
+        EndedEarlyRow,
+        ImplausibleRow,
+        OtherClockRow,
+        SweepRow,
+        TrialRow,
+    )
+
+# A median SM clock so far from the cell's median is of a device in another state.
+OTHER_CLOCK = 0.03
+
+
+def best(
+    sweep: SweepArgument = None,
+    top: Annotated[int, typer.Option("--top", "-n", min=1, help="Layouts to show per cell.")] = 1,
+    pareto: Annotated[
+        bool,
+        typer.Option(
+            "--pareto", help="Show the front: the layouts that none beats in every objective."
+        ),
+    ] = False,
+    format: FormatOption = None,
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Show the fastest layouts of each cell, or a front.
+
+    Says how sure the order is. Results of other code, software or devices are shown apart.
+
+    Examples:
+      sweep best
+      sweep best 8b --top 5
+      sweep best 8b --pareto
+      sweep best 8b --format csv > best.csv
+    """
+    from orchestrator.core.trial.winner import CONSIDERED  # numpy
+    from orchestrator.report import records  # every column
+
+    format = output_format(format, as_json=as_json)
+    if pareto:
+        from orchestrator.cli.best import front_table  # needs numpy
+
+        front_table.show_fronts(sweep, format, db)
+        return
+    with existing_store(db) as store:
+        row = select_sweep(store, sweep)
+        cells = store.status(row.id)
+        rankings = {
+            cell_id: rank_cell(store, row.id, cell_id, found)
+            for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
+        }
+        others = other_conditions(store, row.id, cells)
+        remarks = _Remarks(
+            implausible=store.implausible(row.id),
+            other_clocks=store.other_clocks(row.id, beyond=OTHER_CLOCK),
+            ended_early=store.ended_early(row.id),
+        )
+    nothing = Ranking(leading=(), tied=(), text="", drift=None)
+    rows_by_id = {status.cell.id: status.cell for status in cells}
+    by_cell = [(cell, rankings.get(cell.cell.id, nothing)) for cell in cells]
+    found = [
+        {"place": place, "is_current": True, "is_tied": trial.id in of_cell.tied}
+        | of_cell.record(trial.id)
+        | records.trial_record(trial, cell.cell, row.name)
+        for cell, of_cell in by_cell
+        for place, trial in enumerate(of_cell.leading[:top], start=1)
+    ]
+    match format:
+        case Format.JSON:
+            fields = {
+                "sweep": row.name,
+                "top": top,
+                "best": found,
+                "cells_without": [
+                    {**records.cell_record(cell.cell), "reason": why_no_best(cell)}
+                    for cell, of_cell in by_cell
+                    if not of_cell.leading
+                ],
+                "margins": {
+                    c.cell.cell.key: asdict(s.margin) for c, s in by_cell if s.margin is not None
+                },
+                "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
+                "other_fingerprints": [
+                    {"is_current": False, "changed": others.changed[trial.id]}
+                    | records.trial_record(trial, rows_by_id[trial.cell_id], row.name)
+                    for trial in others.trials
+                ],
+            }
+            write_json("best", fields | asdict(remarks))
+        case Format.CSV:
+            names = ("place", "is_current", "is_tied", *NOT_COMPARED, *records.TRIAL_COLUMNS)
+            write_rows(format, names, ([record[name] for name in names] for record in found))
+        case Format.MD:
+            trials = [(trial, cell.cell) for cell, s in by_cell for trial in s.leading[:top]]
+            trial_text.write_markdown(trials)
+        case Format.TABLE:
+            _print(row, by_cell, top, others, remarks)
+
+
+def _print(
+    sweep: SweepRow,
+    by_cell: Sequence[tuple[CellStatus, Ranking]],
+    top: int,
+    others: OtherConditions,
+    remarks: _Remarks,
+) -> None:
+    from orchestrator.report.fronts import asks_for_front  # numpy
+
+    if not by_cell:
+        write_line(f"Sweep {sweep.name} has no cells yet.")
+    elif asks_for_front(sweep):
+        more = f"sweep best {sweep.name} --pareto"
+        write_line(f"The fastest layouts. The front of the objectives: {more}", style="yellow")
+    shown = []
+    for number, (cell, of_cell) in enumerate(by_cell):
+        if number:
+            write()
+        write_line(trial_line.cell_title(cell.cell), style="bold")
+        if of_cell.leading:
+            shown += _print_cell(sweep, of_cell, top)
+        else:
+            write_line(f"  {why_no_best(cell)}", style="yellow")
+        remarks.print(cell.cell.id)
+        shown += print_others(others, cell.cell.id)
+    trial_text.print_why_unsure(shown)
+
+
+def _print_cell(sweep: SweepRow, of_cell: Ranking, top: int) -> list[TrialRow]:
+    """Print the fastest layouts and those that the text below them names; return them."""
+    named = of_cell.tied[:MAX_TIED_SHOWN]
+    found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
+    without_drift = of_cell.without_drift(found)
+    rows = [
+        [
+            str(trial.id),
+            *(without_drift.texts[trial.id] if without_drift is not None else ()),
+            *trial_text.speed_cells(trial),
+            trial_line.layout_text(trial),
+        ]
+        for trial in found
+    ]
+    first, *others = trial_text.SPEED_COLUMNS
+    added = numbers(*DRIFT_TITLES) if without_drift is not None else ()
+    write_table([first, *added, *others], rows)
+    write_line(f"  {of_cell.text}", style="dim")
+    if len(of_cell.tied) > 1:
+        tied = [trial for trial in of_cell.leading if trial.id in of_cell.tied]
+        write_line(f"  {tie_advice(sweep, tied)}", style="dim")
+    for remark in (load_text(found), of_cell.drift):
+        if remark is not None:
+            write_line(f"  {remark}", style="yellow")
+    if without_drift is not None and without_drift.remark is not None:
+        write_line(f"  {without_drift.remark}", style="yellow")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Remarks:
+    """Trials that are named below the table of their cell."""
+
+    implausible: Sequence[ImplausibleRow]
+    other_clocks: Sequence[OtherClockRow]
+    ended_early: Sequence[EndedEarlyRow]
+
+    def print(self, cell_id: int) -> None:
+        _print_implausible([one for one in self.implausible if one.cell_id == cell_id])
+        _print_other_clocks([one for one in self.other_clocks if one.cell_id == cell_id])
+        _print_ended_early([one for one in self.ended_early if one.cell_id == cell_id])
+
+
+def _print_implausible(found: Sequence[ImplausibleRow]) -> None:
+    if found:
+        why = {one.trial_id: one.implausible for one in found}
+        write_line(f"  {implausible_text(why)}", style="yellow")
+
+
+def _print_other_clocks(found: Sequence[OtherClockRow]) -> None:
+    if not found:
+        return
+    which = show.numbered("trial", list(dict.fromkeys(one.trial_id for one in found)))
+    most = max((one.gpu_clock_off for one in found), key=abs)
+    text = f"  Measured at another clock than usual in this cell: {which} ({most:+.1%} at most)"
+    write_line(text, style="yellow")
+
+
+def _print_ended_early(found: Sequence[EndedEarlyRow]) -> None:
+    if found:
+        write_line(f"  {beaten_text([one.trial_id for one in found])}", style="dim")

@@ -1,0 +1,1 @@
+"""The command `doctor`: the checks of a machine, a store, a cluster and a program."""

@@ -1,0 +1,1 @@
+"""The command `export`, and what it writes for training frameworks."""

@@ -1,0 +1,1 @@
+"""The command `mirror`, and the process that mirrors a sweep while it runs."""

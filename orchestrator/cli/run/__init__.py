@@ -1,0 +1,1 @@
+"""The command `run`: its checks, its progress, its notices and its end."""

@@ -1,0 +1,145 @@
+"""What `sweep run` prints when it ends, and its exit code."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.terminal.output import note
+from orchestrator.core.errors import ClusterUnavailable
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.report.quantities import counted
+
+if TYPE_CHECKING:
+    from orchestrator.core.problem.cell import Cell
+    from orchestrator.core.sweepfile.spec import SweepSpec
+    from orchestrator.sweep.progress import SweepResult
+
+EXIT_SOME_FAILED = 3
+EXIT_NOTHING_FEASIBLE = 4
+
+
+def exit_code(result: SweepResult, received: int | None, *, strict: bool) -> int:
+    """The exit code; `received` is the signal that interrupted the sweep."""
+    from orchestrator.sweep.progress import StopReason
+
+    if result.interrupted:
+        return 128 + (received or signal.SIGINT)
+    if StopReason.NODES in result.stopped.values():
+        # The same command continues when enough nodes are back.
+        return ClusterUnavailable.exit_code
+    if result.nothing_feasible:
+        return EXIT_NOTHING_FEASIBLE
+    return EXIT_SOME_FAILED if strict and result.counts.get(TrialState.FAILED, 0) else 0
+
+
+def print_ending(
+    spec: SweepSpec,
+    result: SweepResult,
+    where: str,
+    received: int | None,
+    *,
+    strict: bool = False,
+) -> None:
+    """Say on stderr why the sweep ended and what is missing. `received`: the signal that did it."""
+    from orchestrator.core.sweepfile.sections import Strategy
+    from orchestrator.sweep.progress import StopReason
+
+    count = result.counts.get
+    parts = [f"{n} {state.replace('_', ' ')}" for state in TrialState if (n := count(state, 0))]
+    parts += [f"{num} never tried"] if (num := sum(result.untried.values())) else []
+    if result.interrupted:
+        how = f"by {signal.Signals(received or signal.SIGINT).name}"
+        if received in (None, signal.SIGINT):
+            how = "on request"
+        note(f"Stopped {how}. The same command continues: {', '.join(parts)}.")
+    else:
+        reasons = "; ".join(sorted({str(reason) for reason in result.stopped.values()}))
+        note(f"Sweep {spec.name} ended ({reasons}): {', '.join(parts)}. Results: {where}")
+    num_failed = count(TrialState.FAILED, 0)
+    if num_failed and not result.interrupted:
+        is_code = exit_code(result, received, strict=strict) == EXIT_SOME_FAILED
+        note(_failed_text(spec, num_failed, f" (exit code {EXIT_SOME_FAILED})" * is_code))
+    if spec.search.strategy is Strategy.EXHAUSTIVE and (num := count(TrialState.PRUNED, 0)):
+        note(
+            f"{num} of the layouts were not launched: others ran out of memory, and these need at"
+            f" least as much (search.dominance is {spec.dominance}; search.dominance=off launches"
+            " them too)"
+        )
+    if result.code_has_changed:
+        note(
+            "The code has changed since these numbers were measured, and nothing was measured"
+            " again. To measure them again:"
+            f" sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
+        )
+    if result.num_fingerprints > 1:
+        note(
+            "Its numbers were taken with more than one version of code, software or device;"
+            " `sweep best` shows"
+            " them apart. To measure the older ones again:"
+            f" sweep invalidate --sweep {spec.name} --where 'not is_current_fingerprint' --yes"
+        )
+    for cell, evidence in result.nothing_fits.items():
+        note(
+            f"Nothing fits in {cell.key}: {evidence}. More GPUs, a higher ZeRO stage or full"
+            " recomputation may help; `sweep plan` shows what is predicted to fit."
+        )
+    failed = [cell for cell, reason in result.stopped.items() if reason is StopReason.FAULTS]
+    for cell in failed:
+        note(
+            f"{cell.key} was stopped: its attempts failed again and again. `sweep trials"
+            f" {spec.name}` shows how; the same command tries it again."
+        )
+    for cell in result.nothing_feasible:
+        if cell not in result.nothing_fits and cell not in failed:
+            note(_why_nothing(spec, result, cell))
+    for cell in result.unconfirmed:
+        note(
+            f"The best layout of {cell.key} was measured only once: {result.stopped[cell]}, before"
+            " it could be confirmed."
+        )
+
+
+def _failed_text(spec: SweepSpec, num: int, exit_code_text: str) -> str:
+    shows = (
+        f"{counted(num, 'trial')} failed{exit_code_text}: `sweep trials {spec.name} --state failed`"
+        " shows how."
+    )
+    if spec.workload.name == "replay":
+        return f"{shows} The replayed table has these failures, so they would fail again."
+    return (
+        f"{shows} To try them again once the cause is mended:"
+        f" sweep invalidate --sweep {spec.name} --where \"state = 'failed'\" --yes"
+    )
+
+
+def _why_nothing(spec: SweepSpec, result: SweepResult, cell: Cell) -> str:
+    from orchestrator.sweep.progress import BUDGETS, StopReason
+
+    reason, num_launched = result.stopped[cell], result.launched.get(cell, 0)
+    failed = result.failed.get(cell)
+    if reason is StopReason.NODES:
+        return (
+            f"Nothing was measured for {cell.key}: {reason}. The same command goes on when enough"
+            " nodes are back."
+        )
+    if reason not in BUDGETS and failed is not None:
+        return (
+            f"Nothing could be measured for {cell.key}: {counted(failed.num, 'trial')} failed,"
+            f" the last with {failed.last}. See `sweep show {failed.last_id}`."
+        )
+    if reason not in BUDGETS:
+        return (
+            f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and"
+            " `sweep plan` for the layouts that are not legal and why."
+        )
+    if num_launched:
+        tried = counted(num_launched, "trial")
+        return (
+            f"Nothing was measured for {cell.key}: {reason} after {tried}; see"
+            f" `sweep trials {spec.name}`."
+        )
+    return (
+        f"Nothing was measured for {cell.key}: {reason} before its first trial. Raise the budget to"
+        " continue with it."
+    )

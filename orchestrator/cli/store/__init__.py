@@ -1,0 +1,1 @@
+"""The store, the sweep and the files that commands work on."""

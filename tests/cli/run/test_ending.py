@@ -1,0 +1,85 @@
+"""What `sweep run` says at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.cli.run.ending import EXIT_SOME_FAILED, exit_code, print_ending
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.sweep.progress import StopReason, SweepResult
+
+SPEC = SweepSpec.model_validate(
+    {
+        "name": "mine",
+        "model": "llama-tiny",
+        "gpus": 1,
+        "sequence_length": 64,
+        "global_batch_size": 8,
+    }
+)
+(CELL,) = SPEC.cells()
+
+
+def ending(counts: Mapping[TrialState, int], *, interrupted: bool = False) -> SweepResult:
+    return SweepResult(
+        sweep_id=1,
+        counts=counts,
+        stopped={CELL: StopReason.EXHAUSTED},
+        interrupted=interrupted,
+        nothing_feasible=(),
+        nothing_fits={},
+        tied={},
+        untried={CELL: 0},
+        num_fingerprints=1,
+    )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_failed_trials_have_their_cure_and_with_strict_the_code_its_reason(
+    capsys: pytest.CaptureFixture[str], strict: bool
+) -> None:
+    result = ending({TrialState.MEASURED: 3, TrialState.FAILED: 1})
+    print_ending(SPEC, result, "sqlite:///s", None, strict=strict)
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("1 trial failed")
+    ]
+    assert ("(exit code 3)" in line) is strict
+    assert (exit_code(result, None, strict=strict) == EXIT_SOME_FAILED) is strict
+    assert "`sweep trials mine --state failed` shows how" in line
+    assert line.endswith("sweep invalidate --sweep mine --where \"state = 'failed'\" --yes")
+
+
+def test_failures_of_a_table_that_is_replayed_have_no_cure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    replayed = SPEC.model_copy(
+        update={"workload": SPEC.workload.model_copy(update={"name": "replay"})}
+    )
+    print_ending(replayed, ending({TrialState.FAILED: 2}), "sqlite:///s", None)
+    told = capsys.readouterr().err
+    assert (
+        "2 trials failed: `sweep trials mine --state failed` shows how. The replayed table has"
+        in told
+    )
+    assert "invalidate" not in told
+
+
+def test_a_cell_whose_nodes_are_gone_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = replace(ending({}), stopped={CELL: StopReason.NODES}, nothing_feasible=(CELL,))
+    print_ending(SPEC, lost, "sqlite:///s", None)
+    told = capsys.readouterr().err
+    assert f"Nothing was measured for {CELL.key}: the nodes that are left cannot hold" in told
+    assert "The same command goes on when enough nodes are back." in told
+
+
+def test_without_failures_and_after_a_stop_no_cure_is_offered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_ending(SPEC, ending({TrialState.MEASURED: 3}), "sqlite:///s", None, strict=True)
+    stopped = ending({TrialState.FAILED: 3}, interrupted=True)
+    print_ending(SPEC, stopped, "sqlite:///s", None, strict=True)
+    assert "invalidate" not in capsys.readouterr().err

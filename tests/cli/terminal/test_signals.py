@@ -1,0 +1,153 @@
+"""Signals stop a command at once before its sweep runs; later the sweep decides how."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from layout_sweep.start import end_at_once
+from orchestrator.cli.terminal.signals import (
+    BEFORE_IT_RAN,
+    SIGNALS,
+    Signals,
+    Terminated,
+    terminable,
+)
+from orchestrator.sweep.progress import Stop
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_put_back() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_before_a_sweep_runs_each_signal_ends_the_command_with_its_code(
+    number: signal.Signals, code: int
+) -> None:
+    said: list[str] = []
+    with pytest.raises(Terminated) as raised, Signals(said.append):
+        signal.raise_signal(number)
+    assert raised.value.exit_code == code
+    assert str(raised.value).endswith("nothing is lost: the same command continues")
+    assert said == []
+    # A second one disturbs no clearing up.
+    signal.raise_signal(number)
+
+
+def test_once_it_runs_ctrl_c_drains_a_second_one_cancels_and_nothing_is_raised() -> None:
+    said: list[str] = []
+    with Signals(said.append) as signals:
+        signals.defer()
+        signal.raise_signal(signal.SIGINT)
+        assert signals.asked() is Stop.DRAIN
+        signal.raise_signal(signal.SIGINT)
+        assert (signals.asked(), signals.received) == (Stop.CANCEL, signal.SIGINT)
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_once_it_runs_a_sigterm_or_a_closed_terminal_cancels(number: signal.Signals) -> None:
+    def refuse(_: str) -> None:
+        raise OSError(5, "Input/output error")  # as a terminal that was closed
+
+    with Signals(refuse) as signals:
+        signals.defer()
+        signal.raise_signal(number)
+        assert (signals.asked(), signals.received) == (Stop.CANCEL, number)
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with terminable(), Signals(lambda _: None) as signals:
+        signal.raise_signal(signal.SIGHUP)
+        assert signals.received is None
+
+
+def test_the_handlers_of_before_are_back_where_no_signal_came() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with terminable():
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_ends_an_importing_command_at_once_is_replaced_while_the_command_runs() -> None:
+    signal.signal(signal.SIGINT, end_at_once)
+    signal.signal(signal.SIGTERM, end_at_once)
+    with terminable():
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+    for number in SIGNALS:
+        signal.signal(number, end_at_once)
+    with terminable():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is end_at_once
+
+
+# A command whose start swallows a signal, as a callback of a library does, and then hangs.
+_DEAF = """
+import time
+from orchestrator.cli.signals import Signals, Terminated
+with Signals(print) as signals:
+    heard = 0
+    while True:
+        try:
+            if not heard:
+                print("ready", flush=True)
+            while signals._num_received == heard:
+                time.sleep(0.01)
+        except Terminated:
+            pass
+        heard = signals._num_received
+        print(f"{heard} heard", flush=True)
+"""
+
+# One that waits in a library, where Python handles no signal.
+_WAITING = """
+import ctypes
+from orchestrator.cli.signals import Signals, Terminated
+library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+library.pthread_mutex_lock(mutex)
+with Signals(print):
+    try:
+        print("ready", flush=True)
+        library.pthread_mutex_lock(mutex)
+    except Terminated as exc:
+        raise SystemExit(exc.exit_code)
+"""
+
+
+def test_a_signal_ends_a_start_that_waits_in_a_library_for_ever() -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-c", _WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert command.stdout is not None
+    command.stdout.readline()
+    time.sleep(0.5)  # until it waits
+    command.send_signal(signal.SIGHUP)
+    _, told = command.communicate(timeout=20.0)
+    assert command.returncode == 129
+    assert told == f"ended by SIGHUP; {BEFORE_IT_RAN}\n"
+
+
+def test_a_third_signal_ends_a_start_that_swallows_the_first() -> None:
+    command = subprocess.Popen([sys.executable, "-c", _DEAF], stdout=subprocess.PIPE, text=True)
+    assert command.stdout is not None
+    command.stdout.readline()
+    for number in (1, 2):
+        command.send_signal(signal.SIGTERM)
+        assert command.stdout.readline() == f"{number} heard\n"
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(10.0) == 143
+    command.stdout.close()
