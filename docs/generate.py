@@ -552,9 +552,12 @@ def _table(titles: str, rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; `titles` are separated by " | "."""
     columns = titles.split(" | ")
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(
-        f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines
-    )
+    return "\n".join(f"| {' | '.join(map(_cell_text, line))} |" for line in lines)
+
+
+def _cell_text(cell: object) -> str:
+    """One line, without the bar that ends a cell."""
+    return re.sub(r"\s*\n\s*", " ", str(cell)).replace("|", "&#124;")
 
 
 if __name__ == "__main__":

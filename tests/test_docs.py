@@ -55,6 +55,15 @@ def test_generated_parts_are_those_of_the_code(document: Path) -> None:
     assert generated(text) == text, "run: python -m docs.generate"
 
 
+def test_every_row_of_a_generated_table_is_one_line() -> None:
+    for document in documents():
+        for block in re.findall(
+            r"<!-- generated: .*?-->\n(\|.*?)<!-- end", document.read_text(), re.S
+        ):
+            table = block.split("\n\n")[0].splitlines()
+            assert [line for line in table if line[0] != "|"] == [], document.name
+
+
 def test_the_published_kills_are_complete_and_without_complaints() -> None:
     published = newest("chaos")
     assert published is not None
