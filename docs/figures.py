@@ -63,7 +63,7 @@ def score_rows() -> list[tuple[str, ...]]:
 
 
 def drift_rows() -> list[tuple[str, ...]]:
-    """The table of docs/search.md: winners by today's rule and by the earlier one."""
+    """The table of docs/search.md: winners by the rule of sweeps and by plain medians."""
     return [
         (drift.replace("_", " "), *_winners(rules["now"]), *_winners(rules.get("earlier")))
         for drift, rules in _committed("drift")["drifts"].items()

@@ -190,7 +190,7 @@ def _part(name: str) -> str:
         "capabilities": capability_table,
         "faults": lambda: _words("fault", FAULTS),
         "drift": lambda: _table(
-            "drift | winner named | wrong, of sweeps | repeats | earlier rule: winner named"
+            "drift | winner named | wrong, of sweeps | repeats | by plain medians: winner named"
             " | wrong, of sweeps | repeats",
             drift_rows(),
         ),
@@ -219,7 +219,7 @@ def _part(name: str) -> str:
         ),
         "scores": lambda: _table(
             "case | trials, median | nine in ten | found within 400"
-            " | healthy sweeps that accused a node",
+            " | healthy sweeps in which a node was called slow",
             score_rows(),
         ),
         "scoreboard": lambda: _table(
