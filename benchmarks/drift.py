@@ -6,8 +6,8 @@ python -m benchmarks.drift [--seeds 200] [--drifts none,slow_start,...] [--rules
 Prints a table and writes JSON. Each run is a whole `run_sweep` over one cell of 32 layouts on the
 simulated scheduler, with its own store; its drift is drawn from the seed. True step times are those
 of workload synthetic without drift and noise. `wrong`: a layout more than 3 % slower than the truly
-best one was called the winner. Rule `earlier` is what this project did before it handled drift: no
-anchors, no physics, the fastest were repeated, and the median of its runs represented a layout.
+best one was called the winner. Rule `earlier` takes plain medians: no anchors, no physics, only the
+fastest layouts are repeated, and the median of its runs represents a layout.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _empty_store() -> bytes:
 
 
 class EarlierConfirmation(Confirmation):
-    """The earlier rule: repeats the fastest layouts, back to back, and takes the median."""
+    """Repeats the fastest layouts, back to back, and takes plain medians."""
 
     change = None
 

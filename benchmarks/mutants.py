@@ -177,7 +177,7 @@ def _imports_of(copy: Path, file: str) -> tuple[str, ...]:
 
 
 def is_noticed(mutant: Mutant, copy: Path, coverage: Coverage) -> bool:
-    """Return whether a test fails, or runs for ever, with the mutant in the copy."""
+    """Return whether a test fails, or runs forever, with the mutant in the copy."""
     tests = coverage.tests_of(mutant)
     if not tests:
         return False

@@ -1,11 +1,11 @@
-"""Measures after how many trials a slow node is found, and how often a healthy one is accused.
+"""Measures after how many trials a slow node is found, and how often a healthy one is called slow.
 
 python -m benchmarks.node_score [--seeds 30] [--healthy 120] [--out FILE.json]
 
 Synthetic trials of two cells on eight nodes; one cell is predicted 20 % too fast throughout. As
 in a sweep, nodes are scored after every fourth trial. Each case reports: trials until the slow
 node (10 % slower) is called slow (median, nine in ten and most, of at most 400); sweeps that
-accused another node as well; and sweeps without a slow node that accused any node within 240
+called another node slow as well; and sweeps without a slow node that called one slow within 240
 trials.
 """
 
@@ -58,10 +58,12 @@ def main() -> None:
 
 
 def outcome(how: Mapping[str, Any], *, seeds: int, healthy: int) -> dict[str, Any]:
-    firsts = [first_accused(trials(MOST, seed=seed, slow=(SLOW,), **how)) for seed in range(seeds)]
+    firsts = [
+        first_called_slow(trials(MOST, seed=seed, slow=(SLOW,), **how)) for seed in range(seeds)
+    ]
     counts = [count for count, _ in firsts]
-    alarms = sum(
-        bool(first_accused(trials(MOST_HEALTHY, seed=10_000 + seed, slow=(), **how))[1])
+    wrong = sum(
+        bool(first_called_slow(trials(MOST_HEALTHY, seed=10_000 + seed, slow=(), **how))[1])
         for seed in range(healthy)
     )
     return {
@@ -70,11 +72,11 @@ def outcome(how: Mapping[str, Any], *, seeds: int, healthy: int) -> dict[str, An
         "trials_most": max(counts),
         "not_found": sum(not names for _, names in firsts),
         "others_accused": sum(bool(names - {f"n{SLOW}"}) for _, names in firsts),
-        "false_alarms": alarms,
+        "false_alarms": wrong,
     }
 
 
-def first_accused(runs: Sequence[NodeRun]) -> tuple[int, set[str]]:
+def first_called_slow(runs: Sequence[NodeRun]) -> tuple[int, set[str]]:
     """After how many trials any node is called slow, and which."""
     for count in range(EVERY, len(runs) + 1, EVERY):
         names = {name for name, score in score_nodes(runs[:count]).items() if score.is_slow}

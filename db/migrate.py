@@ -65,7 +65,7 @@ def upgrade(database_url: str | None) -> tuple[str | None, str, Path | None]:
 
 
 def cure(version: str) -> str:
-    """What to do about a store of another version than this code's."""
+    """Return what to do about a store of another version than this code's."""
     if version > schema.SCHEMA_VERSION:
         return "upgrade the program (pip install -U layout-sweep)"
     if version < schema.FIRST_VERSION:

@@ -1,4 +1,4 @@
-"""What a store answers: its sweeps, cells, trials, attempts, nodes and links. It writes nothing."""
+"""Reads a store: its sweeps, cells, trials, attempts, nodes and links. It writes nothing."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def seconds_since_process_start() -> float | None:
 
 
 def failure_note(exc: BaseException, rank: Rank) -> RankFailure:
-    """What the launcher needs to know of an exception."""
+    """Describe an exception for the launcher."""
     allocated, capacity = _cuda_memory()
     name = _qualified_name(type(exc))
     message = str(exc)
@@ -218,7 +218,7 @@ def _cuda_memory() -> tuple[int | None, int | None]:
     """Peak bytes allocated on this rank's GPU, and its capacity, if it uses CUDA."""
     # Not imported here: a workload without torch must not pay for it.
     torch: Any = sys.modules.get("torch")
-    # In this order: whether a GPU is available takes for ever if its driver is ill.
+    # In this order: the question whether a GPU is available never returns if its driver hangs.
     if torch is None or not torch.cuda.is_initialized() or not torch.cuda.is_available():
         return None, None
     try:

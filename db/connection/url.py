@@ -154,7 +154,7 @@ def _resolve_file(url: URL) -> URL:
 
 
 def _other_kind(file: Path) -> str | None:
-    """What a path names instead of a plain file; None: a plain file, nothing, or not known."""
+    """Return what a path names instead of a plain file; None: a plain file, nothing, or unknown."""
     try:
         mode = file.stat().st_mode
     except OSError as exc:

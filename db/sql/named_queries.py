@@ -30,7 +30,7 @@ _PARAMETER = re.compile(
 class Parameter:
     name: str
     type: Literal["text", "number"]
-    # None: the statement itself says what NULL stands for.
+    # None: the statement itself handles NULL.
     default: Value
     means: str
 

@@ -123,7 +123,7 @@ def epoch_of(connection: Connection, sweep_id: int, token: str) -> int | None:
 def fence(connection: Connection, sweep_id: int, epoch: int) -> None:
     """Lock the sweep's row until the transaction ends, or raise LeaseLost.
 
-    Nobody can take the sweep over in between.
+    No other orchestrator can take the sweep over in between.
     """
     statement = sa.select(sweep.c.id).where(*_is_owner(sweep_id, epoch)).with_for_update(read=True)
     if not connection.execute(statement).fetchall():
@@ -131,14 +131,14 @@ def fence(connection: Connection, sweep_id: int, epoch: int) -> None:
 
 
 def lost(connection: Connection, sweep_id: int, epoch: int) -> str:
-    """The message of LeaseLost, with the present owner."""
+    """Return the message of LeaseLost, with the present owner."""
     row = connection.execute(sa.select(sweep).where(sweep.c.id == sweep_id)).one_or_none()
     if row is None:
-        return f"there is no sweep with id {sweep_id} any more"
+        return f"sweep {sweep_id} was removed"
     owner = (
         f"now held by host {row.owner_host}, pid {row.owner_pid}, epoch {row.owner_epoch}"
         if row.owner_token
-        else "now held by nobody"
+        else "now without an orchestrator"
     )
     return f"sweep {row.name!r}: the lease of epoch {epoch} is lost; {owner}. Nothing was written"
 

@@ -144,7 +144,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """What the recorded end of an attempt means for its trial."""
+    """The effect of a recorded end of an attempt on its trial."""
 
     # State of the trial after all ends that were recorded together.
     state: TrialState

@@ -98,7 +98,7 @@ def _constant(fitted: Fitted) -> dict[str, Any]:
 
 
 def _links(knowledge: PriorKnowledge) -> dict[str, Any] | None:
-    """What `sweep netbench` measured of links; None if it measured nothing."""
+    """Return the links that `sweep netbench` measured; None if it measured nothing."""
     network = knowledge.network
     if network is None:
         return None

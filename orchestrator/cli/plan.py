@@ -54,7 +54,7 @@ class _Done:
 
 @dataclass(frozen=True, kw_only=True)
 class _Earlier:
-    """What earlier calls of the sweep have done."""
+    """The work that earlier calls of the sweep have done."""
 
     reserved_gpu_hours: float = 0.0
     done: dict[Cell, _Done]
@@ -347,7 +347,7 @@ def _print(document: dict[str, Any], known: Planning) -> None:
 
 
 def _budget_text(cost: dict[str, Any]) -> str:
-    """What the budgets allow."""
+    """Print what the budgets allow."""
     text = ""
     if cost["budget_limit"] is not None:
         hours = _hours(cost["budget_gpu_hours_left"])

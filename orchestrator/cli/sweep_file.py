@@ -99,7 +99,7 @@ class Planning:
 
     @property
     def based_on(self) -> str:
-        """What the predictions are based on, for people."""
+        """Describe what the predictions are based on."""
         from orchestrator.sweep.prior_knowledge import sweeps_of
 
         if self.knowledge.hardware is None:

@@ -1,6 +1,6 @@
-"""What a scheduler is asked to run and what it reports, for real, simulated and scripted ones.
+"""The contract of schedulers: orders to run and reports, for real, simulated and scripted ones.
 
-Also what follows from these values alone: the gang of each cell, its progress and its failure.
+Also computes what follows from them alone: the gang of each cell, its progress and its failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.core.trial.reserved_time import Leased
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """The slots of a cluster, when it was last asked."""
+    """The slots of a cluster at the last request."""
 
     device: Device
     device_name: str | None  # the driver's; None on CPUs
@@ -45,7 +45,7 @@ class Slots:
         return sorted(self.nodes.values(), reverse=True)
 
     def hold(self, shape: Shape) -> bool:
-        """Return whether the empty cluster can hold such a gang; Ray would wait for ever."""
+        """Return whether the empty cluster can hold such a gang; Ray would wait forever."""
         return FreeSlots(self.nodes).holds(shape)
 
 
@@ -92,7 +92,7 @@ def _some(number: int, noun: str) -> str:
 
 
 def least_advanced(heartbeats: Sequence[Heartbeat | None]) -> Heartbeat | None:
-    """Return what every node has reached; None until each of them has a heartbeat."""
+    """Return the least progress of all nodes; None until each of them has a heartbeat."""
     known = [heartbeat for heartbeat in heartbeats if heartbeat is not None]
     if len(known) < len(heartbeats):
         return None
@@ -156,7 +156,7 @@ class Scheduler(Protocol):
         ...
 
     def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
-        """Return what one gang can have of the nodes that have leases.
+        """Return the slots that one gang can have on nodes with leases.
 
         On other nodes an agent has to start first, and one gang can have all free slots.
         """
@@ -175,7 +175,7 @@ class Scheduler(Protocol):
         ...
 
     def leased(self) -> Leased:
-        """Return what the gangs have held so far, also after `close`."""
+        """Return the slot-seconds that gangs have held so far, also after `close`."""
         ...
 
     def close(self) -> None: ...

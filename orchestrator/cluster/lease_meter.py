@@ -38,12 +38,12 @@ class LeaseMeter:
         self._capacity, self._counted_at = 0.0, now
 
     def reserved(self, lease: Hashable, *, num_slots: int, at: float) -> None:
-        """The slots of a lease are reserved."""
+        """Note that the slots of a lease are reserved."""
         self._leased[lease] = num_slots
         self._reserved.begin(num_slots, at)
 
     def begins(self, attempt: Hashable, *, num_slots: int, at: float) -> None:
-        """An attempt has so many slots of a reserved lease for itself."""
+        """Note that an attempt has this many slots of a reserved lease for itself."""
         self._attempts[attempt] = num_slots, at
         self._busy.begin(num_slots, at)
 
@@ -56,12 +56,12 @@ class LeaseMeter:
         return (at - since) * num_slots
 
     def returned(self, lease: Hashable, at: float) -> None:
-        """The slots of a lease are given back, if they were reserved."""
+        """Note that the slots of a lease are given back, if they were reserved."""
         if lease in self._leased:
             self._reserved.end(self._leased.pop(lease), at)
 
     def leased(self, now: float, *, total_slots: int) -> Leased:
-        """Return the sums until now; since the last call the cluster had so many slots."""
+        """Return the sums until now. `num_slots`: of the cluster since the last call."""
         self._capacity += (now - self._counted_at) * total_slots
         self._counted_at = now
         reserved = self._reserved.until(now)

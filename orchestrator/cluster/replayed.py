@@ -1,4 +1,4 @@
-"""Schedulers of workload replay: a launch ends with what a table of measured runs has of it.
+"""Schedulers of workload replay: a launch ends with its row in a table of measured runs.
 
 It ends at once, or through a process that Ray places. GPU-seconds are those of the measured run,
 not of this machine. Time is virtual: of several launches the shortest ends first.

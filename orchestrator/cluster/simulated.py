@@ -32,7 +32,7 @@ from orchestrator.core.trial.reserved_time import Leased
 NODE_SLOTS = 8  # unless the file sets it
 # Ends that are this close are reported together, as the loop would see them.
 TICK_SECONDS = 0.5
-# Less than a sweep waits for a node (measurement.wait_for_nodes).
+# Shorter than the wait of a sweep for a node (measurement.wait_for_nodes).
 NODE_AWAY_SECONDS = 600.0
 FOUND_SECONDS = 15.0  # until a loss is noticed
 
@@ -64,7 +64,7 @@ def simulated(spec: SweepSpec) -> SweepSpec:
         "device": workload.options.device_name,
         "workload": workload.model_dump(),
     }
-    # Rule out what the real sweep would rule out.
+    # Rule out the layouts that the real sweep would rule out.
     if spec.dominance is not Dominance.TRUSTED:
         changed["search"] = spec.search.model_dump() | {"dominance": spec.dominance}
     return SweepSpec.model_validate(spec.model_dump() | changed)

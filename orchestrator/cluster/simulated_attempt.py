@@ -40,7 +40,7 @@ from orchestrator.core.trial.protocol import (
     RankResult,
     TrialRequest,
 )
-from orchestrator.core.trial.stopping import begin, look
+from orchestrator.core.trial.stopping import advance_timing, begin
 
 # The phases take 60 s together without the steps (core/trial/measurement.py: LAUNCH_SECONDS), each
 # with a log-normal error.
@@ -103,7 +103,7 @@ def simulate_attempt(
     rank = _Position(request=request, node=node)
 
     def ends(at: str, needed_bytes: int) -> SimulatedEnd | None:
-        """Return the end by a fault or for lack of memory here; None if there is none."""
+        """Return the end by a fault or an out-of-memory in this phase; None if there is none."""
         if (fault := next((fault for fault in faults if fault.at == at), None)) is not None:
             return rank.struck(fault)
         return rank.too_large(needed_bytes, capacity) if needed_bytes > capacity else None
@@ -133,7 +133,7 @@ def simulate_attempt(
         if step == 1:
             rank.enter(Phase.STEADY)
         samples.append(seconds)
-        timing = look(timing, samples, request.measurement)
+        timing = advance_timing(timing, samples, request.measurement)
         if timing.is_enough:
             break
     warmup, timed = samples[: timing.num_warmup], samples[timing.num_warmup :]

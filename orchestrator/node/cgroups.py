@@ -27,7 +27,7 @@ class Cgroup:
     path: Path
 
     def join(self) -> bool:
-        """Move this process and what it will start into it. False: that is not allowed."""
+        """Move this process and its future children into it. False: that is not allowed."""
         try:
             (self.path / "cgroup.procs").write_text("0")
         except OSError:

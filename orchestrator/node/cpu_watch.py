@@ -195,7 +195,7 @@ def _subtree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
 
 
 def _busy_seconds(cpus: Collection[int]) -> float:
-    """CPU time of these cores, by everybody: what a hypervisor took counts as somebody else's."""
+    """Return the CPU time of these cores by all processes; a hypervisor's share is included."""
     ticks = 0
     with Path("/proc/stat").open("rb") as file:
         for line in file:

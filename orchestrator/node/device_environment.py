@@ -1,4 +1,4 @@
-"""What ranks get in their environment for their devices and compilers, unless somebody has set it.
+"""Variables of ranks for their devices and compilers, unless somebody has set them.
 
 The allocator's mode is a setting that changes numbers, and counts as one. The others change where
 libraries keep files.
@@ -25,7 +25,7 @@ TRACE_FILE = "nccl-trace-"
 
 
 def allocator_settings(order: LaunchOrder, environment: Mapping[str, str]) -> dict[str, str]:
-    """The allocator's mode of our own trainer's ranks on GPUs; nothing if somebody chose one.
+    """Return the allocator's mode for llama's ranks on GPUs; nothing if somebody has set one.
 
     `environment`: the launcher's own, which its ranks inherit.
     """
@@ -37,7 +37,7 @@ def allocator_settings(order: LaunchOrder, environment: Mapping[str, str]) -> di
 
 
 def trace_settings(order: LaunchOrder, run_dir: Path) -> dict[str, str]:
-    """Where NCCL's flight recorder writes the last collectives of each rank, if one times out."""
+    """Have NCCL's flight recorder write the last collectives of each rank if one times out."""
     if not order.devices or order.request.layout.world_size < 2:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""What this machine shows of Ray: its programs' sockets, its token, its version.
+"""Reads what this machine shows of Ray: its programs' sockets, its token, its version.
 
 See core/machines/exposure.py for what is wrong with them.
 """
@@ -69,7 +69,7 @@ def secrets_of_raylets() -> dict[int, list[str]]:
 
 
 def _listeners() -> Iterator[Listener]:
-    """The listening sockets of Ray's programs that this user may inspect, whoever started them."""
+    """Return the listening sockets of all Ray programs that this user may inspect."""
     for process in psutil.process_iter():
         program = _program(process)
         if program is None:

@@ -65,12 +65,12 @@ def gang_interfaces(order: LaunchOrder) -> dict[str, str]:
 
 
 def rank_places(order: LaunchOrder, near: Sequence[Sequence[int]] = ()) -> list[dict[str, Any]]:
-    """For each process: its first rank, its own variables, and its cores.
+    """Return for each process its first rank, its own variables, and its cores.
 
     `near`: the cores that are near the GPU of each rank, if the order names no cores.
     """
     per_process = len(order.cpus) // order.num_processes
-    # One process for all ranks of the node starts them itself, wherever they run.
+    # One process starts all ranks of the node itself, on whichever cores.
     is_bound = not order.cpus and len(near) == order.num_processes == order.local_world_size
     return [
         {

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Shorter windows say more about their ends: NVML's power and utilisation look back up to a second.
+# Shorter windows are dominated by their ends: NVML averages power and utilisation over a second.
 FEWEST_SECONDS = 2.0
-# What is asked of GPM, by the name of its constant in NVML; all in percent.
+# The metrics of GPM, by the name of its constant in NVML; all in percent.
 GPM_METRICS: Mapping[str, str] = {
     "sm_activity": "NVML_GPM_METRIC_SM_UTIL",
     "tensor_activity": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
@@ -48,14 +48,14 @@ class CounterWindow:
         self._began: float | None = None
         self._ended: float | None = None
         self._millijoules: list[int | None] = []
-        # GPM's sample of each device; None: it has no GPM, or does not tell.
+        # GPM's sample of each device; None: it has no GPM, or gives no answer.
         self._samples: list[Any] = []
         # None: the window was too short, or has not ended.
         self.counted: Counted | None = None
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted so far."""
+        """The seconds since the window began."""
         if self._began is None:
             return 0.0
         return (self._clock() if self._ended is None else self._ended) - self._began
@@ -108,7 +108,7 @@ class CounterWindow:
             self._ask("nvmlGpmSampleFree", sample)
 
     def _activity(self) -> dict[str, float]:
-        """The mean over the devices of what all of them tell."""
+        """The mean over the devices of each metric that all of them report."""
         told = []
         for handle, first in zip(self._handles, self._samples, strict=True):
             last = self._new_sample(handle) if first is not None else None

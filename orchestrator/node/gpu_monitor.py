@@ -1,4 +1,4 @@
-"""What NVML reports about this node's GPUs: activity, power, memory, clocks, errors, processes.
+"""Reads NVML's report on this node's GPUs: activity, power, memory, clocks, errors, processes.
 
 The only importer of nvidia-ml-py. Without it, without a driver, or for a value that the device does
 not support, the answer is None.
@@ -133,7 +133,7 @@ class GpuMonitor:
         self._counting = timed_steps_run
 
     def usage(self) -> GpuUsage:
-        """What the timed steps used. What takes seconds to measure is unknown of short ones."""
+        """Use during the timed steps. Values that need seconds are None if the steps were short."""
         counted = self._window.counted
         watts = _mean(self._power_watts) if counted is not None else None
         if counted is not None and counted.energy_joules is not None:

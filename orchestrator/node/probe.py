@@ -102,7 +102,7 @@ def with_clock(
 
 
 def versions_here() -> dict[str, str | None]:
-    """What must be the same on all nodes, if it is known without importing torch."""
+    """Return versions that must be the same on all nodes, without importing torch."""
     return {
         "python": platform.python_version(),
         "code": _code_digest(),

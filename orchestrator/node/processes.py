@@ -1,4 +1,4 @@
-"""What Linux reports about processes and lets us do to them: descent, tags, death signals, kills.
+"""Linux processes: their descent, their tags, signals at a parent's death, kills.
 
 Reads /proc itself instead of psutil, which compares start times by the wall clock, and scans every
 process of the machine for one subtree (17 ms instead of 0.03 ms, once or more per attempt).

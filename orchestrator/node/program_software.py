@@ -93,7 +93,7 @@ class _Answer:
 
 
 class ProgramSoftware:
-    """What the Pythons of one node have installed, each asked once."""
+    """The packages of the Pythons of one node; each is asked once."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, str], _Answer] = {}

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 HEAD_BYTES = 5 << 20
 TAIL_BYTES = 5 << 20
 _READ_BYTES = 1 << 18
-# Most reads in a row: a rank that writes without end must not keep the launcher from the others.
+# Most reads in a row: a rank that writes without end must not block the other ranks' output.
 _READS_AT_ONCE = 64
 
 

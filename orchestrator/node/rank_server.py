@@ -155,7 +155,7 @@ class _Server:
 
     def serve(self, preload: list[str]) -> None:
         adopt_orphans()
-        # Garbage collection takes a fifth of the time of imports, and finds next to nothing.
+        # Garbage collection takes a fifth of the time of imports, and finds almost nothing.
         gc.disable()
         for module in preload:
             # Go on: each rank imports it again, and fails with this traceback in its own log.

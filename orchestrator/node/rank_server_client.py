@@ -44,7 +44,7 @@ class ServerLost(Exception):
 
 
 class ProcessesStuck(Exception):
-    """Processes do not die. The node must not be used until they are gone."""
+    """Processes cannot be killed. The node must not be used until they are gone."""
 
     def __init__(self, pids: Collection[int]) -> None:
         where = "in the kernel (driver, network file system)"

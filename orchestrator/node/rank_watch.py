@@ -1,4 +1,4 @@
-"""What the launcher knows of one rank, as evidence, and which rank of a gang failed first."""
+"""Collects the launcher's evidence about one rank, and finds the rank that failed first."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ phase_order = tuple(Phase).index
 
 @dataclass(kw_only=True)
 class RankWatch:
-    """What the launcher knows of one rank. Times are monotonic unless their name says otherwise."""
+    """The launcher's evidence about one rank. Times are monotonic unless named otherwise."""
 
     rank: int
     log: RankLog

@@ -21,7 +21,7 @@ from orchestrator.node.processes import children, environment_of, state_of
 
 # Reading a stack takes 50 ms of a core; more at once would each take longer.
 _READERS = 8
-# A data loader starts tens of processes for each rank. Of the others only the number is told.
+# A data loader starts tens of processes for each rank. Only the number of the others is shown.
 MAX_PROCESSES = 32
 _LEAST_SECONDS = 0.1
 _COMMAND_CHARACTERS = 200
@@ -35,7 +35,7 @@ _WAITS_FOR_LOCK = "file_baton.py"
 
 @dataclass(frozen=True, kw_only=True)
 class RankStacks:
-    """What the processes of one rank did."""
+    """The stacks of the processes of one rank."""
 
     text: str
     # The rank's own process showed its stack.
@@ -65,7 +65,7 @@ class _Tree:
 def stacks_of(
     rank_pids: Sequence[int], *, seconds: float, began_unix_seconds: float
 ) -> dict[int, RankStacks]:
-    """Return what the processes of each rank do, within so many seconds.
+    """Return the stacks of each rank's processes, read within this many seconds.
 
     The lock of a build is stale if it is older than the attempt, which began at
     `began_unix_seconds`.
@@ -175,7 +175,7 @@ def _named(function: str, file: str, line: str) -> str:
 
 
 def _stale_lock(processes: Sequence[_ProcessStack], began_unix_seconds: float) -> Path | None:
-    """The lock that one of them waits for. If none shows its stack, any stale one may be it."""
+    """Return the lock that a process waits for; if none shows its stack, any stale lock."""
     stacks = [process.stack for process in processes if process.stack is not None]
     if stacks and not any(_WAITS_FOR_LOCK in stack for stack in stacks):
         return None

@@ -1,7 +1,7 @@
 """One node's part of one gang, from the fork to the end of its last process.
 
 Reads the files and the output of ranks, and the rank server's messages; ends the gang when one rank
-goes bad. Keeps nothing between attempts.
+fails. Keeps nothing between attempts.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class NodeGang:
 
     @property
     def has_enough(self) -> bool:
-        """True if the gang's numbers are in: then it does not matter how other ranks ended."""
+        """True if the gang's numbers have arrived: how other ranks ended does not matter then."""
         return any(watch.has_enough for watch in self.watches)
 
     @property
@@ -206,7 +206,7 @@ class NodeGang:
             watch.pid = pid
 
     def _supervise(self, server: RankServer) -> None:
-        """Watch until every rank has ended, or one has gone bad."""
+        """Watch until every rank has ended, or one has failed."""
         while not all(watch.ended for watch in self.watches):
             now = time.monotonic()
             if self.tag in self._cancelled:
@@ -278,7 +278,7 @@ class NodeGang:
             time.sleep(0.3)
 
     def _log_why_ended(self) -> None:
-        """Write into the log of each rank that is about to be killed why it is."""
+        """Write into the log of each rank that will be killed the reason."""
         alive = [watch for watch in self.watches if not watch.ended]
         reason = "another rank has failed"
         if self.cancelled:
@@ -318,7 +318,7 @@ class NodeGang:
 
 
 def _explained(limit: str, stacks: RankStacks | None) -> str:
-    """A passed limit, with the cure or the place if the stacks show one."""
+    """Return the message of a passed limit, with a fix or the place if the stacks show one."""
     if stacks is None:
         return limit
     if stacks.stale_lock is not None:

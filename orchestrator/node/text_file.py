@@ -18,7 +18,7 @@ class TooLarge(Exception):
 
 def read_text(file: Path, *, most_bytes: int) -> str:
     """Read UTF-8 text. Raises TooLarge, OSError, UnicodeDecodeError."""
-    # Without O_NONBLOCK, opening a pipe without a writer would block for ever.
+    # Without O_NONBLOCK, opening a pipe without a writer would block forever.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return _read(descriptor, most_bytes).decode()

@@ -37,7 +37,7 @@ _HEARTBEAT_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class SeenStep:
-    """When rank 0 was first seen to have done so many steps, in seconds since the start."""
+    """The time at which rank 0 had done this many steps, in seconds since the start."""
 
     num_steps: int
     at_seconds: float

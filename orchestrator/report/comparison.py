@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SpeedDifference(StrEnum):
-    """What the intervals of two speeds say."""
+    """The verdict of the intervals of two speeds."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -71,7 +71,7 @@ class Comparison:
 
     before: str
     after: str
-    # What differs between the software of both sides, as far as it is known.
+    # The known differences between the software of both sides.
     changed: str
     layouts: Sequence[LayoutDifference]
     num_only_before: int

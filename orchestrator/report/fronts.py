@@ -33,7 +33,7 @@ EVERY = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Valued:
-    """What a layout has of one objective, with its 95 % interval."""
+    """A layout's value of one objective, with its 95 % interval."""
 
     value: float
     low: float
@@ -91,7 +91,7 @@ class ShownFront:
 
     @property
     def text(self) -> str:
-        """What the front rests on, in words."""
+        """Describe the evidence for the front."""
         if not self.num_measured:
             return "Nothing is measured under the current conditions"
         if not self.points:
@@ -163,7 +163,7 @@ def read_fronts(store: Store, sweep: SweepRow) -> list[ShownFront]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """What is known of a sweep's device; None: it is unknown."""
+    """Return the facts about a sweep's device; None: it is unknown."""
 
     price_per_gpu_hour: float | None
     # For trials that do not name it.

@@ -1,4 +1,4 @@
-"""What the live page of a sweep shows, as plain values, and how two readings of it differ.
+"""The contents of a sweep's live page, as plain values, and the difference of two readings.
 
 Pure functions. A page that knows a version gets the lines that changed since, any other all lines.
 """
@@ -53,7 +53,7 @@ TITLES: Mapping[PageSection, str] = {
     PageSection.TRIALS: "Trials",
 }
 NODE_COLUMNS = ("node", "trials", "gangs")
-# What is said of a table without lines.
+# The text in place of a table without lines.
 EMPTY: Mapping[PageSection, str] = {
     PageSection.CELLS: "The sweep has no cells yet.",
     PageSection.RUNNING: "Nothing runs now.",
@@ -73,7 +73,7 @@ class ShownTable:
 
     @property
     def remark(self) -> str:
-        """What is said below the table."""
+        """The remark below the table."""
         hidden = self.num_matching - len(self.lines)
         if not hidden:
             return show.counted(self.num_matching, "line") if self.lines else ""
@@ -82,7 +82,7 @@ class ShownTable:
 
 @dataclass(frozen=True, kw_only=True)
 class PageState:
-    """All that the page shows at one time."""
+    """The contents of the page at one time."""
 
     version: int
     head: Sequence[tuple[str, Tone]] = ()
@@ -211,7 +211,7 @@ def whole_table(one: ShownTable) -> dict[str, Any]:
 
 
 def changes(before: PageState, now: PageState) -> dict[str, Any]:
-    """What differs from an earlier state: for a page that shows that one."""
+    """Return the difference from an earlier state, for a page that shows that one."""
     found: dict[str, Any] = {"version": now.version, "after": before.version}
     if now.head != before.head:
         found["head"] = [[text, tone.value] for text, tone in now.head]

@@ -169,7 +169,7 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NotebookTrial:
-    """All that is known of a trial."""
+    """Everything known about a trial."""
 
     detail: TrialDetail
     files: TrialFiles

@@ -1,4 +1,4 @@
-"""A profile as lines for a terminal: its split, what stands out, and its memory as a chart."""
+"""A profile as lines for a terminal: its split, advice, and its memory as a chart."""
 
 from __future__ import annotations
 

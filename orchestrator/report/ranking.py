@@ -11,7 +11,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import UNFINISHED, TrialState
-from orchestrator.core.trial.machine_load import relative_sd, said_of, spoils
+from orchestrator.core.trial.machine_load import disturbance_text, is_disturbed, relative_sd
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
@@ -215,11 +215,14 @@ def why_tied(verdict: Verdict, rows: Sequence[TrialRow]) -> str:
 
 def load_text(trials: Sequence[TrialRow]) -> str | None:
     """A line about the worst load by others; None if no trial was disturbed."""
-    busy = [trial for trial in trials if spoils(trial.load)]
+    busy = [trial for trial in trials if is_disturbed(trial.load)]
     if not busy:
         return None
     worst = max(busy, key=lambda trial: relative_sd(trial.load))
-    load, trial_ids = said_of(worst.load), show.numbered("trial", [trial.id for trial in busy])
+    load, trial_ids = (
+        disturbance_text(worst.load),
+        show.numbered("trial", [trial.id for trial in busy]),
+    )
     if len(busy) == 1:
         return f"{trial_ids}: {load} while it was measured"
     return f"{trial_ids}: {load} while they were measured, at the worst (trial {worst.id})"

@@ -32,7 +32,7 @@ PhaseAndStep = tuple[str | None, int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
-    """What is shown of one sweep."""
+    """The status of one sweep."""
 
     row: SweepRow
     cells: Sequence[CellStatus]
@@ -81,7 +81,7 @@ def shown_counts(sweeps: Sequence[SweepStatus]) -> list[str]:
 
 
 def use_text(sweep: SweepStatus) -> str:
-    """What the reserved GPU time cost, what it was used for, and how much the cluster had."""
+    """The cost and the use of the reserved GPU time, and the capacity of the cluster."""
     total, capacity = sweep.reserved.total, sweep.reserved.capacity
     if not total.reserved:
         return ""

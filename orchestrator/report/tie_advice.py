@@ -15,7 +15,7 @@ MOST_REPEATS, MOST_CONTENDERS = 32, 64
 
 
 def tie_advice(sweep: SweepRow, tied: Sequence[TrialRow]) -> str:
-    """What would decide between tied layouts, and which to take if that is not worth it."""
+    """Say what would decide between tied layouts, and which to take otherwise."""
     # The first of equals is the fastest.
     simplest = min(tied, key=lambda row: row.layout.num_techniques)
     take = f"take trial {simplest.id}, the simplest of them"

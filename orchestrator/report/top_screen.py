@@ -33,7 +33,7 @@ NUM_NODES_NAMED = 2
 
 
 class Tone(StrEnum):
-    """What a text is about; a terminal may give each a colour."""
+    """The subject of a text; a terminal may give each a colour."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -135,7 +135,7 @@ def _counts(num_trials: Mapping[TrialState, int], running: Sequence[UnderWayRow]
 
 
 def _budget_line(status: SweepStatus, now: datetime) -> str:
-    """What is spent of each budget, and the time that is left."""
+    """Return what is spent of each budget, and the time that is left."""
     search, reserved = _search(status), status.reserved.total.reserved
     hours = show.gpu_hours(reserved)
     limit = search.get("max_gpu_hours")
@@ -284,7 +284,7 @@ def _cell_lines(status: SweepStatus, order: str) -> _Lines:
 
 
 def _search_text(status: SweepStatus, cell: CellStatus, running: Sequence[UnderWayRow]) -> str:
-    """What the search of a cell does now, or why it ended."""
+    """Describe what the search of a cell does, or why it ended."""
     if status.row.holder is None:
         return cell.cell.stop_reason or "not finished"
     if not running:

@@ -1,11 +1,11 @@
-"""All that is known of a trial, as short texts: for `sweep show` and for its page in a report."""
+"""Everything known about a trial as short texts, for `sweep show` and its page in a report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.trial.machine_load import MachineLoad, said_of
+from orchestrator.core.trial.machine_load import MachineLoad, disturbance_text
 from orchestrator.report import quantities as show_as
 from orchestrator.report.json_text import json_text
 
@@ -52,7 +52,7 @@ def head_facts(detail: TrialDetail) -> list[Fact]:
 
 
 def compared_rows(trial: TrialRow) -> list[list[str]]:
-    """What was predicted beside what was measured: a name, and COMPARED_COLUMNS."""
+    """Predicted and measured values: a name, and COMPARED_COLUMNS."""
     predicted_rate = trial.predicted_tokens_per_second_per_gpu
     measured_rate, peak = trial.tokens_per_second_per_gpu, trial.peak_memory_allocated_bytes
     return [
@@ -173,7 +173,7 @@ def _load_text(load: MachineLoad) -> str | None:
     """The use of cores by others, and the GPUs' clocks; first what disturbed the result."""
     if not load.is_known:
         return None
-    texts = [disturbed] if (disturbed := said_of(load)) is not None else []
+    texts = [disturbed] if (disturbed := disturbance_text(load)) is not None else []
     if load.cpu_cores is not None and load.others_cpu_cores is not None:
         shares = {
             "its own": load.own_cpu_cores,
@@ -290,7 +290,7 @@ def _measurement_facts(measurement: Measurement, attempt: AttemptRow) -> list[Fa
 
 
 def _gpu_facts(gpu: GpuUsage | None, tokens_per_second_per_gpu: float) -> list[tuple[str, Any]]:
-    """What the devices did while steps were timed, as far as it is known."""
+    """Return what is known about the devices while steps were timed."""
     if gpu is None:
         return []
     power = clock = None

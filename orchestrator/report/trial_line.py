@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.core.trial.machine_load import spoils
+from orchestrator.core.trial.machine_load import is_disturbed
 from orchestrator.core.trial.peak_memory import ALLOCATED, needed_peak
 from orchestrator.report import quantities as show
 
@@ -40,7 +40,7 @@ def layout_text(trial: TrialRow) -> str:
     marks = ["  (at the memory edge: thrashing)"] if trial.thrashing else []
     marks += ["  (cannot be true)"] if trial.implausible else []
     marks += ["  (ended early: cannot win)"] if trial.step_seconds_bound is not None else []
-    marks += ["  (disturbed)"] if spoils(trial.load) else []
+    marks += ["  (disturbed)"] if is_disturbed(trial.load) else []
     return f"{trial.layout.short}{''.join(marks)}"
 
 

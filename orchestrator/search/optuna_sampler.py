@@ -110,7 +110,7 @@ class LayoutSampler(BaseSampler):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """For `study.ask`: every parameter at once, so that the trial is one of the layouts."""
+        """All parameters for `study.ask`, so that the trial is one of the layouts."""
         values = {name: {params[name] for params in self._params} for name in self._names}
         return {
             name: CategoricalDistribution(sorted(some, key=lambda v: (isinstance(v, str), v)))
@@ -138,7 +138,7 @@ class LayoutSampler(BaseSampler):
         self._read_trials(study, but=trial.number)
         asked = self._rows.ask()
         if asked is None:
-            study.tell(trial.number, state=TrialState.FAIL)  # else it would run for ever
+            study.tell(trial.number, state=TrialState.FAIL)  # else it would run forever
             raise LayoutsExhausted(f"all {len(self._params)} layouts of the sampler were asked for")
         self._unfinished[trial.number] = asked.row
         return dict(self._params[asked.row])

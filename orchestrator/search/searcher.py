@@ -392,11 +392,13 @@ class Searcher:
         return PredictedStep(seconds=seconds, log_sd=log_sd)
 
     def _expected(self, choice: Choice) -> str:
-        """What `auto` expects: predicted 9,800 tokens/s/GPU, give or take a factor of 1.10 (6%
-        better than the best so far), 71.0 of 79.0 GiB, 93% likely to fit.
+        """Describe what `auto` expects, for example:
+
+        predicted 9,800 tokens/s/GPU, give or take a factor of 1.10 (6% better than the best so
+        far), 71.0 of 79.0 GiB, 93% likely to fit
         """
         if choice.score is None:
-            return "far from all that is known; nothing is predicted yet"
+            return "far from every known layout; nothing is predicted yet"
         if choice.improvement is None and isnan(self._candidates.step_seconds[choice.row]):
             return "the least work per token; nothing is predicted on this device yet"
         score, factor = self._in_words(choice.score), exp(choice.score_sd)

@@ -1,1 +1,1 @@
-"""Decides: the loop, attempts, what each came to, confirmation, placement, budgets and recovery."""
+"""Decides: the loop, attempts and verdicts, confirmation, placement, budgets and recovery."""

@@ -1,4 +1,4 @@
-"""What the next attempt of a cell takes: like the last ones, or as predicted."""
+"""Estimates the cost of a cell's next attempt from the last ones, or from its prediction."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class AttemptCost:
 
     @property
     def expected_seconds(self) -> float:
-        """How long the next attempt will hold its slots: like the last one, or as predicted."""
+        """Return the seconds of the next attempt: those of the last one, or the predicted ones."""
         return self.last_seconds or self.predicted_seconds
 
     def expected_gpu_seconds(self, proposal: Proposal | None, cost: TrialCost) -> float | None:
-        """Return what the next attempt is expected to reserve; None: nothing tells.
+        """Return what the next attempt is expected to reserve; None: unknown.
 
         It is predicted once launches were measured. Before, it is what the last attempt reserved.
         """
@@ -49,12 +49,12 @@ class AttemptCost:
 
     @property
     def guessed_gpu_seconds(self) -> float:
-        """What the last attempt reserved, else what is predicted with a usual launch."""
+        """Return what the last attempt reserved, else the prediction with a usual launch."""
         return self._predicted_gpu_seconds if self.gpu_seconds is None else self.gpu_seconds
 
     @property
     def over_prediction(self) -> float | None:
-        """What measured trials reserved, relative to what was predicted; None: not known."""
+        """Return the reserved time of measured trials over the prediction; None: not known."""
         if not (self.has_measured and self.gpu_seconds and self.predicted_seconds):
             return None
         return self.gpu_seconds / self._predicted_gpu_seconds

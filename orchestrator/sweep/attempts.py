@@ -1,6 +1,6 @@
 """The ledger of attempts: each one from the decision to start it until its end is in the store.
 
-Counts and sets of attempts are computed from here. Three others have a view of their own: a search
+Counts and sets of attempts are computed from here. Three others count for themselves: a search
 marks the layouts that it has proposed, FreeSlots counts the slots that gangs take, and the
 scheduler knows the gangs that it runs. NodePool notes which trials were under way when it withdrew
 measurements. Everything else about an attempt under way is only here.
@@ -25,7 +25,7 @@ from orchestrator.core.trial.purpose import REPEATS, Purpose
 
 @dataclass(eq=False, kw_only=True)
 class Attempt:
-    """One attempt. Times are seconds of the clock that the sweep goes by."""
+    """One attempt. Times are seconds of the sweep's clock."""
 
     # The key in the ledger: `trial_id` and `number` are known only once it is in the store.
     id: int
@@ -56,7 +56,7 @@ class Attempt:
 
     @property
     def made_first_step(self) -> bool:
-        """True if the attempt takes steps and its trial's state tells so. A repeat's does not."""
+        """True if the attempt takes steps and its trial is in state running: not for repeats."""
         return not self.is_repeat and self.phase in (Phase.STEADY, Phase.TEARDOWN)
 
 
@@ -152,7 +152,7 @@ class Attempts:
         self._started[trial_id] = attempt
 
     def hear(self, event: SchedulerEvent) -> None:
-        """Note what the scheduler says of an attempt."""
+        """Note the scheduler's report on an attempt."""
         attempt = self._started[event.trial_id]
         if isinstance(event, Progressed):
             attempt.phase, attempt.step = event.phase, event.step

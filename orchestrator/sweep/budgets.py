@@ -53,7 +53,7 @@ class Budgets:
         expected = self.expected(search, proposal, cost)
         if expected is None:
             if not self._call.attempts:
-                # Nothing is measured and nothing runs: this attempt will show what a trial costs.
+                # Nothing is measured and nothing runs: this attempt shows what a trial costs.
                 return None
             expected = search.cost.guessed_gpu_seconds
         to_come = self._to_come() + reserved.gpu_seconds
@@ -66,8 +66,8 @@ class Budgets:
     def expected(
         self, search: CellSearch, proposal: Proposal | None, cost: TrialCost
     ) -> float | None:
-        """Return GPU-seconds that the cell's next attempt is expected to reserve. None: nothing
-        tells.
+        """Return GPU-seconds that the cell's next attempt is expected to reserve. None:
+        unknown.
 
         They follow from its own trials, else from those of other cells.
         """

@@ -1,4 +1,4 @@
-"""What the parts of one call of `run_sweep` share."""
+"""Objects that the parts of one call of `run_sweep` share."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ class Call:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the call began."""
         return self.clock() - self.began

@@ -1,4 +1,4 @@
-"""The states of a cell's search in one call of `run_sweep`, and the one table of how it moves.
+"""The states of a cell's search in one call of `run_sweep`, and the table of its transitions.
 
 A cell is searched, then its best is confirmed. What a state allows to start is in dispatch.py.
 """
@@ -15,7 +15,7 @@ from orchestrator.sweep.progress import CONFIRMED, StopReason
 
 class CellState(StrEnum):
     SEARCHING = "searching"  # it may want another layout
-    # It wants nothing until one of its attempts has ended.
+    # It starts nothing until one of its attempts has ended.
     RESTING = "resting"
     # Its search has ended; retries and repeats are left.
     CONFIRMING = "confirming"
@@ -35,11 +35,11 @@ class CellEvent(StrEnum):
     GIVEN_UP = "given_up"
     # Its best is confirmed, or no budget is left for that.
     NOTHING_LEFT = "nothing_left"
-    # Layouts may run after all: the proof that ruled them out does not hold any more.
+    # Layouts may run after all: the proof that ruled them out is void.
     LAYOUTS_FREED = "layouts_freed"
-    # What is known of the cell was read from the store again.
+    # The cell was read from the store again.
     READ_AGAIN = "read_again"
-    # Trials wait again: a node that they ran on is sick.
+    # Trials wait again: a node that they ran on is slow.
     RESULTS_WITHDRAWN = "results_withdrawn"
 
 
@@ -99,7 +99,7 @@ class CellLife:
         return self.state not in ENDS
 
     def take(self, event: CellEvent, reason: StopReason | None = None) -> None:
-        """Move on. `reason`: why the search ends, or why nothing more of it is started."""
+        """Change the state. `reason`: why the search ends, or why nothing more is started."""
         self.state = advance(self.state, event)
         self.stopped = None if self.is_searched else reason or self.stopped
 

@@ -1,4 +1,4 @@
-"""One cell of a running sweep: its search, its life, what waits, and its best so far."""
+"""One cell of a running sweep: its search, its state, its waiting trials, its best so far."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PAUSE_SECONDS, PAUSE_TRIALS = 600.0, 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSearch:
-    """A search over the layouts of a cell that was told nothing yet."""
+    """A search over the layouts of a cell, without any result yet."""
 
     searcher: Searcher
     predicted_seconds: float  # of one trial
@@ -50,7 +50,7 @@ class PlannedSearch:
 
 @dataclass(eq=False, kw_only=True)
 class CellSearch:
-    """What the loop knows of one cell. `attempts` is its part of the ledger.
+    """The state of one cell in the loop. `attempts` is its part of the ledger.
 
     Others read its fields, and change them through its methods only.
     """
@@ -78,7 +78,7 @@ class CellSearch:
     ahead: Proposal | None = None
     # A measured trial to repeat, and why: taken from the search, not launched yet.
     doubt: tuple[int, Layout, str] | None = None
-    # What was measured with the newest fingerprint, and which of it cannot be true.
+    # Measurements with the newest fingerprint, and those of them that cannot be true.
     _told: dict[int, ToldLayout] = field(default_factory=dict)
     _implausible: set[int] = field(default_factory=set)
     # Digest of the fingerprint of the newest measurement.
@@ -99,7 +99,7 @@ class CellSearch:
         self._ended = EndedTrials(self.objective, self.merits)
 
     def begin_anew(self, planned: PlannedSearch) -> None:
-        """Search with another searcher. `take_up` then tells it what the store knows."""
+        """Search with another searcher. `take_up` then tells it the stored results."""
         self.searcher, self.cost.predicted_seconds = planned.searcher, planned.predicted_seconds
 
     def take_up(
@@ -109,7 +109,7 @@ class CellSearch:
         num_proofs: Mapping[int, int] | None = None,
         enqueued: Collection[int] = (),
     ) -> list[Layout]:
-        """Go on from what the store knows. `repeats`: runs of trials measured more than once.
+        """Continue from the stored results. `repeats`: runs of trials measured more than once.
 
         `num_proofs`: by trial that ran out of memory, how many of its attempts prove that it does
         not fit; None: one each. `enqueued`: trials that people asked for. Return the layouts that
@@ -159,7 +159,7 @@ class CellSearch:
             if t.is_current_fingerprint and t.step_seconds_median is not None
         }
         self._implausible = {t.id for t in rows if t.implausible is not None}
-        # Earlier calls measured on the machine as it was then.
+        # The machine may have changed since earlier calls.
         self.confirmation = confirmation_of(
             rows,
             repeats,
@@ -265,7 +265,7 @@ class CellSearch:
         return len(self.attempts.repeats)
 
     def check(self, settings: Search, *, within_trials: bool) -> None:
-        """End the search if it has had enough, or let it rest if only what runs can go on."""
+        """End the search if it needs no more, or let it rest until running attempts have ended."""
         if self._is_checked:
             return
         self._is_checked = True
@@ -283,12 +283,12 @@ class CellSearch:
         self.life.stop(reason)
 
     def rest(self) -> None:
-        """Want nothing until an attempt has ended."""
+        """Start nothing until an attempt has ended."""
         if self.life.state is not CellState.RESTING:
             self.life.take(CellEvent.NOTHING_TO_START)
 
     def settle(self) -> None:
-        """Note that the cell wants nothing more, unless something of it is under way."""
+        """Note that the cell starts nothing more, unless an attempt of it is under way."""
         if self.life.state is CellState.CONFIRMING and not (self.num_new or self.num_repeats):
             self.life.take(CellEvent.NOTHING_LEFT)
 
@@ -317,7 +317,7 @@ class CellSearch:
 
     @property
     def has_only_suspects(self) -> bool:
-        """True if its search has ended, and all that waits should be alone on its nodes."""
+        """True if its search has ended, and each waiting trial should be alone on its nodes."""
         return not self.is_searched and self.retries.are_all_suspects
 
     def _has_something(self, *, within_trials: bool) -> bool:
@@ -333,7 +333,7 @@ class CellSearch:
     # -- what comes next -------------------------------------------------------------------------
 
     def ask(self, clock: Callable[[], float]) -> Proposal | None:
-        """Return the next layout: the one asked for ahead, if any."""
+        """Return the next layout: the one that was asked for ahead, if any."""
         if self.ahead is not None:
             asked, self.ahead = self.ahead, None
             return asked
@@ -360,7 +360,7 @@ class CellSearch:
         return self.ahead is None and 0 < trial_seconds < self._ask_seconds / SLOW_ASK_SHARE
 
     def take_back(self) -> None:
-        """Give back what was asked for ahead: what became known since may rule it out."""
+        """Give back the layout that was asked for ahead: newer results may rule it out."""
         if self.ahead is not None:
             self.searcher.forget(self.ahead.layout)
             self.ahead = None
@@ -484,7 +484,7 @@ class CellSearch:
         is_repeat: bool,
         joules_per_token: float | None = None,
     ) -> None:
-        """Tell the search what the trial's runs came to."""
+        """Tell the search the results of the trial's runs."""
         outcome = Measured(
             value=self.value_of(self.confirmation.seconds_of(trial_id)),
             peak_memory_bytes=peak_memory_bytes,
@@ -515,7 +515,7 @@ class CellSearch:
         return condemned
 
     def note_fingerprint(self, digest: str) -> str | None:
-        """Note what the newest measurement was taken with. Return the one before, if another."""
+        """Note the newest measurement's fingerprint. Return the one before, if it differs."""
         before, self._fingerprint = self._fingerprint, digest
         return None if before == digest else before
 
@@ -526,7 +526,7 @@ class CellSearch:
             self._ended.note(None if step_seconds is None else self.value_of(step_seconds))
 
     def _correct_search(self) -> None:
-        """Tell the search step times on the machine as it is now, if that was seen to change."""
+        """Tell the search step times at the machine's present speed, if that has changed."""
         if self.confirmation.change is not None:
             for trial_id, seconds in self.confirmation.seconds.items():
                 layout = self.confirmation.layout_of(trial_id)
@@ -537,7 +537,7 @@ class CellSearch:
     def expected_gain(self) -> float | None:
         """Return the most that an untried layout should gain over the best, relative.
 
-        It is worked out anew when something has ended.
+        It is computed again after an attempt has ended.
         """
         known = (self.searcher.told, self.searcher.condemned)
         if self._gain_of != known:

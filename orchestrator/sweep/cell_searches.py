@@ -56,7 +56,7 @@ class CellSearches:
 
     @property
     def trial_cost(self) -> TrialCost:
-        """What a trial holds in addition to its steps."""
+        """Seconds for which a trial holds its slots in addition to its steps."""
         return self._knowledge.trial_cost
 
     def read_again(self, num_ended: int) -> bool:

@@ -1,4 +1,4 @@
-"""The measured layouts of one cell and all their runs: which is the best, what to repeat, and why.
+"""Ranks the measured layouts of one cell by all their runs, and decides what to repeat.
 
 All runs have one fingerprint, since runs with other software are not compared. The machine's drift
 is taken out if repeats show it (core/trial/drift.py).
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # The distance between anchors is doubled at most this often while the machine stays the same.
 MOST_QUIET = 3
 # The first anchor of a cell with many layouts comes after so many trials: two runs of one layout in
-# fresh processes tell early which differences mean nothing.
+# fresh processes show early which differences are noise.
 FIRST_ANCHOR = 3
 
 
@@ -87,12 +87,12 @@ class Confirmation:
     _num_anchored: int = 0
     _num_repeated: int = 0
     _unchecked: set[int] = field(default_factory=set)  # trials not compared with physics yet
-    # True once all trials were compared with each other, as the machine is now.
+    # True once all trials were compared with each other, at the machine's present speed.
     _is_compared: bool = False
     _alike: dict[Layout, list[int]] = field(default_factory=dict)  # may contradict each other
     # Trials that are not in `_alike` yet.
     _ungrouped: list[int] = field(default_factory=list)
-    # What is known of each trial besides its speed.
+    # The merits of each trial besides its speed.
     _others: dict[int, OtherMerits] = field(default_factory=dict)
     # None: not judged since the last change.
     _judged_front: FrontVerdict | None = None
@@ -128,7 +128,7 @@ class Confirmation:
             self._num_anchored += 1
 
     def note_others(self, trial_id: int, others: OtherMerits) -> None:
-        """Note what is known of a trial besides its speed."""
+        """Note the merits of a trial besides its speed."""
         self._others[trial_id] = others
         self._judged_front = None
 
@@ -142,7 +142,7 @@ class Confirmation:
         self._wrong = [one for one in self._wrong if one[0] != trial_id]
 
     def pause(self) -> None:
-        """Note that nothing ran for so long that the machine may be another."""
+        """Note that nothing ran for so long that the machine's speed may have changed."""
         self.was_paused = True
 
     def fail(self, trial_id: int, kind: FailureKind) -> TrialEvent:
@@ -156,7 +156,7 @@ class Confirmation:
         return event
 
     def event_after(self, trial_id: int, kind: FailureKind) -> TrialEvent:
-        """Return what another failed repeat means for its trial. Nothing changes."""
+        """Return the effect of another failed repeat on its trial. Nothing is changed."""
         return event_after(kind, self._failures.get(trial_id, {}))
 
     def end(self, trial_id: int) -> None:
@@ -213,7 +213,7 @@ class Confirmation:
         return self.seconds_of(trial_id), trial_id
 
     def seconds_of(self, trial_id: int) -> float:
-        """Return a trial's step time in seconds, as the machine is now if it was seen to change."""
+        """Return a trial's step time in seconds, at the machine's present speed."""
         if self.change is None:
             return median_run(self._runs[trial_id]).step_seconds
         return self._corrected([trial_id])[trial_id]
@@ -231,9 +231,9 @@ class Confirmation:
         return self._corrected(trial_ids)
 
     def _corrected(self, trial_ids: Sequence[int]) -> dict[int, float]:
-        """Return the mean of each trial's runs, each as it would be now."""
+        """Return the mean of each trial's runs, at the machine's present speed."""
         found = self._drift()
-        assert found is not None, "a change is told by repeats"
+        assert found is not None, "repeats show a change"
         runs = [run for trial_id in trial_ids for run in self._runs[trial_id]]
         corrections = iter(found.corrections(runs).tolist())
         logs = {
@@ -244,12 +244,12 @@ class Confirmation:
 
     @property
     def change(self) -> SpeedChange | None:
-        """How the machine has changed. None: by no more than noise, or no repeat tells."""
+        """The change of the machine's speed. None: no more than noise, or no repeats."""
         found = self._drift()
         return None if found is None else found.change
 
     def _drift(self) -> Drift | None:
-        """Return the drift that the repeats tell. None: there are no repeats."""
+        """Return the drift that repeats show. None: there are no repeats."""
         if self._fitted is None and self._num_repeated:
             with one_blas_thread():
                 self._fitted = fit(self._runs)
@@ -435,7 +435,7 @@ class Confirmation:
         )
 
     def _judge(self, confirm: Confirm) -> Verdict | None:
-        """Return the verdict on all runs so far. It is worked out once, and asked for often."""
+        """Return the verdict on all runs so far. It is computed once, and asked for often."""
         if self._judged is None or self._judged[0] != confirm:
             # A repeat under way counts as a confirmation: the next repeat should not depend on its
             # result.

@@ -171,7 +171,7 @@ class Dispatch:
         if not found or self._budgets.spent or self._passed_by(search, None) is not None:
             return False
         if self._budgets.are_set:
-            # Only after the first has run is it known whether the budget pays for another.
+            # The budget may pay for another only after the first has run.
             found = dict([next(iter(found.items()))])
         search.begin_anew(self._cell_searches.plan(search.cell, search.id))
         self._outcomes.requeue_ended_early(search, found)
@@ -244,8 +244,8 @@ class Dispatch:
         passed = self._passed_by(search, None)
         if passed is None:
             search.note_pause(self._clock)
-            # While the machine is suspected, new layouts go before retries and anchors: they show
-            # whether it works.
+            # While the machine may be at fault, new layouts go before retries and anchors: they
+            # show whether it works.
             is_trusted = not self._outcomes.stop_rules.suspects_the_machine
             if is_trusted and self._retry(search, nodes, elsewhere=not is_over):
                 return None
@@ -306,7 +306,7 @@ class Dispatch:
     def _retry(
         self, search: CellSearch, nodes: tuple[str, ...], *, elsewhere: bool = False
     ) -> bool:
-        """Decide on a trial that waits, if any. What should be alone starts on unused nodes only.
+        """Decide on a waiting trial, if any. What should be alone starts on unused nodes only.
 
         What hung goes to other nodes. If it cannot, it comes last: not while only what can go
         `elsewhere` is asked for.
@@ -339,7 +339,7 @@ class Dispatch:
         return self._placement.elsewhere(search, without, free_on_nodes)
 
     def _confirm(self, search: CellSearch, nodes: tuple[str, ...]) -> bool:
-        """Decide on what still waits after the search, then on repeats until one layout is best.
+        """Decide on trials that wait after the search, then on repeats until one layout is best.
 
         If a budget ended the search, what waits is for the next call, and what is reserved of the
         budget is for repeats.
@@ -401,7 +401,7 @@ class Dispatch:
         proposal: Proposal | None = None,
         alone: bool = False,
     ) -> None:
-        """Put an attempt into the ledger and take its nodes; `_launch` starts it."""
+        """Add an attempt to the ledger and reserve its nodes; `_launch` starts it."""
         attempt = self._attempts.decide(
             cell_id=search.id,
             cell=search.cell,
@@ -418,7 +418,7 @@ class Dispatch:
         search.note_started()
 
     def _launch(self) -> None:
-        """Start what was decided on."""
+        """Start the attempts that were decided on."""
         decided = list(self._attempts.decided)
         # Store attempts before they start: if this process dies in between, no number is used
         # twice.

@@ -15,7 +15,7 @@ from orchestrator.core.trial.merit import Merit
 
 
 class EndedTrials:
-    """What each ended trial of a cell reached."""
+    """The result of each ended trial of a cell."""
 
     def __init__(self, objective: Objective, merits: Sequence[Merit] = (Merit.SPEED,)) -> None:
         self._merits = tuple(merits)

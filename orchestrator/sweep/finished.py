@@ -1,4 +1,4 @@
-"""Tells from the store alone whether an earlier call has finished a sweep under this very file.
+"""Tells from the store alone whether an earlier call has finished a sweep of the same file.
 
 Such a sweep needs no cluster: to enumerate its cells again would find every layout known, or its
 budget spent.
@@ -28,7 +28,7 @@ from orchestrator.sweep.winner_profiles import profiles_to_come
 
 @dataclass(frozen=True, kw_only=True)
 class _FinishedSweep:
-    """What the store holds of a sweep that ended under this file, in the cells that it names."""
+    """Return the stored result of a sweep that ended under this file, in the file's cells."""
 
     sweep_id: int
     cells: Sequence[CellStatus]
@@ -81,7 +81,7 @@ def finished_before(
     of_then = _fingerprint_of(store, found.newest, this_host, any_node=any_node)
     if of_then is None or of_then.orchestrator_version != program_version:
         return None
-    # If a budget was spent then, it has no room for repeats now either.
+    # If a budget was spent then, it cannot pay for repeats now either.
     if found.spent is None and found.wants_a_repeat(spec.search):
         return None
     if found.spent is None and profiles_to_come(spec, store, found.sweep_id, found.tied):

@@ -1,4 +1,4 @@
-"""What a stored trial tells a search of its layout."""
+"""Turns a stored trial into what a search learns about its layout."""
 
 from __future__ import annotations
 

@@ -24,14 +24,14 @@ RENEW_SECONDS = 5.0
 
 @dataclass(eq=False, kw_only=True)
 class SweepLease:
-    """A sweep that is this call's to work on."""
+    """A sweep that this call may work on."""
 
     store: Store
     sweep_id: int
     epoch: int
     before: SweepRow  # the sweep before this call
     requested: Stop = Stop.GO_ON  # by `sweep cancel` in another terminal
-    # By this machine's clock, since leases end by the database's, whatever clock the sweep goes by.
+    # By this machine's clock, since leases end by the database's, whatever the sweep's clock is.
     _renewed: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -48,7 +48,7 @@ class SweepLease:
             self.requested = max(self.requested, stop)
 
     def release(self, result: SweepResult | None, leased: Leased | None) -> None:
-        """Give the sweep back. `result`: None if the call ended with an error."""
+        """Release the lease. `result`: None if the call ended with an error."""
         try:
             if result is None:
                 self.store.give_back(self.before, self.epoch, leased=leased)
@@ -72,7 +72,7 @@ class SweepLease:
 
 
 def acquire(spec: SweepSpec, store: Store, *, takeover: bool) -> SweepLease:
-    """Make the sweep this call's. Raises SweepChanged, SweepInUse."""
+    """Acquire the lease. Raises SweepChanged, SweepInUse."""
     spec_json, conditions = spec.model_dump_json(), spec.conditions()
     sweep_id = store.ensure_sweep(spec.name, spec_json, conditions)
     before = store.sweep_named(spec.name)

@@ -90,7 +90,7 @@ class Loop:
         log_profile(found)
 
     def _await_nodes(self) -> None:
-        """Wait until nodes have said how they are, unless somebody asks to stop."""
+        """Wait until nodes have answered their checks, unless somebody asks to stop."""
         shapes = {search.shape for search in self._call.searches.values()}
         while self._asked() is Stop.GO_ON:
             if self._node_pool.may_begin(shapes, self._scheduler.slots.nodes):
@@ -143,7 +143,7 @@ class Loop:
             self._attempts.hear(event)
 
     def _record_ends(self) -> None:
-        """Write down how attempts ended: however many, in one commit."""
+        """Record how attempts ended, all of them in one commit."""
         ended = list(self._attempts.ended)
         if not ended:
             return
@@ -164,14 +164,14 @@ class Loop:
             self._measure_again(cells)
 
     def _date(self) -> dt.datetime:
-        """Return now by the clock that the sweep goes by. Simulated time has its own dates."""
+        """Return the time by the sweep's clock. Simulated time has its own dates."""
         seconds = self._began_unix_seconds + self._call.seconds
         return dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
 
     def _measure_again(self, cells: Collection[int]) -> None:
         """Begin the searches of these cells anew: trials of them wait again.
 
-        A node that they were measured on is sick, or a person asked for it.
+        A node that they were measured on is slow, or a person asked for it.
         """
         if cells:
             self._outcomes.recount(self._store.trials(self._lease.sweep_id))
@@ -209,7 +209,7 @@ class Loop:
     # -- time that passes ------------------------------------------------------------------------
 
     def _note_standstill(self) -> None:
-        """Note if the loop did not run for long: the machine may be another since."""
+        """Note if the loop did not run for long: the machine's speed may have changed since."""
         now, before = time.time(), self._seen_at
         self._seen_at = now
         if now - before > STANDSTILL_SECONDS:
@@ -231,7 +231,7 @@ class Loop:
         return True
 
     def _wait_for_store(self, seconds: float) -> None:
-        """Keep what ends where no kill reaches it, while the database does not answer.
+        """Keep ended attempts on disk while the database does not answer.
 
         What runs goes on; nothing new is started. Raises StoreUnavailable if asked to cancel.
         """
@@ -247,7 +247,7 @@ class Loop:
         time.sleep(max(0.0, until - time.monotonic()))
 
     def _spool_ends(self) -> None:
-        """Write to disk what the store has not been told, or not all of it."""
+        """Write to disk the ends that the store does not have, or not completely."""
         for attempt in self._attempts.ended:
             if attempt.end is not None and self._spool is not None:
                 try:

@@ -1,7 +1,7 @@
-"""The peaks that the MFUs of one sweep rest on, if no data sheet tells them.
+"""The peaks behind the MFUs of one sweep, if no data sheet has them.
 
 There is one per host, precision and device: the largest that a trial measured. They are in the
-store, so a sweep that goes on after a kill goes on with the same peaks.
+store, so a sweep that continues after a kill has the same peaks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Key = tuple[Precision, str, str | None]
 
 
 class MeasuredPeaks:
-    """Measured peaks. Nobody measures a device whose peak is in the makers' table."""
+    """Measured peaks. A device whose peak is in its data sheet is not measured."""
 
     def __init__(self, stored: Iterable[PeakRow], *, device_name: str | None) -> None:
         """`stored`: what a store has. `device_name`: for ranks that do not name theirs."""
@@ -30,7 +30,7 @@ class MeasuredPeaks:
             self.add(row)
 
     def of(self, precision: Precision) -> tuple[KnownPeak, ...]:
-        """Return what a trial of this precision is told."""
+        """Return the peak to give to a trial of this precision."""
         return tuple(
             peak
             for (known_precision, _, _), peak in self._known.items()
@@ -38,7 +38,7 @@ class MeasuredPeaks:
         )
 
     def add(self, row: PeakRow) -> None:
-        """Take up what an attempt's MFU rested on.
+        """Note the peak that an attempt's MFU used.
 
         Over several nodes that was the slowest one's; it counts for each until more is known.
         """
@@ -59,7 +59,7 @@ class MeasuredPeaks:
         precision: Precision,
         device_name: str | None,
     ) -> None:
-        """Take up what an attempt has just measured, as the store has it."""
+        """Note the peak that an attempt has just measured, as the store has it."""
         if measurement.peak_flops is not None and measurement.peak_flops_source is not None:
             nodes = tuple(report.node for report in reports)
             flops, source = measurement.peak_flops, measurement.peak_flops_source
@@ -118,7 +118,7 @@ class MeasuredPeaks:
 
 
 def _with_listed_peak(result: RankResult, report: NodeReport, precision: Precision) -> RankResult:
-    """Add the peak in the data sheet for a user's program that told none.
+    """Add the data sheet's peak for a user's program that reported none.
 
     Only the device's full name counts, as the driver told it to the program or its launcher.
     """

@@ -1,4 +1,4 @@
-"""Waits for nodes that are gone, if those that are left cannot hold the gangs of a cell."""
+"""Waits for lost nodes, if the remaining ones cannot hold the gangs of a cell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MissingNodes:
     def __init__(self, call: Call, placement: Placement, node_pool: NodePool) -> None:
         self._patience_seconds, self._clock = call.spec.measurement.wait_for_nodes, call.clock
         self._placement, self._node_pool = placement, node_pool
-        # Cell -> when the nodes that are left became too few.
+        # Cell -> when the remaining nodes became too few.
         self._since: dict[int, float] = {}
         # The usable nodes, with their slots.
         self._nodes: dict[str, int] = {}

@@ -41,7 +41,7 @@ LIMITS = PhaseLimits(
 
 @dataclass(frozen=True, kw_only=True)
 class SpanResult:
-    """What one gang measured, or how it failed."""
+    """The measurements of one gang, or its failure."""
 
     span: Span
     nodes: tuple[str, ...]

@@ -94,7 +94,7 @@ class NodePool:
 
     @property
     def awaits_answers(self) -> bool:
-        """True while a node has still to say how it is."""
+        """True while a node has not answered its check yet."""
         return self._preflight.awaits_answers
 
     def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
@@ -116,7 +116,7 @@ class NodePool:
         return self._usable
 
     def may_begin(self, shapes: Iterable[Shape], nodes: Mapping[str, int]) -> bool:
-        """Return whether enough nodes have said how they are to begin with these gangs.
+        """Return whether enough nodes have answered their checks to begin with these gangs.
 
         That is all of them, or after a while those that hold one gang. Raises ClusterUnavailable if
         all have answered and the fit ones hold no gang, though all of them together would.
@@ -159,7 +159,7 @@ class NodePool:
     ) -> set[int]:
         """Note that an attempt is over. `began`: when it did.
 
-        Return the cells whose trials wait again, since a node that measured them is sick.
+        Return the cells whose trials wait again, since a node that measured them is slow.
         """
         is_due = trial_id in self._left
         self._left.discard(trial_id)
@@ -224,7 +224,7 @@ class NodePool:
             (at, trial) for at, trial in self._faults.get(node, []) if now - at <= FAULTS_SECONDS
         ]
         if recent and began < recent[-1][0]:
-            # This is the same event as the last fault: a lost node takes all its attempts along.
+            # This is the same event as the last fault: with a node, all its attempts are lost.
             return
         recent.append((now, trial_id))
         self._faults[node] = recent

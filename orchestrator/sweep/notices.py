@@ -1,4 +1,4 @@
-"""What is worth telling somebody who does not watch a sweep: texts from its snapshots and result.
+"""Messages to people who do not watch a sweep: texts from its snapshots and result.
 
 It sends nothing, and knows no address.
 """
@@ -17,9 +17,9 @@ from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, FailureKi
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.sweep.progress import BUDGETS, CellSettled, Snapshot, StopReason, SweepResult
 
-# So many failures of one kind in a call are no accident.
+# This many failures of one kind in a call are no coincidence.
 EQUAL_FAILURES = 5
-# In one message. Who wants more reads the store.
+# In one message; the store has the others.
 MOST_CELLS_NAMED = 10
 # Failures of these kinds are results, or what a person asked for.
 _EXPECTED = OUT_OF_MEMORY_KINDS | {FailureKind.CANCELLED}

@@ -1,4 +1,4 @@
-"""Opens a sweep: takes up what earlier calls left, opens its cells, and returns a loop.
+"""Opens a sweep: recovers what earlier calls left, opens its cells, and returns a loop.
 
 Whatever was killed, the same call goes on: finished trials are told to the search from the store,
 and attempts of a dead orchestrator are given back first.
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_loop(call: Call) -> Loop:
-    """Write down what was left; open the session and cells. Raises ResourcesInsufficient."""
+    """Recover what was left; open the session and the cells. Raises ResourcesInsufficient."""
     spec, store, scheduler = call.spec, call.store, call.scheduler
     _take_up_what_was_left(call)
     shapes = shapes_of(spec.cells(), scheduler.slots, gpus_per_node=call.gpus_per_node)
@@ -100,7 +100,7 @@ def open_loop(call: Call) -> Loop:
 
 
 def _take_up_what_was_left(call: Call) -> None:
-    """Write down what earlier calls could not, and then what they left under way."""
+    """Store results that earlier calls could not store, then requeue the attempts they left."""
     if call.spool is not None:
         recovery = Recovery(
             store=call.store,

@@ -27,7 +27,7 @@ from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint, changes
 from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
-from orchestrator.core.trial.machine_load import relative_sd, said_of
+from orchestrator.core.trial.machine_load import disturbance_text, relative_sd
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.merit import headroom
 from orchestrator.core.trial.peak_memory import held_peak, taken_peak
@@ -84,7 +84,7 @@ class Outcomes:
         return {**self._stored, **now}
 
     def take_up(self, search: CellSearch) -> None:
-        """Have a cell go on from what earlier calls left of it, and count that."""
+        """Continue a cell from the results of earlier calls, and count its trials."""
         trials = self._take_up(search)
         self._stored.update(trial.state for trial in trials if trial.state not in UNDER_WAY)
         digests = (trial.fingerprint_digest for trial in trials)
@@ -92,7 +92,7 @@ class Outcomes:
         self._write_condemned()
 
     def take_up_again(self, search: CellSearch) -> None:
-        """Have a cell go on from what the store knows by now, since its search began anew."""
+        """Continue a cell from the stored results, since its search began anew."""
         self._take_up(search)
         self._write_condemned()
 
@@ -126,7 +126,7 @@ class Outcomes:
         self._stored[TrialState.QUEUED] -= 1
 
     def record_first_steps(self) -> None:
-        """Write down which attempts under way have made their first step, in one commit."""
+        """Record which attempts have made their first step, in one commit."""
         stepped = [
             attempt
             for attempt in self._attempts.running
@@ -192,7 +192,7 @@ class Outcomes:
     def _store_ends(
         self, judged: list[_Judged], at: dt.datetime
     ) -> tuple[dict[int, TrialEvent], list[Recorded]]:
-        """Record them all. What the store refuses becomes a bad result, in `judged` too."""
+        """Record all. An end that the store refuses becomes a bad result, in `judged` too."""
         events = self._events_of(judged)
         try:
             ends = [_ended(one, events) for one in judged]
@@ -215,7 +215,7 @@ class Outcomes:
         return events, recorded
 
     def _take_up(self, search: CellSearch) -> list[TrialRow]:
-        """Have a cell go on from all its trials in the store. Return them as they were before."""
+        """Continue a cell from all its stored trials. Return them as they were before."""
         trials = self._store.trials(self._call.sweep_id, cell_id=search.id)
         repeats, num_proofs = self._store.repeats(search.id), self._num_proofs(search, trials)
         self._condemn(search, search.take_up(trials, repeats, num_proofs, self._call.enqueued))
@@ -234,7 +234,7 @@ class Outcomes:
         }
 
     def _condemn(self, search: CellSearch, condemned: Collection[Layout]) -> None:
-        """Note what out-of-memories prove of other layouts, to be written without a launch."""
+        """Note the layouts that out-of-memories rule out, to be recorded without a launch."""
         for layout in condemned:
             proofs = [
                 (search.out_of_memory[proof.layout], proof)
@@ -290,7 +290,7 @@ class Outcomes:
         return verdict
 
     def _events_of(self, judged: Sequence[_Judged]) -> dict[int, TrialEvent]:
-        """Decide what becomes of the trials whose attempts failed."""
+        """Decide the new states of trials whose attempts failed."""
         kinds, repeats = {}, {}
         for attempt, verdict in judged:
             if isinstance(verdict.outcome, Failure):
@@ -424,7 +424,7 @@ class Outcomes:
             )
             self._free(search)
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
-        spoiled = said_of(load)
+        spoiled = disturbance_text(load)
         was_told, self._is_load_told = self._is_load_told, spoiled is not None
         disturbed = "" if spoiled is None else " (disturbed)" if was_told else f"; {spoiled}"
         return f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}{disturbed}"
@@ -465,7 +465,7 @@ class Outcomes:
     def _tell_out_of_memory(
         self, search: CellSearch, attempt: Attempt, verdict: AttemptVerdict, failure: Failure
     ) -> int:
-        """Tell the search, and note what that proves of others. Return how many they are."""
+        """Tell the search, and note the layouts that this rules out. Return their number."""
         trial_id = attempt.trial_id
         failures = [failure]
         if attempt.number > 1:
@@ -495,7 +495,7 @@ def _needs_as_much(proofs: Sequence[tuple[int, MemoryProof]]) -> str:
 
 
 def _ended(judged: _Judged, events: Mapping[int, TrialEvent]) -> Ended:
-    """Return the end as the store is told it."""
+    """Return the end in the form that the store takes."""
     attempt, verdict = judged
     event = events.get(attempt.trial_id, TrialEvent.MEASURED)
     return verdict.ended(

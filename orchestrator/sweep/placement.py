@@ -1,4 +1,4 @@
-"""Decides which of the cells that want to start a gang does, and on which nodes.
+"""Decides which waiting cell starts a gang, and on which nodes.
 
 It knows who holds what until when, as predicted (core/machines/packing.py). It starts nothing.
 """
@@ -46,7 +46,7 @@ class Placement:
         return self._free_slots.holds(shape)
 
     def may_start(self, searches: Sequence[CellSearch]) -> bool:
-        """Return whether as many slots are free as the narrowest gang has: a cheap first look."""
+        """Return whether as many slots are free as the narrowest gang has: a cheap first test."""
         free = self._free_slots.count
         return any(search.shape.num_slots <= free for search in searches)
 

@@ -47,8 +47,8 @@ class Preflight:
         self._facts: dict[str, NodeFacts] = {}
         # Nodes that could not be probed, and why.
         self._unanswered: dict[str, str] = {}
-        # Node -> the life (start) of it that was checked last.
-        self._lives: dict[str, str] = {}
+        # Node -> its start (`Prober.life_of`) when it was checked last.
+        self._checked_starts: dict[str, str] = {}
         # Node -> when its last check began.
         self._began: dict[str, float] = {}
         self._awaited: set[str] = set()
@@ -68,7 +68,7 @@ class Preflight:
 
     @property
     def awaits_answers(self) -> bool:
-        """True while a node has still to answer."""
+        """True while a node has not answered yet."""
         return bool(self._awaited)
 
     def fit(self, nodes: Collection[str]) -> Collection[str]:
@@ -79,15 +79,15 @@ class Preflight:
         if self._prober is None:
             return nodes
         now = self._clock()
-        self._hear(now)
-        lives = {node: self._prober.life_of(node) for node in nodes}
+        self._collect_answers(now)
+        starts = {node: self._prober.life_of(node) for node in nodes}
         if due := [
             node
-            for node, life in lives.items()
-            if self._lives.get(node) != life or self._is_to_be_asked_again(node, now)
+            for node, start in starts.items()
+            if self._checked_starts.get(node) != start or self._is_to_be_asked_again(node, now)
         ]:
             self._forget(due)
-            self._lives |= {node: lives[node] for node in due}
+            self._checked_starts |= {node: starts[node] for node in due}
             self._began |= dict.fromkeys(due, now)
             self._awaited.update(due)
             self._prober.begin_probes(due)
@@ -106,8 +106,8 @@ class Preflight:
             self._unanswered.pop(node, None)
             self._unjudged.pop(node, None)
 
-    def _hear(self, now: float) -> None:
-        """Take in what nodes have answered. An answer waits for the others only for a while."""
+    def _collect_answers(self, now: float) -> None:
+        """Collect the answers of nodes. An answer waits for the others only for a while."""
         assert self._prober is not None
         said = self._prober.probed()
         self._awaited -= said.keys()

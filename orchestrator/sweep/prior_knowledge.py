@@ -1,4 +1,4 @@
-"""What a store teaches about a sweep: constants fitted to what its relatives measured.
+"""Learns about a new sweep from the store: constants fitted to measurements of its relatives.
 
 Relatives are trials of any sweep on the same device, with the same workload and the options of it
 that change its physics, nearest first. Trials with the newest software count in full, older ones as
@@ -90,7 +90,7 @@ class PriorKnowledge:
 
     @cached_property
     def network(self) -> Network | None:
-        """What the links tell of the constants of step times; None: they were not measured."""
+        """Return the constants of step time that links show; None: links were not measured."""
         return (
             network_of([row.sample for row in self.links], self.hardware)
             if self.hardware is not None
@@ -99,7 +99,7 @@ class PriorKnowledge:
 
     @cached_property
     def prior(self) -> Calibration:
-        """What is believed before any trial: what is usual, and what was measured of the links."""
+        """Return the calibration before any trial: usual values, and those that links show."""
         usual = Calibration.prior(
             trainer_of(self.spec), is_known=self.spec.knows_memory is not None
         )
@@ -119,13 +119,13 @@ class PriorKnowledge:
 
     @cached_property
     def timed_steps(self) -> float | None:
-        """Timed steps of a trial: the median; None: nobody measured any."""
+        """The median number of timed steps of a trial; None: no trial was measured."""
         found = [trial.row.num_steps for trial in self.rows if trial.row.num_steps is not None]
         return float(median(found)) if found else None
 
     @cached_property
     def trial_cost(self) -> TrialCost:
-        """What a trial holds in addition to its steps, and how many steps it has."""
+        """Return the seconds of a trial in addition to its steps, and its number of steps."""
         hardware = self.hardware.name if self.hardware is not None else self.spec.device
         return TrialCost.of(
             self.spec.measurement,

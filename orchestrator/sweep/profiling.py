@@ -42,7 +42,7 @@ TOTAL_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileResult:
-    """What a profile showed, or how it failed."""
+    """The result of a profile, or its failure."""
 
     trial_id: int
     number: int
@@ -229,7 +229,7 @@ def _limits(spec: SweepSpec, layout: Layout, device: Device) -> PhaseLimits:
 
 
 def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> ProfileResult:
-    """Return what the ranks of a profile found."""
+    """Return the results of the ranks of a profile."""
     assert request.profile is not None
     found = {
         outcome.rank: outcome.result.profile
@@ -254,7 +254,7 @@ def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> Profi
         for rank, one in sorted(found.items())
         if rank == 0 or one.is_slowest or rank in request.profile.ranks
     }
-    # The slowest rank waits for nobody: what it communicates is what communication costs.
+    # The slowest rank waits for no other, so its communication shows what communication costs.
     lines = advice(slowest, request.layout) if slowest is not None else ()
     return ProfileResult(
         trial_id=request.trial_id,

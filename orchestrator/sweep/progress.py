@@ -1,4 +1,4 @@
-"""How far a sweep is and how it ended, as values for whoever watches it."""
+"""The progress and the end of a sweep, as values for those who watch it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.core.trial.purpose import Purpose
 
 
 class Stop(IntEnum):
-    """What somebody outside asks of the loop."""
+    """A request to the loop from outside."""
 
     GO_ON = 0
     # Start nothing new; let running attempts finish.
@@ -48,7 +48,7 @@ CONFIRMED = DECIDED | BUDGETS
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """One attempt under way, for whoever watches."""
+    """One attempt under way, for those who watch."""
 
     trial_id: int
     cell: Cell
@@ -114,7 +114,7 @@ def time_left(
     gpu_seconds_left: float | None = None,
     gpu_seconds: float = 0.0,
 ) -> TimeLeft | None:
-    """Estimate it from the attempts of this call; None: nothing tells.
+    """Estimate it from the attempts of this call; None: unknown.
 
     `attempt_seconds`: of all attempts that ended, together. `most_new`: attempts of new layouts
     that may still be started; `most_repeats`: the same for the repeats of each cell.
@@ -123,7 +123,7 @@ def time_left(
     bounds = [] if wall_seconds_left is None else [max(wall_seconds_left, 0.0)]
     if num_ended < FEWEST_TO_TELL or seconds <= 0:
         return TimeLeft(least=0.0, most=bounds[0]) if bounds else None
-    # New layouts run side by side, so many as so far. Repeats of a cell follow one another, since
+    # New layouts run side by side, as many as so far. Repeats of a cell follow one another, since
     # each result decides which is next.
     pace, each = seconds / num_ended, max(seconds, attempt_seconds) / num_ended
     if gpu_seconds_left is not None and gpu_seconds > 0:
@@ -142,7 +142,7 @@ FEWEST_TO_TELL = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """How far a sweep is: what a progress display needs, and nothing else."""
+    """The progress of a sweep: the values that a display needs."""
 
     sweep: str
     # Trials of this sweep by state, of all calls.
@@ -179,7 +179,7 @@ class FailedTrials:
 
 
 def failed_trials(trials: Iterable[TrialRow]) -> FailedTrials | None:
-    """Return what the trials of a cell tell of its failures; None: there are none."""
+    """Return the failures of a cell by its trials; None: there are none."""
     failed = [trial for trial in trials if trial.state is TrialState.FAILED]
     if not failed:
         return None

@@ -28,7 +28,8 @@ SOURCE_SUFFIXES = frozenset(
 )
 # A program writes them, also where its arguments name them.
 LOG_SUFFIXES = frozenset({".err", ".log", ".out"})
-# If there are more new files, only their number counts: so many are a forgotten environment.
+# If there are more new files, only their number counts: they are some environment that git does not
+# ignore.
 MAX_UNTRACKED_FILES = 1_000
 # The contents of a file up to this size count; of a larger one only the size does.
 MAX_UNTRACKED_BYTES = 1 << 20

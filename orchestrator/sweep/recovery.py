@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """`epoch`: of who holds the sweep now. `device_name`: for ranks that do not name theirs."""
+    """`epoch`: of the sweep's present owner. `device_name`: for ranks that do not name theirs."""
 
     store: Store
     sweep_id: int
@@ -37,7 +37,7 @@ class Recovery:
     device_name: str | None
 
     def take_up(self, spool: Spool) -> int:
-        """Write down all that is in a spool. Return how many ends; refused ones are set aside."""
+        """Store all ends of a spool, and return their number; refused ones are set aside."""
         found, num_refused = list(spool.left()), 0
         peaks = MeasuredPeaks(
             self.store.measured_peaks(self.sweep_id) if found else (), device_name=self.device_name

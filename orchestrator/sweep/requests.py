@@ -1,4 +1,4 @@
-"""What people ask of a running sweep: layouts to measure, and trials to measure again.
+"""Requests of people to a running sweep: layouts to measure, and trials to measure again.
 
 The requests are entries of the event log; the call that holds the sweep reads those that are new.
 """
@@ -29,7 +29,7 @@ class RequestTaker:
         self._retries: set[int] = set()
 
     def take(self, under_way: Collection[int]) -> set[int]:
-        """Take up what was asked since; return the cells of which trials wait now.
+        """Read new requests; return the cells whose trials wait because of them.
 
         A trial of which something is `under_way` is measured again after that.
         """

@@ -39,7 +39,7 @@ class Retries:
         avoided: Mapping[int, frozenset[str]],
         needs_own_nodes: bool,
     ) -> None:
-        """Go on from the failures of earlier calls."""
+        """Continue from the failures of earlier calls."""
         self.suspects, self.avoided = set(lost_a_node), dict(avoided)
         self.needs_own_nodes = needs_own_nodes
 

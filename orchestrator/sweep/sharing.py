@@ -14,7 +14,7 @@ from statistics import median
 from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.sweep.cell_search import CellSearch
 
-# Trials of each cell before any cell goes on: after so many a search is near its best, and a
+# Trials of each cell before any cell continues: after this many a search is near its best, and a
 # budget may end soon.
 FIRST_TRIALS = 8
 # Factor on what is reserved: launches of one layout differ by a fifth, and a repeat that is not

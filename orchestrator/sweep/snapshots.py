@@ -1,4 +1,4 @@
-"""Tells whoever watches how far a sweep is. It reads the parts of the loop and changes none."""
+"""Shows those who watch how far a sweep is. It reads the loop and changes nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Snapshots:
         self._told_as_settled: set[int] = set()  # cells
 
     def show(self, requested: Stop, *, at_once: bool = False) -> None:
-        """Show a snapshot, unless the last one was shown just now."""
+        """Show a snapshot, unless one was shown just before."""
         if not at_once and time.monotonic() - self._shown < SHOW_SECONDS:
             return
         self._shown = time.monotonic()
@@ -130,7 +130,7 @@ class Snapshots:
 
     def note_searched(self) -> None:
         """Show with the next snapshot which searches have ended, and which cells are settled."""
-        # Nobody else asks, and a verdict takes time.
+        # Only a display asks for it, and a verdict takes time.
         if self._call.spec.notify:
             self._note_settled()
         for search in self._call.searches.values():

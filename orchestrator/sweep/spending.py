@@ -1,4 +1,4 @@
-"""What a sweep has spent of its budgets, and whether another attempt should stay within them.
+"""Tracks what a sweep has spent, and whether another attempt should stay within its budgets.
 
 It starts and stops nothing: it names the budget that would be exceeded.
 """
@@ -42,12 +42,12 @@ class Spending:
 
     @property
     def reserved_gpu_seconds(self) -> float:
-        """Held by all calls."""
+        """GPU-seconds that all calls have held."""
         return self.earlier_gpu_seconds + self._leased().reserved
 
     @property
     def gpu_seconds_left(self) -> float | None:
-        """What is left of the budget of GPU time. None: there is no such budget."""
+        """Return what is left of the budget of GPU time. None: there is no such budget."""
         return None if self._budget is None else max(self._left(self._budget), 0.0)
 
     @property

@@ -1,6 +1,6 @@
-"""Keeps ended attempts that the database has not heard of: one file each, flushed to disk at once.
+"""Keeps ended attempts that the database does not have: one file each, flushed to disk at once.
 
-It knows neither the store nor who waits: loop.py keeps and drops them, recovery.py takes up what an
+It does not know the store: loop.py writes and removes the files, recovery.py stores those that an
 earlier orchestrator left.
 """
 
@@ -49,7 +49,7 @@ class Spool:
         self._kept: set[str] = set()
 
     def keep(self, spooled: Spooled) -> None:
-        """Write it down, once; it then survives a kill and a power cut. Raises OSError."""
+        """Write the end to disk once; it then survives a kill and a power cut. Raises OSError."""
         if spooled.name in self._kept:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Spool:
             self._kept.discard(spooled.name)
 
     def set_aside(self, spooled: Spooled) -> Path:
-        """Rename what the database will never have, for a person to see. Return the new name."""
+        """Rename a file that the database refuses, for a person to see. Return the new name."""
         kept = self._folder / spooled.name
         self._kept.discard(spooled.name)
         return kept.rename(kept.with_suffix(".refused"))
@@ -88,10 +88,9 @@ class Spool:
             return
         except OSError as exc:
             raise UsageInvalid(
-                f"the spool cannot be read: {exc.strerror}: {self._folder}. Results that the"
-                " database"
-                " has not heard of may lie there, and would be measured again: make it readable, or"
-                " move it away if they do not matter"
+                f"the spool cannot be read: {exc.strerror}: {self._folder}. It may hold results"
+                " that the database does not have, and these would be measured again: make it"
+                " readable, or move it away if they do not matter"
             ) from exc
         for file in files:
             try:

@@ -1,9 +1,9 @@
-"""Judges failures by what they have in common: one cell, or everything that is tried.
+"""Judges failures together: do those of one cell repeat, or does everything fail?
 
-A layout's own failures are the search's. A cell that fails again and again is stopped by itself
+A layout's own failures are left to the search. A cell that fails again and again is stopped alone
 while others run. Only if nothing works anywhere is it the machine's fault, or the program's. Where
 attempts only hang, a layout of the cell that was measured runs again: if it works, the layouts
-cause the hangs, and the cell goes on.
+cause the hangs, and the cell continues.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from orchestrator.core.trial.failure_kinds import (
 )
 from orchestrator.core.trial.failures import LAST_LINE
 
-# After this many in a row something is wrong: a full disk, a foreign process on the GPU. Going on
-# would use up the retries of every trial.
+# After this many in a row something is wrong: a full disk, a foreign process on the GPU. To
+# continue would use up the retries of every trial.
 MACHINE_FAULTS_IN_A_ROW = 5
 # After this many failures with the same words, before anything was measured, an option or a path is
 # wrong: say so once instead of once per layout.
@@ -64,7 +64,7 @@ class _Streak:
 
     @property
     def needs_check(self) -> bool:
-        """True if so many hung that it has to be found out whether the machine still works."""
+        """True if so many hung that a measured layout must show whether the machine still works."""
         many = self.num >= MACHINE_FAULTS_IN_A_ROW
         return many and self.kinds <= HANG_KINDS and not self.measured_layout_hung
 
@@ -130,15 +130,15 @@ class StopRules:
         One that began before the last fault was known says nothing new: a lost node takes all that
         it ran. `is_repeat`: its layout had been measured.
         """
-        # We ended these attempts, so their equal words prove nothing.
+        # We ended these attempts, so their equal messages prove nothing.
         if POLICIES[failure.kind].fault is Fault.NOBODY:
             return
         if failure.kind in SUSPECT_KINDS:
-            # Which of several nodes hangs is not known.
+            # It is not known which of several nodes hangs.
             is_known = num_nodes == 1 or failure.kind not in HANG_KINDS
             node = failure.node if is_known else None
             for streak in (self._streak, self._streak_of.setdefault(cell_id, _Streak())):
-                # Only what began after the last hang was known tells anything new.
+                # Only an attempt that began after the last hang was known shows anything new.
                 is_check = is_repeat and streak.needs_check and began >= streak.known_at
                 streak.add(cell_id, failure, node=node, began=began, now=now)
                 streak.measured_layout_hung |= is_check
@@ -253,7 +253,7 @@ class StopRules:
 
 
 def _in_common(said: str, kind: FailureKind) -> str:
-    """A message without what may differ by layout: the numbers that the program told, its log."""
+    """A message without the parts that differ by layout: the program's numbers, its log."""
     if kind is FailureKind.BAD_RESULT:
         return re.sub(r"\d[\d,.]*", "#", said)
     return said.partition(LAST_LINE)[0]

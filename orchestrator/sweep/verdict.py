@@ -1,4 +1,4 @@
-"""Judges what an attempt came to, by the reports of its nodes: a measurement or a failure.
+"""Judges an attempt by the reports of its nodes: a measurement or a failure.
 
 The same function judges an attempt that ends now and one whose end an earlier orchestrator left on
 disk. It writes nothing.
@@ -34,7 +34,7 @@ from orchestrator.sweep.provenance import measured_with
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptVerdict:
-    """What an attempt came to."""
+    """The judgement of an attempt."""
 
     outcome: Measurement | Failure
     # Software and device of the attempt; None: no rank left a result.
@@ -49,9 +49,9 @@ class AttemptVerdict:
     def ended(
         self, trial_id: int, attempt: int, *, event: TrialEvent, stepped: bool = False
     ) -> Ended:
-        """Return the end of the attempt as the store is told it.
+        """Return the end of the attempt in the form that the store takes.
 
-        `event`: what becomes of a trial whose attempt failed.
+        `event`: what happens to the trial if its attempt failed.
         """
         outcome: MeasuredEnd | FailedEnd
         if isinstance(self.outcome, Measurement):
@@ -86,7 +86,7 @@ def judge_attempt(
 
     `device_name` is the cluster's, for ranks that do not name theirs. A repeat whose numbers cannot
     be true is a bad result: the earlier measurement of its trial still counts. `at`: when it ended,
-    by the clock that the sweep goes by; None: the store's clock counts.
+    by the sweep's clock; None: the store's clock counts.
     """
     results = [
         outcome.result
@@ -179,7 +179,7 @@ def attempt_facts(
     num_gpus: int,
     measurement: Measurement | None = None,
 ) -> AttemptFacts:
-    """Return what an attempt cost, however it ended. A phase took as long as the slowest rank's."""
+    """Return the cost of an attempt. A phase took as long as the slowest rank's."""
     notes = [
         outcome.failure
         for report in event.reports
@@ -224,10 +224,10 @@ def attempt_facts(
 def fingerprint_of(
     event: Finished, results: Sequence[RankResult], *, code: Fingerprint, device_name: str | None
 ) -> Fingerprint:
-    """Return what an attempt was measured with, as its ranks saw it.
+    """Return the fingerprint of an attempt, as its ranks saw it.
 
-    What a foreign program does not tell is what its launcher found. A device that nobody names is
-    the cluster's.
+    Its launcher adds what a user's program does not report. A device without a name is the
+    cluster's.
     """
     # The interface of rank 0's node; another node may name its own otherwise.
     first = event.reports[0]

@@ -111,5 +111,5 @@ def log_profile(result: ProfileResult) -> None:
             "Trial %d: no profile: %s", result.trial_id, result.failure.message, extra=extra
         )
         return
-    said = "; ".join(result.advice) or "nothing stands out"
+    said = "; ".join(result.advice) or "nothing to improve was found"
     logger.info("Trial %d profiled: %s", result.trial_id, said, extra=extra)

@@ -334,7 +334,7 @@ def test_unknown_predictions_are_none() -> None:
     assert proposal is not None
     assert proposal.predicted_tokens_per_second_per_gpu is None
     assert proposal.predicted_memory_bytes is None
-    assert proposal.why == "far from all that is known; nothing is predicted yet"
+    assert proposal.why == "far from every known layout; nothing is predicted yet"
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))

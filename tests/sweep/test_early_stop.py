@@ -13,7 +13,7 @@ from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
 from orchestrator.core.trial.purpose import Purpose
-from orchestrator.core.trial.stopping import begin, look
+from orchestrator.core.trial.stopping import advance_timing, begin
 from orchestrator.sweep.confirmation import Confirmation
 from tests.sweep.fake_scheduler import FakeScheduler
 from tests.sweep.test_loop import run, spec
@@ -32,7 +32,7 @@ class Timer:
         samples, timing = list[float](), begin(request.measurement)
         while not timing.is_enough:
             samples.append(seconds)
-            timing = look(timing, samples, request.measurement)
+            timing = advance_timing(timing, samples, request.measurement)
         return RankResult(
             warmup_seconds=samples[: timing.num_warmup],
             step_seconds=samples[timing.num_warmup :],

@@ -20,7 +20,7 @@ from orchestrator.core.trial.protocol import (
     ProgramSeen,
 )
 from orchestrator.core.trial.step_period import are_uneven
-from orchestrator.core.trial.stopping import begin, look
+from orchestrator.core.trial.stopping import advance_timing, begin
 from workloads.command.appended_lines import AppendedLines
 from workloads.command.divergence import Divergence
 from workloads.command.printed import PrintedMetrics
@@ -117,7 +117,7 @@ class Metrics:
 
     @property
     def diverged(self) -> NotFinite | None:
-        """What is not finite, once that is sure."""
+        """The name of a value that is not finite, once that is sure."""
         return self._divergence.found
 
     @property
@@ -308,7 +308,7 @@ class Metrics:
 
     def _note_enough(self) -> None:
         """Note whether the timed steps are enough."""
-        self._timing = look(self._timing, self.step_seconds, self._line_plan)
+        self._timing = advance_timing(self._timing, self.step_seconds, self._line_plan)
         are_all_in = len(self.step_seconds) >= self.num_steps_asked
         self._has_enough = are_all_in or (self._timing.is_enough and self._may_end_early)
 

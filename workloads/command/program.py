@@ -79,7 +79,7 @@ class ProgramPlace:
 
     @property
     def trace_folder(self) -> Path:
-        """For the traces of a program that is profiled."""
+        """The folder for the traces of a program that is profiled."""
         return self._own("traces", "")
 
     @property

@@ -1,4 +1,4 @@
-"""What a program's lines tell in addition to step times: memory, loss, and fields of its own.
+"""Reads fields that a program reports in addition to step times: memory, loss, fields of its own.
 
 The last value of a field counts; of memory the highest.
 """

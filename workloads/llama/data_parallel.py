@@ -60,7 +60,7 @@ class Replica:
         return list(self._weights)
 
     def gradients(self) -> list[Tensor]:
-        """What the optimizer steps with, one per weight."""
+        """The gradients for the optimizer, one per weight."""
         return [self._sums[w] if self._accumulate else _gradient(w) for w in self._weights]
 
     def lasting_gradients(self) -> tuple[Tensor, ...]:

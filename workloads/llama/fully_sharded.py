@@ -69,7 +69,7 @@ class Shards:
         return [_local(weight) for weight in self._weights]
 
     def gradients(self) -> list[Tensor]:
-        """What the optimizer steps with, one per weight."""
+        """The gradients for the optimizer, one per weight."""
         return [_gradient(weight) for weight in self._weights]
 
     def lasting_gradients(self) -> tuple[Tensor, ...]:

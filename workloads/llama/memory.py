@@ -2,7 +2,7 @@
 
 Both measure a whole optimizer step after all lazy allocations, and activations in a step that is
 not timed. On a device that step may not find its memory: then the parts are unknown, and what was
-measured before stands.
+measured before remains valid.
 """
 
 from __future__ import annotations

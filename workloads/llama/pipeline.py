@@ -136,7 +136,7 @@ class Pipeline:
         return tuple(each for stage in self._stages for each in stage.lasting_gradients())
 
     def receive_buffers(self) -> list[Tensor]:
-        """What torch keeps from the first step on: a buffer for each micro-batch and direction."""
+        """Buffers that torch keeps from the first step on, for each micro-batch and direction."""
         received = [
             info
             for stage in self._placed

@@ -213,7 +213,7 @@ def _call_groups(layout: Layout, device: torch.device) -> dict[str, str]:
     known = [
         (axis_of_ranks(ranks, layout), one) for one, ranks in ranks_of.items() if len(ranks) > 1
     ]
-    # All ranks call groups in the same order, so that none waits for another for ever.
+    # All ranks call groups in the same order, so that none waits forever for another.
     known.sort(key=lambda pair: (list(Axis).index(pair[0]), len(ranks_of[pair[1]])))
     for axis, group in known:
         for late_rank in ranks_of[group][:2]:

@@ -43,7 +43,7 @@ class StageReplica:
         return list(self._weights)
 
     def gradients(self) -> list[Tensor]:
-        """What the optimizer steps with, one per weight."""
+        """The gradients for the optimizer, one per weight."""
         return list(self._sums.values()) if self._sums else self._own_gradients()
 
     def lasting_gradients(self) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.core.trial.protocol import MAX_SAMPLES, MeasurementPlan
-from orchestrator.core.trial.stopping import begin, look
+from orchestrator.core.trial.stopping import advance_timing, begin
 from workloads.rank import NotFinite
 
 # So many steps at most does the host enqueue before the device has run them: enough to keep it
@@ -169,7 +169,7 @@ def time_steps(
     exchange()
     first_step_seconds = time.perf_counter() - begun
     after_first_step()
-    timing = look(timing, slowest, plan)
+    timing = advance_timing(timing, slowest, plan)
     with _no_garbage_collection():
         while not timing.is_enough:
             if timing.is_timed and not num_checked:
@@ -177,9 +177,9 @@ def time_steps(
                 num_checked = num_steps
             run_step()
             num_steps += 1
-            if not clock.is_asynchronous or num_steps >= timing.next_look:
+            if not clock.is_asynchronous or num_steps >= timing.next_check:
                 exchange()
-                timing = look(timing, slowest, plan)
+                timing = advance_timing(timing, slowest, plan)
             gc.collect(1)
     _check_finite(losses[num_checked:num_steps], first_step=num_checked + 1)
     world_size = dist.get_world_size() if dist.is_initialized() else 1

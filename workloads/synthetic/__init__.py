@@ -15,7 +15,7 @@ from orchestrator.core.problem.hardware import DEVICES, Hardware
 from orchestrator.core.sweepfile.synthetic_options import SyntheticFault, SyntheticOptions
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import Phase, RankResult
-from orchestrator.core.trial.stopping import Timing, begin, look
+from orchestrator.core.trial.stopping import Timing, advance_timing, begin
 from workloads import rank as ranks
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank
@@ -88,7 +88,7 @@ def _run_steps(
         if options.sleep:
             time.sleep(seconds)
         samples.append(seconds)
-        timing = look(timing, samples, plan)
+        timing = advance_timing(timing, samples, plan)
         if timing.is_enough:
             break
     return samples, timing

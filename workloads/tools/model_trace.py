@@ -1,4 +1,4 @@
-"""What a step of a user's own model keeps in memory, from a trace of 2 and 3 of its layers with
+"""Finds what a step of a user's own model keeps in memory, by a trace of 2 and 3 layers with
 tensors that have shapes but no memory.
 
 Bytes are exact if memory is linear in layers and in tokens; a note says if it is not. A trace does

@@ -1,4 +1,4 @@
-"""What `sweep best --pareto` prints: the fronts of a sweep."""
+"""Prints the fronts of a sweep, for `sweep best --pareto`."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def ray_access(ray_address: str | None) -> list[Check]:
 
 
 def environment(ray_address: str | None) -> list[Check]:
-    """What ranks see of the environment, and which secrets a Ray on this machine shows."""
+    """Check what ranks see of the environment, and which secrets Ray shows on this machine."""
     from orchestrator.core.trial.rank_environment import holds_secret, needed
     from orchestrator.node.exposure import secrets_of_raylets
 
@@ -259,7 +259,7 @@ def proc() -> Check:
 
 
 def clean_up() -> Check:
-    """What ends the daemons that the programs of a trial leave."""
+    """Check that something ends the daemons that the programs of a trial leave."""
     from orchestrator.node.cgroups import own_cgroup, why_no_cgroup
 
     reason = why_no_cgroup()
@@ -291,7 +291,7 @@ def shared_memory() -> Check:
 
 
 def compiler() -> Check:
-    """What torch.compile needs: Triton builds a launcher with them at its first kernel."""
+    """Check what torch.compile needs: Triton builds a launcher with it at its first kernel."""
     found = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     missing = [] if found is not None else ["a C compiler (cc, gcc, or CC)"]

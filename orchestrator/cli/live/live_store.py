@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What one reading gave."""
+    """The result of one reading."""
 
     rows: LiveRows
     progress: Mapping[int, PhaseAndStep]  # by trial
@@ -97,7 +97,9 @@ class LiveStore:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """What tells a file from another of the same name. Raises StoreUnavailable."""
+    """Return the identity of a file, which differs if another one has its name.
+
+    Raises StoreUnavailable."""
     try:
         found = path.stat()
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""What a person may ask for on a screen or page: as `sweep cancel`, `retry` and `enqueue`."""
+"""Requests that a person makes on a screen or page: as `sweep cancel`, `retry` and `enqueue`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `sweep run` checks before it starts anything: layouts, devices, store, folders, variables.
+"""Checks before `sweep run` starts anything: layouts, devices, store, folders, variables.
 
 The functions import what they need, so that `sweep --help` loads none of it.
 """

@@ -1,4 +1,4 @@
-"""What `sweep run` prints when it ends, and its exit code."""
+"""Prints the end of `sweep run`, and chooses its exit code."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _failed_text(spec: SweepSpec, num: int, exit_code_text: str) -> str:
     if spec.workload.name == "replay":
         return f"{shows} The replayed table has these failures, so they would fail again."
     return (
-        f"{shows} To try them again once the cause is mended:"
+        f"{shows} To try them again once the cause is fixed:"
         f" sweep invalidate --sweep {spec.name} --where \"state = 'failed'\" --yes"
     )
 

@@ -88,7 +88,7 @@ class Progress:
 
 
 def _events(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]:
-    """What happened since the last snapshot: seconds since the call began, and a line each."""
+    """Return a line for each change since the last snapshot, with seconds since the call began."""
     events = []
     for place, one in enumerate(snapshot.ended, 1):
         # It may quote the output of a rank.

@@ -35,7 +35,7 @@ class Terminated(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports of a process that died of this signal."""
+        """Return the exit code that a shell reports for a process killed by this signal."""
         return 128 + self.number
 
 
@@ -75,7 +75,7 @@ def terminable() -> Iterator[None]:
 
 
 class Signals:
-    """What signals ask of a sweep.
+    """The requests that signals make of a sweep.
 
     Before the sweep runs, each signal ends the command at once (`Terminated`). This works even if
     the command waits in a library in which Python handles no signal: Ray does so while it waits

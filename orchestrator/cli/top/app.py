@@ -54,7 +54,7 @@ _STYLES = {
 
 
 class Asks(Protocol):
-    """What the keys may ask for: `Requests`, or a test's."""
+    """The requests that keys make: `Requests`, or a test's."""
 
     def stop(self, *, drain: bool) -> str: ...
 

@@ -1,4 +1,4 @@
-"""The application of `sweep ui`: its routes behind their wall, and the server that runs it."""
+"""The application of `sweep ui`: its routes behind a filter of requests, and its server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.cli.ui.calculator_process import CalculatorProcess
 from orchestrator.cli.ui.feed import MOST_CLIENTS, Feed
 from orchestrator.cli.ui.picture_routes import Pictures, open_pictures
 from orchestrator.cli.ui.site import Site
-from orchestrator.cli.ui.wall import Wall
+from orchestrator.cli.ui.wall import RequestFilter
 from orchestrator.report.pages.report_folder import environment
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ GRACE_SECONDS = 1
 def application(
     site: Site, hosts: Hosts, pictures: Pictures, calculator: CalculatorProcess
 ) -> ASGIApp:
-    """The pages of a site behind their wall."""
+    """The pages of a site behind the filter of requests."""
     routes: list[Route] = [
         *live_routes.routes(site),
         *trial_routes.routes(site),
@@ -57,8 +57,8 @@ def application(
         *calculator_routes.routes(site, calculator),
         *picture_routes.routes(site, pictures),
     ]
-    # A bare router: what a page raises reaches the wall.
-    return Wall(Router(routes, redirect_slashes=False), hosts, site.sessions)
+    # A bare router: what a page raises reaches the filter.
+    return RequestFilter(Router(routes, redirect_slashes=False), hosts, site.sessions)
 
 
 class Server(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""What a person may ask of the sweep: drain, cancel, retry, enqueue. Each is asked about first.
+"""Pages on which a person asks a sweep to drain, cancel, retry or enqueue, each with a question.
 
 The question is a page of its own, so it works by keyboard, without scripts, and is read out. Only
 its form, which carries the session's CSRF token, changes anything.

@@ -55,7 +55,7 @@ class Sessions:
         return f"{self.cookie}={session}; Path=/; HttpOnly; SameSite=Strict"
 
     def csrf(self, session: str) -> str:
-        """What a form of this session carries."""
+        """The CSRF token that each form of this session carries."""
         return self._signed("csrf", session)
 
     def is_csrf(self, session: str, told: str) -> bool:

@@ -1,4 +1,4 @@
-"""What all pages share: the sweep, its feed, sessions, templates, and the answers of a page."""
+"""Objects that all pages share: the sweep, its feed, sessions, templates, answers of a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page for questions in SQL: `sweep sql` itself answers them, behind its own wall.
+"""The page for questions in SQL: `sweep sql` itself answers them, in a process of its own.
 
 It opens the store read-only, as the reader's role if there is one, in a process with limits.
 """

@@ -1,4 +1,4 @@
-"""The wall before the pages: it refuses bad requests, and gives every answer its safe headers.
+"""Filters the requests to the pages: refuses bad ones, and gives every answer its safe headers.
 
 What it refuses does not reach a page: unknown methods, other sites' names and requests, visitors
 without the token, forms without their CSRF token, and what is too long.
@@ -57,8 +57,8 @@ ASK_FOR_TOKEN = (
 )
 
 
-class Wall:
-    """An ASGI application around the pages."""
+class RequestFilter:
+    """Middleware: an ASGI application around the pages."""
 
     def __init__(self, pages: ASGIApp, hosts: Hosts, sessions: Sessions) -> None:
         self._pages, self._hosts, self._sessions = pages, hosts, sessions

@@ -15,7 +15,7 @@ def within(
     *,
     should_give_up: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Return whether the call ends in time; if not, it goes on in a thread.
+    """Return whether the call ends in time; if not, it continues in a thread.
 
     `should_give_up` returns whether there is no point in waiting any longer.
     """

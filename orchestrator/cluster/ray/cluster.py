@@ -188,7 +188,7 @@ class ClusterNodes:
 
     @property
     def slots(self) -> Slots:
-        """As of the last `refresh` or `doubt`."""
+        """The nodes at the last `refresh` or `doubt`."""
         return self._slots
 
     def refresh(self) -> None:
@@ -211,7 +211,7 @@ class ClusterNodes:
         self._count()
 
     def doubt(self, name: str, *, seconds: float = DOUBT_SECONDS) -> None:
-        """Leave a node unused for a while: its agent does not answer, and Ray may notice late."""
+        """Do not use a node for a while: its agent does not answer, and Ray may notice late."""
         self._doubted[name] = max(self._doubted.get(name, 0.0), time.monotonic() + seconds)
         self._count()
 
@@ -262,7 +262,7 @@ class RayHead:
             raise
 
     def lost(self) -> None:
-        """Something else shows that the head is gone."""
+        """Note that the head is gone, as something else shows."""
         self._is_lost = True
 
 
@@ -294,7 +294,7 @@ def answered(call: Callable[[], _T], *, should_give_up: Callable[[], bool] = lam
 
 
 def _check_port(address: str) -> None:
-    """Raise ClusterUnavailable at once if nobody listens there; Ray would try for minutes."""
+    """Raise ClusterUnavailable at once if nothing listens there; Ray would try for minutes."""
     if not address.rpartition(":")[2].isdigit() or "://" in address:
         return
     unreachable = why_unreachable(address, timeout_seconds=CONNECT_SECONDS)

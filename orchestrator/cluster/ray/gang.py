@@ -70,12 +70,12 @@ class Gang:
 
     @property
     def has_enough(self) -> bool:
-        """True if its numbers are in: then neither a lost agent nor a failed rank matters."""
+        """True if its numbers have arrived: then neither a lost agent nor a failed rank matters."""
         return any(report.has_enough for report in self.reports.values())
 
     @property
     def running(self) -> list[int]:
-        """Agents whose report is still to come."""
+        """Agents that have not reported yet."""
         done = self.reports.keys() | self.lost
         return [index for index in range(len(self.parts)) if index not in done]
 
@@ -85,12 +85,12 @@ def program_of(request: TrialRequest) -> str:
 
 
 def why_lost(part: LeasePart, exc: RayError) -> Failure:
-    """Return the failure that an agent's error means."""
+    """Return the failure behind an agent's error."""
     node = part.node
     if isinstance(exc, RayTaskError):
         text = f"the launcher raised {first_line(exc.cause or exc)}"
         return Failure(kind=FailureKind.LAUNCH_FAILED, message=text, node=node, log_tail=str(exc))
-    # Ray's memory monitor ends the agent, although it is the ranks that grow.
+    # Ray's memory monitor ends the agent, although the ranks need the memory.
     if isinstance(exc, RayOutOfMemory):
         text, kind = "the node ran out of memory, and Ray ended the agent", FailureKind.OOM_HOST
         memory: MemoryShortage | None = MemoryShortage()

@@ -36,7 +36,7 @@ from orchestrator.node.processes import (
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 30.0
 DISMISS_SECONDS = 10.0
-# If one of these processes ends, Ray answers no more, and many calls of its driver wait for ever.
+# If one of these processes ends, Ray answers no more, and many calls of its driver wait forever.
 VITAL = ("raylet", "gcs_server")
 CHECK_SECONDS = 0.1  # between two checks whether Ray runs
 # Searches in a row, 20 ms apart, that must find nothing: Ray may just be starting a process.

@@ -1,6 +1,6 @@
 """Checks from a node every few seconds whether the head of the cluster can be reached.
 
-Ray leaves a node that is cut off as it is: its processes go on, and ranks that wait for ranks on
+Ray does nothing on a node that is cut off: its processes continue, and ranks that wait for ranks on
 other nodes keep their GPUs for hours.
 """
 
@@ -57,7 +57,7 @@ class HeadWatch:
 
 
 def why_unreachable(address: str, *, timeout_seconds: float) -> str | None:
-    """Return why nobody answers at HOST:PORT, or None if somebody does."""
+    """Return why nothing answers at HOST:PORT, or None if something does."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds).close()

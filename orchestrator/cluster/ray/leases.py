@@ -59,7 +59,7 @@ class Lease:
     def is_shared(self) -> bool:
         """True if it serves several attempts, or did when it was lost.
 
-        Then it is unknown which of them its agent died of.
+        Then it is unknown which of them ended its agent.
         """
         return max(len(self.parts), self.num_served) > 1
 
@@ -128,7 +128,7 @@ class Leases:
         return [self._part(found[node], num_slots) for node in nodes]
 
     def begin(self, parts: Sequence[LeasePart]) -> None:
-        """The attempt's gang is complete, or given up: meter what it holds.
+        """Meter what an attempt holds, since its gang is complete or given up.
 
         A new lease is held from the moment that Ray had reserved its slots.
         """
@@ -142,7 +142,7 @@ class Leases:
             self._begin(part)
 
     def put_back(self, parts: Sequence[LeasePart]) -> float:
-        """The attempt is over: keep its leases. Returns the GPU-seconds that it held."""
+        """Keep the leases of an attempt that is over. Returns the GPU-seconds that it held."""
         for part in parts:
             self._end(part, time.monotonic())
         return sum(part.gpu_seconds for part in parts)

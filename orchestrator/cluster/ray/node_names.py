@@ -1,6 +1,6 @@
 """Names the nodes of a cluster by their hosts, so that a node that returns has its name again.
 
-All that is known of a node, here and in the store, is known by its name. Ray's id of a node is
+All facts about a node, here and in the store, are stored by its name. Ray's id of a node is
 another one each time that it starts.
 """
 
@@ -14,7 +14,7 @@ SETTLE_SECONDS = 30.0
 
 
 class NodeNames:
-    """No two living nodes share a name, and no living node changes its own."""
+    """Names of nodes: no two living nodes share one, and no living node changes its own."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # Ray's id -> name, if living

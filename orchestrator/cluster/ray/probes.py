@@ -1,6 +1,6 @@
 """Probes nodes of a Ray cluster: an actor on each, alone with the node's GPUs if that is wanted.
 
-It waits for no node: whoever polls hands in what is ready, and a node that never answers delays
+It waits for no node: each poll passes in the results that are ready, and a silent node delays
 no other.
 """
 
@@ -76,7 +76,7 @@ class Probes:
         self._begin_next()
 
     def add_facts(self, facts: NodeFacts) -> None:
-        """Add what is known of a node without an actor."""
+        """Add the facts about a node that needs no actor."""
         self._results[facts.node] = facts
 
     @property

@@ -178,7 +178,7 @@ class RayScheduler:
     def begin_probes(self, nodes: Collection[str], *, reserve: bool = True) -> None:
         """See `Prober`. Without `reserve`, GPUs are probed while others use them."""
         on_gpus = self._nodes.device is Device.CUDA
-        # The speed of cores means something only in comparison.
+        # The speed of cores is only used in comparisons.
         is_comparable = on_gpus or len(self._nodes.slots.nodes) >= ENOUGH_OF_A_KIND
         seconds = (GPU_MATMUL_SECONDS if on_gpus else CPU_MATMUL_SECONDS) if is_comparable else 0.0
         plans = [ProbePlan(node=name, home=self._root, matmul_seconds=seconds) for name in nodes]
@@ -329,7 +329,7 @@ class RayScheduler:
             part.agent.kill.remote(part.slots[0], gang.request.tag)
 
     def _follow(self, gang: Gang, ready: Sequence[Any]) -> None:
-        """Ask agents about progress, and report what all of their nodes have reached."""
+        """Ask agents about progress, and report the phase and step that all nodes have reached."""
         for ref in [ref for ref in ready if ref in gang.progress_refs]:
             index = gang.progress_refs.pop(ref)
             try:
@@ -389,7 +389,7 @@ class RayScheduler:
         self._lose(gang, sorted(set(gang.refs.values())), Failure(kind=kind, message=message))
 
     def _lose_gangs_on_lost_nodes(self) -> None:
-        """Give up gangs that wait for an agent on a lost node. Ray would let them wait for ever.
+        """Give up gangs that wait for an agent on a lost node. Ray would let them wait forever.
 
         The agents of a running gang report the loss themselves.
         """

@@ -1,4 +1,4 @@
-"""Counts for how long agents of an attempt have not answered, while somebody listened.
+"""Counts how long agents of an attempt have not answered, while the orchestrator listened.
 
 A node that is cut off closes no connection, and Ray takes a minute to call it dead. Time in which
 the orchestrator was stopped, or waited for its database, does not count: an answer may have come.

@@ -43,7 +43,7 @@ def text_of(translation: Translation) -> str:
 
 
 def remarks(translation: Translation) -> list[str]:
-    """What no setting says: one sentence each, those that cannot be had first."""
+    """Return a sentence for each thing that no setting says; the impossible ones come first."""
     return [
         *_sentences(translation.impossible, "cannot be written"),
         *_sentences(translation.program, "is up to your program"),

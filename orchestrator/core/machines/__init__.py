@@ -1,1 +1,1 @@
-"""What nodes are fit for, and which gang goes where."""
+"""Judges which nodes are fit, and packs gangs onto nodes."""

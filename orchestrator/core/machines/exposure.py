@@ -38,7 +38,7 @@ class Listener:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayFacts:
-    """What is known of Ray on one machine. Unknown is None."""
+    """Facts about Ray on one machine. Unknown is None."""
 
     version: str
     auth_mode: str | None  # RAY_AUTH_MODE of this program

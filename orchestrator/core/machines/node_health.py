@@ -27,7 +27,7 @@ MANY_CORRECTED = 1000
 # Devices: with two it is unknown which of them is wrong.
 ENOUGH_OF_A_KIND = 3
 # Shares of the median of its kind: GPUs of one kind agree within 2-3 % in large matrix products.
-SLOW_GPU, SICK_GPU = 0.95, 0.85
+SLOW_GPU, UNFIT_GPU = 0.95, 0.85
 # Other programs share the cores, so a slow CPU is only a warning.
 SLOW_CPU = 0.7
 # Share of the data sheet: well-fed large products reach 0.65-0.85 on A100, H100 and H200.
@@ -36,7 +36,7 @@ EXPECTED_OF_PEAK = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFacts:
-    """What its driver and a matrix product show of one GPU. Unknown is None."""
+    """Facts about one GPU, from its driver and a matrix product. Unknown is None."""
 
     index: str
     name: str | None = None
@@ -53,7 +53,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
-    """What one node reports of itself. Unknown is None; `unread` has the reasons."""
+    """Facts that one node reports about itself. Unknown is None; `unread` has the reasons."""
 
     node: str  # the scheduler's name for it
     host: str
@@ -258,7 +258,7 @@ def _matmul(node: NodeFacts, kinds: Mapping[str, Sequence[float]]) -> Check:
     found = f"{min(rates) / 1e12:.3g} TFLOP/s"
     if len(rates) > 1:
         found = f"{min(rates) / 1e12:.3g} to {max(rates) / 1e12:.3g} TFLOP/s per GPU"
-    slow, sick = (SLOW_GPU, SICK_GPU) if node.gpus else (SLOW_CPU, 0.0)
+    slow, unfit = (SLOW_GPU, UNFIT_GPU) if node.gpus else (SLOW_CPU, 0.0)
     of_median = {
         name: flops / median(kinds[kind])
         for name, (kind, flops) in tried.items()
@@ -269,7 +269,7 @@ def _matmul(node: NodeFacts, kinds: Mapping[str, Sequence[float]]) -> Check:
         told = ", ".join(
             f"{name} at {share:.0%} of the median of its kind" for name, share in off.items()
         )
-        report = fail if min(off.values()) < sick else warn
+        report = fail if min(off.values()) < unfit else warn
         on_gpu = "heat, a power cap or a neighbour: nvidia-smi -q -d PERFORMANCE,CLOCK"
         advice = on_gpu if node.gpus else "is something else running there?"
         return report("matmul", f"{found}; {told}", advice)

@@ -1,7 +1,7 @@
 """Estimates from trials how much slower each node is than the others.
 
 A trial takes as long as the slowest node of its gang. What its layout explains is taken out first.
-Nodes are then accused one after another, the clearest case first; no node is accused of slowness
+Nodes are then judged slow one after another, the clearest case first; no node is judged by slowness
 that another one explains.
 """
 
@@ -22,17 +22,17 @@ Floats = NDArray[np.float64]
 
 # Relative, of runs of one layout on equal nodes: published repeats differ by 0.7 to 4 %.
 RUN_SD = 0.02
-RUN_WORTH = 8.0  # runs that outweigh it
+RUN_PRIOR_COUNT = 8.0  # runs that outweigh it
 # Relative error of a search's prediction of a layout, before the sweep has shown it.
 PREDICTION_SD = 0.15
 # Layouts that outweigh it; in a cell, layouts that outweigh the error of all cells' predictions.
-PREDICTION_WORTH = 5.0
+PREDICTION_PRIOR_COUNT = 5.0
 # Log: how far all predictions of a cell may be off together; no limit in practice.
 CELL_SD = 3.0
 CLIP = 3.0  # standard deviations, for one disturbed run
 SLOWER = 0.05  # relative: less does not matter
-# Standard errors, among few nodes. Every node is tested after every trial, and still there is one
-# false alarm in thousands of trials.
+# Standard errors, among few nodes. Every node is tested after every trial, and still a healthy node
+# is judged slow only once in thousands of trials.
 SURE = 4.5
 # Nodes. Among more of them it takes more: by chance alone the worst of thousands is three and a
 # half standard errors off.
@@ -94,7 +94,7 @@ def score_nodes(runs: Sequence[NodeRun]) -> dict[str, NodeScore]:
 def how_sure(num_nodes: int) -> float:
     """Return the standard errors that show a slow node among so many.
 
-    A false alarm for any of them is as likely as among few nodes (Bonferroni).
+    It is as unlikely as among few nodes that any healthy one is judged slow (Bonferroni).
     """
     normal = NormalDist()
     return -normal.inv_cdf(normal.cdf(-SURE) * FEW / max(num_nodes, FEW))
@@ -110,7 +110,7 @@ def _membership(runs: Sequence[NodeRun], names: Sequence[str]) -> Floats:
 
 
 def _twins(names: Sequence[str], member: Floats) -> list[tuple[str, ...]]:
-    """For each node the other nodes with the very same runs."""
+    """Return for each node the other nodes that took part in exactly the same runs."""
     same: dict[bytes, list[str]] = {}
     columns = [bits.tobytes() for bits in np.packbits(member.T != 0, axis=1)]
     for name, column in zip(names, columns, strict=True):
@@ -271,14 +271,16 @@ def _run_sd(y: Floats, trials: NDArray[np.intp]) -> float:
     unbiased = np.sqrt(counts[trials] / np.maximum(counts[trials] - 1, 1))
     departures = ((y - means[trials]) * unbiased)[repeated]
     count = float(repeated.sum()) - float((counts > 1).sum())
-    return robust_sd(departures, expected=RUN_SD, worth=RUN_WORTH, count=count)
+    return robust_sd(departures, expected=RUN_SD, prior_count=RUN_PRIOR_COUNT, count=count)
 
 
 def _prediction_sd(misses: Floats, cells: NDArray[np.intp]) -> Floats:
     """The error of predictions, by cell: badly predicted cells show less of their nodes."""
 
     def sd(some: Floats, expected: float) -> float:
-        return robust_sd(some, expected=expected, worth=PREDICTION_WORTH, count=float(len(some)))
+        return robust_sd(
+            some, expected=expected, prior_count=PREDICTION_PRIOR_COUNT, count=float(len(some))
+        )
 
     of_all, found = sd(misses, PREDICTION_SD), np.empty(len(misses))
     for cell in np.unique(cells):

@@ -49,7 +49,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FreeOnNode:
-    """What one gang can get of a node whose free slots are in several pieces."""
+    """The free slots that one gang can get of a node that has them in several pieces."""
 
     standing: int  # slots with a running agent
     # Slots at most, whichever agents have to start or to end.

@@ -146,7 +146,7 @@ def judge_run(run: ContractRun) -> list[Check]:
 def _ranks(run: ContractRun) -> Check:
     num, seen = run.world_size, len(run.ranks)
     if num == 1:
-        return ok("ranks", "1 rank; nobody to meet")
+        return ok("ranks", "1 rank; it has no other to connect to")
     if seen == 0:
         return ok("ranks", f"{num} ranks were started; which of them met is not known")
     if seen < num and run.seconds > _SEEN_SECONDS:
@@ -299,18 +299,19 @@ def _memory(run: ContractRun) -> Check:
     peak, seen = measured.peak_memory_allocated_bytes, measured.peak_memory_driver_bytes
     if peak is not None:
         return ok("memory", f"{peak / MIB:,.0f} MiB at the peak, by the program")
-    advice = "have each rank tell peak_memory_allocated_bytes: torch.cuda.max_memory_allocated()"
+    advice = "have each rank report peak_memory_allocated_bytes: torch.cuda.max_memory_allocated()"
     if seen is not None:
         by = "driver" if measured.peak_memory_driver_kind is DriverMemoryKind.NVML else "kernel"
         return ok("memory", f"{seen / MIB:,.0f} MiB at the peak, as the {by} saw it", advice)
-    return warn("memory", "neither told nor seen", advice)
+    return warn("memory", "neither reported nor seen", advice)
 
 
 def _mfu(run: ContractRun) -> Check:
     measured = run.outcome
     assert isinstance(measured, Measurement)
     if measured.mfu is not None:
-        return ok("MFU", f"{measured.mfu:.1%} of {measured.peak_flops_source or 'the told peak'}")
+        peak = measured.peak_flops_source or "the reported peak"
+        return ok("MFU", f"{measured.mfu:.1%} of {peak}")
     if run.device is Device.CPU:
         return ok("MFU", "none: a core has no data sheet")
     return warn("MFU", "none: the device's peak is unknown", "add peak_flops to the result")
@@ -327,7 +328,7 @@ def _end(run: ContractRun) -> Check:
 
 
 def _cure(kind: FailureKind) -> str:
-    """What to do after a failure outside a sweep: there is no trial, and its log follows."""
+    """Return what to do after a failure outside a sweep: no trial exists, and the log follows."""
     if kind in OUT_OF_MEMORY_KINDS:
         return (
             "this layout does not fit, which a sweep finds out by itself: check another, as in"

@@ -1,1 +1,1 @@
-"""What a layout should need: memory, time, and how both are calibrated."""
+"""Predicts the memory and the time of a layout, and calibrates both."""

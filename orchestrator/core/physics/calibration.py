@@ -29,7 +29,7 @@ from orchestrator.core.problem.quantile import Z90
 # What the formulas miss within a cell, before anything is measured.
 STEP_RESIDUAL_SD = 0.2  # of log seconds
 MEMORY_RESIDUAL_SD = 0.08  # of log bytes
-# In log seconds: how far most cells as a whole are from what constants explain; a sick one, far
+# In log seconds: how far most cells as a whole are from what constants explain; a faulty one, far
 # more (Cauchy).
 CELL_OFFSET_SD = 0.15
 # Of a constant's prior spread: how far cells of one machine and stack differ in it.
@@ -96,7 +96,7 @@ class Predicted:
 
     @property
     def activation_share(self) -> Floats:
-        """By how much the logarithm of a layout's peak grows with that of what layers keep."""
+        """Return how much the log peak of a layout grows with the log of the bytes layers keep."""
         columns = [MEMORY_CONSTANTS.index(name) for name in _ACTIVATION_FACTORS]
         share: Floats = self.memory_jacobian[:, columns].sum(axis=1)
         return share
@@ -196,7 +196,7 @@ class Calibration:
         return errors.quantiles_within if is_known else errors.quantiles_across
 
     def informed(self, network: Network) -> Calibration:
-        """With the links as measured collectives show them, in place of the prior."""
+        """Return the calibration with links as measured collectives show them, not as assumed."""
         means, covariance = self.log_constants.copy(), self.step_covariance.copy()
         place = [CONSTANTS.index(name) for name in network.names]
         means[place] = network.log_means

@@ -93,7 +93,7 @@ def _with_times(
     weights = _weights(sizes)
     sd = prior.step_residual_sd
 
-    # A cell's own offset keeps what slows all of it (a sick network) out of the constants.
+    # A cell's own offset keeps what slows all of it (a slow network) out of the constants.
     place = np.repeat(np.arange(len(timed)), sizes)
     own = np.vstack([np.eye(len(timed))[place] / sd, np.eye(len(timed)) / CELL_OFFSET_SD])
     known = len(CONSTANTS)
@@ -142,7 +142,9 @@ def _with_times(
         errors=errors,
         log_constants=found.parameters[:known],
         step_covariance=found.covariance[:known, :known],
-        step_residual_sd=robust_sd(left, expected=sd, worth=ONE_TRIAL, count=float(weights.sum())),
+        step_residual_sd=robust_sd(
+            left, expected=sd, prior_count=ONE_TRIAL, count=float(weights.sum())
+        ),
         cell_offsets={**prior.cell_offsets, **dict(zip(cells, offsets, strict=True))},
         num_times=prior.num_times + len(measured),
     )
@@ -199,7 +201,7 @@ def _with_memory(
         memory_residual_sd=robust_sd(
             found.residuals[exact] * sd,
             expected=sd,
-            worth=ONE_TRIAL,
+            prior_count=ONE_TRIAL,
             count=float(weights[exact].sum()),
         ),
         num_peaks=prior.num_peaks + int(exact.sum()),

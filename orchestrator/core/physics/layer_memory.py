@@ -76,7 +76,7 @@ def _kinds(rows: StageRows) -> tuple[Mapping[str, Floats], Ints, Ints]:
 
 
 class _LayerStyle(NamedTuple):
-    """What of a trainer changes the tensors of a layer: not the constants that are fitted."""
+    """The properties of a trainer that change a layer's tensors, without fitted constants."""
 
     eager_attention: bool
     sequence_parallel: bool

@@ -75,7 +75,7 @@ def _fit_line(samples: Sequence[LinkSample]) -> LinkFit:
         latency_seconds=float(np.exp(found.parameters[0])),
         bus_bytes_per_second=float(np.exp(-found.parameters[1])),
         residual_sd=robust_sd(
-            found.residuals * LINE_SD, expected=LINE_SD, worth=1.0, count=float(len(samples))
+            found.residuals * LINE_SD, expected=LINE_SD, prior_count=1.0, count=float(len(samples))
         ),
         num_sizes=len(samples),
     )
@@ -143,7 +143,10 @@ def network_of(samples: Sequence[LinkSample], hardware: Hardware) -> Network | N
         log_covariance=found.covariance + np.eye(len(names)) * LIMITED_SD**2,
         num_samples=len(rings),
         residual_sd=robust_sd(
-            found.residuals * NETWORK_SD, expected=NETWORK_SD, worth=1.0, count=float(len(rings))
+            found.residuals * NETWORK_SD,
+            expected=NETWORK_SD,
+            prior_count=1.0,
+            count=float(len(rings)),
         ),
     )
 

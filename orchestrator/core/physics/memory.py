@@ -60,7 +60,7 @@ class MemoryPrediction:
 
     @property
     def temporaries(self) -> Floats:
-        """What the fullest moment adds to what waits for the backward pass."""
+        """Bytes that the fullest moment adds to those that wait for the backward pass."""
         return self.loss + self.workspace
 
     @property

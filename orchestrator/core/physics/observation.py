@@ -1,4 +1,4 @@
-"""What launches of layouts gave: the rows that a calibration is fitted to."""
+"""Results of launches: the rows that a calibration is fitted to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THRASHING_SHARE = 0.94
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What one launch of a layout gave: a time, a peak, or an out-of-memory. Unknown is None."""
+    """The result of one launch: a time, a peak, or an out-of-memory. Unknown is None."""
 
     cell: Cell
     layout: Layout

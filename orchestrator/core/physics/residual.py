@@ -1,4 +1,4 @@
-"""What the formula of step time missed in measured cells, carried to others: a Gaussian process
+"""Learns what the formula of step time missed in measured cells, for others: a Gaussian process
 over sizes (numpy).
 
 A formula that misses a kind of layout (kernels of one shape, groups of one size) misses it in

@@ -97,15 +97,16 @@ def jacobian(function: Callable[[Floats], Floats], x: Floats, at: Floats) -> Flo
     return np.stack(columns, axis=1) if columns else np.zeros((len(at), 0))
 
 
-def robust_sd(residuals: Floats, *, expected: float, worth: float, count: float) -> float:
+def robust_sd(residuals: Floats, *, expected: float, prior_count: float, count: float) -> float:
     """Standard deviation of the good residuals, by the median of their sizes.
 
-    `expected` counts as `worth` residuals, these as `count`.
+    `expected` counts as `prior_count` residuals, these as `count`.
     """
     if not len(residuals):
         return expected
     found = 1.4826 * float(np.median(np.abs(residuals)))
-    return float(np.sqrt((worth * expected**2 + count * found**2) / (worth + count)))
+    total = prior_count * expected**2 + count * found**2
+    return float(np.sqrt(total / (prior_count + count)))
 
 
 def _cost(residuals: Floats, weights: Floats, moved: Floats, precision: Floats) -> float:

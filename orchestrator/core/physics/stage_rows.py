@@ -186,7 +186,7 @@ class StageRows:
         return found
 
     def sharded(self, bytes_of_all: Floats, *, zero_stage: int) -> Floats:
-        """What a rank holds if ZeRO shards it from this stage on."""
+        """Bytes that a rank holds if ZeRO shards them from this stage on."""
         share: Floats = bytes_of_all / np.where(self.table.zero_stage >= zero_stage, self.shards, 1)
         return share
 

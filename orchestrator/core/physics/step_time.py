@@ -81,7 +81,7 @@ def predict_step_time(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepTimeModel:
-    """What the layouts of one cell demand of a machine, whatever the constants.
+    """The work that the layouts of one cell ask of a machine, without the machine's constants.
 
     A fit of the constants evaluates it many times. Columns have one entry for each group of layouts
     (layout_groups.py), unless they say otherwise.

@@ -23,7 +23,7 @@ def _prior(median: float, *, log_sd: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimeConstants:
-    """What a software stack makes of a device: positive numbers.
+    """Constants of a software stack on a device: positive numbers.
 
     The defaults are those of well-run training in plain torch. `log_sd` is how far stacks differ:
     efficiency is known best; latencies of hosts and networks, worst.

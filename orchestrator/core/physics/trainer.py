@@ -1,4 +1,4 @@
-"""What a training program adds to the arithmetic of memory: not the model's, not the GPU's.
+"""Properties of a training program in the arithmetic of memory: not of the model or the GPU.
 
 Named trainers are starting points, taken from how these programs are built; your own trials correct
 them (core/physics/calibration_fit.py).

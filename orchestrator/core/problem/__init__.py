@@ -1,1 +1,1 @@
-"""What is to be trained, in which layout, on which hardware."""
+"""The problem: a model to train, a layout, and the hardware."""

@@ -32,7 +32,7 @@ class Hardware:
     # To the other GPUs of the node, per GPU.
     intra_node_bandwidth: float
     inter_node_bandwidth: float  # to other nodes, per GPU
-    # US dollars, on demand; None: nobody knows for you.
+    # US dollars, on demand; None: unknown.
     price_per_hour: float | None = None
 
 

@@ -29,7 +29,7 @@ class RecomputeMode(StrEnum):
 
 
 class SelectivePolicy(StrEnum):
-    """What selective recomputation drops."""
+    """The activations that selective recomputation drops."""
 
     # The attention core (Korthikanti et al. 2022), or every second matmul (torchtitan).
     ATTENTION = "attention"

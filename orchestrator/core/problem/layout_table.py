@@ -34,7 +34,7 @@ _DISTINCT = {name: axis.distinct for name, axis in CODED.items()}
 if TYPE_CHECKING:
 
     class _Columns:
-        """What mypy knows of the fields, which follow from the axes of `Layout`."""
+        """The fields as mypy sees them; they follow from the axes of `Layout`."""
 
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
         pipeline_schedules: tuple[PipelineSchedule, ...]

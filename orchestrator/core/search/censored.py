@@ -1,4 +1,4 @@
-"""What bounds tell a Gaussian process: "at least this" and "at most this" as values with noise.
+"""Turns bounds into data of a Gaussian process: "at least" and "at most" as values with noise.
 
 Expectation propagation (Rasmussen and Williams 2006, section 3.6): each bound becomes the Gaussian
 value that changes the process most nearly as the bound would. A bound that was expected changes

@@ -165,8 +165,8 @@ class _Belief:
     def excess(self, edges: Floats) -> Floats:
         """Return how far each row's merit is expected above each edge: edges x rows."""
         if self.limit is not None:
-            room = (1.0 - np.minimum(edges, 1.0)) * self.limit
-            return _below(np.log(np.maximum(room, 1e-9)), self.mean, self.sd) / self.limit
+            left = (1.0 - np.minimum(edges, 1.0)) * self.limit
+            return _below(np.log(np.maximum(left, 1e-9)), self.mean, self.sd) / self.limit
         # The largest edge but for infinity is the best that ran.
         known = edges[np.isfinite(edges)].max(initial=0.0)
         best = max(float(known), float(np.exp(-self.mean.min(initial=np.inf))))

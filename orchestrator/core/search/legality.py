@@ -191,7 +191,7 @@ def _llama_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]:
 
 
 def _schedule_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]:
-    """One stage has no order: 1f1b stands for all schedules."""
+    """One stage has no order, so 1f1b represents all schedules."""
     plain = values.pipeline_schedule == (ONE_F_ONE_B,)
     if plain:
         return []

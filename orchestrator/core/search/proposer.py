@@ -178,7 +178,7 @@ class Proposer:
         elif best is None:
             gain = np.exp(-mean + mean.min())
         elif len(self._told) % 2 and self._is_misled():
-            return self._as_before(open_rows, careful)
+            return self._by_prediction_alone(open_rows, careful)
         else:
             gain = _expected_improvement(best[1] - mean, sd)
         worth = gain * careful / self._cost(mean)
@@ -262,13 +262,13 @@ class Proposer:
             return None
         return self._least
 
-    def _as_before(self, open_rows: Mask, worth: Floats) -> Choice:
-        """Choose by the prediction of before, in case what was learned misleads."""
+    def _by_prediction_alone(self, open_rows: Mask, worth: Floats) -> Choice:
+        """Choose by the prediction without this cell's results, in case they mislead."""
         assert self._lattice.seconds is not None
         seconds = np.exp(self._lattice.seconds.mean - self._lattice.seconds.mean.min())
         row = int(np.argmax(np.where(open_rows, worth / seconds, -1.0)))
         return Choice(
-            row=row, why="results contradict each other: chosen as before they were known"
+            row=row, why="results contradict each other: chosen by the prediction without them"
         )
 
     def _is_misled(self) -> bool:

@@ -1,4 +1,4 @@
-"""What each workload can run, so that a layout that it would refuse is never launched.
+"""The layouts that each workload can run, so that none that it would refuse is launched.
 
 A constant table: the orchestrator never imports a workload to ask it, and workloads check too.
 """

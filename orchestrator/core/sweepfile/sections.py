@@ -524,7 +524,7 @@ class Objective(StrEnum):
 
     @property
     def merit(self) -> Merit:
-        """What orders the layouts of a cell as this does: a price is the same for all of them."""
+        """The merit that orders a cell's layouts as this does: one price holds for all of them."""
         match self:
             case Objective.MEMORY_HEADROOM:
                 return Merit.HEADROOM

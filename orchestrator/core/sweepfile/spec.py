@@ -397,7 +397,7 @@ class SweepSpec(Section):
 
     @property
     def merits(self) -> tuple[Merit, ...]:
-        """What the layouts of a cell are compared by, each once."""
+        """The merits by which the layouts of a cell are compared, each once."""
         return tuple(dict.fromkeys(one.merit for one in self.objective))
 
     @property
@@ -426,7 +426,7 @@ class SweepSpec(Section):
         return f"workload {name} is our own" if name in OUR_OWN else None
 
     def conditions(self) -> dict[str, Any]:
-        """What makes numbers incomparable if it changes; not axes, budgets, cells or limits."""
+        """The conditions of numbers: they cannot be compared if one of these changes."""
         options = self.workload.options.conditions()
         return {
             "workload": self.workload.name,

@@ -73,7 +73,7 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Rest:
-    """What can be read of a text that is not YAML, without the sections that cannot."""
+    """Return the sections that can be read of a text that is not YAML."""
 
     document: Document | None  # None: nothing can
     refused: Sequence[YamlRefused]

@@ -1,1 +1,1 @@
-"""What one attempt is asked, what it reports, and what its failure means."""
+"""One attempt: its order, its report, and the meaning of its failure."""

@@ -23,7 +23,7 @@ LEAST_SLOPE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class ToldLayout:
-    """What a program told of a layout."""
+    """The numbers that a program reported for a layout."""
 
     layout: Layout
     seconds: float  # of a step

@@ -1,4 +1,4 @@
-"""Which measurements may be compared with others: numbers that may be true, timed to their end."""
+"""Decides which measurements may be compared: plausible numbers that were timed to their end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Doubts(Protocol):
-    """What speaks against a measurement, as it and a row of the store have it."""
+    """Reasons against a comparison, as a measurement and a row of the store have them."""
 
     @property
     def implausible(self) -> str | None: ...

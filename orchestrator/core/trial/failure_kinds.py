@@ -35,7 +35,7 @@ class FailureKind(StrEnum):
 
 
 class Fault(StrEnum):
-    """What caused a failure."""
+    """The cause of a failure."""
 
     LAYOUT = "layout"  # a result: it cannot run
     CODE = "code"  # a bug with this layout
@@ -45,7 +45,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """What follows from a kind of failure, and what a person reads about it."""
+    """The consequences of a kind of failure, and the text that a person reads about it."""
 
     fault: Fault
     max_retries: int = 0  # further attempts of one trial
@@ -230,7 +230,7 @@ SUSPECT_KINDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryShortage:
-    """What is known of memory that ran out. Unknown is None."""
+    """Facts about memory that ran out. Unknown is None."""
 
     # An allocator, a library of the device or the rank itself reports it: it proves that the layout
     # does not fit. False: it is inferred, or the doing of another process.

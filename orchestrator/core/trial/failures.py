@@ -25,7 +25,7 @@ _K = FailureKind
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that is known of how one rank failed. Unknown is None or empty."""
+    """Everything known about how one rank failed. Unknown is None or empty."""
 
     rank: int
     node: str | None = None

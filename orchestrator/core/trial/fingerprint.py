@@ -1,4 +1,4 @@
-"""What a number was measured with. Numbers of different fingerprints are kept apart.
+"""The code, software and device of a number. Numbers of other fingerprints are kept apart.
 
 The host's name is not part of it, since nodes of one kind are comparable; the attempt has the node.
 """

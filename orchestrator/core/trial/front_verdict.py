@@ -23,7 +23,7 @@ WIDE_SD = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class OtherMerits:
-    """What is compared of a layout besides its speed; None: it was not read."""
+    """The values of a layout that are compared besides its speed; None: not read."""
 
     headroom: float | None = None
     joules_per_token: float | None = None

@@ -1,4 +1,4 @@
-"""Which axis of a layout a group of ranks serves, by the ranks' numbers."""
+"""Finds the axis of a layout that a group of ranks serves, by the ranks' numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kind of work a kernel or operation does, and which axis a process group serves, by names.
+"""Finds the kind of work of a kernel or operation, and the axis of a process group, by names.
 
 The tables know the names of torch, cuBLAS, CUTLASS, cuDNN, FlashAttention, Transformer Engine,
 Triton and NCCL, and on CPUs those of aten and gloo. A name that no table has is unknown, and is
@@ -29,7 +29,7 @@ class Axis(StrEnum):
     TP = "tp"
     PP = "pp"
     CP = "cp"
-    # No single axis, or nobody knows which.
+    # No single axis, or it is unknown which.
     OTHER = "other"
 
 

@@ -1,4 +1,4 @@
-"""What a node's launcher is asked to run."""
+"""Orders to the launcher of a node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.core.trial.protocol import TrialRequest
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOrder:
-    """What one node's launcher is to run: its share of a gang, once."""
+    """An order to one node's launcher: run its share of a gang, once."""
 
     request: TrialRequest
     program: str  # module with `main() -> int`: "workloads.llama"

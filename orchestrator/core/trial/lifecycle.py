@@ -34,7 +34,7 @@ class TrialEvent(StrEnum):
 
 
 class LogEvent(StrEnum):
-    """What the event log has as well. It changes no trial's state."""
+    """Other events of the log. They change no trial's state."""
 
     ADDED = "added"  # a trial's first row
     # An attempt's result came too late to count.

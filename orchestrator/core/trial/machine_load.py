@@ -64,13 +64,13 @@ def relative_sd(load: MachineLoad) -> float:
     return sqrt(sum(log(most) ** 2 / 12 for most in parts))
 
 
-def spoils(load: MachineLoad) -> bool:
+def is_disturbed(load: MachineLoad) -> bool:
     """Return whether a number measured under this load needs a repeat before it is trusted."""
     return relative_sd(load) > 0
 
 
-def said_of(load: MachineLoad) -> str | None:
-    """Describe what spoils a result. None: nothing does."""
+def disturbance_text(load: MachineLoad) -> str | None:
+    """Describe what disturbed a result. None: nothing did."""
     texts = []
     if _cpu_slowdown(load) > 1:
         used = f"{load.others_cpu_cores:.1f} of {load.cpu_cores:g} cores"
@@ -80,7 +80,7 @@ def said_of(load: MachineLoad) -> str | None:
         texts.append(f"{number} other process{'' if number == 1 else 'es'} ran on its GPUs")
     if _throttle_slowdown(load) > 1:
         harmful = [reason for reason in load.gpu_throttle_reasons if reason in HARMFUL_REASONS]
-        reasons = ", ".join(harmful).replace("_", " ") or "reason not told"
+        reasons = ", ".join(harmful).replace("_", " ") or "reason unknown"
         clock = load.gpu_clock_ratio
         texts.append(
             f"its GPUs were slowed down for {load.gpu_throttled_fraction:.0%} of the time "

@@ -50,7 +50,7 @@ class Unsure(StrEnum):
         f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} "
         "(measurement.max_steps, or a program that reports more)"
     )
-    BEATEN = "ended early: even its fastest step was far slower than the best layout's"
+    ENDED_EARLY = "ended early: even its fastest step was far slower than the best layout's"
     VARIED = (
         "the steps varied too much for the precision asked for (measurement.precision, max_steps)"
     )
@@ -115,7 +115,7 @@ def why_unsure(
     if implausible is not None:
         return f"its numbers cannot be true: {implausible}"
     if step_seconds_bound is not None:
-        return Unsure.BEATEN
+        return Unsure.ENDED_EARLY
     if num_steps == 1:
         return Unsure.ONE_NUMBER
     if relative_confidence is None:

@@ -21,7 +21,7 @@ MOST_MOMENTS = TIMELINE_STEPS * MOMENTS_PER_STEP
 
 
 class MemoryKind(StrEnum):
-    """What memory is for, as training programs speak of it."""
+    """The uses of memory, as training programs name them."""
 
     PARAMETERS = "parameters"  # with constants, such as rotation tables
     GRADIENTS = "gradients"
@@ -46,7 +46,7 @@ class Life:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """From this time on a part of a step runs. Steps count from 1."""
+    """The time at which a part of a step begins. Steps count from 1."""
 
     at: float
     step: int
@@ -62,7 +62,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
-    """At this time these addresses were known to hold memory of a kind."""
+    """Addresses that are known to hold memory of a kind at this time."""
 
     at: float
     kind: MemoryKind

@@ -1,4 +1,4 @@
-"""What a node's launcher reports of an attempt: how each rank ended, and what was seen of it."""
+"""The report of a node's launcher on an attempt: how each rank ended, and what was seen of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.core.trial.protocol import Phase, RankFailure, RankResult
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUsage:
-    """What NVML reports of one node's GPUs during timed steps. Unknown is None."""
+    """NVML's report on one node's GPUs during timed steps. Unknown is None."""
 
     # Mean share of time in which at least one kernel ran, however small.
     busy: float | None = None

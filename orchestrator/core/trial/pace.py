@@ -1,4 +1,4 @@
-"""How fast a program's lines came, against the time of steps that they tell.
+"""The pace of a program's lines, against the step times that the lines report.
 
 The rank reads new lines some times a second, so it knows at least and at most how much time passed
 between two reads. The medians of such windows are the pace. A program that writes all its lines at
@@ -105,7 +105,7 @@ class Pace:
 def _windows(reads: Sequence[LinesRead], told: ToldSteps, factor: float) -> list[_Window]:
     """Divide the reads into windows that are long against the time between two reads.
 
-    A long time without lines is a window of its own, so that it spoils no other. If it is longer
+    A long time without lines is a window of its own, so that it changes no other. If it is longer
     than the lines after it tell, it may be a pause: then only the first of them waited for it, and
     when the others were written is known less well.
     """

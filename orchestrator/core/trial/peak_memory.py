@@ -34,7 +34,7 @@ class MemoryCounters(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """What a layout needed, and the counter that shows it: `allocated`, `reserved`, `nvml`..."""
+    """The memory that a layout needed, and its counter: `allocated`, `reserved`, `nvml`..."""
 
     bytes: int
     source: str

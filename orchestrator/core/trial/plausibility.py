@@ -23,7 +23,7 @@ from orchestrator.core.trial.step_period import period_of
 
 # Seconds, and a relative part, that steps may add up to beyond the time that the program ran:
 # clocks differ, and the rank begins to watch just after the start.
-WALL_SECONDS, WALL_SHARE = 0.2, 0.02
+CLOCK_SECONDS, CLOCK_SHARE = 0.2, 0.02
 # The first and the last third of the timed steps may differ by this factor.
 TREND_FACTOR = 3.0
 FEWEST_FOR_TREND = 12
@@ -50,7 +50,7 @@ def judge_run(
         return None
     told = ToldSteps.of(result, seen)
     pace = Pace.of(seen, told)
-    _check_wall(told, seen, pace, layout)
+    _check_total(told, seen, pace, layout)
     found = (
         _pace_reason(told, pace, layout),
         _count_reason(told, seen, plan, layout.grad_accum_steps),
@@ -87,7 +87,7 @@ def judge_pace(result: RankResult, *, layout: Layout) -> JudgedPace | None:
     if pace.step_seconds is None:
         return None
     try:
-        _check_wall(told, seen, pace, layout)
+        _check_total(told, seen, pace, layout)
         reason = _pace_reason(told, pace, layout) or _sum_reason(told, seen, layout)
     except ImplausibleMeasurement as refused:
         reason = str(refused)
@@ -100,12 +100,12 @@ def judge_pace(result: RankResult, *, layout: Layout) -> JudgedPace | None:
     )
 
 
-def _check_wall(told: ToldSteps, seen: ProgramSeen, pace: Pace, layout: Layout) -> None:
+def _check_total(told: ToldSteps, seen: ProgramSeen, pace: Pace, layout: Layout) -> None:
     """Raise ImplausibleMeasurement if the steps took longer than the program."""
     ends = [(read.at, read.num_steps) for read in seen.reads] if told.are_lines else []
     for at, num_steps in [(seen.seconds, len(told.seconds)), *ends]:
         total = sum(told.seconds[:num_steps]) * (told.every if told.are_lines else 1)
-        if total <= at * (1 + WALL_SHARE) + WALL_SECONDS:
+        if total <= at * (1 + CLOCK_SHARE) + CLOCK_SECONDS:
             continue
         ratio = 1 / pace.most if pace.most is not None else total / at
         if pace.is_sharp:
@@ -147,7 +147,7 @@ def _sum_reason(told: ToldSteps, seen: ProgramSeen, layout: Layout) -> str | Non
         # They were written after the last look that found nothing.
         num, seconds = read.num_steps - first.num_steps, read.at - first.after
         total = told.between(first.num_steps, read.num_steps)
-        if total > seconds * (1 + WALL_SHARE) + WALL_SECONDS:
+        if total > seconds * (1 + CLOCK_SHARE) + CLOCK_SECONDS:
             why = _why_too_long(told, total / seconds, layout, is_exact=False)
             return (
                 f"{num} lines came within {_seconds(seconds)}, and say {_seconds(total)} together:"

@@ -1,4 +1,4 @@
-"""What a profile suggests to change: a few lines, each from one rule with a measured condition."""
+"""Suggests changes from a profile: a few lines, each from one rule with a measured condition."""
 
 from __future__ import annotations
 

@@ -236,7 +236,8 @@ class CountedLines(Message):
 
 
 class ProgramSeen(Message):
-    """What the rank of a user's program saw of it, by its own clock. No word of it is told."""
+    """Observations of a user's program by its rank, by the rank's clock. Nothing of it is reported
+    by the program."""
 
     # From the program's start to its end.
     seconds: Seconds
@@ -255,7 +256,7 @@ class ProgramSeen(Message):
 
 
 class RankResult(Message):
-    """What one rank measured. Only the step samples are required; unknown is None."""
+    """The measurement of one rank. Only the step samples are required; unknown is None."""
 
     # Empty: the rank told other things only.
     step_seconds: list[PositiveSeconds] = Field(

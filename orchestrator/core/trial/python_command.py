@@ -19,7 +19,7 @@ _CODE = re.compile(r"-(?![WX])[A-Za-z]*c.*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonCommand:
-    """What an interpreter runs. Neither: code, its standard input, or something not known yet."""
+    """The program of an interpreter. Neither: code, standard input, or not known yet."""
 
     script: str | None = None
     module: str | None = None

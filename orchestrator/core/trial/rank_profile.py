@@ -1,4 +1,4 @@
-"""What a profile asks of ranks, and what a rank reports of it."""
+"""The request for a profile to ranks, and a rank's report on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a sweep's GPU-seconds went: timed steps, the time around them, lost attempts, idleness.
+"""Divides a sweep's GPU-seconds: timed steps, the time around them, lost attempts, idleness.
 
 The parts always add up to the reserved GPU time. docs/measuring.md explains each of them; the view
 v_gpu_seconds computes the same in SQL.

@@ -1,4 +1,4 @@
-"""Which part of a training step a program was in when it failed, by the frames of its traceback.
+"""Finds the part of a training step in which a program failed, by its traceback's frames.
 
 The names are torch's, so this holds for any program that trains with torch.
 """

@@ -1,7 +1,7 @@
 """Decides how many steps are warm-up, and when the timed steps are enough.
 
-Whoever times steps takes one after the other and asks `look` whenever it has the seconds of new
-ones: ranks, programs and simulations decide alike. Nothing here knows a clock.
+Ranks, programs and simulations pass the seconds of new steps to `advance_timing`, so all decide by
+the same rule. Nothing here knows a clock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FEWEST_FOR_TREND = 6
 # A trial is ended early if even its fastest step is so many times slower than the best layout's
 # usual one: clocks and most drift of a machine account for less. If repeats show more drift than
 # that, it runs again (winner.ended_early_that_could_win).
-BEATEN = 1.25
+TOO_SLOW = 1.25
 # Timed steps, after the warm-up, at which that is judged first.
 _FIRST_JUDGED = 2
 # A device that has not settled after so many times `min_seconds` will not settle.
@@ -37,11 +37,11 @@ PATIENCE = 6.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """How far the timing of a layout's steps has come. Steps count from the very first."""
+    """The progress of timing a layout's steps. Steps count from the first of the program."""
 
     num_warmup: int | None  # None: the warm-up goes on
-    # The number of steps at which to look again.
-    next_look: int
+    # The number of steps at which to check again.
+    next_check: int
     is_enough: bool = False
     # Seconds of the fastest step, if that shows that the layout cannot be the best.
     bound: float | None = None
@@ -54,39 +54,39 @@ class Timing:
 
 def begin(plan: MeasurementPlan) -> Timing:
     """Return the state before the first step."""
-    return Timing(num_warmup=None, next_look=plan.warmup_steps)
+    return Timing(num_warmup=None, next_check=plan.warmup_steps)
 
 
-def look(timing: Timing, samples: Sequence[float], plan: MeasurementPlan) -> Timing:
+def advance_timing(timing: Timing, samples: Sequence[float], plan: MeasurementPlan) -> Timing:
     """Return the state after these steps, in seconds of the slowest rank, the first one included.
 
     Steps that come several at a time are judged as if they came one by one, but the caller may take
-    steps that are no longer needed: `next_look` says how many are.
+    steps that are no longer needed: `next_check` says how many are.
     """
-    while not timing.is_enough and len(samples) >= timing.next_look:
-        seen = samples[: timing.next_look]
+    while not timing.is_enough and len(samples) >= timing.next_check:
+        seen = samples[: timing.next_check]
         if timing.num_warmup is None:
-            timing = _look_at_warmup(timing, seen, plan)
+            timing = _check_warmup(timing, seen, plan)
         else:
-            timing = _look_at_timed(timing, seen, timing.num_warmup, plan)
+            timing = _check_timed(timing, seen, timing.num_warmup, plan)
     return timing
 
 
-def _look_at_warmup(timing: Timing, samples: Sequence[float], plan: MeasurementPlan) -> Timing:
+def _check_warmup(timing: Timing, samples: Sequence[float], plan: MeasurementPlan) -> Timing:
     """The warm-up takes `warmup_seconds`, without the first step, which may compile."""
     num, after_first = len(samples), samples[1:]
     missing = plan.warmup_seconds - sum(after_first)
     if missing > 0 and num < MAX_SAMPLES:
         usual = statistics.median(after_first or samples)
         more = min(max(1, math.ceil(missing / usual)), num, MAX_SAMPLES - num)
-        return replace(timing, next_look=num + more)
-    return replace(timing, num_warmup=num, next_look=num + _next_count(0, plan))
+        return replace(timing, next_check=num + more)
+    return replace(timing, num_warmup=num, next_check=num + _next_count(0, plan))
 
 
-def _look_at_timed(
+def _check_timed(
     timing: Timing, samples: Sequence[float], num_warmup: int, plan: MeasurementPlan
 ) -> Timing:
-    bound = bound_if_beaten(samples, plan)
+    bound = bound_if_too_slow(samples, plan)
     if bound is not None:
         return replace(timing, is_enough=True, bound=bound)
     timed = samples[num_warmup:]
@@ -94,17 +94,17 @@ def _look_at_timed(
     if num >= MAX_SAMPLES:
         return replace(timing, is_enough=True)
     if seconds < plan.min_seconds:
-        return replace(timing, next_look=num_warmup + _next_count(num, plan))
+        return replace(timing, next_check=num_warmup + _next_count(num, plan))
     if has_trend(timed, plan) and not _is_patience_over(samples, plan):
         # The device had not settled: the first third was warm-up, too.
         num_warmup += num // 3
         next_count = _next_count(num - num // 3, plan)
-        return replace(timing, num_warmup=num_warmup, next_look=num_warmup + next_count)
+        return replace(timing, num_warmup=num_warmup, next_check=num_warmup + next_count)
     confidence = relative_confidence(timed, level=STOPPING_CONFIDENCE)
     is_precise = confidence is not None and confidence <= plan.relative_confidence
     if is_precise or num >= plan.max_steps:
         return replace(timing, is_enough=True)
-    return replace(timing, next_look=num_warmup + _next_count(num, plan))
+    return replace(timing, next_check=num_warmup + _next_count(num, plan))
 
 
 def _is_patience_over(samples: Sequence[float], plan: MeasurementPlan) -> bool:
@@ -125,7 +125,7 @@ def _next_count(num: int, plan: MeasurementPlan) -> int:
     return min(count, plan.max_steps if num < plan.max_steps else MAX_SAMPLES)
 
 
-def bound_if_beaten(samples: Sequence[float], plan: MeasurementPlan) -> float | None:
+def bound_if_too_slow(samples: Sequence[float], plan: MeasurementPlan) -> float | None:
     """Return the fastest step if even that shows that the layout cannot be the best; else None.
 
     The first step does not count: it may compile.
@@ -133,7 +133,7 @@ def bound_if_beaten(samples: Sequence[float], plan: MeasurementPlan) -> float | 
     if plan.beat_seconds is None:
         return None
     fastest = min(samples[1:])
-    return fastest if fastest > BEATEN * plan.beat_seconds else None
+    return fastest if fastest > TOO_SLOW * plan.beat_seconds else None
 
 
 # --- trend ----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Each moment belongs to one part. While a kernel runs it is computation, whatever is communicated at
 the same time; else communication that is exposed; else the device waits: for the host, for another
-stage of the pipeline, or for nobody knows what. On a CPU operations are the kernels.
+stage of the pipeline, or for something unknown. On a CPU operations are the kernels.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ EXPOSED = tuple(_PART_OF_AXIS.values())
 
 
 class AttentionKernel(StrEnum):
-    """How attention was computed, as far as operations tell."""
+    """Kernels of attention, where the operations show which."""
 
     FUSED = "fused"
     # Torch's fallback, which makes the score matrix.
@@ -129,7 +129,7 @@ class _Call:
 
 @dataclass(kw_only=True)
 class _Activity:
-    """What ran in the window: computation by kind, communication, and the rest of the kernels."""
+    """The kernels in the window: computation by kind, communication, and the rest."""
 
     work: dict[Work, list[Interval]] = field(default_factory=lambda: defaultdict(list))
     calls: list[_Call] = field(default_factory=list)

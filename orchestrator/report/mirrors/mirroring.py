@@ -30,7 +30,7 @@ class Mirror(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What one pass did for one tracker."""
+    """The result of one pass for one tracker."""
 
     tracker: str
     num_written: int
@@ -89,7 +89,7 @@ class Mirroring:
         return Pass(tracker=self.name, num_written=num, num_left=0)
 
     def close(self) -> None:
-        """Release what the tracker holds, as far as it can."""
+        """Release what the tracker holds; errors are ignored."""
         if self._mirror is not None:
             try:
                 self._mirror.close()

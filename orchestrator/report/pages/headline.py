@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class CellHeadline:
-    """What to run in one cell, in the words of `sweep best`."""
+    """The layout to run in one cell, in the words of `sweep best`."""
 
     title: str
     sweep: str

@@ -45,7 +45,7 @@ MISSING = "a report needs {}, which is not installed: pip install 'layout-sweep[
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a report consists of."""
+    """The parts of a report."""
 
     index: Path
     num_trials: int

@@ -1,4 +1,4 @@
-"""Failed attempts by kind and by node: is one node sick, or one layout wrong?"""
+"""Failed attempts by kind and by node: is one node faulty, or one layout wrong?"""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     blank = Picture(
         name="failures",
         title="Failures by kind and node",
-        question="Is a node sick, or a layout wrong?",
+        question="Is a node faulty, or a layout wrong?",
     )
     if not found:
         why = f"None of {show.counted(num_attempts, 'attempt')} failed: there is nothing to show."

@@ -25,7 +25,7 @@ MOST_CHARACTERS = 15
 
 
 class Found(StrEnum):
-    """What is known of the best layout of a problem on a number of GPUs."""
+    """The best layout of a problem on a number of GPUs, where one is known."""
 
     BEST = "best"
     NOTHING_FITS = "nothing fits"

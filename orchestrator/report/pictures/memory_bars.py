@@ -1,4 +1,4 @@
-"""Memory by part: predicted beside measured, against the limit of the device."""
+"""Memory by part: predicted and measured, against the limit of the device."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
     found = bars(sweeps)
     blank = Picture(
         name="memory",
-        title="Memory: predicted beside measured",
+        title="Memory: predicted and measured",
         question="What must shrink?",
     )
     if not found:
@@ -219,7 +219,7 @@ def _caption(found: Sequence[MemoryBar]) -> str:
     ]
     text = (
         f"The leading layouts of each cell, {show.counted(len(found), 'trial')}: the prediction in"
-        " pale colours beside the measurement."
+        " pale colours next to the measurement."
     )
     if ratios:
         text += f" Predicted over measured: {min(ratios):.2f} to {max(ratios):.2f}."

@@ -65,7 +65,7 @@ class Foretold:
     fits: int = 0  # predicted to fit, and did
     # Predicted to fit, and ran out of memory.
     missed: int = 0
-    false_alarms: int = 0  # predicted not to fit, and did
+    wrongly_too_large: int = 0  # predicted not to fit, and did
     # Predicted not to fit, and ran out of memory.
     caught: int = 0
 
@@ -124,7 +124,7 @@ def foretold(found: Sequence[BoundaryPoint]) -> Foretold:
     return Foretold(
         fits=counts[True, TrialState.MEASURED],
         missed=counts[True, TrialState.OUT_OF_MEMORY],
-        false_alarms=counts[False, TrialState.MEASURED],
+        wrongly_too_large=counts[False, TrialState.MEASURED],
         caught=counts[False, TrialState.OUT_OF_MEMORY],
     )
 
@@ -237,11 +237,11 @@ def _limit_marks(limits: Mapping[str, float]) -> Trace:
 
 
 def _caption(it: Foretold) -> str:
-    if not it.fits + it.missed + it.false_alarms + it.caught:
+    if not it.fits + it.missed + it.wrongly_too_large + it.caught:
         return "Nothing was predicted of their memory."
-    oom = it.missed + it.caught
+    oom, fit = it.missed + it.caught, it.fits + it.wrongly_too_large
     return (
         f"Of {show.counted(oom, 'trial')} that ran out of memory, the prediction told"
-        f" {it.caught:,} and missed {it.missed:,}; of {it.fits + it.false_alarms:,} that fit, it"
-        f" took {it.false_alarms:,} for too large."
+        f" {it.caught:,} and missed {it.missed:,}; of {fit:,} that fit, it took"
+        f" {it.wrongly_too_large:,} for too large."
     )

@@ -264,7 +264,7 @@ def test_processes_of_ranks_that_had_to_be_ended_are_not_left_over(
 @pytest.mark.parametrize(
     ("world_size", "ranks", "status", "found"),
     [
-        (1, [0], Status.OK, "1 rank; nobody to meet"),
+        (1, [0], Status.OK, "1 rank; it has no other to connect to"),
         (2, [], Status.OK, "2 ranks were started; which of them met is not known"),
         (2, [1], Status.FAIL, "1 of 2 ranks were seen"),
     ],
@@ -296,7 +296,7 @@ def test_steps_are_shown_with_the_times_of_the_first_and_the_last() -> None:
             Status.OK,
             "5 MiB at the peak, as the kernel saw it",
         ),
-        ({}, Status.WARN, "neither told nor seen"),
+        ({}, Status.WARN, "neither reported nor seen"),
     ],
 )
 def test_memory_is_what_the_program_tells_or_what_was_seen(
@@ -315,7 +315,7 @@ def test_memory_is_what_the_program_tells_or_what_was_seen(
             Status.OK,
             "42.1% of table: h200 bf16 dense",
         ),
-        (Device.CUDA, {"mfu": 0.5}, Status.OK, "50.0% of the told peak"),
+        (Device.CUDA, {"mfu": 0.5}, Status.OK, "50.0% of the reported peak"),
         (Device.CPU, {}, Status.OK, "none: a core has no data sheet"),
         (Device.CUDA, {}, Status.WARN, "none: the device's peak is unknown"),
     ],

@@ -349,7 +349,7 @@ def test_derivatives_are_differences() -> None:
 def test_the_spread_is_that_of_the_median_residual_and_of_what_was_expected() -> None:
     """1.4826 times the median size is the standard deviation of normal residuals."""
     residuals = np.array([-1.0, 0.5, 2.0])
-    found = robust_sd(residuals, expected=0.5, worth=2.0, count=3.0)
+    found = robust_sd(residuals, expected=0.5, prior_count=2.0, count=3.0)
     assert found == pytest.approx(sqrt((2 * 0.25 + 3 * 1.4826**2) / 5))
 
 

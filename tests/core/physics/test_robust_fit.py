@@ -84,5 +84,7 @@ def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps() -
 def test_the_spread_of_residuals_ignores_the_bad_ones() -> None:
     residuals = np.random.default_rng(1).normal(0, 0.2, 200)
     residuals[:20] = 9.0
-    assert robust_sd(residuals, expected=0.2, worth=5, count=200) == pytest.approx(0.2, rel=0.25)
-    assert robust_sd(np.zeros(0), expected=0.2, worth=5, count=0) == 0.2
+    assert robust_sd(residuals, expected=0.2, prior_count=5, count=200) == pytest.approx(
+        0.2, rel=0.25
+    )
+    assert robust_sd(np.zeros(0), expected=0.2, prior_count=5, count=0) == 0.2

@@ -11,10 +11,10 @@ from orchestrator.cluster.contract import Finished
 from orchestrator.core.trial.machine_load import (
     NO_LOAD,
     MachineLoad,
+    disturbance_text,
+    is_disturbed,
     of_gang,
     relative_sd,
-    said_of,
-    spoils,
 )
 from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.sweep.spool import _SPOOLED, Spooled
@@ -71,22 +71,24 @@ def cpu(own: float, others: float, cores: float = 2.0, sweep: float = 0.0) -> Ma
 )
 def test_a_load_widens_by_what_it_may_have_slowed_down(load: MachineLoad, slowdown: float) -> None:
     assert relative_sd(load) == pytest.approx(log(slowdown) / sqrt(12))
-    assert spoils(load) is (slowdown > 1) is (said_of(load) is not None)
+    assert is_disturbed(load) is (slowdown > 1) is (disturbance_text(load) is not None)
 
 
-def test_what_spoils_a_result_is_said_in_words() -> None:
+def test_what_disturbed_a_result_is_said_in_words() -> None:
     assert (
-        said_of(cpu(own=0.2, others=1.8))
+        disturbance_text(cpu(own=0.2, others=1.8))
         == "the machine was busy: 1.8 of 2 cores were somebody else's"
     )
-    assert said_of(MachineLoad(foreign_gpu_processes=1)) == "1 other process ran on its GPUs"
+    assert (
+        disturbance_text(MachineLoad(foreign_gpu_processes=1)) == "1 other process ran on its GPUs"
+    )
     throttled = MachineLoad(
         gpu_clock_ratio=0.6,
         gpu_throttled_fraction=0.4,
         gpu_throttle_reasons=("hw_thermal_slowdown", "sw_power_cap"),
     )
     assert (
-        said_of(throttled)
+        disturbance_text(throttled)
         == "its GPUs were slowed down for 40% of the time (hw thermal slowdown), at 60% of their "
         "clock"
     )

@@ -300,4 +300,4 @@ def test_numbers_of_a_trial_that_was_ended_early_are_bounds() -> None:
     assert found.step_seconds_bound == 1.4
     assert not found.confident
     assert found.unsteady is None
-    assert why(found) == Unsure.BEATEN
+    assert why(found) == Unsure.ENDED_EARLY

@@ -16,9 +16,9 @@ from orchestrator.core.trial.stopping import (
     PATIENCE,
     Timing,
     _median_interval_rank,
+    advance_timing,
     begin,
     has_trend,
-    look,
     relative_confidence,
     relative_trend,
 )
@@ -40,14 +40,14 @@ def time_all(steps: Iterator[float], plan: MeasurementPlan) -> tuple[list[float]
     timing = begin(plan)
     while not timing.is_enough:
         samples.append(next(steps))
-        timing = look(timing, samples, plan)
+        timing = advance_timing(timing, samples, plan)
     return samples[: timing.num_warmup], samples[timing.num_warmup :]
 
 
 def timed(*steps: float, plan: MeasurementPlan = PLAN) -> Timing:
     """The state after a warm-up and these steps."""
     samples = [1.0] * plan.warmup_steps + list(steps)
-    return look(begin(plan), samples, plan)
+    return advance_timing(begin(plan), samples, plan)
 
 
 # --- confidence of the median ---------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_timing_looks_at_few_counts_only() -> None:
     for place in range(100):
         # Never precise.
         samples.append(1.0 + place % 2)
-        after = look(timing, samples, plan)
+        after = advance_timing(timing, samples, plan)
         if after != timing and after.is_timed:
             looks.append(len(samples) - 2)
         timing = after
@@ -143,9 +143,9 @@ def test_steps_that_come_several_at_a_time_are_judged_as_if_they_came_one_by_one
     for plan in (PLAN, GPU):
         singly = together = begin(plan)
         for num in range(1, len(samples) + 1):
-            singly = look(singly, samples[:num], plan)
+            singly = advance_timing(singly, samples[:num], plan)
         for num in (*range(at_once, len(samples), at_once), len(samples)):
-            together = look(together, samples[:num], plan)
+            together = advance_timing(together, samples[:num], plan)
         assert singly == together
 
 
@@ -213,7 +213,7 @@ def test_a_layout_far_slower_than_the_best_is_ended_after_two_timed_steps(
     timing = begin(plan)
     for seconds in (30.0, 1.5, 1.4, 1.6, 1.5, 1.5, 1.5):
         samples.append(seconds)
-        timing = look(timing, samples, plan)
+        timing = advance_timing(timing, samples, plan)
         if timing.is_enough:
             break
     assert timing.bound == 1.4
@@ -224,14 +224,14 @@ def test_a_layout_far_slower_than_the_best_is_ended_after_two_timed_steps(
 def test_a_layout_that_may_win_or_is_near_the_best_is_timed_to_its_end(seconds: float) -> None:
     warmup, samples = time_all(steady(seconds), RACE)
     assert sum(samples) >= 5.0
-    timing = look(begin(RACE), [*warmup, *samples], RACE)
+    timing = advance_timing(begin(RACE), [*warmup, *samples], RACE)
     assert timing.is_enough
     assert timing.bound is None
 
 
 def test_one_slow_start_ends_no_trial() -> None:
     """Autotuning may take some of the first steps."""
-    assert look(begin(RACE), [60.0, 9.0, 9.0, 1.0, 9.0, 1.0], RACE).bound is None
+    assert advance_timing(begin(RACE), [60.0, 9.0, 9.0, 1.0, 9.0, 1.0], RACE).bound is None
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.1])
@@ -239,7 +239,7 @@ def test_no_layout_as_fast_as_the_best_is_ended_early(noise: float) -> None:
     random, ended = Random(13), 0
     for _ in range(1000):
         steps = [random.lognormvariate(0, noise) for _ in range(20)]
-        ended += look(begin(RACE), steps, RACE).bound is not None
+        ended += advance_timing(begin(RACE), steps, RACE).bound is not None
     assert ended == 0
 
 

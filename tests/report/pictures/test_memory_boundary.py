@@ -17,12 +17,12 @@ def test_the_caption_of_the_boundary_counts_as_sql_does(
 ) -> None:
     points = memory_boundary.points([scaling, tiny])
     found = memory_boundary.foretold(points)
-    assert sum(one.is_wrong for one in points) == found.missed + found.false_alarms
-    [(fits, alarms)] = query(
+    assert sum(one.is_wrong for one in points) == found.missed + found.wrongly_too_large
+    [(fits, wrong)] = query(
         "SELECT sum(predicted_memory_bytes <= device_memory_bytes),"
         " sum(predicted_memory_bytes > device_memory_bytes) FROM v_trial WHERE state = 'measured'"
     )
-    assert (found.fits, found.false_alarms) == (fits, alarms)
+    assert (found.fits, found.wrongly_too_large) == (fits, wrong)
     [(missed, caught)] = query(
         "SELECT sum(predicted_memory_bytes <= failure_device_memory_bytes),"
         " sum(predicted_memory_bytes > failure_device_memory_bytes) FROM v_oom"
