@@ -146,7 +146,7 @@ class Store(StoreReads):
         leased: Leased,
         price_per_gpu_hour: float | None = None,
     ) -> None:
-        """Note that an owner works with so many slots, and what it has leased. Raises LeaseLost."""
+        """Note an owner's number of slots, and what it has leased. Raises LeaseLost."""
 
         def work(connection: Connection, change: Change) -> None:
             lease.fence(connection, sweep_id, epoch)
@@ -455,7 +455,7 @@ class Store(StoreReads):
         evidence: Mapping[str, Any] | None = None,
         epoch: int | None = None,
     ) -> bool:
-        """Place nothing on a node any more. False: it is benched already.
+        """Bench a node: nothing is placed on it. False: it is benched already.
 
         `epoch` is that of the sweep's owner; None: a person asks, and the owner sees it at its next
         `renew`.

@@ -92,7 +92,7 @@ class StoreReads:
         self.close()
 
     def while_away(self, wait: Callable[[float], None]) -> None:
-        """Call `wait` instead of sleeping, for so many seconds, while the database is unavailable.
+        """Call `wait` with seconds instead of sleeping, while the database is unavailable.
 
         What it raises ends the call.
         """
@@ -234,7 +234,7 @@ class StoreReads:
         return self._read(trials.out_of_memories, cell_id, trial_id)
 
     def measured_peaks(self, sweep_id: int) -> list[PeakRow]:
-        """The measured peaks that MFUs of a sweep rest on, each once."""
+        """The measured peaks that MFUs of a sweep use, each once."""
         return self._read(trials.measured_peaks, sweep_id)
 
     def observations(

@@ -66,7 +66,7 @@ class UtcTime(TypeDecorator[dt.datetime]):
 
 
 class now(FunctionElement[dt.datetime]):
-    """The time of the database's clock in UTC, plus so many seconds if given.
+    """The time of the database's clock in UTC, plus seconds if given.
 
     No other clock decides about a lease.
     """

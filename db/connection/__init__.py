@@ -1,1 +1,1 @@
-"""How a database is reached: its URL, its engine, its advice."""
+"""Connects to a database: its URL, its engine, advice on its errors."""

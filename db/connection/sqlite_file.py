@@ -24,7 +24,7 @@ def can_be_written(file: Path) -> bool:
 
 
 class OpenedFile:
-    """The file that was opened. If its path comes to name another file, what we write is lost."""
+    """The file that was opened. If another file replaces it at its path, what we write is lost."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

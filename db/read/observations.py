@@ -130,7 +130,7 @@ def _devices(connection: Connection) -> dict[str, list[str]]:
 
 
 def _numbered(sweep_ids: Sequence[int], names: Sequence[str] | None) -> sa.Select[Any]:
-    """Select what tells of memory or time, numbered within its cell.
+    """Select attempts that show memory or time, numbered within their cells.
 
     Narrow columns: of 100,000 trials only the kept ones are read as whole rows.
     """

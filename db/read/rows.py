@@ -277,7 +277,7 @@ class NoiseFloor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakRow:
-    """The measured peak that the MFU of one or more attempts rests on."""
+    """The measured peak that the MFU of one or more attempts uses."""
 
     nodes: tuple[str, ...]
     precision: Precision

@@ -230,7 +230,7 @@ def out_of_memories(
 
 
 def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
-    """The measured peaks that MFUs of the sweep rest on, each once, without superseded attempts."""
+    """The measured peaks that MFUs of the sweep use, each once, without superseded attempts."""
     # DISTINCT needs an order, and JSON has none.
     nodes = sa.cast(attempt.c.nodes, sa.Text)
     statement = (

@@ -127,7 +127,7 @@ def _fetch(
 
 @dataclass(kw_only=True, slots=True)
 class _End:
-    """How the child ended."""
+    """The end of the child."""
 
     was_late: bool = False
     exit_code: int = 0  # -n: by signal n
@@ -135,7 +135,7 @@ class _End:
 
 @contextmanager
 def _killed_after(child: int, seconds: float) -> Iterator[_End]:
-    """Kill the child after so many seconds, or when the block ends; yield how it ended."""
+    """Kill the child after a number of seconds, or when the block ends; yield its end."""
     found = _End()
 
     def end() -> None:

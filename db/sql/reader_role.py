@@ -1,6 +1,6 @@
 """The PostgreSQL role that may only select: how it is made, and checks of the role of people.
 
-The server enforces it: such a role changes nothing, whatever a statement calls. This module does
+The server enforces it: such a role changes nothing with any statement. This module does
 not read statements.
 """
 

@@ -1,4 +1,4 @@
-"""How a column is declared, and the columns that several tables have.
+"""Declares columns, and those that several tables have.
 
 The comment of a column is its meaning in docs/sql.md, in `sweep sql --schema` and in PostgreSQL.
 """

@@ -53,7 +53,7 @@ node_bench = Table(
     required("reason", Text, "`slow`, `faults`, `asked`"),
     required("is_remeasured", Boolean, "whether measurements taken there no longer count"),
     optional("evidence", Json, "why, in numbers"),
-    # A node is benched once, whoever asks for it.
+    # A node is benched once, by the sweep or by a person.
     Index(
         "uq_node_bench_open",
         "sweep_id",

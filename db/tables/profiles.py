@@ -75,7 +75,7 @@ profile_rank = Table(
         "attention",
         Text,
         "`fused`, `math` (torch's fallback) or `eager` (products and a softmax of the program's "
-        "own); NULL: no operation tells",
+        "own); NULL: no operation shows it",
     ),
     required("is_compiled", Boolean, "whether kernels or regions of torch.compile ran"),
     optional("unknown", Json, "kernels that no table knows, as JSON: name to nanoseconds"),

@@ -128,7 +128,9 @@ session = Table(
         "or for a replay through Ray",
     ),
     optional(
-        "stop_reasons", Json, "why its cells stopped, each reason once; NULL: it goes on, or died"
+        "stop_reasons",
+        Json,
+        "why its cells stopped, each reason once; NULL: it continues, or was killed",
     ),
     UniqueConstraint("sweep_id", "epoch"),
 )

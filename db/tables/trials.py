@@ -213,7 +213,7 @@ attempt = Table(
         "failure_step_part",
         Text,
         "of an out-of-memory: where in a step memory ran out, by the rank's traceback: `init` "
-        "(before the first step), `forward`, `backward`, `optimizer`; NULL: it does not tell",
+        "(before the first step), `forward`, `backward`, `optimizer`; NULL: it does not show it",
     ),
     optional("failure_signal", Integer, "the signal that killed it"),
     optional("failure_exit_code", Integer, "exit code of the first bad rank"),
@@ -235,7 +235,7 @@ attempt = Table(
     # Last: SQLite reads the columns before a long one without it.
     optional("failure_log_tail", Text, "last lines of the rank's log"),
     UniqueConstraint("trial_id", "number"),
-    # At most one attempt of a trial counts, whoever writes.
+    # At most one attempt of a trial counts; every writer is held to that.
     Index(
         "uq_attempt_counting",
         "trial_id",
@@ -358,7 +358,7 @@ measurement = Table(
         "compile_seconds",
         Double,
         "seconds of compiling, slowest rank; they are part of the attempt's phases, most of them "
-        "of `first_step_seconds`; 0: nothing was compiled; NULL: not told",
+        "of `first_step_seconds`; 0: nothing was compiled; NULL: not reported",
     ),
     optional("loss_first", Double, "loss of the first step"),
     optional("loss_last", Double, "loss of the last step"),

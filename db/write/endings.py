@@ -1,4 +1,4 @@
-"""How attempts end: with a measurement or a failure, and a new state of their trial.
+"""Writes ends of attempts: a measurement or a failure, and the new state of the trial.
 
 Ends are judged one after the other and written together, by few statements for any number.
 """

@@ -146,7 +146,7 @@ def lost(connection: Connection, sweep_id: int, epoch: int) -> str:
 def _end_attempts(connection: Connection, sweep_id: int, at: dt.datetime) -> None:
     """End the running attempts of the earlier owner at its last sign of life, for good.
 
-    An attempt that began after that ended as it began.
+    An attempt that began after that ended when it began.
     """
     of_sweep = sa.select(schema.trial.c.id).where(schema.trial.c.sweep_id == sweep_id)
     left = (

@@ -125,9 +125,9 @@ def bench(
     evidence: Mapping[str, Any] | None,
     epoch: int | None,
 ) -> bool:
-    """Place nothing on a node from now on. False: it is benched already.
+    """Bench a node: nothing is placed on it. False: it is benched already.
 
-    Without an epoch a person asks, whoever owns the sweep.
+    Without an epoch a person asks, and any orchestrator may own the sweep.
     """
     said_with = _epoch(connection, sweep_id, epoch)
     values = {

@@ -1,4 +1,4 @@
-"""Completes fingerprints whose software nobody could ask for, by others of the same sweep.
+"""Completes fingerprints with unknown software by others of the same sweep.
 
 So two attempts that differ only in what was found of their software are compared.
 """

@@ -52,7 +52,7 @@ class NewAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileEnd:
-    """How a profile ended."""
+    """The end of a profile."""
 
     trial_id: int
     number: int
@@ -96,7 +96,7 @@ class AttemptFacts(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoppedCell:
-    """How a cell's search was when its call ended."""
+    """The state of a cell's search when its call ended."""
 
     cell: Cell
     reason: str

@@ -124,7 +124,7 @@ Examples:
 \b
 Words:
   layout  one way to train: parallel sizes, micro-batch, recomputation, ZeRO stage and more
-  cell    one problem: a model, a number of GPUs, a sequence length and a global batch size
+  cell    a model on a number of GPUs, with a sequence length and a global batch size
   trial   one layout of one cell, to be measured; an attempt is one launch of it
   sweep   a sweep file, and all trials of its cells
 

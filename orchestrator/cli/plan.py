@@ -148,7 +148,7 @@ def _earlier(spec: SweepSpec, store: Store | None) -> _Earlier:
 
 
 def _dominance_text(spec: SweepSpec) -> str:
-    """What a sweep concludes from a layout that runs out of memory, and why."""
+    """Describe what a sweep concludes from a layout that runs out of memory, and why."""
     from orchestrator.core.problem.proofs import Dominance
 
     why = ", as the file asks"

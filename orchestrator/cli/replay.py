@@ -31,7 +31,7 @@ def replay(
 ) -> None:
     """Search a table of measured runs.
 
-    A sweep file is made of the table, with its problems and all values that occur in it. Each
+    A sweep file is made of the table, with its cells and all values that occur in it. Each
     launch of the search then returns the row that was measured.
 
     Examples:

@@ -39,8 +39,8 @@ def enqueue(
 ) -> None:
     """Have a layout measured next.
 
-    A `sweep run` that works on the sweep takes it up within 5 s; else the next one does. It goes
-    before what the search would choose, and counts in the budgets.
+    A running `sweep run` of the sweep reads the request within 5 s; otherwise the next call does.
+    The layout is measured before the search's own choice, and counts in the budgets.
 
     Examples:
       sweep enqueue mbs=4 recompute=full
@@ -70,9 +70,9 @@ def retry(
 ) -> None:
     """Have trials measured again.
 
-    Their numbers so far no longer count, and layouts that they ruled out wait again too. A `sweep
-    run` that works on the sweep takes it up within 5 s; else the next one does. A trial that has
-    not ended is left as it is, and the exit code is 2.
+    Their numbers so far no longer count, and layouts that they ruled out wait again too. A running
+    `sweep run` of the sweep reads the request within 5 s; otherwise the next call does. A trial
+    that has not ended is left as it is, and the exit code is 2.
 
     Examples:
       sweep retry 17
@@ -142,7 +142,7 @@ def retry_trial(db: str | None, trial_id: int) -> tuple[int, bool, str]:
 def _when(row: SweepRow) -> str:
     if row.holder is None:
         return "The next `sweep run` with its file does it."
-    return f"The `sweep run` on host {row.holder.host} takes it up within 5 s."
+    return f"The `sweep run` on host {row.holder.host} reads the request within 5 s."
 
 
 def _meant(

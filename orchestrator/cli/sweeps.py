@@ -120,7 +120,7 @@ def rm(
         removal = Removal(name=row.name, run_token=row.run_token, store=_address(store))
         note_removal(removal)
         try:
-            # If nobody was asked, an orchestrator that dies only now still counts as alive.
+            # Without a question, an orchestrator that ends only now still counts as alive.
             store.remove(row.id, holder_is_dead=holder_is_gone if is_confirmed else None)
         finally:
             finish_removal(removal, {each.run_token for each in store.sweeps()})
@@ -228,7 +228,7 @@ def _address(store: Store) -> str:
 
 
 def _confirm(store: Store, summary: SweepSummary, *, is_sure: bool, as_json: bool) -> None:
-    """Say what is lost, and ask. Raises UsageInvalid if nobody can answer."""
+    """Say what is lost, and ask for confirmation. Raises UsageInvalid without a terminal."""
     row, size = summary.sweep, folder_bytes(summary.sweep.run_folder)
     trials = counted(sum(summary.num_trials.values()), "trial")
     files = "no files on this machine" if size is None else f"{show.memory(size)} of files"
@@ -247,7 +247,7 @@ def _confirm(store: Store, summary: SweepSummary, *, is_sure: bool, as_json: boo
 
 
 def _resting(store: Store, summary: SweepSummary) -> Sequence[str]:
-    """What other sweeps of the store lose with a sweep, a line each."""
+    """Return a line for each thing that other sweeps of the store lose with a sweep."""
     from orchestrator.core.trial.lifecycle import TrialState
 
     row, lines = summary.sweep, []
@@ -268,7 +268,7 @@ def _resting(store: Store, summary: SweepSummary) -> Sequence[str]:
 
 
 def _are_related(store: Store, row: SweepRow, other: SweepRow) -> bool:
-    """Return whether predictions of one sweep rest on what the other measured."""
+    """Return whether predictions of one sweep use measurements of the other."""
     if row.id == other.id or row.conditions.get("workload") != other.conditions.get("workload"):
         return False
     devices = [

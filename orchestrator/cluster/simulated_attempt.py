@@ -82,7 +82,7 @@ _HARM_AFTER_THE_RESULT = frozenset({FaultKind.RUBBISH_RESULT})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedEnd:
-    """How an attempt will end, and after how long."""
+    """The future end of an attempt, and its time."""
 
     seconds: float
     rank: RankOutcome

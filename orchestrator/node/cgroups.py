@@ -125,7 +125,7 @@ def own_cgroup() -> Path | None:
 
 
 def num_oom_kills() -> int:
-    """How many processes of our memory cgroup the kernel's OOM killer has ended; 0 if unknown."""
+    """Return how many processes of our memory cgroup the OOM killer has ended; 0 if unknown."""
     for path in cgroup_files("memory.events", "memory", "memory.oom_control"):
         with suppress(OSError, ValueError):
             for line in path.read_text().splitlines():
@@ -136,7 +136,7 @@ def num_oom_kills() -> int:
 
 
 def cgroup_files(name_v2: str, controller: str, name_v1: str) -> Iterator[Path]:
-    """Where this process's cgroup may keep a counter: v2, then v1.
+    """Return where this process's cgroup may keep a counter: v2, then v1.
 
     In a container the path is often the host's, and the files lie at the mount itself.
     """

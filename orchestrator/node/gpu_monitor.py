@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 0.2
 MOST_EVENTS = 100  # read at once
 # NVML's utilisation and power are means over up to so many seconds before the question.
-LOOKS_BACK_SECONDS = 1.0
+AVERAGED_SECONDS = 1.0
 
 DRIVER_FILE = Path("/sys/module/nvidia/version")
 # CUDA's multi-process server, by the 15 characters of a name that the kernel keeps. It is a process
@@ -176,7 +176,7 @@ class GpuMonitor:
         )
 
     def _num_foreign(self, own: set[int]) -> int | None:
-        """How many processes on our devices are not ours.
+        """Return how many processes on our devices are not ours.
 
         None if NVML does not report processes, or reports their ids outside of this container.
         """
@@ -239,7 +239,7 @@ class GpuMonitor:
                     key=lambda one: one.used_bytes / one.total_bytes,
                 )
             if counting:
-                if self._window.seconds >= LOOKS_BACK_SECONDS:
+                if self._window.seconds >= AVERAGED_SECONDS:
                     self._sample_means(handle)
                 self._sample_load(index, handle)
         if counting:
@@ -298,7 +298,7 @@ def driver_version(*, nvml: Any = None, file: Path = DRIVER_FILE) -> str | None:
 
 
 def pci_addresses(devices: Sequence[str], *, nvml: Any = None) -> list[str | None]:
-    """Where each device is on the bus, as the kernel names it: `0000:3b:00.0`; None: unknown."""
+    """Return each device's bus address, as the kernel names it: `0000:3b:00.0`; None: unknown."""
     nvml = (nvml or _load_nvml()) if devices else None
     places = [_ask(nvml, "nvmlDeviceGetPciInfo", handle) for handle in _handles(nvml, devices)]
     return [

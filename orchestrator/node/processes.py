@@ -119,7 +119,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: unique together with its id.
+    """Return when a process started, in clock ticks since boot: unique together with its id.
 
     None if it has ended, also if nobody has waited for it yet.
     """
@@ -128,7 +128,7 @@ def start_time(pid: int) -> int | None:
 
 
 def age_seconds(pid: int) -> float:
-    """How long a process has lived, to one clock tick. Raises ProcessLookupError."""
+    """Return the seconds since a process started, to one clock tick. Raises ProcessLookupError."""
     started = start_time(pid)
     if started is None:
         raise ProcessLookupError(pid)

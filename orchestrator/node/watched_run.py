@@ -45,7 +45,7 @@ class SeenStep:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedRun:
-    """How an attempt ended, and what was seen of it meanwhile."""
+    """The end of an attempt, and what was observed meanwhile."""
 
     report: NodeReport
     seconds: float

@@ -106,6 +106,6 @@ class LiveSweep:
 
 
 def _failures(events: Sequence[EventRow]) -> list[EventRow]:
-    """The events among these that tell of a failure; requests of people are none."""
+    """The events among these that report a failure; requests of people do not."""
     failures = [one for one in events if one.event in _FAILURE_EVENTS and one.detail]
     return failures[:NUM_FAILURES_KEPT]

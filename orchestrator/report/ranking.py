@@ -1,4 +1,4 @@
-"""How the layouts of a cell rank: the winner or those that are tied, and the reasons in words.
+"""Ranks the layouts of a cell: the winner or those that are tied, and the reasons in words.
 
 `sweep best`, `sweep status`, the report and the notebook show the same ranking and the same words.
 """

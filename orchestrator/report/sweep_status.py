@@ -1,4 +1,4 @@
-"""How far a sweep is, as values and short texts: for `sweep status` and `sweep top`.
+"""The progress of a sweep as values and short texts, for `sweep status` and `sweep top`.
 
 It reads the store; the phase of a running attempt comes from the caller, who can see run folders.
 """
@@ -114,7 +114,7 @@ def state_text(sweep: SweepStatus) -> str:
 
 
 def phase_text(trial: UnderWayRow, progress: PhaseAndStep, *, has_holder: bool) -> str:
-    """Where a running trial is."""
+    """The place of a running trial."""
     if not has_holder:
         # The next `sweep run` returns it to the queue first.
         return "interrupted"

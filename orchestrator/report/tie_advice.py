@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from db.read.rows import SweepRow, TrialRow
 
-# At least so many repeats are advised, and at most what `search.confirm` takes.
+# At least this many repeats are advised, and at most those that `search.confirm` accepts.
 FEWEST_REPEATS = 2
 MOST_REPEATS, MOST_CONTENDERS = 32, 64
 

@@ -1,4 +1,4 @@
-"""How long a sweep may still go on, as a short text."""
+"""The time that a sweep may still take, as a short text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def left_text(left: TimeLeft | None) -> str:
     """`, about 4 min left`, `, likely 1 min to 4 min left`, `, likely done within 4 min`.
 
     Empty if unknown. A machine that changes from now on needs more repeats than are counted here,
-    so nothing more than likely is said.
+    so the text says only what is likely.
     """
     if left is None or left.most < 1:
         return ""

@@ -245,7 +245,7 @@ def _measurement_facts(measurement: Measurement, attempt: AttemptRow) -> list[Fa
         mfu = f"{show_as.percent(measurement.mfu)}, {show_as.percent(measurement.hfu)}"
     peak = None
     if measurement.peak_flops is not None:
-        source = measurement.peak_flops_source or "its source is not told"
+        source = measurement.peak_flops_source or "unknown source"
         peak = f"{measurement.peak_flops / 1e12:,.3g} TFLOP/s per device ({source})"
     limit = measurement.device_memory_bytes
     memory = f"allocated {show_as.memory_of(measurement.peak_memory_allocated_bytes, limit)}"

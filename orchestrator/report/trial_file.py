@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # The keys of a sweep file that say which cells and layouts there are, or follow from those.
 _OWN = ("name", "model", "gpus", "sequence_length", "global_batch_size", "precision", "axes")
-# Who runs the file may be somebody else, whom the messages of the sweep do not concern.
+# Somebody else may run the file, and should not send the sweep's messages.
 _DROPPED = ("global_batch_tokens", "constraints", "search", "notify", "mirror")
 # The longest name of a sweep that a file may have.
 MOST_CHARACTERS = 63

@@ -169,7 +169,7 @@ def _option_axis(table: LayoutTable, name: str) -> LatticeAxis:
 
 
 def _dropped(recompute: Recompute, num_layers: int) -> float:
-    """How much of the activations is dropped: 0 for none, up to 3 for all layers in full.
+    """Return how much of the activations is dropped: 0 for none, up to 3 for all layers in full.
 
     In full, their memory shrinks by about three doublings.
     """

@@ -157,7 +157,7 @@ class LayoutSampler(BaseSampler):
         self._fallback.reseed_rng()
 
     def _read_trials(self, study: Study, *, but: int | None) -> None:
-        """Record how the study's trials ended, whoever ran them."""
+        """Record how the study's trials ended, also those that others ran."""
         trials = study.get_trials(deepcopy=False)
         for number in [*self._unfinished, *range(self._next, len(trials))]:
             if number == but:

@@ -21,7 +21,7 @@ from orchestrator.core.sweepfile.sections import Objective
 
 
 class StudyState(StrEnum):
-    """How a trial ended, in Optuna's words."""
+    """The end of a trial, in Optuna's words."""
 
     COMPLETE = "complete"
     # It ran out of memory, failed, or its numbers cannot be true.

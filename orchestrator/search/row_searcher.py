@@ -202,5 +202,5 @@ class RowSearcher:
 
 
 def _count(statuses: NDArray[np.int8]) -> Ints:
-    """How many rows have each status."""
+    """Count the rows of each status."""
     return np.bincount(statuses, minlength=len(RowStatus))

@@ -286,7 +286,7 @@ class Searcher:
         return DoubtfulResult(
             layout=self._candidates.table.layout(row),
             why=f"measured {self._in_words(was)}, but its neighbours say "
-            f"{self._in_words(expected)}: measured once more before it is believed",
+            f"{self._in_words(expected)}: measured once more before it is used",
         )
 
     def expected_gain(self) -> float | None:

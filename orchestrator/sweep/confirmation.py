@@ -322,7 +322,7 @@ class Confirmation:
             self._unchecked, self._is_compared = set(self._runs), True
         wanted = self._next_wrong() or (
             self._next_of_front(confirm)
-            if self.looks_for_a_front
+            if self.has_other_merits
             else self._next_to_confirm(confirm)
         )
         is_due = (
@@ -354,7 +354,7 @@ class Confirmation:
         verdict = self._judge(confirm) if self._runs and confirm.repeats else None
         if verdict is None:
             return 0
-        if self.looks_for_a_front:
+        if self.has_other_merits:
             return self._most_of_front(confirm)
         done = {
             trial_id: sum(run.purpose is Purpose.CONFIRMATION for run in some)
@@ -385,7 +385,7 @@ class Confirmation:
         return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
 
     @property
-    def looks_for_a_front(self) -> bool:
+    def has_other_merits(self) -> bool:
         """True if layouts are compared by more than their speed."""
         return self.merits != (Merit.SPEED,)
 

@@ -190,7 +190,7 @@ def failed_trials(trials: Iterable[TrialRow]) -> FailedTrials | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """How a call of `run_sweep` ended."""
+    """The result of a call of `run_sweep`."""
 
     sweep_id: int
     counts: Mapping[TrialState, int]

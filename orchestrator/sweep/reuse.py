@@ -78,7 +78,7 @@ def _is_reusable(trial: TrialRow) -> bool:
 
 
 def _problem(cell: Cell) -> tuple[object, ...]:
-    """What makes two cells the same problem, whatever their models are called."""
+    """Return the key by which two cells are the same, also if their models have other names."""
     return cell.model.digest, cell.num_gpus, cell.sequence_length, cell.global_batch_size
 
 

@@ -26,7 +26,7 @@ FOLDER = "spool"
 
 @dataclass(frozen=True, kw_only=True)
 class Spooled:
-    """How an attempt ended, as the scheduler said it."""
+    """The end of an attempt, as the scheduler reported it."""
 
     attempt: int
     end: Finished

@@ -68,7 +68,7 @@ def confirmation_of(
     for trial in trials:
         if trial.is_ended_early and trial.is_current_fingerprint and may_run(trial.layout):
             confirmation.note_ended_early(trial.id, _fastest_step(trial))
-    if confirmation.looks_for_a_front:
+    if confirmation.has_other_merits:
         for trial in measured.values():
             confirmation.note_others(trial.id, others_of(trial, device_memory_bytes))
     confirmation.was_paused = bool(runs) and was_paused

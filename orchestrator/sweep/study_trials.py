@@ -88,7 +88,7 @@ def _values(
 
 
 def _state(trial: TrialRow) -> StudyState | str:
-    """How the study shows a trial, or why it leaves it out."""
+    """The form of a trial in the study, or the reason why it is left out."""
     match trial.state:
         case TrialState.MEASURED if trial.is_current_fingerprint is False:
             return OTHER_SOFTWARE

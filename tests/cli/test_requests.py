@@ -85,7 +85,7 @@ def test_who_works_on_a_sweep_is_asked(store: Store, command: CommandHere) -> No
     bench = Bench.on(store)
     trial_id = bench.measure(1)
     done = command.ok("retry", str(trial_id))
-    assert "takes it up within 5 s" in done.stdout
+    assert "reads the request within 5 s" in done.stdout
     (event,) = store.events_of_kinds(bench.sweep_id, ["retry_asked"])
     assert event.trial_id == trial_id
     assert store.trials_by_id([trial_id])[0].state is TrialState.MEASURED

@@ -42,7 +42,7 @@ class Handover:
     secrets: Secrets
     # Until the first result: the launcher times what follows.
     _phases: Mapping[Phase, float] | None = field(default=None, init=False, repr=False)
-    # Seen at the results so far: a process that nobody waited for is not seen after its end.
+    # Seen at the results so far: an ended process that was not waited for is not seen later.
     _resident_bytes: int = field(default=0, init=False, repr=False)
 
     def hand_over(self, *, enough: bool = False) -> None:

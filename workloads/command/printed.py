@@ -28,7 +28,7 @@ from workloads.rank import ConfigRejected
 
 # Of a longer line the rest is not searched.
 MAX_LINE_BYTES = 4096
-# CPU time for the patterns on so many lines, which take some milliseconds.
+# CPU time for the patterns on this many lines, which take some milliseconds.
 PATTERN_SECONDS = 1.0
 _LINES_AT_ONCE = 100
 _READ_BYTES = 1 << 16

@@ -50,7 +50,7 @@ class Writers:
 
     @property
     def count(self) -> int:
-        """How many of them have written since they were found, each by itself.
+        """Return how many of them have written on their own since they were found.
 
         A forked worker shares the open file of its parent, and with it the place where the next
         line goes: both count as one. A line that is written between two looks moves that place, so

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
-# Shorter steps are not told apart by somebody who looks every 50 ms.
+# Shorter steps cannot be told apart with a check every 50 ms.
 LEAST_STEP_SECONDS = 0.2
 # Lines that arrive within this part of a step are of one step.
 _TOGETHER = 0.25
@@ -28,7 +28,7 @@ class RepeatedSteps:
         self._sizes: list[int] = []
 
     def note(self, num_lines: int, *, step_seconds: Sequence[float], at: float) -> None:
-        """Note that so many lines are there at this time; `step_seconds` is what they tell."""
+        """Note the number of lines at this time; `step_seconds` are those that they report."""
         new, self._num_lines = num_lines - self._num_lines, num_lines
         if new == 0 or not step_seconds:
             return
@@ -39,7 +39,7 @@ class RepeatedSteps:
             self._sizes.append(new)
 
     def are_written_by(self, num_ranks: int, *, step_seconds: Sequence[float]) -> bool:
-        """Return whether each of so many ranks seems to have written each of the last steps."""
+        """Return whether each of `num_ranks` seems to have written each of the last steps."""
         # The last group may not be complete.
         began, sizes = self._began[-_FEWEST_STEPS - 1 :], self._sizes[-_FEWEST_STEPS - 1 : -1]
         if num_ranks < 2 or len(sizes) < _FEWEST_STEPS or set(sizes) != {num_ranks}:

@@ -1,6 +1,6 @@
 """The end of a program whose numbers are enough: a file asks it, then SIGTERM.
 
-If it goes on, its rank's end kills it.
+If it does not end, its rank's end kills it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEPS = 2.0
 _POLL_SECONDS = 0.05
 # After SIGTERM, for a program that has to end others.
 _TERM_SECONDS = 2.0
-# A document that does not change for so long, and for so many of its steps, is the last one.
+# A document that does not change for this long, and for this many of its steps, is the last one.
 _SETTLED_SECONDS, _SETTLED_STEPS = 5.0, 3.0
 
 

@@ -37,7 +37,7 @@ _MOST_BYTES = 4 << 30
 def follow_profiled(program: Program, rank: Rank) -> int:
     """Wait for the program's end, and report the profile of its trace. Returns the exit code.
 
-    A program that goes on long after it has written its trace is ended.
+    A program that runs on long after it has written its trace is ended.
     """
     folder, place = program.place.trace_folder, program.place
     written_at: float | None = None

@@ -15,7 +15,7 @@ from torch import Tensor
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
-# Elements stepped at once: so many half-precision gradients become fp32.
+# Elements stepped at once: this many half-precision gradients become fp32.
 CHUNK_ELEMENTS = 1 << 28
 
 
@@ -91,7 +91,7 @@ class AdamW:
         return _Chunk(adamw=adamw, weights=weights, masters=masters)
 
     def _cut(self, flat: list[Tensor]) -> list[list[Tensor]]:
-        """Cut flat tensors into chunks of so many elements; fp32 weights are one chunk."""
+        """Cut flat tensors into chunks; fp32 weights are one chunk."""
         if not self._is_mixed:
             return [flat]
         chunks: list[list[Tensor]] = [[]]

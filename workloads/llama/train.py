@@ -128,7 +128,7 @@ def _train_and_measure(
 ) -> tuple[TimedSteps, MemoryReport, str]:
     """Timed steps, memory, and the kernel of attention; frees the model.
 
-    `hand_over` gets what is known before the look at the memory by part, whatever happens there.
+    `hand_over` gets the result before memory by part is measured, which may fail.
     """
     request = rank.request
     trainer = training_loop(rank, options, device=device)

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices: `python -m workloads.tools.matmul --seconds 2
+"""Measures how fast this machine multiplies matrices: `python -m workloads.tools.matmul --seconds 2
 --devices 0,1` writes one JSON document.
 
 GPUs (as CUDA_VISIBLE_DEVICES counts them) run torch, all at once, as in training; cores run numpy,
@@ -87,8 +87,8 @@ def on_gpus(devices: Sequence[str], seconds: float) -> dict[str, Any]:
 def product_flops(device: torch.device, *, size: int, dtype: torch.dtype, seconds: float) -> float:
     """FLOP/s of products of two random square matrices by torch.
 
-    A GPU's is what it keeps up: half of the time warms it up. A core's is that of its best product,
-    since others may use it as well.
+    A GPU's is the sustained rate: half of the time warms it up. A core's is that of its best
+    product, since others may use it as well.
     """
     # Takes seconds: whoever has a device has imported it.
     import torch

@@ -41,7 +41,7 @@ class TracedRun:
     left: int  # still alive at the end
 
     def same_at_the_end(self, other: TracedRun) -> int:
-        """How many operations are the same, counted from the last."""
+        """Return how many operations are the same, counted from the last."""
         pairs = zip(reversed(self.operations), reversed(other.operations), strict=False)
         return next(
             (i for i, (a, b) in enumerate(pairs) if a is not b),

@@ -275,7 +275,7 @@ def clean_up() -> Check:
 
 
 def shared_memory() -> Check:
-    """Where ranks of one node exchange data, if their GPUs cannot reach each other."""
+    """Check shared memory, by which ranks exchange data if their GPUs cannot reach each other."""
     try:
         free = shutil.disk_usage(SHARED_MEMORY).free
     except OSError as exc:

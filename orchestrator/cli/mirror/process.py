@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _teller() -> Tell:
-    """What writes lines to the standard output, which nobody else can write to any more."""
+    """Return a function that writes lines to stdout, and keep all others from writing there."""
     own = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)

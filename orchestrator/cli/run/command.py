@@ -64,7 +64,7 @@ STORE_PATIENCE_SECONDS = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How to run a sweep, as `run` and `replay` take it from the command line."""
+    """The options of `run` and `replay` on the command line."""
 
     db: str | None
     takeover: bool
@@ -72,7 +72,7 @@ class RunOptions:
     as_json: bool
     strict: bool = False
     ray_address: str | None = None
-    # Removes secrets from what is told to others; None: it knows those of `notify` alone.
+    # Removes secrets from messages to others; None: it knows only those of `notify`.
     redact: Callable[[str], str] | None = None
     # For a cluster that is still too small.
     wait_seconds: float | None = None

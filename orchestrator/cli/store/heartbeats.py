@@ -14,7 +14,7 @@ MAX_HEARTBEAT_BYTES = 4096
 
 
 def phase_and_step(sweep: SweepRow, trial: UnderWayRow) -> PhaseAndStep:
-    """Phase and step of the slowest rank; None if nobody works on it, or no rank runs here."""
+    """Return phase and step of the slowest rank; None without an orchestrator or a rank here."""
     from orchestrator.core.trial.protocol import BadResult, Phase, decode_heartbeat
 
     if sweep.holder is None:

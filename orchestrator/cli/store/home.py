@@ -1,4 +1,4 @@
-"""Where a sweep's files are: run folders of the trials, the default database, tracebacks."""
+"""The places of a sweep's files: run folders of trials, the default database, tracebacks."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _QUERY_PASSWORD = re.compile(
 )
 PROJECT_LOGGERS = ("orchestrator", "db")
 # The store reports a broken connection in one line; these would show a traceback each time.
-# uvicorn tells of every request that is none.
+# uvicorn logs every invalid request.
 SILENCED_LOGGERS = ("sqlalchemy", "psycopg", "uvicorn")
 
 

@@ -1,4 +1,4 @@
-"""How commands write: data to stdout as a table, JSON, CSV or Markdown; remarks to stderr.
+"""Writes the output of commands: data to stdout as a table, JSON, CSV, Markdown; remarks to stderr.
 
 Text that others wrote reaches no terminal with its control characters. Knows no sweep and no store.
 """

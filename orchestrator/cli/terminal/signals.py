@@ -58,7 +58,7 @@ def terminable() -> Iterator[None]:
         number: signal.default_int_handler if number == signal.SIGINT else receive
         for number in SIGNALS
     }
-    # What somebody ignores, as `nohup` does, stays ignored.
+    # Signals that are ignored already, as by `nohup`, stay ignored.
     replaced = {
         number: signal.getsignal(number)
         for number in (SIGNALS if is_main else ())

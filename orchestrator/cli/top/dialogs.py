@@ -60,7 +60,7 @@ class Entry(ModalScreen[str | None]):
 
 
 class Detail(ModalScreen[None]):
-    """All that is known of a trial, as `sweep show`."""
+    """Everything known about a trial, as in `sweep show`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,enter", "dismiss(None)", "Back")]
 

@@ -130,7 +130,7 @@ class Server(uvicorn.Server):
         """Let a closed terminal end the server as uvicorn lets Ctrl-C and SIGTERM."""
         is_main = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGHUP)
-        # What somebody ignores, as `nohup` does, stays ignored.
+        # Signals that are ignored already, as by `nohup`, stay ignored.
         if not is_main or before is signal.SIG_IGN:
             yield
             return

@@ -73,7 +73,7 @@ class CalculatorProcess:
 
     async def _exchange(self, question: str) -> bytes:
         if self._process is not None:
-            # It may have been killed since, as by the kernel for want of memory.
+            # It may have been killed since, as by the kernel when memory ran out.
             with suppress(OSError):
                 if line := await _answer(self._process, question):
                     return line

@@ -36,7 +36,7 @@ MOST_CLIENTS = 200
 
 
 class Reads(Protocol):
-    """Where readings come from: `LiveStore`, or a test's."""
+    """The source of readings: `LiveStore`, or a test's."""
 
     def read(self) -> Reading: ...
 

@@ -16,7 +16,7 @@ from layout_sweep.start import command
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """How a command ended. `output` is cut if `is_cut`."""
+    """The end of a command. `output` is cut if `is_cut`."""
 
     exit_code: int
     output: bytes
@@ -26,7 +26,7 @@ class Done:
 async def run_command(
     module: str, arguments: Sequence[str], *, db: str | None, most_bytes: int, niceness: int = 0
 ) -> Done:
-    """Run `main` of a module with arguments, and read what it prints, up to so many bytes.
+    """Run `main` of a module with arguments, and read a limited number of bytes of its output.
 
     A database's URL goes through the environment, where other users do not see its password.
     """

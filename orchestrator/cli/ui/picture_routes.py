@@ -33,7 +33,7 @@ DRAWING_SECONDS = 300.0
 NICENESS = 15
 _MOST_BYTES = 10_000
 _PREFIX = "sweep-ui-"
-# Whoever opens one of these has the pictures drawn.
+# A request for one of these has the pictures drawn.
 _PAGES = ("index.html", "trial.html", "trials.html")
 
 

@@ -88,7 +88,7 @@ class Site:
         return self.page(request, "live_message.html", values, status=status)
 
     async def trial(self, trial_id: int) -> TrialDetail:
-        """All that is known of a trial of this sweep. Raises Refusal if there is none."""
+        """Return everything known about a trial of this sweep. Raises Refusal if there is none."""
         try:
             found = await in_thread(partial(self.store.trial, trial_id))
         except UsageInvalid:

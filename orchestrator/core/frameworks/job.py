@@ -1,4 +1,4 @@
-"""The job that a framework is configured for: a layout of a cell on nodes of so many GPUs.
+"""The job that a framework is configured for: a layout of a cell, and the GPUs of a node.
 
 Knows no framework.
 """

@@ -1,6 +1,6 @@
 """The configuration file of litgpt (`litgpt pretrain --config`).
 
-Checked with litgpt 0.5. Its pretraining shards within a node, whatever is asked.
+Checked with litgpt 0.5. Its pretraining always shards within a node.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class NodeFacts:
 
 
 def baseline_bytes(total_bytes: int) -> int:
-    """Return how much memory an idle GPU's driver may use. If more is used, somebody uses it."""
+    """Return how much memory an idle GPU's driver may use. If more is used, a process uses it."""
     return max(BASELINE_BYTES, int(BASELINE_SHARE * total_bytes))
 
 

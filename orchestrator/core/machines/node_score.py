@@ -48,7 +48,7 @@ class NodeScore:
     slower: float  # relative, than healthy nodes; negative: faster
     standard_error: float
     is_slow: bool  # clearly, and by enough to matter
-    # Nodes with the very same runs, which cannot be told apart from it.
+    # Nodes with exactly the same runs, which cannot be told apart from it.
     twins: tuple[str, ...] = ()
 
 

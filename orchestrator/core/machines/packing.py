@@ -97,11 +97,11 @@ class FreeSlots:
     def __init__(self, slots_of: Mapping[str, int]) -> None:
         self._slots_of = dict(slots_of)
         self._free = dict(slots_of)
-        # Free slots, at least one -> nodes with so many, in the order in which they came to that.
+        # Free slots, at least one -> nodes with that many, in the order in which they reached it.
         self._by_free: dict[int, dict[str, None]] = {}
         self._num_free = 0
-        self._num_nodes: dict[int, int] = {}  # slots -> nodes with so many
-        # Free slots -> nodes with at least so many: a cache until the next change.
+        self._num_nodes: dict[int, int] = {}  # slots -> nodes with that many
+        # Free slots -> nodes with at least that many: a cache until the next change.
         self._num_with_free: dict[int, int] = {}
         self._slots_of_all: int | None = None  # if all nodes have equally many
         self._placed: dict[int, _PlacedGang] = {}
@@ -254,7 +254,7 @@ class FreeSlots:
         return tuple(sorted(found)) if len(found) == num_nodes else None
 
     def _num_with(self, least: int) -> int:
-        """The number of nodes with at least so many free slots."""
+        """The number of nodes with at least this many free slots."""
         if least not in self._num_with_free:
             self._num_with_free[least] = sum(
                 len(nodes) for free, nodes in self._by_free.items() if free >= least
@@ -262,7 +262,7 @@ class FreeSlots:
         return self._num_with_free[least]
 
     def _num_among(self, nodes: Collection[str], least: int) -> int:
-        """The number of these nodes with at least so many free slots."""
+        """The number of these nodes with at least this many free slots."""
         return sum(
             sum(map(level.__contains__, nodes))
             for free, level in self._by_free.items()

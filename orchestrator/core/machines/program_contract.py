@@ -1,6 +1,6 @@
 """Judges whether a user's program kept its contract in one short attempt, point by point.
 
-Each check says what was seen, and what to do about it. It knows no process and no file.
+Each check states the observation, and what to do about it. It knows no process and no file.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def steps_for_pace(run: ContractRun) -> int | None:
 
 
 def judge_run(run: ContractRun) -> list[Check]:
-    """Return the points of the contract, in the order in which a program comes to them."""
+    """Return the points of the contract, in the order in which a program reaches them."""
     checks = [_ranks(run)]
     if run.steps.num_steps or _may_have_told_no_step(run):
         checks.append(_steps(run))

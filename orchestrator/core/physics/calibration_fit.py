@@ -48,7 +48,7 @@ def calibrate(
     begin: Calibration | None = None,
     model: ModelShape | None = None,
 ) -> Calibration:
-    """Fit the constants to what was measured; without observations, return the prior.
+    """Fit the constants to observations; without any, return the prior.
 
     `begin`: a fit of much the same rows. If it is more probable than the prior's middle, the fit
     begins there, and a few steps do. `model`: whose memory will be predicted; its own peaks count
@@ -252,7 +252,7 @@ def _memory_residuals(
 
 
 def _weights(sizes: Sequence[int]) -> Floats:
-    """How many independent residuals each one counts as: the first few of a cell show most."""
+    """Return the weight of each residual: the first few of a cell show most."""
     return np.concatenate([_weights_of(n, CELL_CORRELATION) for n in sizes])
 
 

@@ -1,4 +1,4 @@
-"""How well a calibration agrees with observations, and how well each constant is known by now."""
+"""Measures how well a calibration agrees with observations, and how well each constant is known."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Agreements:
 def agreement(observations: Sequence[Observation], calibration: Calibration) -> Agreements:
     """Predict every observation by the formulas, and compare it with what was measured.
 
-    Without the residuals, which were fitted to these very rows and would flatter.
+    Residuals are left out: they were fitted to the same rows, and would hide errors.
     """
     calibration = replace(calibration, residuals={})
     layouts = [row.layout for row in observations]

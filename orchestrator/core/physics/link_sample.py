@@ -29,7 +29,7 @@ PASSES: Mapping[Collective, float] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """The members of a collective: so many ranks, spread evenly over so many nodes."""
+    """The members of a collective: a number of ranks, spread evenly over a number of nodes."""
 
     num_ranks: int
     num_nodes: int

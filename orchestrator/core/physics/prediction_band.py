@@ -1,4 +1,4 @@
-"""How far predicted step times may be off: the 80 % band of a layout, before anything is measured
+"""The 80 % band of predicted step times: how far they may be off, before anything is measured
 and after.
 
 Before, widths come from published spreads and grow with what a layout sends between nodes. After,

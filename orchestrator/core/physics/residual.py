@@ -20,7 +20,7 @@ from orchestrator.core.problem.layout_table import LayoutTable
 SD = 0.2
 # Doublings of a size: farther apart, layouts share less than a third of the errors.
 LENGTH = 3.0
-NOISE_SD = 0.1  # of one run that nobody repeated
+NOISE_SD = 0.1  # of one run without repeats
 # Runs that are fitted, an even spread over all: the fit is cubic in them, a prediction linear.
 MOST = 1_000
 PASSES = 4  # of reweighting

@@ -1,4 +1,4 @@
-"""What a step of workload llama holds beyond states and activations, moment by moment.
+"""Memory in a step of workload llama beyond states and activations, moment by moment.
 
 Its weights are sharded by torch's fully_shard, unit by unit: the embedding, each layer, the head.
 Gradients come and go. Sizes are numbers of weights, or bytes where the name says so. Knows nothing

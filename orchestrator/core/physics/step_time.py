@@ -97,7 +97,7 @@ class StepTimeModel:
     host_layers: Floats
     micro_batches: Floats
     stages: Floats
-    # Of each rank: so many times as often a micro-batch hops, and so much shorter is the bubble.
+    # Virtual stages of each rank: micro-batches hop this many times as often, in a shorter bubble.
     virtual_stages: Floats
     # Of one micro-batch on one GPU, in the fullest stage; what is recomputed, of every layout.
     flops: Floats

@@ -189,7 +189,7 @@ COMPILED_LAUNCHES, COMPILED_TRAFFIC = 0.3, 0.4
 
 
 def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
-    """Return the trainer that workload llama is with these options, by their names.
+    """Return the trainer of workload llama with these options.
 
     `on_gpu`: layers are compiled unless the options say otherwise.
     """
@@ -221,9 +221,9 @@ def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
 
 
 def profile_of_words(words: Mapping[str, str]) -> str:
-    """The named trainer that a run's words mean.
+    """Return the named trainer that the words of a run mean.
 
-    The version of the program is not used: nobody knows it before a search.
+    The version of the program is not used: it is not known before a search.
     """
     sharding, kernel = words.get("sharding", "").lower(), words.get("attention_kernel", "").lower()
     if "fp32 grad" in words.get("precision", ""):

@@ -44,7 +44,7 @@ Problem = tuple[str, int, int, int]  # model digest, GPUs, sequence, batch
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplayTable:
-    """One table: for each problem, the representative run of each layout, in the order of rows."""
+    """One table: for each cell, the representative run of each layout, in the order of rows."""
 
     table_id: str
     hardware: str  # as the table calls it
@@ -156,7 +156,7 @@ class ReplayTable:
 
     @property
     def problem_texts(self) -> list[str]:
-        """Its problems as overrides that select them."""
+        """Its cells, as overrides that select them."""
         return [
             f"{self.models[digest].name}: gpus={gpus} sequence_length={length}"
             f" global_batch_size={batch}"

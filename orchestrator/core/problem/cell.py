@@ -1,4 +1,4 @@
-"""One problem of a sweep: a model, a number of GPUs, a sequence length and a global batch.
+"""One cell of a sweep: a model on a number of GPUs, with a sequence length and a global batch.
 
 Each has a best layout of its own. Knows nothing of layouts: one belongs to a cell if its world size
 and its global batch do.

@@ -81,7 +81,7 @@ def _slower(less: TimedLayout, more: TimedLayout) -> float | None:
 
 
 def _margin(less: Layout, more: Layout) -> float | None:
-    """How much slower the first may be, relative, if it does less work than the second.
+    """Return how much slower the first may be, relative, if it does less work than the second.
 
     None: it does not, or they differ in more.
     """

@@ -1,4 +1,4 @@
-"""The layouts that a model's sizes rule out, whatever program trains it."""
+"""The layouts that a model's sizes rule out with any program."""
 
 from __future__ import annotations
 

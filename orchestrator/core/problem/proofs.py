@@ -22,7 +22,7 @@ ENOUGH = 2
 
 
 class Dominance(StrEnum):
-    """How much proof rules a layout out without a launch."""
+    """The amount of proof that rules a layout out without a launch."""
 
     # One rules out every layout that needs at least as much memory.
     TRUSTED = "trusted"
@@ -134,7 +134,7 @@ class Proofs:
         is_first = self._first[rows] < 0
         self._weight[rows] += proof.weight
         self._first[rows[is_first]] = place
-        # The others rest on one proof alone.
+        # The others have one proof only.
         if self._dominance is Dominance.CONFIRMED:
             self._second[rows[~is_first & (self._second[rows] < 0)]] = place
             is_own = self._is_of_its_kind(rows, proof.layout)

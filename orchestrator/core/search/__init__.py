@@ -1,1 +1,1 @@
-"""How layouts are enumerated, ranked and proposed."""
+"""Enumerates, ranks and proposes layouts."""

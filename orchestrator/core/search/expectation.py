@@ -1,4 +1,4 @@
-"""How many layouts of a cell are expected to fit, to run out of memory, or to fail otherwise."""
+"""Estimates how many layouts of a cell fit, run out of memory, or fail otherwise."""
 
 from __future__ import annotations
 

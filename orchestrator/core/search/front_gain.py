@@ -1,4 +1,4 @@
-"""By how much a row is expected to enlarge the front of what was measured (numpy).
+"""Computes how much a row is expected to enlarge the measured front (numpy).
 
 The front is that of speed, free memory and tokens per joule, all from 0 up. Memory and time are
 predicted; power is learned from the rows that ran. The three errors are taken to be independent.
@@ -23,7 +23,7 @@ from orchestrator.core.trial.merit import Merit
 # No row counts as more than so much better than the best known or predicted: the mean of a
 # log-normal belief is otherwise that of its least likely values.
 MOST_BETTER = 3.0
-# A row that is dominated even if it is better by so many standard deviations gains nothing.
+# A row gains nothing if it is dominated even when it is better by this many standard deviations.
 MOST_SDS = 4.0
 # Standard deviation of log watts between layouts of a cell. An idle GPU draws a tenth of the most.
 POWER_SD = 0.2
@@ -116,7 +116,7 @@ class FrontGain:
                 return float(np.exp(-score - power))
 
     def _belief(self, merit: Merit, *, mean: Floats, sd: Floats, memory: Surrogate) -> _Belief:
-        """Return what is believed of each row's merit. `mean` and `sd` are of the scores."""
+        """Return the distribution of each row's merit. `mean` and `sd` are of the scores."""
         if merit is Merit.HEADROOM:
             assert self._limit is not None
             return _Belief(mean=memory.mean, sd=memory.sd, limit=self._limit)

@@ -55,7 +55,7 @@ class OptionEffects:
         return found
 
     def _untried(self, ran: Sequence[int]) -> list[NDArray[np.bool_]]:
-        """For each option, which of its values no row that ran has."""
+        """Return for each option the values that no row that ran has."""
         found = []
         for axis in self._axes:
             untried = np.ones(len(axis), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Runs that something slowed: values of a Gaussian process that no neighbour explains.
+"""Finds runs that something slowed down: values of a Gaussian process that no neighbour explains.
 
 A run now and then takes a multiple of what its layout takes: a pipeline that is broken between
 nodes, a link that renegotiated its speed, somebody else's job. A first such value would otherwise

@@ -1,4 +1,4 @@
-"""How similar the rows of a lattice are: the kernel of a Gaussian process, and how it is learned.
+"""The similarity of rows of a lattice: the kernel of a Gaussian process, and its fit.
 
 The kernel has a joint part, for rows that are close on all axes, and a part for each axis alone.
 """
@@ -27,7 +27,7 @@ _LENGTH_SD, _AMPLITUDE_SD, _NOISE_SD_SD = 0.4, 0.5, 0.7
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Smoothness:
-    """How the residual varies: a length on each axis, and standard deviations of its parts."""
+    """Smoothness of the residual: a length on each axis, and standard deviations of its parts."""
 
     lengths: Floats  # distances of similar values, per axis
     joint_sd: float  # of the joint part

@@ -303,7 +303,7 @@ class Surrogate:
     def _known(self, covariance: Floats, *, times: int) -> tuple[Ints, Floats, Floats]:
         """Return the values that take part, their deviations from the belief, their variances.
 
-        Bounds take part as the Gaussian values that stand for them.
+        Bounds take part as the Gaussian values that represent them.
         """
         exact = [i for i, v in enumerate(self._values) if v.is_exact]
         bounds = [i for i, v in enumerate(self._values) if v.value is not None and not v.is_exact]
@@ -341,7 +341,7 @@ class Surrogate:
         *,
         times: int,
     ) -> Sites:
-        """Update the Gaussian values that stand for the bounds, by the exact values."""
+        """Update the Gaussian values that represent the bounds, by the exact values."""
         of_bounds = covariance[np.ix_(bounds, bounds)]
         mean = np.zeros(len(bounds))
         if len(exact):

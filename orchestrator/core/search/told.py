@@ -1,4 +1,4 @@
-"""The outcome of a row of a lattice, as a search is told it."""
+"""The outcome of a row of a lattice, as a search receives it."""
 
 from __future__ import annotations
 

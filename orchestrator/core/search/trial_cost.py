@@ -28,7 +28,7 @@ STEPS_SD, MEASURED_STEPS_SD = 0.3, 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialCost:
-    """How long one trial reserves its GPUs. The standard deviations are of logarithms."""
+    """The seconds for which one trial reserves its GPUs. Standard deviations are of logarithms."""
 
     launch_seconds: float
     launch_sd: float
@@ -110,7 +110,7 @@ def cost_of(
     in_launches = launches / seconds
     selected = even_selection(len(rows))
     predicted = candidates.predict(candidates.table.take(rows[selected]))
-    # A trial that lasts its least seconds lasts them whatever its steps take.
+    # A trial that takes only its minimum of seconds takes them with steps of any length.
     uncertain = np.where(is_longer[selected], steps[selected], 0.0)
     shares = uncertain * (1 - in_launches) / (steps[selected].sum() or 1.0)
     # Of the logarithm of the seconds, by the logarithms of the constants.

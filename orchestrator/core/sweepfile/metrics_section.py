@@ -31,7 +31,7 @@ MAX_EVERY = 10_000
 # Characters of a value that is no number.
 MAX_TEXT = 200
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-# The names in `also` that stand for a field of a result.
+# The names in `also` that are fields of a result.
 _RESULT_FIELDS = {
     "peak_memory": "peak_memory_allocated_bytes",
     "peak_memory_allocated": "peak_memory_allocated_bytes",
@@ -111,7 +111,7 @@ def _also(value: Any) -> Any:
 
 
 class MetricsSection(_AsWritten):
-    """How to read the steps from what the program prints."""
+    """The patterns that read steps from a program's output."""
 
     log: Annotated[
         Pattern,

@@ -194,11 +194,11 @@ def _keys(path: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Section:
-    """A section of a sweep file, wherever it is, and its keys."""
+    """A section of a sweep file at any place, and its keys."""
 
     path: str
     keys: Sequence[str]
-    # ` of synthetic`: of which workload it is.
+    # ` of synthetic`: the workload that it belongs to.
     of: str = ""
 
     def of_key(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The section `notify` of a sweep file: whom to tell how a sweep goes.
+"""The section `notify` of a sweep file: who gets messages about a sweep.
 
 An address is a secret: the file names an environment variable that holds it, and no mistake of a
 file repeats what somebody wrote in its place.

@@ -26,7 +26,7 @@ _NO_SCRIPT = frozenset({"-m", "--module", "--no-python", "--no_python"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Files:
-    """How to look up the files of the machine on which a command is to run."""
+    """Looks up files on the machine on which a command will run."""
 
     exists: Callable[[str], bool]
     is_folder: Callable[[str], bool]

@@ -218,12 +218,12 @@ class SweepSpec(Section):
     ] = LlamaWorkload()
     trainer: Annotated[
         TrainerChoice | None,
-        key("a name, or a section", "What is known of the program's memory: [trainer](#trainer)"),
+        key("a name, or a section", "Facts about the program's memory: [trainer](#trainer)"),
     ] = None
     notify: Annotated[
         NotifyTargets,
         AlsoSingleValue(),
-        key("section or list", "Whom to tell how the sweep goes: [notify](#notify)"),
+        key("section or list", "Who gets messages about the sweep: [notify](#notify)"),
     ] = ()
     mirror: Annotated[
         MirrorSection | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# A number with so many significant digits was not rounded by hand: two equal ones are no accident.
+# Two equal numbers with this many significant digits are no coincidence: nobody rounds to so many.
 FINE_DIGITS = 5
 
 

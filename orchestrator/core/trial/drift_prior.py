@@ -179,7 +179,7 @@ def _middle(places: Sequence[float]) -> float:
 
 
 def evenly(values: Sequence[_T], most: int) -> list[_T]:
-    """Return at most so many values: the first, the last, and evenly spaced ones between."""
+    """Return at most `most` values: the first, the last, and evenly spaced ones between."""
     if len(values) <= most:
         return list(values)
     return [values[i] for i in sorted({round(i) for i in np.linspace(0, len(values) - 1, most)})]

@@ -208,7 +208,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
     }
 )
 
-# What else depends on the kind is one of these sets.
+# Everything else that depends on the kind is one of these sets.
 OUT_OF_MEMORY_KINDS = frozenset({_K.OOM_GPU, _K.OOM_HOST})
 HANG_KINDS = frozenset({_K.HUNG, _K.START_TIMEOUT})
 # The attempt was lost with its node or orchestrator, or taken away. v_gpu_seconds has the same.
@@ -233,7 +233,7 @@ class MemoryShortage:
     """Facts about memory that ran out. Unknown is None."""
 
     # An allocator, a library of the device or the rank itself reports it: it proves that the layout
-    # does not fit. False: it is inferred, or the doing of another process.
+    # does not fit. False: it is inferred, or was caused by another process.
     is_reported: bool = False
     asked_bytes: int | None = None  # by the allocation that failed
     live_bytes: int | None = None  # by tensors, at that moment
@@ -244,7 +244,7 @@ class MemoryShortage:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How the first bad rank of an attempt failed, and what shows it."""
+    """The failure of the first bad rank of an attempt, and its evidence."""
 
     kind: FailureKind
     message: str  # one line for a person

@@ -81,7 +81,7 @@ _LIMITS: Mapping[int, str] = MappingProxyType(
 )
 # Sent by batch systems, spot nodes, people and closed terminals. We only ever send SIGKILL.
 ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-# These explain a death whatever the log warned of before. SIGABRT does not: watchdogs send it.
+# These explain an end, also after warnings in the log. SIGABRT does not: watchdogs send it.
 _FATAL = _FAULTS | ASKED_TO_END | {signal.SIGKILL}
 _OFTEN_ONLY_WARNINGS = frozenset({_K.NCCL, _K.PORT_CLASH, _K.STORAGE})
 
@@ -325,7 +325,7 @@ def _cause_by_exit(evidence: Evidence) -> Cause:
         return Cause(kind, _exit_text(evidence))
     if evidence.exit_code == 0 and evidence.bad_result is not None:
         return Cause(_K.BAD_RESULT, evidence.bad_result)
-    # A rule or an empty line says nothing.
+    # A line of dashes or an empty line has no message.
     worded = [line.strip() for line in re.split(r"[\r\n]", evidence.log_tail) if _WORD.search(line)]
     last_line = f"{LAST_LINE}{worded[-1][-300:]}" if worded else ""
     return Cause(_K.USER_ERROR, f"{_exit_text(evidence)}{last_line}")

@@ -69,7 +69,7 @@ def _digest(fingerprint: Fingerprint) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# What only a Python can tell of itself, if the program does not.
+# Facts that only the Python itself knows, if the program does not report them.
 _OF_PYTHON = ("python", "torch", "cuda", "nccl")
 
 

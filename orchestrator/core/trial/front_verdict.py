@@ -31,7 +31,7 @@ class OtherMerits:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontVerdict:
-    """The front of a cell, and the step times that it rests on."""
+    """The front of a cell, and the step times behind it."""
 
     front: Front
     # By layout: mean and standard deviation of the logarithm of its step time, as the machine is

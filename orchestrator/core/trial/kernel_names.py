@@ -45,7 +45,7 @@ KERNELS: _Table = _table(
     # Inductor names these after all that it has fused into them.
     (Work.OTHER, r"^triton_(poi|red|per|for)_"),
     (Work.ATTENTION, r"flash|fmha|sdpa|\bmha_|attention|attn"),
-    # Foreach kernels are told by their functor: other uses, such as norms, have other ones.
+    # Foreach kernels are recognised by their functor: other uses, such as norms, have others.
     (Work.OPTIMIZER, r"adam|lambstage|\blamb_|fused_?sgd|\bsgd|\blion_|\bmuon|adagrad|optimizer"),
     (
         Work.MATMUL,
@@ -152,7 +152,7 @@ def work_of_operation(name: str) -> Work | None:
 
 
 def axis_of_group(description: str) -> Axis | None:
-    """Return the axis that a process group serves. None: its description does not tell."""
+    """Return the axis that a process group serves. None: its description does not show it."""
     if description.lower() in WORLD_GROUPS:
         return None
     return next((axis for axis, pattern in _GROUPS if pattern.search(description)), None)

@@ -41,5 +41,5 @@ class LaunchOrder:
 
     @property
     def num_processes(self) -> int:
-        """How many processes the launcher starts: one per rank, or one for all of the node's."""
+        """The number of processes to start: one per rank, or one for all ranks of the node."""
         return 1 if self.request.one_rank_per_node else self.local_world_size

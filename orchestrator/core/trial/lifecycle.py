@@ -37,7 +37,7 @@ class LogEvent(StrEnum):
     """Other events of the log. They change no trial's state."""
 
     ADDED = "added"  # a trial's first row
-    # An attempt's result came too late to count.
+    # An attempt's result arrived too late to count.
     SUPERSEDED = "superseded"
     REPEAT_FAILED = "repeat_failed"  # the trial keeps its numbers
     BENCHED = "benched"  # a node, without a trial

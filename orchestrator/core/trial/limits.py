@@ -146,7 +146,7 @@ def passed_message(
 def longest_safe_step(
     name: LimitName, seconds: float, *, plan: MeasurementPlan, log_sd: float
 ) -> float | None:
-    """Return the longest predicted step to which a limit of so many seconds is not near.
+    """Return the longest predicted step for which a limit of so many seconds is wide enough.
 
     Near is less than `NEAR_MULTIPLE` of the longest step, or less than all the steps of the plan.
     None: the limit does not depend on steps.

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 # Of the node's cores, or of the time. Less is normal (daemons, rounding of the counters).
 UNNOTICED = 0.1
-# An attempt that used so few cores waits for something else.
+# An attempt that used fewer cores than this waited for something else.
 MOST_CPU_SLOWDOWN = 4.0
 # At most, if another process uses the device: its kernels alternate with ours.
 FOREIGN_GPU_SLOWDOWN = 2.0

@@ -20,7 +20,7 @@ from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.protocol import DriverMemoryKind, MeasurementPlan, RankResult
 from orchestrator.core.trial.stopping import has_trend, relative_confidence, relative_trend
 
-# A 95 % interval needs so many. Even the full range of fewer holds the median less often.
+# A 95 % interval needs this many. Even the full range of fewer holds the median less often.
 FEWEST_STEPS = 6
 
 # Of a trial on GPUs without its steps, until measured: start, rendezvous, first step, clean-up.
@@ -64,7 +64,7 @@ class Measurement:
     tokens_per_second_per_gpu: float
     step_time: StepTime
     step_seconds: tuple[float, ...]  # every sample, of the slowest rank
-    confident: bool  # False: max_steps came first
+    confident: bool  # False: max_steps was reached first
     mfu: float | None
     hfu: float | None
     mfu_formula: str
@@ -77,7 +77,7 @@ class Measurement:
     thrashing: bool
     loss_first: float | None
     loss_last: float | None
-    # Of the worst rank, as its GPU's allocator counts; all of a device, by whomever it is used.
+    # Of the worst rank, as its GPU's allocator counts; all of a device, by all processes.
     peak_memory_active_bytes: int | None = None
     inactive_split_bytes: int | None = None
     device_used_bytes: int | None = None
@@ -85,7 +85,7 @@ class Measurement:
     # As the driver or the kernel saw it, with its kind; kept apart from the allocator's bytes.
     peak_memory_driver_bytes: int | None = None
     peak_memory_driver_kind: DriverMemoryKind | None = None
-    # The program's own fields, as JSON; None: it told none.
+    # The program's own fields, as JSON; None: it reported none.
     extra: Mapping[str, Any] | None = None
     # Why the numbers cannot be true (plausibility.py), with the cure; None: nothing shows it.
     implausible: str | None = None
@@ -164,7 +164,7 @@ def measure(
 ) -> Measurement:
     """Merge the results of all ranks: each step as the slowest, memory as the worst has it.
 
-    Ranks without steps tell their memory. Raises ImplausibleMeasurement if the others have
+    Ranks without steps report their memory. Raises ImplausibleMeasurement if the others have
     different numbers of steps, or MFU or HFU exceeds 1.
     """
     timed = [r for r in results if r.step_seconds]
@@ -192,7 +192,7 @@ def measure(
             raise ImplausibleMeasurement(
                 f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} "
                 f"tokens/s/GPU at {model_flops:.3g} FLOPs a token, peak {peak:.3g} FLOP/s "
-                f"({source or 'its source is not told'}). The steps are told too short (call "
+                f"({source or 'unknown source'}). The steps are told too short (call "
                 "torch.cuda.synchronize() before you read the clock), or the peak or the sizes of "
                 "`model` are wrong"
             )

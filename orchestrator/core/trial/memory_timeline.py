@@ -38,7 +38,7 @@ class Life:
     num_bytes: int
     born: float
     died: float | None = None  # None: it lives on
-    kind: MemoryKind | None = None  # None: its times tell
+    kind: MemoryKind | None = None  # None: its times show it
 
     def is_alive(self, at: float) -> bool:
         return self.born <= at and (self.died is None or at < self.died)

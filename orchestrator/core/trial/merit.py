@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Merit(StrEnum):
-    """A number of a layout of which more is better."""
+    """A number of a layout; larger is better."""
 
     SPEED = "speed"  # tokens per second
     HEADROOM = "headroom"  # free share of the device's memory

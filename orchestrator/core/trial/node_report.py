@@ -37,7 +37,7 @@ class GpuUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOutcome:
-    """How one rank ended, and what it wrote."""
+    """The end of one rank, and what it wrote."""
 
     rank: int
     exit_code: int | None = None  # None: we killed it

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from orchestrator.core.trial.protocol import LinesRead, ProgramSeen, RankResult
 
-# What lines tell may differ from their pace by this factor.
+# The times in lines may differ from their pace by this factor.
 PACE_FACTOR = 1.5
 # A pace counts if it was seen so often: a pause for a checkpoint is one window, and the median of
 # five does not see two.
@@ -28,7 +28,7 @@ EVEN_FACTOR = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class ToldSteps:
-    """The steps that a program told: the warm-up, the timed ones, and those after the last one."""
+    """The steps that a program reported: warm-up, timed ones, and those after the last one."""
 
     seconds: Sequence[float]
     median: float  # of the timed ones
@@ -49,7 +49,7 @@ class ToldSteps:
         )
 
     def between(self, first: int, last: int) -> float:
-        """Return the seconds of the lines after the first so many, up to the last."""
+        """Return the reported seconds of the lines from one number to another."""
         if self.are_lines:
             return self.every * sum(self.seconds[first:last])
         return self.every * (last - first) * self.median
@@ -57,7 +57,7 @@ class ToldSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class _Window:
-    """The time between two reads of lines, against what the lines tell of it."""
+    """The time between two reads of lines, against the time that the lines report."""
 
     num_steps: int
     least: float  # seconds
@@ -71,9 +71,9 @@ class _Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast lines came, by the medians of windows. None: too little was seen."""
+    """The pace of lines, by the medians of windows. None: too few were seen."""
 
-    # Time over told time: at least, and at most.
+    # Real time over reported time: at least, and at most.
     least: float | None = None
     most: float | None = None
     # Between two lines, for each step of a line.

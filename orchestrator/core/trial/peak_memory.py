@@ -68,12 +68,12 @@ def sources_of(some: Iterable[MemoryCounters]) -> str:
 
 
 def held_peak(counters: MemoryCounters) -> int | None:
-    """Return what the program's allocator held; None if the program told nothing of it."""
+    """Return the bytes that the program's allocator held; None if it reported none."""
     return counters.peak_memory_reserved_bytes or counters.peak_memory_allocated_bytes or None
 
 
 def taken_peak(counters: MemoryCounters) -> int | None:
-    """Return what a layout took of its device: the rest is its headroom. None: it was not read.
+    """Return the memory that a layout used: the rest is its headroom. None: it was not read.
 
     If the program tells nothing of its allocator, it is what the driver saw of a GPU.
     """

@@ -1,4 +1,4 @@
-"""Judges whether the numbers that a program tells can be true, by what its rank saw of it.
+"""Judges whether a program's numbers can be true, by the observations of its rank.
 
 Numbers that nothing can produce are refused (ImplausibleMeasurement). Numbers that contradict what
 was seen, or each other, are implausible: they are stored with the reason, and never win. Each
@@ -65,7 +65,7 @@ def judge_run(
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedPace:
-    """The time between the first and the last line of a program, and what the lines tell of it."""
+    """The time between the first and the last line of a program, and the sum that lines report."""
 
     num_steps: int
     told_seconds: float
@@ -75,7 +75,7 @@ class JudgedPace:
 
 
 def judge_pace(result: RankResult, *, layout: Layout) -> JudgedPace | None:
-    """Compare the pace of lines with what they tell, as `judge_run` does.
+    """Compare the pace of lines with the times they report, as `judge_run` does.
 
     None: too few lines came one by one.
     """
@@ -171,7 +171,7 @@ def _pace_reason(told: ToldSteps, pace: Pace, layout: Layout) -> str | None:
 
 
 def _why_too_long(told: ToldSteps, ratio: float, layout: Layout, *, is_exact: bool) -> str:
-    """Say what makes a program tell `ratio` times as much; if not exact, at least so much."""
+    """Say why a program may report `ratio` times as much; if not exact, at least as much."""
     wanted = "the seconds of one optimizer step are wanted"
     steps = told.seconds
     if (
@@ -193,7 +193,7 @@ def _why_too_long(told: ToldSteps, ratio: float, layout: Layout, *, is_exact: bo
 
 
 def _why_too_short(ratio: float, layout: Layout) -> str:
-    """Say what makes a program tell a part of a step."""
+    """Say why a program may report a part of a step."""
     accumulated = layout.grad_accum_steps
     if 0.7 < ratio / 1000 < 1.4:
         return "a unit that is 1,000 times too large? Seconds are wanted"

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 
 class PaceUnit(StrEnum):
-    """How a printed number tells the time of an optimizer step."""
+    """The meaning of a printed number for the time of an optimizer step."""
 
     SECONDS = "s"
     MILLISECONDS = "ms"

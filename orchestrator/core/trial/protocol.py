@@ -51,7 +51,7 @@ def log_file(rank: int) -> str:
 
 
 class Phase(StrEnum):
-    """Where a rank is. Each phase has its own time limit."""
+    """The stage that a rank is in. Each phase has its own time limit."""
 
     START = "start"  # process start to `main`, with imports
     RENDEZVOUS = "rendezvous"  # builds process group, model, optimizer
@@ -75,7 +75,7 @@ ShortText = Annotated[str, Field(max_length=4000)]
 
 
 class MeasurementPlan(Message):
-    """How a rank program measures: a warm-up, then timed steps until the median is precise."""
+    """The plan of a rank program: a warm-up, then timed steps until the median is precise."""
 
     warmup_steps: Annotated[int, Field(ge=1)]
     min_steps: Annotated[int, Field(ge=2)]
@@ -94,7 +94,7 @@ class MeasurementPlan(Message):
 
 
 class DriverMemoryKind(StrEnum):
-    """The source of a peak of memory that the program did not tell."""
+    """The source of a peak of memory that the program did not report."""
 
     # Used on a device: the allocator's, and what it does not know of.
     NVML = "nvml"
@@ -175,7 +175,7 @@ class TrialRequest(Message):
     nodes: tuple[str, ...] = ()  # the gang's, by the scheduler's names
 
     def reporting_rank(self, *, local_world_size: int) -> int:
-        """The rank whose result has the steps, if each node has so many ranks."""
+        """Return the rank whose result has the steps, by the number of ranks per node."""
         return self.layout.world_size - local_world_size if self.reports_on_last_node else 0
 
     @property
@@ -242,7 +242,7 @@ class ProgramSeen(Message):
     # From the program's start to its end.
     seconds: Seconds
     reads: list[LinesRead] = Field(default=[], max_length=MAX_SAMPLES)
-    # Steps of lines that came once the numbers were enough. They show the pace, and no more.
+    # Steps of lines that came after the numbers were enough. They only show the pace.
     later_seconds: list[PositiveSeconds] = Field(default=[], max_length=MAX_SAMPLES)
     ended_itself: bool = True  # False: it was told to end
     # False: neither its command nor its script names the number of steps that are asked for.
@@ -258,7 +258,7 @@ class ProgramSeen(Message):
 class RankResult(Message):
     """The measurement of one rank. Only the step samples are required; unknown is None."""
 
-    # Empty: the rank told other things only.
+    # Empty: the rank reported other values only.
     step_seconds: list[PositiveSeconds] = Field(
         max_length=MAX_SAMPLES,
         description="seconds of each timed optimizer step, in order; required",

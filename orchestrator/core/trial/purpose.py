@@ -1,4 +1,4 @@
-"""Why an attempt is made; stored with it, so that SQL can tell first measurements from repeats."""
+"""The reason for an attempt; stored, so that SQL can separate first measurements from repeats."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ REASONS: Mapping[Purpose, str] = {
     Purpose.CONFIRMATION: "(to confirm the winner)",
 }
 REPEATS = frozenset(REASONS)
-# Repeats of a result that is not believed.
+# Repeats of a result that similar layouts contradict.
 DOUBTS = frozenset({Purpose.DOUBT, Purpose.PHYSICS})

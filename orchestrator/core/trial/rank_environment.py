@@ -36,7 +36,7 @@ NEEDED_PREFIXES = (
     "SLURM_", "PMI_", "PMIX_", "OMPI_", "I_MPI_",
 )  # fmt: skip
 
-# A rank's place in its gang, as torchrun tells it. A program that starts its node's ranks itself
+# A rank's place in its gang, as torchrun sets it. A program that starts its node's ranks itself
 # gets none of these.
 RANKS_OWN = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",

@@ -21,7 +21,7 @@ _Text = Annotated[str, Field(max_length=NAME_LENGTH)]
 
 
 class ProfilePlan(Message):
-    """How a layout is profiled."""
+    """The plan of profiling a layout."""
 
     num_steps: Annotated[int, Field(ge=1, le=1000)] = PROFILED_STEPS
     # Also show the memory of the first steps.

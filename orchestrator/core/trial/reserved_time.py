@@ -101,7 +101,7 @@ def step_seconds_within(
 ) -> tuple[float, float | None]:
     """Return the slowest rank's seconds in timed steps, and in the steps before (None: unknown).
 
-    A sample that a program printed may stand for several steps. Never more than was reserved:
+    A sample that a program printed may cover several steps. Never more than was reserved:
     workload synthetic does not wait for its steps, and a clock may be wrong.
     """
     every = max((r.seen.every for r in results if r.step_seconds and r.seen is not None), default=1)

@@ -34,7 +34,7 @@ _FORWARD_FUNCTIONS = frozenset({"_call_impl", "_wrapped_call_impl", "forward"})
 
 
 def step_part(text: str, *, phase: str) -> StepPart | None:
-    """Return the part in which the last traceback about memory was raised. None: it is not told.
+    """Return the part in which the last traceback about memory was raised; None: unknown.
 
     What runs in the backward pass belongs to it, also if it computes a forward pass again. Of other
     frames the innermost counts: some trainers call the model from within the optimizer's step.

@@ -25,13 +25,13 @@ _TREND_Z = 2.58
 # ... of so many values: of more samples, medians of blocks. The test is quadratic in them.
 _TREND_VALUES = 48
 _FEWEST_FOR_TREND = 6
-# A trial is ended early if even its fastest step is so many times slower than the best layout's
+# A trial is ended early if even its fastest step is this many times slower than the best layout's
 # usual one: clocks and most drift of a machine account for less. If repeats show more drift than
 # that, it runs again (winner.ended_early_that_could_win).
 TOO_SLOW = 1.25
 # Timed steps, after the warm-up, at which that is judged first.
 _FIRST_JUDGED = 2
-# A device that has not settled after so many times `min_seconds` will not settle.
+# A device that has not settled after this many times `min_seconds` will not settle.
 PATIENCE = 6.0
 
 

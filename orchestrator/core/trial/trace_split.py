@@ -23,7 +23,7 @@ from orchestrator.core.trial.trace_events import AXIS_ANNOTATION, Trace, TraceEv
 _OPTIMIZER_RANGE = "Optimizer.step#"
 # Own annotation, if an optimizer does more than torch's `step`.
 OPTIMIZER_ANNOTATION = "sweep::optimizer"
-# A launch that takes longer than so many usual ones waits for a full queue: the device is behind.
+# A launch that takes longer than this many usual ones waits for a full queue: the device is behind.
 LAUNCH_WAITS = 5.0
 NAMED_UNKNOWN = 5
 
@@ -251,7 +251,7 @@ def _host_bound(gaps: Intervals, events: Sequence[TraceEvent]) -> list[Interval]
         while at < len(starts) and starts[at][0] < end:
             at += 1
         if at == len(starts):
-            # Nothing came any more: the host was at the end of the steps.
+            # No kernel follows: the host was at the end of the steps.
             found.append((start, end))
             continue
         launched = starts[at][1]

@@ -172,7 +172,7 @@ class _RankedTrials:
     intervals: Mapping[int, tuple[float, float]]
     run_sd: float
     change: SpeedChange | None
-    # The median run of the best is of the machine as it is now.
+    # The median run of the best is at the machine's present speed.
     is_best_current: bool
     margin: Margin | None
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.report.pictures.picture import Picture
 
 HERE = Path(__file__).parent.parent
-# A page of a trial loads the documents of so many.
+# A page of a trial loads the documents of this many.
 TRIALS_PER_FILE = 250
 # Cells of the headline that are shown at once; the others open on a click.
 OPEN_CELLS = 4

@@ -48,5 +48,5 @@ def plain_line(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text as Markdown shows it, whatever it holds."""
+    """Escape a text, so that Markdown shows it as it is."""
     return _MARKUP.sub(r"\\\1", plain_line(text)).replace("\\<", "&lt;").replace("\\>", "&gt;")

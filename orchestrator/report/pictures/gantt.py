@@ -26,7 +26,7 @@ from orchestrator.report.pictures.picture import (
 from orchestrator.report.sweep_rows import SweepRows
 
 MOST_NODES = 64
-# A browser draws so many bars in a second. Closer together than a share of the time they are one.
+# A browser draws this many bars in a second. Bars closer together than a share of the time are one.
 MOST_BARS = 4_000
 RESOLUTION = 400
 UNKNOWN_NODE = "unknown node"

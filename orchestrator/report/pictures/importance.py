@@ -1,4 +1,4 @@
-"""The importance of each axis: the share of the differences in speed that goes with it."""
+"""The importance of each axis: the share of the differences in speed that it explains."""
 
 from __future__ import annotations
 

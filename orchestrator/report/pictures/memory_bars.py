@@ -224,7 +224,7 @@ def _caption(found: Sequence[MemoryBar]) -> str:
     if ratios:
         text += f" Predicted over measured: {min(ratios):.2f} to {max(ratios):.2f}."
     if all(set(one.measured_parts) == {WHOLE} for one in found):
-        text += " The program told no parts of its memory."
+        text += " The program reported no parts of its memory."
     return text
 
 
@@ -232,7 +232,7 @@ def _why_empty(sweeps: Sequence[SweepRows]) -> str:
     states = [one.trial.state for sweep in sweeps for one in sweep.trials]
     if TrialState.MEASURED in states:
         return (
-            "No program told its peak memory; a program of workload command tells it as"
+            "No program reported its peak memory; a program of workload command reports it as"
             " peak_memory_allocated_bytes (docs/workloads.md)."
         )
     return "Nothing is measured yet; `sweep run` measures."

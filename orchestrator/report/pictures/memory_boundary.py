@@ -60,7 +60,7 @@ class BoundaryPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Foretold:
-    """How well predicted memory told which trials fit. Pruned trials were not tried."""
+    """Counts of right and wrong predictions of which trials fit. Pruned trials were not tried."""
 
     fits: int = 0  # predicted to fit, and did
     # Predicted to fit, and ran out of memory.

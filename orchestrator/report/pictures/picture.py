@@ -1,7 +1,7 @@
 """A picture: a title, the question that it answers, and a figure in plotly's format.
 
 A figure is plain values, which a page draws with plotly.js and `sweep plot` with matplotlib.
-A picture without data says why, and what would fill it.
+A picture without data gives the reason, and what would fill it.
 """
 
 from __future__ import annotations

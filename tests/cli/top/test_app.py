@@ -222,7 +222,7 @@ def test_the_keys_change_what_the_commands_change(store: Store, sqlite_url: str)
     bench = Bench.on(store)
     trial = bench.measure(1)
     asks = Requests(sqlite_url, "tiny")
-    assert asks.retry(trial).endswith("takes it up within 5 s.")
+    assert asks.retry(trial).endswith("reads the request within 5 s.")
     assert "running trials may finish" in asks.stop(drain=True)
     assert str(store.sweep_named("tiny").stop_requested) == "drain"
     store.release(bench.sweep_id, bench.epoch)

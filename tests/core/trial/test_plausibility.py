@@ -171,7 +171,7 @@ def test_a_line_for_several_steps_is_found_by_the_number_of_lines() -> None:
 def test_a_time_for_each_micro_batch_is_found_by_the_number_of_times(num: int) -> None:
     times = noisy(0.5, num)
     reason = judge(run(times).result())
-    assert reason is not None and f"and told {num} times: one for each of the 4 micro" in reason
+    assert reason is not None and f"and reported {num} times: one for each of the 4 micro" in reason
     assert judge(run([*times, 0.5]).result()) is None
     assert judge(run(times).result(steps_per_line=1.0)) is None
     assert judge(run(times).result(ended_itself=False)) is None
