@@ -1,7 +1,7 @@
 """One run of a GPU script: its command line, deadline and launcher, and the file of what it found.
 
 Every script is `python -m benchmarks.gpu.NAME OUT_DIR [--rehearse]` and writes OUT_DIR/NAME.json
-after each attempt. What the file has already is not measured again, so the same command goes on
+after each attempt. What the file has already is not measured again, so the same command continues
 after its deadline. Ranks start through the project's own launcher: a request file, a fresh process,
 a result file. Ray and the store take no part, and no network is used.
 """
@@ -274,7 +274,7 @@ class Session:
         if self.left_out:
             print(
                 f"{self.name}: the time is over; {len(self.left_out)} of the records are missing."
-                " The same command goes on."
+                " The same command continues."
             )
 
     def request(self, attempt: Attempt) -> TrialRequest:

@@ -137,7 +137,7 @@ class NodePool:
             f"no node that is left can be used: {'; '.join(why)}. Fix them (`sweep doctor"
             " --cluster`"
             " shows all of it), or use them as they are with measurement.preflight=false; the same"
-            " command goes on"
+            " command continues"
         )
 
     def refresh(self, under_way: Collection[int] = (), *, now: bool = False) -> set[int]:

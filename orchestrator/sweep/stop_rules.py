@@ -203,7 +203,7 @@ class StopRules:
             raise ClusterUnavailable(
                 f"{self._streak.num} attempts one after the other failed by the machine's fault"
                 f"{self._on_one_node()}, the last one: {self._streak.last}. Fix it (`sweep doctor`"
-                " helps to find it); the same command goes on"
+                " helps to find it); the same command continues"
             )
         return stuck
 

@@ -78,6 +78,6 @@ def test_ray_that_is_ended_from_outside_is_said_and_nothing_hangs(
         os.kill(raylet, signal.SIGKILL)
         code, _, err = running.end()
         assert code == 75, err
-        assert "the same command goes on" in err
+        assert "the same command continues" in err
         assert running.survivors(seconds=10) == []
         assert store.sweep_named("t").holder is None

@@ -39,7 +39,7 @@ def mirror(
 
     Each trial that was launched and has ended becomes a run; what is there already is not written
     again. Without options it takes the section `mirror` of the sweep file. If a tracker refuses
-    some, the exit code is 75, and the same command goes on.
+    some, the exit code is 75, and the same command continues.
 
     Examples:
       sweep mirror 8b

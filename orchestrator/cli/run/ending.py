@@ -120,7 +120,7 @@ def _why_nothing(spec: SweepSpec, result: SweepResult, cell: Cell) -> str:
     failed = result.failed.get(cell)
     if reason is StopReason.NODES:
         return (
-            f"Nothing was measured for {cell.key}: {reason}. The same command goes on when enough"
+            f"Nothing was measured for {cell.key}: {reason}. The same command continues when enough"
             " nodes are back."
         )
     if reason not in BUDGETS and failed is not None:

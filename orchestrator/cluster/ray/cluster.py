@@ -285,11 +285,11 @@ def answered(call: Callable[[], _T], *, should_give_up: Callable[[], bool] = lam
     if should_give_up():
         raise ClusterUnavailable(
             "the local Ray was ended from outside. Nothing acknowledged is lost;"
-            " the same command goes on"
+            " the same command continues"
         )
     raise ClusterUnavailable(
         f"the head of the Ray cluster has not answered for {HEAD_SECONDS:.0f} s: it is gone."
-        " Nothing acknowledged is lost; the same command goes on once a cluster is there again"
+        " Nothing acknowledged is lost; the same command continues once a cluster is there again"
     )
 
 

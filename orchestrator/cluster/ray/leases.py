@@ -298,7 +298,7 @@ class Leases:
             self._head.lost()
             raise ClusterUnavailable(
                 "Ray did not release slots: it has stopped, or is stopping."
-                " Nothing acknowledged is lost; the same command goes on"
+                " Nothing acknowledged is lost; the same command continues"
             )
 
     def _close_agents(self, leases: Sequence[Lease]) -> None:

@@ -139,7 +139,7 @@ class RayScheduler:
                 else "the head of the Ray cluster does not answer"
             )
             raise ClusterUnavailable(
-                f"{whose}. Nothing acknowledged is lost; the same command goes on"
+                f"{whose}. Nothing acknowledged is lost; the same command continues"
             )
         if not self._events:
             if self._gangs:

@@ -232,28 +232,28 @@ def _may_cover_several(run: ContractRun, num_lines: int) -> bool:
 
 
 def _pace(run: ContractRun) -> Check:
-    """Compare the time between lines with the time that they tell, as for every trial."""
+    """Compare the time between lines with the times that they report, as for every trial."""
     result = run.longer or run.result
     judged = judge_pace(result, layout=run.layout) if result is not None else None
     if result is not None and (reason := judge_groups(result)) is not None:
         return fail("pace", reason)
     if judged is None and _came_at_once(result):
-        return warn("pace", "not comparable: all steps came at once", _NO_PACE)
+        return warn("pace", "not comparable: all steps arrived at once", _NO_PACE)
     if judged is None and result is not None and (num := _held_back(result)) is not None:
-        return warn("pace", f"not comparable: {num:.3g} steps came at a time", _NO_PACE)
+        return warn("pace", f"not comparable: {num:.3g} steps arrived at a time", _NO_PACE)
     if judged is None:
-        return ok("pace", "not comparable: too few steps came one by one")
+        return ok("pace", "not comparable: too few steps arrived one by one")
     if judged.reason is not None:
         return fail("pace", judged.reason)
     return ok(
         "pace",
-        f"{judged.num_steps} steps tell {judged.told_seconds:.2f} s, and came within"
+        f"{judged.num_steps} steps report {judged.told_seconds:.2f} s, and came within"
         f" {judged.passed_seconds:.2f} s",
     )
 
 
 _NO_PACE = (
-    "only the time that the program ran bounds what they tell, so that a clock that does not wait"
+    "only the time that the program ran bounds the reported times, so a clock that does not wait"
     " for the device is not found: write a line when each step has ended, and flush it"
 )
 

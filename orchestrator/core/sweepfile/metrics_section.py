@@ -117,7 +117,7 @@ class MetricsSection(_AsWritten):
         Pattern,
         key(
             "pattern",
-            "A regular expression, searched in each line. Its one group is the number that tells"
+            "A regular expression, searched in each line. Its one group is the number that gives"
             " the time of a step",
         ),
     ]

@@ -168,7 +168,7 @@ class LlamaOptions(WorkloadOptions):
         PositiveInt,
         key(
             "number",
-            "With `zero_stage` above 0: so many groups of ranks, each of which shards the states"
+            "With `zero_stage` above 0: the number of groups of ranks; each shards the states"
             " among its own (HSDP). It divides `data_parallel_size`",
         ),
     ] = 1

@@ -51,7 +51,7 @@ def _identical(told: Mapping[int, ToldLayout]) -> dict[int, str]:
         first = told[group[0]]
         if len(group) >= FEWEST_ALIKE and is_fine(first.seconds, first.layout.global_batch_size):
             text = (
-                f"{len(group)} layouts are said to take exactly {first.seconds:.12g} s a step: does"
+                f"{len(group)} layouts report exactly {first.seconds:.12g} s a step: does"
                 " the program use its arguments, and write its file anew?"
             )
             found |= dict.fromkeys(group, text)

@@ -113,7 +113,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="was asked from outside to end",
             max_retries=3,
             means="SIGTERM, SIGINT or SIGHUP from outside, or a batch system's message: "
-            "preemption, a time limit, a spot node that goes",
+            "preemption, a time limit, a spot node that is withdrawn",
             cure="nothing: the trial waits; if it repeats, a longer time limit or nodes that stay. "
             "A program that ends itself with SIGTERM counts as preempted too",
         ),
@@ -190,7 +190,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             fault=Fault.MACHINE,
             max_retries=1,
             means="the node, or its agent, is gone",
-            cure="repair the node; the sweep goes on with the rest of the cluster",
+            cure="repair the node; the sweep continues on the rest of the cluster",
         ),
         # A trial that runs at six deaths may be what takes the machine down.
         _K.ORCHESTRATOR_LOST: Policy(

@@ -192,7 +192,7 @@ def measure(
             raise ImplausibleMeasurement(
                 f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} "
                 f"tokens/s/GPU at {model_flops:.3g} FLOPs a token, peak {peak:.3g} FLOP/s "
-                f"({source or 'unknown source'}). The steps are told too short (call "
+                f"({source or 'unknown source'}). The reported steps are too short (call "
                 "torch.cuda.synchronize() before you read the clock), or the peak or the sizes of "
                 "`model` are wrong"
             )

@@ -286,7 +286,7 @@ def _constant_reason(result: RankResult, plan: MeasurementPlan, tokens: int) -> 
     steps = result.step_seconds
     if len(steps) < FEWEST_STEPS or len(set(steps)) > 1:
         return None
-    all_took = f"all {len(steps)} timed steps are said to take exactly {steps[0]:.12g} s"
+    all_took = f"all {len(steps)} timed steps are reported as exactly {steps[0]:.12g} s"
     if is_fine(steps[0], tokens):
         return f"{all_took}, and no clock shows that: an average, or a fixed number?"
     rounded = 0.5 * 10.0 ** -decimals(steps[0]) / steps[0]
@@ -306,7 +306,7 @@ def _trend_reason(result: RankResult) -> str | None:
     if first > last:
         why = (
             "raise measurement.warmup_steps, so that compilation and warm-up are over; "
-            "if each is a mean of all steps so far, tell the time of each step"
+            "if each is a mean of all steps so far, report the time of each step"
         )
     else:
         why = f"may the clock be read before the device is done? {_SYNCHRONISE}"

@@ -238,10 +238,10 @@ def _limit_marks(limits: Mapping[str, float]) -> Trace:
 
 def _caption(it: Foretold) -> str:
     if not it.fits + it.missed + it.wrongly_too_large + it.caught:
-        return "Nothing was predicted of their memory."
+        return "No memory was predicted."
     oom, fit = it.missed + it.caught, it.fits + it.wrongly_too_large
     return (
-        f"Of {show.counted(oom, 'trial')} that ran out of memory, the prediction told"
-        f" {it.caught:,} and missed {it.missed:,}; of {fit:,} that fit, it took"
-        f" {it.wrongly_too_large:,} for too large."
+        f"Of {show.counted(oom, 'trial')} that ran out of memory, the prediction found"
+        f" {it.caught:,} and missed {it.missed:,}; of {fit:,} that fit, it called"
+        f" {it.wrongly_too_large:,} too large."
     )

@@ -90,7 +90,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         return replace(
             blank,
             why_empty="No measured trial had a prediction: the device is unknown. Name it in the"
-            " sweep file (device: h100-sxm), or let the first trials tell.",
+            " sweep file (device: h100-sxm), or let the first trials measure its peak.",
         )
     traces: list[Trace] = []
     layout: dict[str, dict[str, object]] = {}

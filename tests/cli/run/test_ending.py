@@ -73,7 +73,7 @@ def test_a_cell_whose_nodes_are_gone_says_so(capsys: pytest.CaptureFixture[str])
     print_ending(SPEC, lost, "sqlite:///s", None)
     told = capsys.readouterr().err
     assert f"Nothing was measured for {CELL.key}: the nodes that are left cannot hold" in told
-    assert "The same command goes on when enough nodes are back." in told
+    assert "The same command continues when enough nodes are back." in told
 
 
 def test_without_failures_and_after_a_stop_no_cure_is_offered(

@@ -87,7 +87,7 @@ def check_of(
 def test_a_program_that_keeps_its_pace_shows_both_times() -> None:
     check = pace_of(result([STEP_SECONDS + step / 500 for step in range(NUM_STEPS)]))
     assert check.status is Status.OK
-    assert check.found == "9 steps tell 4.59 s, and came within 4.50 s"
+    assert check.found == "9 steps report 4.59 s, and came within 4.50 s"
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.6, 1.0, 1.4, 2.0, 1000.0])
