@@ -187,7 +187,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         return replace(
             blank,
             why_empty="No measured trial has a known peak of memory, power or price; a program of"
-            " workload command reports its peak as peak_memory_allocated_bytes (docs/workloads.md).",
+            " workload command reports its peak of memory: docs/workloads.md.",
         )
     traces: list[Trace] = []
     layout: dict[str, Any] = {}
