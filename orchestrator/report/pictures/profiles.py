@@ -221,9 +221,19 @@ def timeline_of(one: TrialDetail, profile: ProfileRow) -> Picture:
     return replace(
         MEMORY_TIMELINE,
         caption=f"Trial {one.trial.id} ({one.trial.layout.short}): the peak of"
-        f" {show.memory(peak.total)} is in {peak.part.value} of step {peak.step}.",
+        f" {show.memory(peak.total)} is in {peak.part.value} of step {peak.step}."
+        f"{_other_ranks(one)}",
         figure=made,
     )
+
+
+def _other_ranks(one: TrialDetail) -> str:
+    """What the picture leaves out: a profile keeps the memory of rank 0 alone."""
+    if one.cell.cell.num_gpus == 1:
+        return ""
+    worst = one.trial.peak_memory_allocated_bytes
+    measured = "" if worst is None else f"; the worst rank allocated {show.memory(worst)} in all"
+    return f" Only rank 0 is recorded, and others may take more{measured}."
 
 
 def _phases(

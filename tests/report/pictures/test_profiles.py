@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.report import quantities as show
 from orchestrator.report.pictures import (
     profiles,
 )
@@ -25,6 +26,18 @@ def test_the_peak_of_the_memory_timeline_is_named(scaling: SweepRows) -> None:
     found = profiles.memory_timeline([scaling])
     assert "the peak of 5.0 GiB is in backward of step 2" in found.caption
     assert found.num_marks == 4
+
+
+def test_the_memory_timeline_of_several_ranks_says_that_it_shows_one(scaling: SweepRows) -> None:
+    found = profiles.memory_profile([scaling])
+    assert found is not None
+    one, profile = found
+    assert one.cell.cell.num_gpus > 1
+    worst = show.memory(one.trial.peak_memory_allocated_bytes)
+    said = f"Only rank 0 is recorded, and others may take more; the worst rank allocated {worst}"
+    assert said in profiles.timeline_of(one, profile).caption
+    alone = replace(one, cell=replace(one.cell, cell=replace(one.cell.cell, num_gpus=1)))
+    assert "rank 0" not in profiles.timeline_of(alone, profile).caption
 
 
 @pytest.mark.parametrize("workload", ["synthetic", "replay"])
