@@ -267,9 +267,9 @@ HIDDEN = {
         """
         for step in range(num_steps):
             began = time.perf_counter()
-            work(0.02)
+            work(0.05)
             if step % 5 == 4:
-                work(0.4)
+                work(0.8)
             tell(step_seconds=time.perf_counter() - began)
         """,
         "one of 5 steps takes",
@@ -278,6 +278,9 @@ HIDDEN = {
 # What a sweep file without a word about measuring asks for, in the first trial of a cell.
 DEFAULT = Measuring().plan(Device.CPU)
 FIRST = counting_plan(DEFAULT, predicted_seconds=0.1, steps_per_line=1)
+# The same if steps are predicted to take long.
+FEW = counting_plan(DEFAULT, predicted_seconds=10.0, steps_per_line=1)
+SLOW = "a clock that waits for the device at each fifth step"
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +325,8 @@ def test_the_first_trial_of_a_cell_is_marked_or_refused_by_default(
     # All steps run, so each takes a third of its time here.
     quicker = "def work(seconds=0.15): time.sleep(seconds * random.uniform(0.98, 1.02) / 3)\n"
     known = {} if mistake in HIDDEN else {"first": quicker}
-    outcome = told(launcher, known.get("first", "") + textwrap.dedent(program), plan=FIRST)
+    source = known.get("first", "") + textwrap.dedent(program)
+    outcome = told(launcher, source, plan=FEW if mistake == SLOW else FIRST)
     if isinstance(outcome, Failure):
         assert outcome.kind is FailureKind.BAD_RESULT
         return
@@ -343,13 +347,13 @@ def test_a_program_without_a_mistake_is_believed_in_the_first_trial_of_a_cell(
     program = f"""
 for step in range(num_steps + 1):
     began = time.perf_counter()
-    work(0.03)
+    work()
     tell(step_seconds=time.perf_counter() - began, step=step)
 {ending}
 """
-    outcome = told(launcher, program, plan=FIRST)
+    outcome = told(launcher, program, plan=FEW)
     assert isinstance(outcome, Measurement) and outcome.implausible is None, outcome
-    assert outcome.step_time.num_steps == FIRST.max_steps
+    assert outcome.step_time.num_steps == FEW.max_steps
 
 
 def test_a_program_that_goes_on_without_an_end_is_marked_if_it_was_told_when_to_end(
