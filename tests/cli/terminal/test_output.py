@@ -472,7 +472,7 @@ def test_a_reader_that_goes_away_is_passed_over_in_silence(tmp_path: Path) -> No
     # 20,000 lines do not fit into a pipe: the program is still writing when the reader is gone.
     program = (
         "import sys; from orchestrator.cli import main, app\n"
-        "from orchestrator.cli.output import write\n"
+        "from orchestrator.cli.terminal.output import write\n"
         "@app.command()\ndef talk() -> None:\n    for _ in range(20000): write('line')\n"
         "sys.exit(main(['talk']))"
     )

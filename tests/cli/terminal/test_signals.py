@@ -98,7 +98,7 @@ def test_what_ends_an_importing_command_at_once_is_replaced_while_the_command_ru
 # A command whose start swallows a signal, as a callback of a library does, and then hangs.
 _DEAF = """
 import time
-from orchestrator.cli.signals import Signals, Terminated
+from orchestrator.cli.terminal.signals import Signals, Terminated
 with Signals(print) as signals:
     heard = 0
     while True:
@@ -116,7 +116,7 @@ with Signals(print) as signals:
 # One that waits in a library, where Python handles no signal.
 _WAITING = """
 import ctypes
-from orchestrator.cli.signals import Signals, Terminated
+from orchestrator.cli.terminal.signals import Signals, Terminated
 library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 library.pthread_mutex_lock(mutex)
 with Signals(print):
