@@ -363,10 +363,14 @@ _MEASURED: Sequence[tuple[str, str, Format]] = (
     ),
     ("simulated-scale", "a simulated sweep on 16,384 GPUs", _simulation),
     ("enumerate", "enumerate and rank the layouts of a large cell", _layouts),
-    ("store-scale", "`sweep best` and `sweep status` on 100,000 trials, SQLite", _store),
+    (
+        "store-scale",
+        "the queries of `sweep best` and `sweep status` on 100,000 trials, SQLite",
+        _store,
+    ),
     (
         "store-scale-postgresql",
-        "`sweep best` and `sweep status` on 100,000 trials, PostgreSQL",
+        "the queries of `sweep best` and `sweep status` on 100,000 trials, PostgreSQL",
         _store,
     ),
     ("report", "`sweep report` of 4,908 simulated trials", _report),
@@ -399,7 +403,7 @@ _SUMMARY: Sequence[tuple[str, str, Format]] = (
     ("simulated-scale", "a simulated sweep on 16,384 GPUs", _simulation),
     (
         "store-scale",
-        "`sweep best` on 100,000 trials",
+        "the query of `sweep best` on 100,000 trials, without the start of the command",
         lambda result: f"{_digits(result['best_seconds'])} s",
     ),
 )

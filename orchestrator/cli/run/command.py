@@ -36,7 +36,6 @@ from orchestrator.cli.options import (
 from orchestrator.cli.ray_start import start_ray_scheduler
 from orchestrator.cli.run import checks as run_checks
 from orchestrator.cli.run.ending import exit_code, print_ending
-from orchestrator.cli.run.notifier import Notifier, notifier_of, secrets_of
 from orchestrator.cli.store import home
 from orchestrator.cli.sweep_file import load, planned_hardware, replayed_table
 from orchestrator.cli.terminal.console_log import Redactor
@@ -48,6 +47,7 @@ from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
     from db.store import Store
+    from orchestrator.cli.run.notifier import Notifier
     from orchestrator.cli.run.progress import Progress
     from orchestrator.cluster.contract import Scheduler, Slots
     from orchestrator.cluster.simulated import SimulatedScheduler
@@ -139,6 +139,8 @@ def run(
       sweep run sweeps/8b.yaml --ray-address auto
       sweep run wider.yaml --reuse narrow
     """
+    from orchestrator.cli.run.notifier import secrets_of  # http.client, ssl
+
     spec = load(file, overrides)
     redact = context.obj if isinstance(context.obj, Redactor) else Redactor([])
     secrets = run_checks.rank_secrets(spec) | secrets_of(spec) | mirror_secrets(spec.mirror)
@@ -193,6 +195,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
     run_checks.check_that_ray_keeps_it(options.db)
     run_checks.check_home()
     from db.store import Store
+    from orchestrator.cli.run.notifier import notifier_of, secrets_of  # http.client, ssl
     from orchestrator.cli.run.progress import Progress
 
     redact = options.redact or Redactor([], values=secrets_of(spec))
