@@ -250,7 +250,7 @@ class _Reader:
         if not self._counts or self._told.accumulated == 1 or num >= MORE_LINES * self._num_asked:
             return False
         usual = statistics.median(self._seconds(self._num_counted or 0))
-        return at - self._reads[-1].at < min(1.0 + 1.5 * usual, 30.0)
+        return at - self._reads[-1].at < min(2.0 + 1.5 * usual, 30.0)
 
     def _seconds(self, num: int) -> list[float]:
         return [line.told for line in self._told.lines[:num]]

@@ -31,7 +31,7 @@ from workloads.rank import NotFinite, Rank
 # Of lines that come once the steps are enough: for the pace of a program, no more are needed.
 _MOST_LATER = 1000
 # A program that goes on after all its steps writes the next line within its usual time, and this.
-_NEXT_SECONDS, _NEXT_STEPS, _MOST_NEXT_SECONDS = 1.0, 1.5, 30.0
+_NEXT_SECONDS, _NEXT_STEPS, _MOST_NEXT_SECONDS = 2.0, 1.5, 30.0
 # Of a longer run every second read is forgotten, again and again.
 _MOST_READS = 1000
 # Of lines without a step time.
