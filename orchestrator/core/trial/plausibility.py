@@ -254,7 +254,7 @@ def _count_reason(
 
 def _for_each_micro_batch(asked: int, num: int, accumulated: int) -> str:
     return (
-        f"it was asked for {asked} steps, and told {num} times: one for each of the "
+        f"it was asked for {asked} steps, and reported {num} times: one for each of the "
         f"{accumulated} micro-batches of a step? One for all of them and the update is wanted. "
         "If it ran more steps, let it run {num_steps}"
     )

@@ -136,7 +136,7 @@ def test_the_doctor_warns_of_lines_that_come_in_groups() -> None:
     told = [STEP_SECONDS + step / 1000 for step in range(NUM_STEPS)]
     seen = ProgramSeen(seconds=13.0, reads=reads)
     check = pace_of(RankResult(step_seconds=told, seen=seen))
-    assert check.status is Status.WARN and "5 steps came at a time" in check.found
+    assert check.status is Status.WARN and "5 steps arrived at a time" in check.found
     assert "flush it" in check.advice
     short = RankResult(step_seconds=[step / 100 for step in told], seen=seen)
     assert pace_of(short).status is Status.OK, "ten steps of 5 ms that end between two reads"

@@ -190,7 +190,9 @@ def test_more_lines_than_steps_that_were_asked_for_are_of_micro_batches(
     seen = run(steps).result(**counted(78), steps_per_line=numbers)
     reason = judge(seen)
     assert reason is not None
-    assert reason.startswith("it was asked for 52 steps, and told 78 times: one for each of the 4")
+    assert reason.startswith(
+        "it was asked for 52 steps, and reported 78 times: one for each of the 4"
+    )
     assert judge(run(steps).result(**counted(77), steps_per_line=1.0)) is None
     # One micro-batch is a step: it runs more of them.
     alone = judge(run(steps).result(**counted(400)), layout=Layout(micro_batch_size=16))
