@@ -24,7 +24,7 @@ from orchestrator.core.trial.protocol import (
     RankResult,
 )
 from orchestrator.core.trial.step_period import are_uneven
-from orchestrator.core.trial.stopping import begin, look
+from orchestrator.core.trial.stopping import advance_timing, begin
 
 SEQUENCE_LENGTH = 4096
 # The defaults of a sweep file.
@@ -238,7 +238,7 @@ class _Reader:
 
     def _has_enough(self, num: int) -> bool:
         seconds = self._seconds(num)
-        self._timing = look(self._timing, seconds, self._line_plan)
+        self._timing = advance_timing(self._timing, seconds, self._line_plan)
         if num >= self._num_asked:
             return True
         if not self._timing.is_enough or self._counts:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.digits import decimals, is_fine
-from orchestrator.core.trial.line_count import MORE_LINES
+from orchestrator.core.trial.line_count import FEWEST_COUNTED, MORE_LINES
 from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.measurement import FEWEST_STEPS, ImplausibleMeasurement
 from orchestrator.core.trial.pace import PACE_FACTOR, Pace, ToldSteps
@@ -235,9 +235,10 @@ def _count_reason(
     )
     if accumulated > 1 and is_its_choice and seen.every == 1 and num in each_micro_batch:
         return _for_each_micro_batch(asked, num, accumulated)
-    # One at step 0 or at the end may be one more.
     parts = {asked // every for every in range(2, asked + 1)}
-    parts |= {one + 1 for one in parts if counted is not None and one + 1 < asked}
+    if counted is not None and asked >= FEWEST_COUNTED:
+        # One at step 0 or at the end may be one more. Of ten steps, six may be those that ran.
+        parts |= {one + 1 for one in parts if one + 1 < asked}
     is_part = num in parts
     if not (told.are_lines and is_its_choice and is_part and seen.every == 1):
         return None

@@ -201,7 +201,7 @@ def test_lines_that_a_program_prints_are_steps_too(doctor: Doctor) -> None:
     pattern = 'workload.options.metrics={log: "step .*: (.+) ms", unit: ms, every: 2}'
     found = doctor(PRINTING, pattern)
     assert found["steps"]["found"].startswith("9 lines of 2 steps each, 18 were asked for")
-    assert found["pace"]["status"] == "ok" and "tell 1." in found["pace"]["found"]
+    assert found["pace"]["status"] == "ok" and "report 1." in found["pace"]["found"]
 
 
 LAUNCHING = """
