@@ -30,10 +30,10 @@ from tests.faults import outage, small_sweep
 from tests.faults.campaign import Campaign, Outcome, outcome_of, total
 from tests.faults.crash_points import die_everywhere, small_play
 from tests.faults.deaths import of_making, of_upgrade
+from tests.faults.faulty_nodes import AMONG_FAULTY_NODES
 from tests.faults.fresh_stores import Fresh, fresh_postgresql, fresh_sqlite
 from tests.faults.postgresql import Server, server
 from tests.faults.rivals import pauses, races
-from tests.faults.sick_nodes import AMONG_SICK_NODES
 from tests.programs import finished
 
 SHOWN_COMPLAINTS = 20
@@ -57,7 +57,7 @@ def crash_points(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     """Kill an orchestrator at every statement of twelve trials and of records of bad nodes."""
     plays = {
         "crash-points": small_play(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS),
-        "sick-nodes": AMONG_SICK_NODES,
+        "sick-nodes": AMONG_FAULTY_NODES,
     }
     with server() as postgresql:
         for (name, fresh), (campaign, play) in product(_both(folder, postgresql), plays.items()):

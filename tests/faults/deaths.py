@@ -25,8 +25,8 @@ from tests.db import next_version
 from tests.db.builders import Bench
 from tests.faults import forks, small_sweep
 from tests.faults.crash_points import DIED, Play, die_at, die_everywhere, small_play
+from tests.faults.faulty_nodes import AMONG_FAULTY_NODES
 from tests.faults.fresh_stores import fresh_postgresql, fresh_sqlite
-from tests.faults.sick_nodes import AMONG_SICK_NODES
 
 
 def some_points(every: int) -> tuple[str, str]:
@@ -134,7 +134,7 @@ def _in_a_fork(work: Callable[[], object]) -> None:
 
 PLAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "one-cell": partial(of_play, small_play(small_sweep.spec(gpus=[1]), num_trials=6)),
-    "sick-nodes": partial(of_play, AMONG_SICK_NODES),
+    "sick-nodes": partial(of_play, AMONG_FAULTY_NODES),
     "making": of_making,
     "upgrade": of_upgrade,
 }

@@ -12,7 +12,7 @@ import pytest
 
 from tests import programs
 from tests.faults.deaths import some_points
-from tests.faults.sick_nodes import AMONG_SICK_NODES
+from tests.faults.faulty_nodes import AMONG_FAULTY_NODES
 
 pytestmark = pytest.mark.timeout(900)  # 15 s on idle cores
 
@@ -43,7 +43,7 @@ def test_a_death_in_the_middle_of_what_is_written_of_nodes_or_taken_from_a_spool
     """
     deaths = _died("sick-nodes", "sqlite", tmp_path, every=3)
     # Each method has three points or more: before a statement, before a commit, after it.
-    assert set(deaths["within"]) == set(AMONG_SICK_NODES.methods), "each of them was died in"
+    assert set(deaths["within"]) == set(AMONG_FAULTY_NODES.methods), "each of them was died in"
 
 
 def _died(play: str, url: str, folder: Path, *, every: int) -> dict[str, Any]:

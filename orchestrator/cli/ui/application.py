@@ -25,8 +25,8 @@ from orchestrator.cli.ui import (
 from orchestrator.cli.ui.calculator_process import CalculatorProcess
 from orchestrator.cli.ui.feed import MOST_CLIENTS, Feed
 from orchestrator.cli.ui.picture_routes import Pictures, open_pictures
+from orchestrator.cli.ui.request_filter import RequestFilter
 from orchestrator.cli.ui.site import Site
-from orchestrator.cli.ui.wall import RequestFilter
 from orchestrator.report.pages.report_folder import environment
 
 if TYPE_CHECKING:

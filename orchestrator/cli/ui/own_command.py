@@ -1,6 +1,6 @@
 """A command of `sweep` in a process of its own: what is large or long does not burden the server.
 
-The process has the limits and the walls of the command, and what it takes ends with it.
+The process has the limits and the permissions of the command, and what it takes ends with it.
 """
 
 from __future__ import annotations

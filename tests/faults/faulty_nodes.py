@@ -62,7 +62,7 @@ def _run(
     )
 
 
-AMONG_SICK_NODES = Play(
+AMONG_FAULTY_NODES = Play(
     of=OF,
     num_trials=16,
     before=_die_with_an_end,
