@@ -29,7 +29,7 @@ settings.load_profile("busy")
 # With several workers, which take file after file (`make test`): files whose tests mostly wait, in
 # this order. After each of them come two of the other files, which keep the cores busy meanwhile.
 # The rest of those are short and fill the end.
-LONGEST_FIRST = ("multi_host", "faults", "acceptance", "ray")
+LONGEST_FIRST = ("multi_host", "faults", "command", "doctor", "acceptance", "ray")
 OTHERS_PER_WAITING_FILE = 2
 
 
