@@ -4,6 +4,7 @@ and nodes that go are done without.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -156,7 +157,7 @@ def test_what_was_lost_beside_a_trial_that_takes_nodes_down_is_not_given_up_with
         axes={"micro_batch_size": [1, 2, 4, 8, 16, 32, 64], "recompute": ["none", "full"]},
     )
     scheduler = Fragile(poison)
-    run(store, fast, spec=wide, scheduler=scheduler)
+    run(store, fast, spec=wide, scheduler=scheduler, clock=time.monotonic)
     assert states(store) == {TrialState.MEASURED: 13, TrialState.FAILED: 1}
     assert store.trial(poison).trial.state is TrialState.FAILED
     assert scheduler.company[0] > 0

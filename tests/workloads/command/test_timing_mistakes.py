@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -285,11 +287,61 @@ SOME = counting_plan(DEFAULT, predicted_seconds=1.5, steps_per_line=1)
 SLOW = "a clock that waits for the device at each fifth step"
 
 
+# The programs mostly sleep, so some of them run at the same time.
+AT_ONCE = 3
+Outcome = Measurement | Failure
+OutcomeOf = Callable[[str], Outcome]
+
+
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]:
-    launcher = NodeLauncher(tmp_path_factory.mktemp("runs"), node="node-a")
-    yield launcher
-    launcher.close()
+def launchers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleQueue[NodeLauncher]]:
+    made = [
+        NodeLauncher(tmp_path_factory.mktemp("runs"), node=f"node-{number}")
+        for number in range(AT_ONCE)
+    ]
+    idle: SimpleQueue[NodeLauncher] = SimpleQueue()
+    for launcher in made:
+        idle.put(launcher)
+    yield idle
+    for launcher in made:
+        launcher.close()
+
+
+@pytest.fixture
+def launcher(launchers: SimpleQueue[NodeLauncher]) -> Iterator[NodeLauncher]:
+    taken = launchers.get()
+    yield taken
+    launchers.put(taken)
+
+
+@pytest.fixture(scope="module")
+def started(
+    request: pytest.FixtureRequest, launchers: SimpleQueue[NodeLauncher]
+) -> Iterator[dict[tuple[str, str], Future[Outcome]]]:
+    """The outcomes of all mistakes that this run of the tests asks for, by test and mistake."""
+
+    def run(run_one: Callable[[NodeLauncher, str], Outcome], mistake: str) -> Outcome:
+        launcher = launchers.get()
+        try:
+            return run_one(launcher, mistake)
+        finally:
+            launchers.put(launcher)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {
+            (item.originalname, mistake): pool.submit(run, RUNS[item.originalname], mistake)
+            for item in request.session.items
+            if isinstance(item, pytest.Function) and item.module is request.module
+            if item.originalname in RUNS
+            for mistake in [item.callspec.params["mistake"]]
+        }
+
+
+@pytest.fixture
+def outcome(
+    request: pytest.FixtureRequest, started: dict[tuple[str, str], Future[Outcome]], mistake: str
+) -> Outcome:
+    return started[request.node.originalname, mistake].result()
 
 
 # Half of these are enough for an interval, and none for this precision: nothing ends the program.
@@ -300,11 +352,22 @@ def told(launcher: NodeLauncher, program: str, **known: Any) -> Measurement | Fa
     return outcome_of(launcher, program, **{"plan": PLAN, "layout": LAYOUT} | known)
 
 
+def run_as_asked(launcher: NodeLauncher, mistake: str) -> Outcome:
+    program, _ = MISTAKES[mistake]
+    return told(launcher, program, plan=MANY if mistake == "a line for several steps" else PLAN)
+
+
+def run_by_default(launcher: NodeLauncher, mistake: str) -> Outcome:
+    program, _ = (MISTAKES | HIDDEN)[mistake]
+    # All steps run, so each takes a third of its time here.
+    quicker = "def work(seconds=0.15): time.sleep(seconds * random.uniform(0.98, 1.02) / 3)\n"
+    source = ("" if mistake in HIDDEN else quicker) + textwrap.dedent(program)
+    return told(launcher, source, plan=SOME if mistake == SLOW else FIRST)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_marked_or_refused_with_its_cure(launcher: NodeLauncher, mistake: str) -> None:
-    program, said = MISTAKES[mistake]
-    plan = MANY if mistake == "a line for several steps" else PLAN
-    outcome = told(launcher, program, plan=plan)
+def test_a_mistake_is_marked_or_refused_with_its_cure(outcome: Outcome, mistake: str) -> None:
+    _, said = MISTAKES[mistake]
     if isinstance(outcome, Failure):
         assert outcome.kind is FailureKind.BAD_RESULT
         reason = outcome.message
@@ -321,19 +384,20 @@ RIGHT_AT_LAST = "compilation in the timed steps"
 
 @pytest.mark.parametrize("mistake", sorted({*MISTAKES, *HIDDEN} - {RIGHT_AT_LAST}))
 def test_the_first_trial_of_a_cell_is_marked_or_refused_by_default(
-    launcher: NodeLauncher, mistake: str
+    outcome: Outcome, mistake: str
 ) -> None:
-    program, said = (MISTAKES | HIDDEN)[mistake]
-    # All steps run, so each takes a third of its time here.
-    quicker = "def work(seconds=0.15): time.sleep(seconds * random.uniform(0.98, 1.02) / 3)\n"
-    known = {} if mistake in HIDDEN else {"first": quicker}
-    source = known.get("first", "") + textwrap.dedent(program)
-    outcome = told(launcher, source, plan=SOME if mistake == SLOW else FIRST)
     if isinstance(outcome, Failure):
         assert outcome.kind is FailureKind.BAD_RESULT
         return
     assert outcome.implausible is not None and not outcome.confident
-    assert mistake not in HIDDEN or said in outcome.implausible
+    assert mistake not in HIDDEN or HIDDEN[mistake][1] in outcome.implausible
+
+
+# What each test of a mistake runs.
+RUNS = {
+    test_a_mistake_is_marked_or_refused_with_its_cure.__name__: run_as_asked,
+    test_the_first_trial_of_a_cell_is_marked_or_refused_by_default.__name__: run_by_default,
+}
 
 
 def test_a_program_without_a_mistake_is_believed(launcher: NodeLauncher) -> None:
