@@ -80,7 +80,7 @@ class SimulatedTrainer:
     words: Mapping[tuple[str, str], Word]
     reports_memory: bool
     # Pipelines between nodes take longer than any formula says, in this share of their layouts.
-    sick_pipelines: float
+    slow_pipelines: float
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> SimulatedTrainer:
@@ -114,7 +114,7 @@ class SimulatedTrainer:
             constants=constants,
             words=dict(_words(rng, named)),
             reports_memory=bool(rng.random() < 0.5),
-            sick_pipelines=float(rng.choice([0.0] * 9 + [0.3])),
+            slow_pipelines=float(rng.choice([0.0] * 9 + [0.3])),
         )
 
 
@@ -310,8 +310,8 @@ def _seconds(
     work = time.compute + time.recompute + time.bubble
     seconds = (time.total + (factor - 1.0) * work) * _by_value(table, TIME_OF_VALUE_SD, rng)
     across = (table.pipeline_parallel_size > 1) & (cell.num_gpus > 8)
-    sick = across & (rng.random(len(table)) < hidden.sick_pipelines)
-    seconds *= np.where(sick, rng.uniform(1.5, 5.0, len(table)), 1.0)
+    slow = across & (rng.random(len(table)) < hidden.slow_pipelines)
+    seconds *= np.where(slow, rng.uniform(1.5, 5.0, len(table)), 1.0)
     return np.asarray(seconds * np.exp(rng.normal(0, TIME_SD, len(table))))
 
 

@@ -64,7 +64,7 @@ def upgrade(database_url: str | None) -> tuple[str | None, str, Path | None]:
         database.close()
 
 
-def cure(version: str) -> str:
+def advice_for(version: str) -> str:
     """Return what to do about a store of another version than this code's."""
     if version > schema.SCHEMA_VERSION:
         return "upgrade the program (pip install -U layout-sweep)"
@@ -213,10 +213,10 @@ def _refuse_encoding(connection: sa.Connection) -> None:
     encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
     if encoding not in ("UTF8", "SQL_ASCII"):
         name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
-        cure = f"createdb --encoding UTF8 --template template0 {name}"
+        fix = f"createdb --encoding UTF8 --template template0 {name}"
         raise StoreUnavailable(
             f"database {name} has encoding {encoding}, which lacks characters that results hold. "
-            f"Make it anew: {cure}"
+            f"Make it anew: {fix}"
         )
 
 
@@ -224,7 +224,7 @@ def _mismatch(where: str, version: str) -> str:
     newer = "newer than" if version > schema.SCHEMA_VERSION else "and not"
     return (
         f"{where} has schema {version}, {newer} this program's {schema.SCHEMA_VERSION}: "
-        f"{cure(version)}"
+        f"{advice_for(version)}"
     )
 
 

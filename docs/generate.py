@@ -413,7 +413,7 @@ def failure_table() -> str:
             else "out_of_memory"
             if kind in OUT_OF_MEMORY_KINDS
             else "failed",
-            policy.cure,
+            policy.fix,
         )
         for kind, policy in POLICIES.items()
     ]

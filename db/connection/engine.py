@@ -78,7 +78,7 @@ class Database:
         self.patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self.wait: Callable[[float], None] = time.sleep
         self.is_sqlite = url.drivername == "sqlite"
-        # Before the first answer an error means a wrong address, which waiting does not cure.
+        # Before the first answer an error means a wrong address, which waiting does not fix.
         self._was_reached = False
         self._readable: ReadableFile | None = None
         self._file = OpenedFile(Path(url.database)) if self.is_sqlite and url.database else None
@@ -204,11 +204,11 @@ class Database:
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Turn errors of a driver into StoreUnavailable: one line with database, error and cure."""
+        """Turn errors of a driver into StoreUnavailable: one line with database, error and fix."""
         try:
             yield
         except (PoolTimeout, DBAPIError) as exc:
-            # A person can cure missing rights and tables; other errors of these kinds are our bugs.
+            # A person can fix missing rights and tables; other errors of these kinds are our bugs.
             is_ours = isinstance(exc, IntegrityError | ProgrammingError | DataError)
             is_about_the_url = (
                 not self.is_sqlite and not self._was_reached and _sqlstate(exc) is None

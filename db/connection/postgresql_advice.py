@@ -1,4 +1,4 @@
-"""Advice on errors of PostgreSQL: one line with the missing right, the role and the cure in SQL.
+"""Advice on errors of PostgreSQL: one line with the missing right, the role and the fix in SQL.
 
 Uses the SQLSTATE if the server gives one, else the English words of libpq.
 """
@@ -12,7 +12,7 @@ from sqlalchemy import URL
 from db.connection import url as urls
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
-# SQLSTATEs of errors that a person must cure on the server; waiting does not help.
+# SQLSTATEs of errors that a person must fix on the server; waiting does not help.
 INSUFFICIENT_PRIVILEGE = "42501"
 READ_ONLY = "25006"
 GONE = frozenset({"42P01", "3F000", "42704", "3D000"})  # table, schema, object, database

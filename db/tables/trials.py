@@ -276,7 +276,7 @@ measurement = Table(
     optional(
         "implausible",
         Text,
-        "why the numbers cannot be true, with the cure: they never win; NULL: nothing shows it",
+        "why the numbers cannot be true, with the fix: they never win; NULL: nothing shows it",
     ),
     optional(
         "unsteady",

@@ -102,7 +102,7 @@ class ShownFront:
         text += f" {show.numbered('trial', [trial.id for trial in on])}"
         if possible:
             verb = "is" if len(possible) == 1 else "are"
-            text += f"; {show.numbered('trial', possible)} {verb} beaten by less than noise"
+            text += f"; {show.numbered('trial', possible)} {verb} dominated by less than noise"
         once = [trial.id for trial in on if trial.num_measurements < 2]
         if once:
             text += f"; measured once: {show.numbered('trial', once)}"

@@ -236,7 +236,7 @@ def implausible_text(why: Mapping[int, str]) -> str:
     return f"Left out, because the numbers cannot be true: {which}; {reasons[0]}{more}"
 
 
-def beaten_text(trial_ids: Sequence[int]) -> str:
+def ended_early_text(trial_ids: Sequence[int]) -> str:
     """A line about trials that were ended early."""
     which = show.numbered("trial", trial_ids)
     return f"Ended early, since they could not be the fastest, and not ranked: {which}"

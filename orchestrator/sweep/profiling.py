@@ -55,7 +55,7 @@ class ProfileResult:
 
 
 def refusal(spec: SweepSpec) -> str | None:
-    """Return why trials of this sweep cannot be profiled, and the cure. None: they can."""
+    """Return why trials of this sweep cannot be profiled, and the fix. None: they can."""
     match spec.workload.options:
         case LlamaOptions():
             return None

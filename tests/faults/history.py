@@ -117,12 +117,12 @@ class _Rows:
     events: Mapping[int, list[Any]]
     sessions: Sequence[Any]  # the oldest first
     checks: Sequence[Any]  # of nodes, by the sweep's orchestrators
-    sick: frozenset[str]  # whose measurements no longer count
+    faulty: frozenset[str]  # whose measurements no longer count
 
     def is_taken_out(self, trial_id: int, number: int) -> bool:
-        """True if an attempt does not count since one of its nodes is sick."""
+        """True if an attempt does not count since one of its nodes is faulty."""
         row = self.attempts.get((trial_id, number))
-        return row is not None and row.superseded and not self.sick.isdisjoint(row.nodes or ())
+        return row is not None and row.superseded and not self.faulty.isdisjoint(row.nodes or ())
 
 
 def _read(store: Store, sweep: str) -> _Rows:
@@ -136,7 +136,7 @@ def _read(store: Store, sweep: str) -> _Rows:
         events=by_trial,
         sessions=found["sessions"],
         checks=found["checks"],
-        sick=frozenset(row.node for row in found["sick"]),
+        faulty=frozenset(row.node for row in found["faulty"]),
     )
 
 
@@ -165,7 +165,7 @@ def _select(connection: sa.Connection, sweep: str) -> dict[str, Sequence[Any]]:
         .where(session.c.sweep_id == sweep_id)
         .order_by(session.c.epoch),
         "checks": sa.select(check).where(check.c.sweep_id == sweep_id).order_by(check.c.id),
-        "sick": sa.select(bench.c.node).where(bench.c.sweep_id == sweep_id, bench.c.is_remeasured),
+        "faulty": sa.select(bench.c.node).where(bench.c.sweep_id == sweep_id, bench.c.is_remeasured),
     }
     return {name: connection.execute(query).fetchall() for name, query in queries.items()}
 

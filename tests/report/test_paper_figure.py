@@ -82,7 +82,7 @@ def test_mistakes_are_said_in_one_line(
     assert said in capsys.readouterr().err
 
 
-def test_a_missing_matplotlib_is_named_with_its_cure(
+def test_a_missing_matplotlib_is_named_with_its_fix(
     scaling: SweepRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

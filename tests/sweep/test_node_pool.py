@@ -1,5 +1,5 @@
 """Which nodes a sweep uses: those that are fit when looked at, and not those that turn out to be
-sick. Scripted nodes, a real store.
+faulty. Scripted nodes, a real store.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def test_a_stored_sweep_reads_as_before_where_nobody_asked() -> None:
     assert '"preflight":false' in spec(measurement={"preflight": False}).model_dump_json()
 
 
-# -- sick, by what is measured on them -------------------------------------------------------------
+# -- faulty, by what is measured on them -----------------------------------------------------------
 
 
 def many_layouts() -> SweepSpec:
@@ -403,7 +403,7 @@ def test_what_a_person_benches_is_seen_while_the_sweep_runs(
     assert superseded_on(store) == {("n5",)}
 
 
-# -- sick, by what fails on them -------------------------------------------------------------------
+# -- faulty, by what fails on them -----------------------------------------------------------------
 
 
 def failing_on(bad: str, kind: FailureKind, *, times: int = 1000) -> FakeScheduler:

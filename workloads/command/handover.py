@@ -187,8 +187,8 @@ class Handover:
                 f"was {metrics.file.path.name} written anew for each step? If so, {APPEND}"
             )
         asked = plan.warmup_steps + plan.max_steps
-        cure = f"let it run {asked} steps ({{num_steps}}), and report each"
-        return "; ".join([text, *(reasons or [cure])])
+        fix = f"let it run {asked} steps ({{num_steps}}), and report each"
+        return "; ".join([text, *(reasons or [fix])])
 
     def _completed(self, result: RankResult) -> RankResult:
         fields = self.metrics.fields

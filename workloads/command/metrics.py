@@ -341,7 +341,7 @@ class Metrics:
 
 
 def _why_bad(value: Any) -> str:
-    """Why a step time is none, with the cure."""
+    """Why a step time is none, with the fix."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "the number itself is wanted, as 0.52"
     if math.isnan(value):

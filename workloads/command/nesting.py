@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.core.sweepfile.command_options import Processes
-from orchestrator.core.trial.nested_launch import CURE, nested_launch, wrong_world_size
+from orchestrator.core.trial.nested_launch import FIX, nested_launch, wrong_world_size
 from workloads.command.connected_ranks import train_together
 from workloads.command.process_tree import Writers, tree_of
 from workloads.command.program import Program
@@ -32,7 +32,7 @@ class NestingWatch:
     def check(self, num_steps: int, step_seconds: Sequence[float]) -> None:
         """Look, if it is time to: at processes, and at the number of lines with what they tell.
 
-        Raises ConfigRejected with what was found, and the cure.
+        Raises ConfigRejected with what was found, and the fix.
         """
         now, is_first_step = time.monotonic(), num_steps > 0 and not self._has_steps
         self._check_repeated(num_steps, step_seconds, now)
@@ -67,11 +67,11 @@ class NestingWatch:
         tree = tree_of(self._program.process.pid)
         if self._processes is Processes.PER_RANK:
             if (seen := nested_launch(tree, self._program.environment)) is not None:
-                raise ConfigRejected(f"the program starts its own launcher ({seen}): {CURE}")
+                raise ConfigRejected(f"the program starts its own launcher ({seen}): {FIX}")
             if train_together([process.pid for process in tree]):
                 raise ConfigRejected(
                     "the program starts ranks of its own, as torch.multiprocessing.spawn does (two"
-                    f" of its processes have torch, and a connection to each other): {CURE}"
+                    f" of its processes have torch, and a connection to each other): {FIX}"
                 )
         elif seen := wrong_world_size(tree, self._rank.world_size):
             raise ConfigRejected(
@@ -85,4 +85,4 @@ class NestingWatch:
     def _one_writer(self) -> str:
         if self._processes is Processes.PER_NODE:
             return "let the process with RANK 0 write them, and no other"
-        return f"let one process write them; if the program starts its own launcher, {CURE}"
+        return f"let one process write them; if the program starts its own launcher, {FIX}"

@@ -36,9 +36,9 @@ from orchestrator.core.trial.trace_events import (
     read_trace,
 )
 from orchestrator.core.trial.trace_split import OPTIMIZER_ANNOTATION, split
+from workloads.llama.allocations import AllocatorHistory, StepMarks, TrackedTensors, local
 from workloads.llama.refusals import check
 from workloads.llama.stack import describe_stack
-from workloads.llama.tensor_lives import AllocatorHistory, StepMarks, TrackedTensors, local
 from workloads.llama.timing import synchronize
 from workloads.llama.train import open_device
 from workloads.llama.training_loop import TrainingLoop, training_loop

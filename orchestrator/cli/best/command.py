@@ -30,7 +30,7 @@ from orchestrator.report.ranking import (
     MAX_TIED_SHOWN,
     NOT_COMPARED,
     Ranking,
-    beaten_text,
+    ended_early_text,
     implausible_text,
     load_text,
     rank_cell,
@@ -227,4 +227,4 @@ def _print_other_clocks(found: Sequence[OtherClockRow]) -> None:
 
 def _print_ended_early(found: Sequence[EndedEarlyRow]) -> None:
     if found:
-        write_line(f"  {beaten_text([one.trial_id for one in found])}", style="dim")
+        write_line(f"  {ended_early_text([one.trial_id for one in found])}", style="dim")

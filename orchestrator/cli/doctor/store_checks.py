@@ -50,7 +50,7 @@ def database(db: str | None) -> Check:
         return fail("database", str(exc))
     if version not in (None, schema.SCHEMA_VERSION):
         found = f"{where} has schema {version}, this program needs {schema.SCHEMA_VERSION}"
-        return fail("database", found, migrate.cure(str(version)))
+        return fail("database", found, migrate.advice_for(str(version)))
     return ok("database", f"{where}, writable, {f'schema {version}' if version else 'still empty'}")
 
 

@@ -324,10 +324,10 @@ def _end(run: ContractRun) -> Check:
         if run.report.has_enough:
             how = "it was ended, since its numbers were enough"
         return ok("end", f"{how}, after {run.seconds:.1f} s")
-    return fail("end", f"{failure.kind}: {failure.message}", _cure(failure.kind))
+    return fail("end", f"{failure.kind}: {failure.message}", _fix(failure.kind))
 
 
-def _cure(kind: FailureKind) -> str:
+def _fix(kind: FailureKind) -> str:
     """Return what to do after a failure outside a sweep: no trial exists, and the log follows."""
     if kind in OUT_OF_MEMORY_KINDS:
         return (
@@ -341,7 +341,7 @@ def _cure(kind: FailureKind) -> str:
             "do what the message says; if only this layout is refused, check another, as in"
             " axes.micro_batch_size=1"
         )
-    return POLICIES[kind].cure
+    return POLICIES[kind].fix
 
 
 def _left_over(run: ContractRun) -> Check:

@@ -24,7 +24,7 @@ from orchestrator.core.sweepfile.template import (
     well_formed,
 )
 from orchestrator.core.sweepfile.workload_options import WorkloadOptions, few_entries
-from orchestrator.core.trial.nested_launch import CURE, launcher_in
+from orchestrator.core.trial.nested_launch import FIX, launcher_in
 from orchestrator.core.trial.rank_environment import LAUNCHERS_OWN, RANKS_OWN, is_secret_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -230,7 +230,7 @@ class CommandOptions(WorkloadOptions):
         if launcher is not None and self.processes is Processes.PER_RANK:
             raise ValueError(
                 f"argv calls {launcher}, which starts the ranks of a node, and it would be called"
-                f" once per rank: {CURE}"
+                f" once per rank: {FIX}"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""The kinds of failure: whose fault each is, whether to retry, what it means and how to cure it."""
+"""The kinds of failure: whose fault each is, whether to retry, what it means and how to fix it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Policy:
     # Follows the rank's number: "rank 3 ran out of device memory". Empty: no rank fails so.
     verb: str = ""
     means: str
-    cure: str
+    fix: str
 
 
 _K = FailureKind
@@ -62,7 +62,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             fault=Fault.LAYOUT,
             verb="ran out of device memory",
             means="the device's allocator, or a library on the device, found no memory",
-            cure="nothing: it is a result. `v_oom` lists what it rules out",
+            fix="nothing: it is a result. `v_oom` lists what it rules out",
         ),
         # Tried once more alone; then infeasible.
         _K.OOM_HOST: Policy(
@@ -70,13 +70,13 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="ran out of host memory",
             max_retries=1,
             means="the kernel's OOM killer, or malloc; tried once more with no other gang running",
-            cure="give the node or container more memory; fewer `num_threads` or loader workers",
+            fix="give the node or container more memory; fewer `num_threads` or loader workers",
         ),
         _K.CONFIG_REJECTED: Policy(
             fault=Fault.LAYOUT,
             verb="refused the layout",
             means="the workload says that it cannot run this layout",
-            cure="add a constraint, so that it is not tried at all",
+            fix="add a constraint, so that it is not tried at all",
         ),
         # The same layout would train the same numbers again.
         _K.NOT_FINITE: Policy(
@@ -84,13 +84,13 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="diverged",
             means="the training diverged: the program reports or raises a loss or gradient norm "
             "that is NaN or infinite",
-            cure="lower the learning rate or widen the precision; the message names the step",
+            fix="lower the learning rate or widen the precision; the message names the step",
         ),
         _K.USER_ERROR: Policy(
             fault=Fault.CODE,
             verb="failed",
             means="an exception or exit code of the program",
-            cure="fix what the traceback in `sweep logs TRIAL` shows, then `sweep invalidate`",
+            fix="fix what the traceback in `sweep logs TRIAL` shows, then `sweep invalidate`",
         ),
         _K.SEGFAULT: Policy(
             fault=Fault.CODE,
@@ -98,14 +98,14 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             max_retries=1,
             means="SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS; on a GPU an Xid of "
             "the driver that the program caused (13, 31, 32, 43)",
-            cure="its log has Python's stack (faulthandler); often a bug of a library",
+            fix="its log has Python's stack (faulthandler); often a bug of a library",
         ),
         _K.KILLED: Policy(
             fault=Fault.MACHINE,
             verb="was killed from outside",
             max_retries=2,
             means="SIGKILL from outside, and no sign of an out-of-memory",
-            cure="the node's log may show what killed the rank",
+            fix="the node's log may show what killed the rank",
         ),
         # Spot nodes may go several times; a trial that is ended each time may end itself.
         _K.PREEMPTED: Policy(
@@ -114,14 +114,14 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             max_retries=3,
             means="SIGTERM, SIGINT or SIGHUP from outside, or a batch system's message: "
             "preemption, a time limit, a spot node that is withdrawn",
-            cure="nothing: the trial waits; if it repeats, a longer time limit or nodes that stay. "
+            fix="nothing: the trial waits; if it repeats, a longer time limit or nodes that stay. "
             "A program that ends itself with SIGTERM counts as preempted too",
         ),
         _K.BAD_RESULT: Policy(
             fault=Fault.CODE,
             verb="ended without a usable result",
             means="it ended well, but its result is not valid or breaks physics (MFU above 1)",
-            cure="the message says what is wrong with it",
+            fix="the message says what is wrong with it",
         ),
         # Tried once more, elsewhere or later, in case the machine caused it; then the layout did.
         _K.HUNG: Policy(
@@ -129,7 +129,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="made no progress",
             max_retries=1,
             means="no progress within the phase's limit, after the first step began",
-            cure="the message names the place, and its log ends with the stacks of all processes of"
+            fix="the message names the place, and its log ends with the stacks of all processes of"
             " each rank; if it was only slow, the message says which limit to change",
         ),
         _K.START_TIMEOUT: Policy(
@@ -137,7 +137,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="did not get to its first step",
             max_retries=1,
             means="the limit of `start` or `rendezvous` passed",
-            cure="a slow import or a network that does not connect; if it was only slow, the "
+            fix="a slow import or a network that does not connect; if it was only slow, the "
             "message says which limit to change",
         ),
         _K.NCCL: Policy(
@@ -145,7 +145,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="lost communication",
             max_retries=2,
             means="communication failed, and no rank did worse before",
-            cure="`NCCL_DEBUG=INFO` before `sweep run`; the network, the firewall, `ulimit -l`, "
+            fix="`NCCL_DEBUG=INFO` before `sweep run`; the network, the firewall, `ulimit -l`, "
             "the size of /dev/shm; `nccl-trace-*` in the run folder",
         ),
         _K.DEVICE_ERROR: Policy(
@@ -154,7 +154,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             max_retries=1,
             means="no usable device, or an illegal access, far from the memory limit, that the "
             "driver does not explain",
-            cure="`nvidia-smi`, `dmesg`; take the node out if it repeats",
+            fix="`nvidia-smi`, `dmesg`; take the node out if it repeats",
         ),
         _K.XID: Policy(
             fault=Fault.MACHINE,
@@ -162,7 +162,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             max_retries=2,
             means="NVIDIA's driver reports that the hardware failed: ECC, NVLink, off the bus, "
             "firmware; the message has the number",
-            cure="`dmesg` on that node; reset the GPU or take the node out. Two such trials bench "
+            fix="`dmesg` on that node; reset the GPU or take the node out. Two such trials bench "
             "the node",
         ),
         _K.STORAGE: Policy(
@@ -170,40 +170,40 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="could not read or write its files",
             max_retries=2,
             means="file system full, over quota, read-only, stale or broken; too many open files",
-            cure="`df`, the quota, `ulimit -n` and the mounts of the node that it names",
+            fix="`df`, the quota, `ulimit -n` and the mounts of the node that it names",
         ),
         _K.PORT_CLASH: Policy(
             fault=Fault.MACHINE,
             verb="found its port taken",
             max_retries=2,
             means="a port was taken",
-            cure="if the program picks its own port, let it use MASTER_PORT",
+            fix="if the program picks its own port, let it use MASTER_PORT",
         ),
         _K.LAUNCH_FAILED: Policy(
             fault=Fault.MACHINE,
             max_retries=2,
             means="the launcher could not start the ranks, or got no nodes",
-            cure="the message says why: folder, foreign process on the GPU, no slots",
+            fix="the message says why: folder, foreign process on the GPU, no slots",
         ),
         # If the same trial loses a second node, the trial itself may be what takes nodes down.
         _K.NODE_LOST: Policy(
             fault=Fault.MACHINE,
             max_retries=1,
             means="the node, or its agent, is gone",
-            cure="repair the node; the sweep continues on the rest of the cluster",
+            fix="repair the node; the sweep continues on the rest of the cluster",
         ),
         # A trial that runs at six deaths may be what takes the machine down.
         _K.ORCHESTRATOR_LOST: Policy(
             fault=Fault.MACHINE,
             max_retries=5,
             means="the attempt's orchestrator was killed; found by the next `sweep run`",
-            cure="nothing: the trial waits again; if it failed, check whether it takes the machine "
+            fix="nothing: the trial waits again; if it failed, check whether it takes the machine "
             "down, then `sweep invalidate`",
         ),
         _K.CANCELLED: Policy(
             fault=Fault.NOBODY,
             means="ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`",
-            cure="nothing: the trial waits for the next `sweep run`",
+            fix="nothing: the trial waits for the next `sweep run`",
         ),
     }
 )

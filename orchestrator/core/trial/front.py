@@ -1,8 +1,8 @@
 """Finds the front of a cell's measured layouts: those that no other beats in every merit.
 
-Speed and energy are measured with noise, so a layout that is beaten by less than noise could be on
-the front too. What memory a layout leaves free hardly varies between its runs. Merits have names:
-those of a cell, or the objectives of a sweep file.
+Speed and energy are measured with noise, so a layout that is dominated by less than noise could be
+on the front too. What memory a layout leaves free hardly varies between its runs. Merits have
+names: those of a cell, or the objectives of a sweep file.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Front:
     """The layouts of a front, by trial id, and those that noise may keep from it."""
 
     on: Sequence[int]
-    # Beaten by less than noise, the least beaten first.
+    # Dominated by less than noise, the least dominated first.
     possible: Sequence[int]
-    # For each possible one, the layouts of the front that beat it by less than noise.
+    # For each possible one, the layouts of the front that dominate it by less than noise.
     rivals: Mapping[int, Sequence[int]]
 
 
@@ -58,7 +58,7 @@ def front_of(
     by = [*noisy, *exact]
     order = sorted(points, key=lambda point: ([-point.values[merit] for merit in by], point.key))
     on: list[FrontPoint] = []
-    # By beaten layout, by how much each layout of the front beats it.
+    # By dominated layout, by how much each layout of the front dominates it.
     margins: dict[int, dict[int, float]] = {}
     for point in order:
         ahead = {other.key: _margin(other, point, noisy, exact) for other in on}

@@ -17,7 +17,7 @@ from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import CONSIDERED_WITH_DRIFT, WIDTH, median_run
 
-# Relative, of a step time before drift is known: layouts beaten by more are not looked at.
+# Relative, of a step time before drift is known: layouts dominated by more are not looked at.
 WIDE_SD = 0.05
 
 

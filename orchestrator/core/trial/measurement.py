@@ -87,7 +87,7 @@ class Measurement:
     peak_memory_driver_kind: DriverMemoryKind | None = None
     # The program's own fields, as JSON; None: it reported none.
     extra: Mapping[str, Any] | None = None
-    # Why the numbers cannot be true (plausibility.py), with the cure; None: nothing shows it.
+    # Why the numbers cannot be true (plausibility.py), with the fix; None: nothing shows it.
     implausible: str | None = None
     # The kernel that ran, as the program names it.
     attention_kernel: str | None = None

@@ -1,6 +1,6 @@
-"""The memory of the first training steps by kind, from the lives of tensors.
+"""The memory of the first training steps by kind, from the allocations of tensors.
 
-The lives come from tracked tensors on a CPU, and from the history of CUDA's allocator on a GPU.
+These come from tracked tensors on a CPU, and from the history of CUDA's allocator on a GPU.
 Times are numbers that grow, of any clock.
 """
 
@@ -32,16 +32,16 @@ class MemoryKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Life:
+class Allocation:
     """One allocation, from when it was made until it was freed."""
 
     num_bytes: int
-    born: float
-    died: float | None = None  # None: it lives on
+    made_at: float
+    freed_at: float | None = None  # None: it is never freed
     kind: MemoryKind | None = None  # None: its times show it
 
-    def is_alive(self, at: float) -> bool:
-        return self.born <= at and (self.died is None or at < self.died)
+    def is_held(self, at: float) -> bool:
+        return self.made_at <= at and (self.freed_at is None or at < self.freed_at)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,15 +69,21 @@ class Note:
     addresses: Collection[int]
 
 
-def timeline(lives: Sequence[Life], marks: Sequence[Mark], *, end: float) -> list[Moment]:
+def timeline(
+    allocations: Sequence[Allocation], marks: Sequence[Mark], *, end: float
+) -> list[Moment]:
     """Return moments in order: each is the fullest one of its share of a step.
 
     A tensor of no known kind that a forward pass made and that outlives it is an activation.
     """
-    known = [_with_kind(life, marks) for life in lives]
+    known = [_with_kind(allocation, marks) for allocation in allocations]
     changes = sorted(
-        [(life.born, life.num_bytes, life.kind) for life in known]
-        + [(life.died, -life.num_bytes, life.kind) for life in known if life.died is not None],
+        [(allocation.made_at, allocation.num_bytes, allocation.kind) for allocation in known]
+        + [
+            (allocation.freed_at, -allocation.num_bytes, allocation.kind)
+            for allocation in known
+            if allocation.freed_at is not None
+        ],
         # What is freed at a time makes room first.
         key=lambda change: change[:2],
     )
@@ -98,15 +104,15 @@ def timeline(lives: Sequence[Life], marks: Sequence[Mark], *, end: float) -> lis
     return found
 
 
-def _with_kind(life: Life, marks: Sequence[Mark]) -> Life:
-    if life.kind is not None:
-        return life
-    place = bisect_right(marks, life.born, key=lambda mark: mark.at) - 1
+def _with_kind(allocation: Allocation, marks: Sequence[Mark]) -> Allocation:
+    if allocation.kind is not None:
+        return allocation
+    place = bisect_right(marks, allocation.made_at, key=lambda mark: mark.at) - 1
     is_forward = place >= 0 and marks[place].part is StepPart.FORWARD
     ends = marks[place + 1].at if place + 1 < len(marks) else None
-    outlives = ends is not None and (life.died is None or life.died > ends)
+    outlives = ends is not None and (allocation.freed_at is None or allocation.freed_at > ends)
     kept = is_forward and outlives
-    return replace(life, kind=MemoryKind.ACTIVATIONS if kept else MemoryKind.TEMPORARIES)
+    return replace(allocation, kind=MemoryKind.ACTIVATIONS if kept else MemoryKind.TEMPORARIES)
 
 
 def _apply(held: dict[MemoryKind, int], change: tuple[float, int, MemoryKind | None]) -> None:
@@ -151,36 +157,36 @@ def _shares(counts: Sequence[int], total: int) -> list[int]:
     return shares
 
 
-def lives_of_history(
+def allocations_of_history(
     entries: Iterable[Mapping[str, Any]],
     *,
     before: Mapping[int, int],
     notes: Iterable[Note],
-) -> list[Life]:
-    """Return the lives in a history of CUDA's allocator, one device's of torch's memory snapshot.
+) -> list[Allocation]:
+    """Return what a device allocated by the history of CUDA's allocator in torch's snapshot.
 
     `before`: bytes by address of what was allocated when the history began. A note tells the kind
     of what is allocated at its time.
     """
-    lives = [Life(num_bytes=size, born=float("-inf")) for size in before.values()]
-    alive = dict(zip(before, range(len(lives)), strict=True))
+    allocations = [Allocation(num_bytes=size, made_at=float("-inf")) for size in before.values()]
+    alive = dict(zip(before, range(len(allocations)), strict=True))
     waiting = sorted(notes, key=lambda note: note.at)
 
     def take(note: Note) -> None:
         for index in (alive[address] for address in note.addresses if address in alive):
-            if lives[index].kind is None:
-                lives[index] = replace(lives[index], kind=note.kind)
+            if allocations[index].kind is None:
+                allocations[index] = replace(allocations[index], kind=note.kind)
 
     for entry in sorted(entries, key=lambda entry: float(entry["time_us"])):
         at, address = float(entry["time_us"]), int(entry.get("addr", 0))
         while waiting and waiting[0].at <= at:
             take(waiting.pop(0))
         if entry["action"] == "alloc":
-            alive[address] = len(lives)
-            lives.append(Life(num_bytes=int(entry["size"]), born=at))
+            alive[address] = len(allocations)
+            allocations.append(Allocation(num_bytes=int(entry["size"]), made_at=at))
         elif entry["action"] == "free_completed" and address in alive:
             index = alive.pop(address)
-            lives[index] = replace(lives[index], died=at)
+            allocations[index] = replace(allocations[index], freed_at=at)
     for note in waiting:
         take(note)
-    return lives
+    return allocations

@@ -26,7 +26,7 @@ _LAUNCHERS: Mapping[str, str] = {
     "deepspeed.launcher.launch": "deepspeed",
 }
 
-CURE = "set workload.options.processes: per_node, or start the program without its launcher"
+FIX = "set workload.options.processes: per_node, or start the program without its launcher"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

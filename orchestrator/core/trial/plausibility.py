@@ -2,7 +2,7 @@
 
 Numbers that nothing can produce are refused (ImplausibleMeasurement). Numbers that contradict what
 was seen, or each other, are implausible: they are stored with the reason, and never win. Each
-reason ends in its cure. For a program without a pace only the time that it ran bounds what it
+reason ends in its fix. For a program without a pace only the time that it ran bounds what it
 tells.
 """
 
@@ -40,7 +40,7 @@ _SYNCHRONISE = (
 def judge_run(
     result: RankResult, *, layout: Layout, sequence_length: int, plan: MeasurementPlan
 ) -> str | None:
-    """Return why the numbers of a program cannot be true, with the cure; None: nothing shows it.
+    """Return why the numbers of a program cannot be true, with the fix; None: nothing shows it.
 
     Raises ImplausibleMeasurement for steps that add up to more than the time that the program ran.
     A result without anything seen of its program is not judged.
@@ -70,7 +70,7 @@ class JudgedPace:
     num_steps: int
     told_seconds: float
     passed_seconds: float
-    # Why both cannot be true, with the cure; None: they agree.
+    # Why both cannot be true, with the fix; None: they agree.
     reason: str | None
 
 

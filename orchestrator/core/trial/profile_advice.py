@@ -58,10 +58,10 @@ def _host_bound(profile: RankProfile, _: Layout) -> Advice | None:
     share = profile.share(Part.HOST_BOUND)
     if host is None or host <= HOST_BOUND_RATIO * device or share <= HOST_BOUND_SHARE:
         return None
-    cure = "a larger micro-batch" if profile.is_compiled else "compile, or a larger micro-batch"
+    fix = "a larger micro-batch" if profile.is_compiled else "compile, or a larger micro-batch"
     return Advice(
         share=share,
-        text=f"host-bound: the device waited {share:.0%} of the step for launches; try {cure}",
+        text=f"host-bound: the device waited {share:.0%} of the step for launches; try {fix}",
     )
 
 

@@ -13,7 +13,7 @@ from orchestrator.report.ranking import (
     DRIFT_TITLES,
     MAX_TIED_SHOWN,
     Ranking,
-    beaten_text,
+    ended_early_text,
     implausible_text,
     load_text,
     why_no_best,
@@ -115,11 +115,11 @@ def _left_out(of_cell: Sequence[TrialRow]) -> list[str]:
     implausible = {
         trial.id: trial.implausible for trial in of_cell if trial.implausible is not None
     }
-    beaten = [trial.id for trial in of_cell if trial.step_seconds_bound is not None]
+    ended_early = [trial.id for trial in of_cell if trial.step_seconds_bound is not None]
     if implausible:
         lines.append(implausible_text(implausible))
-    if beaten:
-        lines.append(beaten_text(beaten))
+    if ended_early:
+        lines.append(ended_early_text(ended_early))
     return lines
 
 

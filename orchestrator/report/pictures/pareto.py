@@ -43,7 +43,7 @@ class Candidate:
     joules_per_token: float | None = None  # None: it was not read
     price_per_gpu_hour: float | None = None  # None: the sweep file has none
     is_on_front: bool = False
-    # It is beaten by less than noise.
+    # It is dominated by less than noise.
     may_be_on_front: bool = False
     # The speed that was compared, with its 95 % interval; None: it was not compared by this.
     compared: Valued | None = None
@@ -217,10 +217,10 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
 
 
 def _traces(panel: _Panel, shown: Sequence[Candidate], problems: Sequence[str]) -> list[Trace]:
-    beaten = [one for one in shown if not one.is_on_front and not one.may_be_on_front]
+    dominated = [one for one in shown if not one.is_on_front and not one.may_be_on_front]
     possible = [one for one in shown if one.may_be_on_front]
     traces = [
-        _trace(panel, beaten, "beaten by another", GREY, opacity=0.35),
+        _trace(panel, dominated, "dominated by another", GREY, opacity=0.35),
         _trace(panel, possible, "could be on the front", GREY, symbol="circle-open"),
     ]
     for number, problem in enumerate(dict.fromkeys(problems)):
@@ -247,7 +247,7 @@ def _caption(
     text = f"On the front by {goals}: {num_front:,} of {show.counted(len(found), 'layout')}"
     if num_possible:
         verb = "is" if num_possible == 1 else "are"
-        text += f"; {num_possible:,} more {verb} beaten by less than noise"
+        text += f"; {num_possible:,} more {verb} dominated by less than noise"
     text = (
         f"{text}. Lines are 95 % intervals. Larger points use more GPUs. Only layouts of one"
         " sweep and one problem are compared, as by `sweep best --pareto`."

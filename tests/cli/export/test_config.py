@@ -110,7 +110,7 @@ def test_a_sweep_of_two_cells_has_two_winners_to_choose_from(store: Store, sweep
     assert f"--trial {second} " in err
 
 
-def test_mistakes_are_named_with_their_cure(store: Store, sweep: Sweep) -> None:
+def test_mistakes_are_named_with_their_fix(store: Store, sweep: Sweep) -> None:
     bench = Bench.on(store)
     waiting = add_trial(store, bench.cell_id, layout(1), epoch=bench.epoch)
     assert "name the framework: --to transformers|" in sweep("export", "config", code=2)[1]

@@ -53,7 +53,7 @@ def test_failed_trials_have_their_cure_and_with_strict_the_code_its_reason(
     assert line.endswith("sweep invalidate --sweep mine --where \"state = 'failed'\" --yes")
 
 
-def test_failures_of_a_table_that_is_replayed_have_no_cure(
+def test_failures_of_a_table_that_is_replayed_have_no_fix(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     replayed = SPEC.model_copy(

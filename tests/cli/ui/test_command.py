@@ -112,7 +112,7 @@ def test_a_sweep_that_is_not_there_is_one_clear_line(
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-def test_a_missing_package_is_named_with_its_cure(
+def test_a_missing_package_is_named_with_its_fix(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setattr(ui_command, "find_spec", lambda name: None if name == package else True)

@@ -146,13 +146,13 @@ def test_known_constants_come_back_within_their_uncertainty() -> None:
 
 def test_a_cell_that_is_slower_as_a_whole_is_not_blamed_on_the_constants() -> None:
     rows = everything()
-    sick = [
+    faulty = [
         dataclasses.replace(row, step_seconds=3 * row.step_seconds)
         if row.cell == cell(64) and row.step_seconds
         else row
         for row in rows
     ]
-    assert error(calibrate(sick, Calibration.prior()), cell(32)) < 0.1
+    assert error(calibrate(faulty, Calibration.prior()), cell(32)) < 0.1
 
 
 def test_memory_of_a_foreign_trainer_is_learned() -> None:

@@ -1,4 +1,4 @@
-"""The memory of steps by kind, from lives whose arithmetic is in the test."""
+"""The memory of steps by kind, from allocations whose arithmetic is in the test."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import strategies as some
 
 from orchestrator.core.trial.memory_timeline import (
     MOMENTS_PER_STEP,
-    Life,
+    Allocation,
     Mark,
     MemoryKind,
     Moment,
     Note,
-    lives_of_history,
+    allocations_of_history,
     timeline,
 )
 from orchestrator.core.trial.step_part import StepPart
@@ -36,9 +36,9 @@ def most(moments: list[Moment], part: StepPart, kind: MemoryKind) -> int:
 
 
 def test_what_a_forward_pass_leaves_to_its_backward_pass_is_an_activation() -> None:
-    kept = Life(num_bytes=100, born=3, died=15)
-    freed = Life(num_bytes=70, born=4, died=5)
-    made_later = Life(num_bytes=30, born=12, died=13)
+    kept = Allocation(num_bytes=100, made_at=3, freed_at=15)
+    freed = Allocation(num_bytes=70, made_at=4, freed_at=5)
+    made_later = Allocation(num_bytes=30, made_at=12, freed_at=13)
     moments = timeline([kept, freed, made_later], STEP, end=30)
     assert most(moments, FORWARD, MemoryKind.ACTIVATIONS) == 100
     assert most(moments, FORWARD, MemoryKind.TEMPORARIES) == 70
@@ -47,9 +47,9 @@ def test_what_a_forward_pass_leaves_to_its_backward_pass_is_an_activation() -> N
 
 
 def test_known_kinds_stay_what_they_are() -> None:
-    weights = Life(num_bytes=8, born=-1, kind=MemoryKind.PARAMETERS)
-    gradient = Life(num_bytes=8, born=11, died=28, kind=MemoryKind.GRADIENTS)
-    state = Life(num_bytes=16, born=21, kind=MemoryKind.OPTIMIZER)
+    weights = Allocation(num_bytes=8, made_at=-1, kind=MemoryKind.PARAMETERS)
+    gradient = Allocation(num_bytes=8, made_at=11, freed_at=28, kind=MemoryKind.GRADIENTS)
+    state = Allocation(num_bytes=16, made_at=21, kind=MemoryKind.OPTIMIZER)
     moments = timeline([weights, gradient, state], STEP, end=30)
     assert {moment.num_bytes[MemoryKind.PARAMETERS] for moment in moments} == {8}
     assert most(moments, FORWARD, MemoryKind.GRADIENTS) == 0
@@ -62,14 +62,19 @@ def test_a_step_of_many_micro_batches_has_no_more_moments_than_another() -> None
     marks = [
         Mark(at=i, step=1, part=(FORWARD, BACKWARD)[i % 2]) for i in range(10 * MOMENTS_PER_STEP)
     ]
-    lives = [Life(num_bytes=1, born=i + 0.5, died=i + 0.75) for i in range(len(marks))]
-    assert 0 < len(timeline(lives, marks, end=len(marks))) <= MOMENTS_PER_STEP
+    allocations = [
+        Allocation(num_bytes=1, made_at=i + 0.5, freed_at=i + 0.75) for i in range(len(marks))
+    ]
+    assert 0 < len(timeline(allocations, marks, end=len(marks))) <= MOMENTS_PER_STEP
 
 
-_lives = some.lists(
+_allocations = some.lists(
     some.builds(
-        lambda size, born, lasted, kind: Life(
-            num_bytes=size, born=born, died=None if lasted is None else born + lasted, kind=kind
+        lambda size, made_at, lasted, kind: Allocation(
+            num_bytes=size,
+            made_at=made_at,
+            freed_at=None if lasted is None else made_at + lasted,
+            kind=kind,
         ),
         some.integers(1, 9),
         some.integers(-5, 35),
@@ -79,11 +84,16 @@ _lives = some.lists(
 )
 
 
-@given(_lives)
-@example([Life(num_bytes=1, born=-1, died=5), Life(num_bytes=1, born=5)])
-def test_the_peak_of_the_moments_is_the_peak_of_the_lives(lives: list[Life]) -> None:
-    moments = timeline(lives, STEP, end=30)
-    alive = [sum(life.num_bytes for life in lives if life.is_alive(at)) for at in range(30)]
+@given(_allocations)
+@example([Allocation(num_bytes=1, made_at=-1, freed_at=5), Allocation(num_bytes=1, made_at=5)])
+def test_the_peak_of_the_moments_is_the_peak_of_the_allocations(
+    allocations: list[Allocation],
+) -> None:
+    moments = timeline(allocations, STEP, end=30)
+    alive = [
+        sum(allocation.num_bytes for allocation in allocations if allocation.is_held(at))
+        for at in range(30)
+    ]
     assert max(sum(moment.num_bytes.values()) for moment in moments) == max(alive)
     assert all(size >= 0 for moment in moments for size in moment.num_bytes.values())
     assert len(moments) <= MOMENTS_PER_STEP
@@ -111,21 +121,21 @@ def test_a_history_of_the_allocator_becomes_lives() -> None:
         Note(at=12, kind=MemoryKind.GRADIENTS, addresses=[4096]),
         Note(at=40, kind=MemoryKind.OPTIMIZER, addresses=[8192]),
     ]
-    assert lives_of_history(entries, before={100: 64}, notes=notes) == [
-        Life(num_bytes=64, born=float("-inf"), kind=MemoryKind.PARAMETERS),
-        Life(num_bytes=512, born=11, died=16, kind=MemoryKind.GRADIENTS),
-        Life(num_bytes=256, born=18),
-        Life(num_bytes=1024, born=19, kind=MemoryKind.OPTIMIZER),
+    assert allocations_of_history(entries, before={100: 64}, notes=notes) == [
+        Allocation(num_bytes=64, made_at=float("-inf"), kind=MemoryKind.PARAMETERS),
+        Allocation(num_bytes=512, made_at=11, freed_at=16, kind=MemoryKind.GRADIENTS),
+        Allocation(num_bytes=256, made_at=18),
+        Allocation(num_bytes=1024, made_at=19, kind=MemoryKind.OPTIMIZER),
     ]
 
 
 def test_a_part_with_many_changes_is_cut_where_equally_many_were_made() -> None:
-    """A thousand lives of a byte begin in the forward pass, and end together in the optimizer's.
+    """A thousand bytes are allocated in the forward pass, and freed together in the optimizer's.
 
     Half of the changes are in the forward pass, so half of the step's moments.
     """
-    lives = [Life(num_bytes=1, born=(i + 1) / 100, died=25) for i in range(1000)]
-    moments = [one for one in timeline(lives, STEP, end=30) if one.part is FORWARD]
+    allocations = [Allocation(num_bytes=1, made_at=(i + 1) / 100, freed_at=25) for i in range(1000)]
+    moments = [one for one in timeline(allocations, STEP, end=30) if one.part is FORWARD]
     held = [sum(one.num_bytes.values()) for one in moments]
     num = MOMENTS_PER_STEP // 2
     assert held == [1000 // num * (number + 1) for number in range(num)]

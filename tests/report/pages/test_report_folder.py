@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_a_mistake_in_one_line(
         write_report([scaling], tmp_path / "file")
 
 
-def test_a_missing_package_is_named_with_its_cure(
+def test_a_missing_package_is_named_with_its_fix(
     scaling: SweepRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_folder, "find_spec", lambda name: None)

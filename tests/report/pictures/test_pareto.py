@@ -62,7 +62,7 @@ def test_a_layout_that_is_beaten_by_less_than_noise_has_a_symbol_of_its_own(
     names = {trace["name"]: trace for trace in picture.figure["data"]}
     assert names["could be on the front"]["customdata"] == [first.trial.id]
     assert names["could be on the front"]["marker"]["symbol"] == "circle-open"
-    assert "2 of 6 layouts; 1 more is beaten by less than noise" in picture.caption
+    assert "2 of 6 layouts; 1 more is dominated by less than noise" in picture.caption
 
 
 def test_energy_and_dollars_are_drawn_where_they_are_known_each_point_with_its_interval(

@@ -12,7 +12,7 @@ from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.node.launcher import NodeLauncher
 from tests.workloads.command.running import command, run
 
-CURE = "set workload.options.processes: per_node"
+FIX = "set workload.options.processes: per_node"
 
 LAUNCHERS = {
     "another number of ranks": """
@@ -34,7 +34,7 @@ START = """
 
 
 @pytest.mark.parametrize("ranks", LAUNCHERS.values(), ids=LAUNCHERS)
-def test_ranks_of_its_own_are_refused_with_the_cure(
+def test_ranks_of_its_own_are_refused_with_the_fix(
     launcher: NodeLauncher,
     ranks: str,
 ) -> None:
@@ -42,7 +42,7 @@ def test_ranks_of_its_own_are_refused_with_the_cure(
     assert report.failure is not None
     assert report.failure.kind is FailureKind.CONFIG_REJECTED, report.failure
     assert "the program starts its own launcher" in report.failure.message
-    assert CURE in report.failure.message
+    assert FIX in report.failure.message
 
 
 def test_a_script_that_calls_torchrun_is_refused_before_its_ranks_start(
@@ -58,7 +58,7 @@ def test_a_script_that_calls_torchrun_is_refused_before_its_ranks_start(
     report = launcher.run(command({"argv": ["bash", str(script)]}))
     assert report.failure is not None
     assert report.failure.kind is FailureKind.CONFIG_REJECTED, report.failure
-    assert "it runs torchrun" in report.failure.message and CURE in report.failure.message
+    assert "it runs torchrun" in report.failure.message and FIX in report.failure.message
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_script_that_calls_torchrun_is_refused_before_its_ranks_start(
     ],
 )
 def test_a_launcher_in_argv_is_refused_with_the_file(argv: list[str]) -> None:
-    with pytest.raises(ValueError, match=CURE):
+    with pytest.raises(ValueError, match=FIX):
         CommandOptions.model_validate({"argv": argv})
     assert CommandOptions.model_validate({"argv": argv, "processes": "per_node"})
 

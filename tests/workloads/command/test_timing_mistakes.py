@@ -366,7 +366,7 @@ def run_by_default(launcher: NodeLauncher, mistake: str) -> Outcome:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_marked_or_refused_with_its_cure(outcome: Outcome, mistake: str) -> None:
+def test_a_mistake_is_marked_or_refused_with_its_fix(outcome: Outcome, mistake: str) -> None:
     _, said = MISTAKES[mistake]
     if isinstance(outcome, Failure):
         assert outcome.kind is FailureKind.BAD_RESULT
@@ -395,7 +395,7 @@ def test_the_first_trial_of_a_cell_is_marked_or_refused_by_default(
 
 # What each test of a mistake runs.
 RUNS = {
-    test_a_mistake_is_marked_or_refused_with_its_cure.__name__: run_as_asked,
+    test_a_mistake_is_marked_or_refused_with_its_fix.__name__: run_as_asked,
     test_the_first_trial_of_a_cell_is_marked_or_refused_by_default.__name__: run_by_default,
 }
 

@@ -1,5 +1,5 @@
-"""Records the lives of tensors during steps: by tracking them on a CPU, by CUDA's allocator on a
-GPU.
+"""Records the allocations of tensors in steps: by tracking them on a CPU, by CUDA's allocator on
+a GPU.
 
 Backward passes and optimizers are told apart by torch's own calls, so this knows no model and no
 schedule.
@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from orchestrator.core.trial.memory_timeline import (
-    Life,
+    Allocation,
     Mark,
     MemoryKind,
     Moment,
     Note,
-    lives_of_history,
+    allocations_of_history,
     timeline,
 )
 from orchestrator.core.trial.step_part import StepPart
@@ -35,7 +35,7 @@ _HISTORY_ENTRIES = 1_000_000
 
 
 class Recorder(Protocol):
-    """Something that knows the lives of tensors."""
+    """Something that knows the allocations of tensors."""
 
     def now(self) -> float: ...
 
@@ -45,16 +45,16 @@ class Recorder(Protocol):
         """Say what these tensors are, which are alive now."""
         ...
 
-    def lives(self) -> list[Life]: ...
+    def allocations(self) -> list[Allocation]: ...
 
 
 class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTensors
-    """The lives of tensors on a CPU. Times count allocations and frees."""
+    """The allocations of tensors on a CPU. Times count allocations and frees."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lives: list[Life] = []
-        self._alive: dict[int, int] = {}  # storage -> its life
+        self._allocations: list[Allocation] = []
+        self._alive: dict[int, int] = {}  # storage -> its allocation
         # So that the end of a storage is noticed, and its key may be used again.
         self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._changes = 0
@@ -73,11 +73,11 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
             # It may have been there before: only results of operations are seen.
             self._follow(storage)
             index = self._alive.get(storage._cdata)
-            if index is not None and self._lives[index].kind is None:
-                self._lives[index] = replace(self._lives[index], kind=kind)
+            if index is not None and self._allocations[index].kind is None:
+                self._allocations[index] = replace(self._allocations[index], kind=kind)
 
-    def lives(self) -> list[Life]:
-        return list(self._lives)
+    def allocations(self) -> list[Allocation]:
+        return list(self._allocations)
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
         super()._follow(storage)
@@ -104,19 +104,21 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
 
     def _begin(self, key: int, num_bytes: int, *, kind: MemoryKind | None = None) -> None:
         self._changes += 1
-        self._alive[key] = len(self._lives)
-        self._lives.append(Life(num_bytes=num_bytes, born=self._changes, kind=kind))
+        self._alive[key] = len(self._allocations)
+        self._allocations.append(Allocation(num_bytes=num_bytes, made_at=self._changes, kind=kind))
 
     def _end(self, key: int, *, kind: MemoryKind | None = None) -> None:
         index = self._alive.pop(key, None)
         if index is not None:
             self._changes += 1
-            life = self._lives[index]
-            self._lives[index] = replace(life, died=self._changes, kind=life.kind or kind)
+            allocation = self._allocations[index]
+            self._allocations[index] = replace(
+                allocation, freed_at=self._changes, kind=allocation.kind or kind
+            )
 
 
 class AllocatorHistory:
-    """The lives of tensors on a CUDA device. Times are microseconds of the wall clock."""
+    """The allocations of tensors on a CUDA device. Times are microseconds of the wall clock."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -150,8 +152,8 @@ class AllocatorHistory:
         addresses = [each.data_ptr() for each in storages]
         self._notes.append(Note(at=self.now(), kind=kind, addresses=addresses))
 
-    def lives(self) -> list[Life]:
-        return lives_of_history(self._entries, before=self._before, notes=self._notes)
+    def allocations(self) -> list[Allocation]:
+        return allocations_of_history(self._entries, before=self._before, notes=self._notes)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -193,7 +195,7 @@ class StepMarks:
             handle.remove()
 
     def moments(self, end: float) -> list[Moment]:
-        return timeline(self.recorder.lives(), self.marks, end=end)
+        return timeline(self.recorder.allocations(), self.marks, end=end)
 
     def _mark(self, part: StepPart) -> None:
         self.marks.append(Mark(at=self.recorder.now(), step=self.step, part=part))

@@ -1,4 +1,4 @@
-"""The lives of tensors in steps of a plain torch model, whose sizes are known."""
+"""The allocations of tensors in steps of a plain torch model, whose sizes are known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from orchestrator.core.trial.memory_timeline import MemoryKind, Moment
 from orchestrator.core.trial.step_part import StepPart, step_part
 from workloads.live_tensors import LiveTensors
-from workloads.llama.tensor_lives import AllocatorHistory, StepMarks, TrackedTensors
+from workloads.llama.allocations import AllocatorHistory, StepMarks, TrackedTensors
 
 # Bytes of a square weight, and of a batch, in fp32.
 WIDTH, BATCH, LAYERS = 64, 256, 6
@@ -93,7 +93,7 @@ def test_memory_that_is_taken_by_resizing_is_that_of_gathered_weights() -> None:
         gathered.untyped_storage().resize_(0)
         end = recorder.now()
     sizes = [one.num_bytes[MemoryKind.PARAMETERS] for one in marks.moments(end)]
-    assert (max(sizes), recorder.lives()[-1].died) == (4000, end)
+    assert (max(sizes), recorder.allocations()[-1].freed_at) == (4000, end)
 
 
 @pytest.mark.parametrize(
