@@ -57,7 +57,7 @@ def crash_points(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     """Kill an orchestrator at every statement of twelve trials and of records of bad nodes."""
     plays = {
         "crash-points": small_play(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS),
-        "faulty-nodes": AMONG_FAULTY_NODES,
+        "sick-nodes": AMONG_FAULTY_NODES,
     }
     with server() as postgresql:
         for (name, fresh), (campaign, play) in product(_both(folder, postgresql), plays.items()):
@@ -237,9 +237,9 @@ PARTS: Mapping[str, Part] = {
         run=crash_points,
         campaigns=(
             "crash-points-sqlite",
-            "faulty-nodes-sqlite",
+            "sick-nodes-sqlite",
             "crash-points-postgresql",
-            "faulty-nodes-postgresql",
+            "sick-nodes-postgresql",
         ),
         seconds=180.0,
     ),

@@ -134,7 +134,7 @@ def _in_a_fork(work: Callable[[], object]) -> None:
 
 PLAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "one-cell": partial(of_play, small_play(small_sweep.spec(gpus=[1]), num_trials=6)),
-    "faulty-nodes": partial(of_play, AMONG_FAULTY_NODES),
+    "sick-nodes": partial(of_play, AMONG_FAULTY_NODES),
     "making": of_making,
     "upgrade": of_upgrade,
 }

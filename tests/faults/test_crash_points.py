@@ -41,7 +41,7 @@ def test_a_death_in_the_middle_of_what_is_written_of_nodes_or_taken_from_a_spool
     """One of its nodes never answers, one is slow and gets benched, and an earlier orchestrator
     died with an end in its spool. On PostgreSQL: `make chaos`.
     """
-    deaths = _died("faulty-nodes", "sqlite", tmp_path, every=3)
+    deaths = _died("sick-nodes", "sqlite", tmp_path, every=3)
     # Each method has three points or more: before a statement, before a commit, after it.
     assert set(deaths["within"]) == set(AMONG_FAULTY_NODES.methods), "each of them was died in"
 
