@@ -73,7 +73,7 @@ def predicted_bytes(combination: Combination) -> float:
         global_batch_size=layout.global_batch_size,
     )
     found = predict_memory(LayoutTable.of([layout]), cell, llama_trainer(options, on_gpu=False))
-    # Of each position: cosines and sines of half a head, and a row of the mask of eager attention.
+    # Each position has cosines and sines of half a head, and a row of the mask of eager attention.
     constants = LENGTH * 4 * shape.head_dim
     constants += LENGTH**2 if options["attention"] == "eager" else 0
     # Ids and targets of a step.
