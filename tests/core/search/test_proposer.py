@@ -454,7 +454,7 @@ def test_a_row_that_ran_needs_no_more_than_there_is_if_nobody_read_its_peak(
 
 
 def test_an_expected_gain_counts_by_how_surely_a_row_works() -> None:
-    """A row that failed 2 of 2 times cannot be told from its like; its gain counts least."""
+    """The gain of a row counts less after it has failed."""
     space = lattice(np.array([2.0, 1.0]))
     proposer = Proposer(space, seed=0)
     proposer.tell(Told(row=0, score=float(np.log(2.0))))

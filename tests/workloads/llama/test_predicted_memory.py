@@ -30,7 +30,8 @@ from workloads.llama.mesh import Groups, RankPlace
 from workloads.llama.training_loop import TrainingLoop
 
 PATIENCE_SECONDS = 540
-# Longer than the hidden size: what is made of weights alone is then small beside what tokens need.
+# Longer than the hidden size: what is made of weights alone is then small compared with what tokens
+# need.
 LENGTH = 128
 WITHIN = 0.02
 MOST_STEPS = 8
