@@ -52,7 +52,7 @@ class Benchmark:
     name: str
     arguments: Sequence[str]
     on_one_core: bool = True
-    # Of few and short parts, a search of all objects for garbage falls into some by chance.
+    # False if its parts are few and short: a garbage collection would fall into some by chance.
     collects_garbage: bool = True
 
     @property

@@ -260,7 +260,7 @@ class _Reader:
 class WrongTrainer(Trainer):
     """A trainer that times its steps wrongly. Each method is a mistake."""
 
-    # Of a step, as the clock sees it.
+    # The part of a step that the clock sees.
     part: float = 0.2
     # Steps of a line, or from one that waits for the device to the next.
     distance: int = 5

@@ -42,7 +42,7 @@ VOCABULARIES = (32_000, 50_304, 128_256)
 DEVICES = (("A100-40GB", 40), ("A100-80GB", 80), ("H100-80GB", 80), ("H200", 141))
 # Parameters, gradients and optimizer: 8 to 20 bytes a weight, as programs keep them.
 STATES = ((2, 2, 4), (2, 2, 8), (2, 2, 12), (4, 4, 8), (2, 4, 12), (2, 6, 12))
-# Of what a layer keeps: fused kernels keep half of what plain torch keeps.
+# Factors of what a layer keeps: fused kernels keep half of what plain torch keeps.
 ACTIVATION_FACTORS = (0.5, 1.15)
 PIPELINES_WASTE = (1.0, 1.25)
 # A loss in chunks, in bf16, in fp32.

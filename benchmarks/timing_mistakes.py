@@ -21,7 +21,7 @@ from benchmarks.machine import describe_machine, parser_of, write_result
 from benchmarks.simulated_timing import CPU, GPU, Trainer, WrongTrainer, judged
 
 STEPS = (0.03, 0.1, 0.5, 2.0)
-# Of the time, outside of the clock or at single steps.
+# The share of the time in pauses, outside of the clock or at single steps.
 MOST_PAUSE = 1 / 3
 REASONS_SHOWN = 5
 ACCUMULATED = (2, 4, 16)

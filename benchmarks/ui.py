@@ -203,7 +203,7 @@ def slowdown(pids: list[int], writer: Writer, num_blocks: int) -> dict[str, Any]
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     wall = {kind: statistics.median(some) for kind, some in seconds.items()}
-    # What the loop takes beside its pauses, which no page changes.
+    # What the loop takes in addition to its pauses, which no page changes.
     longer = (PACE_SECONDS + wall[True]) / (PACE_SECONDS + wall[False])
     return {
         "num_batches": len(seconds[True]),

@@ -39,6 +39,8 @@ ENUMS: dict[str, type[StrEnum]] = {
 }
 RAY_START = "orchestrator/cli/ray_start.py"
 MOST_WORDS = 6
+# Words that begin a sentence without a subject.
+SUBJECTLESS = ("Of ", "That ", "Whether ", "Who ", "What became")
 # What linters read.
 MARKS = ("noqa", "type:", "fmt:", "pragma")
 
@@ -71,6 +73,32 @@ def long_comments(path: Path) -> list[str]:
         if not text.startswith(MARKS) and len(text.split("  # ")[0].split()) > MOST_WORDS:
             found.append(f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}")
     return found
+
+
+def test_comments_and_docstrings_begin_with_what_they_are_about() -> None:
+    found = [one for path in files((*CHECKED, "sweeps", "deploy")) for one in subjectless(path)]
+    assert found == []
+
+
+def subjectless(path: Path) -> list[str]:
+    """The comments and docstrings that begin with a word of SUBJECTLESS."""
+    text = path.read_text()
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    begins = [
+        (token.start[0], token.string.lstrip("# "))
+        for token in tokens
+        if token.type == tokenize.COMMENT
+    ]
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                if (docstring := ast.get_docstring(node)) is not None:
+                    begins.append((node.body[0].lineno, docstring))
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {begin[:60]}"
+        for line, begin in begins
+        if begin.startswith(SUBJECTLESS)
+    ]
 
 
 def test_sql_is_written_in_db_only() -> None:

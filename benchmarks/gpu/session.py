@@ -64,7 +64,7 @@ class Attempt:
     model: str | ModelShape
     sequence_length: int
     layout: Layout
-    # Of workload llama, in addition to the layout's.
+    # Options of workload llama, in addition to the layout's.
     options: Mapping[str, Any]
     # Timed work: at least so many seconds (of a GPU) and steps.
     seconds: float = 3.0

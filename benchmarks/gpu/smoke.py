@@ -79,7 +79,7 @@ def too_large(session: Session) -> list[Attempt]:
                 layout=layout(precision="fp32"),
                 options={"memory_limit_bytes": size * MIB},
             )
-            # Of a peak of 20 MiB.
+            # The peak is 20 MiB.
             for size in (6, 17, 19)
         ]
     cases: list[dict[str, Any]] = [

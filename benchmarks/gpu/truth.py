@@ -101,7 +101,7 @@ class Truth:
             "num_recorded": len(rows),
             "best": best,
             "product_flops": products,
-            # Of what this device does in bare matrix products, recomputed ones included.
+            # FLOPs, recomputed ones included, over those of bare matrix products on this device.
             "best_over_products": best["flops"] / products
             if best is not None and best["flops"] is not None and products is not None
             else None,

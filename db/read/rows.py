@@ -389,7 +389,7 @@ class UnderWayRow:
     attempt: int
     nodes: tuple[str, ...]  # where it was placed
     purpose: Purpose | None  # of its attempt; None: not known
-    # Of the state; of a trial that is measured again, of the attempt.
+    # When the state began; if a trial is measured again, when the attempt began.
     since: dt.datetime
 
 

@@ -1,7 +1,7 @@
 """The queries of this program that have a name: each is one file of `db/queries`.
 
 The first line of a file is its question. Lines `-- name (type, default): meaning` below it declare
-its parameters, which stand as `:name` in the statement; `:sweep` needs no such line.
+its parameters, which are written as `:name` in the statement; `:sweep` needs no such line.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class AttemptFacts(TypedDict, total=False):
     fingerprint: Fingerprint | None
     gpu_seconds: float | None  # reserved GPUs x seconds
     timed_seconds: float | None  # of these seconds, in timed steps
-    # Of these seconds, in the steps before those.
+    # The part of these seconds in the steps before the timed ones.
     warmup_seconds: float | None
     processes_killed: int | None
     nodes: Sequence[str] | None  # None: as given when it began

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Layouts that a mistyped one is compared with.
 MAX_KEYS = 4096
-# That are searched for the layout's trial.
+# Sweeps that are searched for the layout's trial.
 MAX_SWEEPS = 32
 BAR_CHARACTERS = 24  # for the whole of a sum
 

@@ -194,7 +194,7 @@ def launcher_of(pid: int) -> str | None:
 
 
 def tagged(identity: str) -> list[int]:
-    """Living processes that the launcher of this identity started, as far as we may read them."""
+    """Living processes that the launcher of this identity started and that we may read."""
     return [pid for pid in _pids() if launcher_of(pid) == identity]
 
 

@@ -29,7 +29,8 @@ _COMMAND_CHARACTERS = 200
 _THREAD = re.compile(r"^Thread (\d+)\b.*$", re.MULTILINE)
 _FRAME = re.compile(r"^ {4}(.+?) \(([^()]+):(\d+)\)$")
 _INSTALLED = re.compile(r"^<|/(?:site-packages|dist-packages|lib/python[\d.]+)/")
-# Of torch.utils.cpp_extension: it waits until the file `lock` in the folder of a build is gone.
+# A file of torch.utils.cpp_extension, which waits until the file `lock` in the folder of a build is
+# gone.
 _WAITS_FOR_LOCK = "file_baton.py"
 
 

@@ -50,7 +50,7 @@ class WatchedRun:
     report: NodeReport
     seconds: float
     steps: tuple[SeenStep, ...]
-    # Of the programs of ranks, by the environment that they were started with.
+    # Ranks whose programs were seen, by the environment that they were started with.
     ranks: frozenset[int]
     # Ranks that had a connection to another rank.
     connected_ranks: frozenset[int]

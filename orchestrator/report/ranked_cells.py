@@ -125,7 +125,7 @@ class LiveBests:
         )
 
     def rank(self, sweep_id: int, now: float) -> None:
-        """Rank cells that wait, as far as the time allows."""
+        """Rank cells that wait until the time for it is used up."""
         began = self._clock()
         for cell_id in [one for one in self._stale if one not in self._best]:
             self._rank_one(sweep_id, cell_id)

@@ -214,7 +214,7 @@ def table(
 ) -> Table:
     """The lines of a table in an order of SORTS, those that contain a text in any column.
 
-    `progress`: of trials under way, as far as it is known. `most`: so many lines at most.
+    `progress`: of the trials under way for which it is known. `most`: so many lines at most.
     """
     order = sort if sort in SORTS[name] else SORTS[name][0]
     match name:

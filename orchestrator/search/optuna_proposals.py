@@ -96,7 +96,7 @@ class OptunaProposals:
         place = np.array(
             [axis.places[step] for axis, step in zip(self._axes, proposed, strict=True)]
         )
-        # Of several at the same distance, the one with the better prediction.
+        # Among several at the same distance, the one with the best prediction is nearest.
         distance = np.abs(self._places - place).sum(axis=1) + 0.5 * self._rank / len(self._rank)
         distance[~open_rows] = np.inf
         row = int(np.argmin(distance))

@@ -14,9 +14,9 @@ class AttemptCost:
     """Seconds and GPU-seconds of the attempts of one cell."""
 
     cell: Cell
-    # Of one trial, predicted before the first one has ended.
+    # Predicted for one trial, before the first one has ended.
     predicted_seconds: float
-    # Of the last attempt of this call, from launch to end.
+    # The last attempt of this call took this, from launch to end.
     last_seconds: float = 0.0
     # Reserved by the last measured trial, else by the last trial. None: none has ended.
     gpu_seconds: float | None = None

@@ -77,7 +77,7 @@ class Attempts:
         self.ended: list[Attempt] = []
         # Attempts whose ends are in the store.
         self.num_recorded = 0
-        # Of those, from their starts until their ends were recorded.
+        # The sum over those, from their starts until their ends were recorded.
         self.recorded_seconds = 0.0
         self._started: dict[int, Attempt] = {}  # by trial
         self._by_cell: defaultdict[int, CellAttempts] = defaultdict(CellAttempts)

@@ -96,7 +96,7 @@ class Confirmation:
     _others: dict[int, OtherMerits] = field(default_factory=dict)
     # None: not judged since the last change.
     _judged_front: FrontVerdict | None = None
-    # Of trials that were ended early: their fastest step, as a run.
+    # The fastest step of each trial that was ended early, as a run.
     _ended_early: dict[int, Run] = field(default_factory=dict)
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
@@ -476,8 +476,8 @@ class Confirmation:
         first = next(able, None)
         if first is None:
             return None
-        # Of trials that ended together, take the smallest id, as a later call does that reads them
-        # from the store.
+        # If several trials ended together, take the smallest id, as a later call does when it reads
+        # them from the store.
         at = self._runs[first][0].at
         return min((first, *takewhile(lambda trial_id: self._runs[trial_id][0].at == at, able)))
 

@@ -59,7 +59,7 @@ def main():
             tokens = torch.randint(config.vocab_size, size, device=engine.device)
             loss = engine(input_ids=tokens, labels=tokens).loss
             engine.backward(loss)
-            # Of the optimizer, after the last micro-batch.
+            # The optimizer steps only after the last micro-batch.
             engine.step()
         shown = loss.item()  # waits for the device
         now = time.perf_counter()

@@ -50,7 +50,7 @@ def test_a_disk_that_fills_up_loses_nothing_acknowledged(command: Command, tmp_p
     with Store.open(command.store_url) as store:
         running = command.start("run", file)
         running.until(lambda: len(measured(store, "t")) >= 2)
-        # Of the orchestrator alone: whatever it writes next is refused, as on a full disk.
+        # A limit of the orchestrator alone: what it writes next is refused, as on a full disk.
         resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         code, _, err = running.end()
         assert code == 75, err

@@ -213,10 +213,10 @@ def test_the_calibration_names_its_constants_its_rows_and_its_worst_predictions(
 
 
 def test_without_torch_all_three_answer_at_once(measured: Command) -> None:
-    """A package of the same name that cannot be imported stands in the way of torch."""
+    """A package of the same name that cannot be imported hides torch."""
     blocked = measured.folder / "blocked"
     (blocked / "torch").mkdir(parents=True, exist_ok=True)
-    # Of PYTHONPATH only folders of installed packages count.
+    # Only folders of installed packages count in PYTHONPATH.
     (blocked / "torch-0.dist-info").mkdir(exist_ok=True)
     (blocked / "torch" / "__init__.py").write_text(
         "raise ImportError('torch is not to be imported')\n"

@@ -1,4 +1,4 @@
-"""Who may run a sweep, and how it is stopped."""
+"""The right to run a sweep, and the ways to stop it."""
 
 from __future__ import annotations
 

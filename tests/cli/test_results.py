@@ -324,7 +324,7 @@ def test_best_report_and_notebook_say_by_how_much_the_winner_leads(
         sweep("best"),
     )
     margin, low, high = map(float, found)
-    # Of 1.2 s to a mean of 1.0 and 1.01 s; each interval holds the other layout's run too.
+    # 1.2 s over a mean of 1.0 and 1.01 s; each interval holds the other layout's run too.
     assert margin == pytest.approx(19.4, abs=0.3)
     assert 0 < low < margin < high
     (told,) = document(sweep("best", "--json"))["margins"].values()
@@ -1016,7 +1016,7 @@ def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unwaited.sqlite")
     with Store.open(url) as store:
         bench = Bench.on(store)
-        # Of 2 s that each held its two GPUs for; the steps tell of 3 s.
+        # Each held its two GPUs for 2 s; the steps tell of 3 s.
         for micro_batch_size, timed_seconds in (
             (1, 1.0),
             (2, 2.0),

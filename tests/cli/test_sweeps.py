@@ -154,7 +154,7 @@ def test_rm_of_a_renamed_sweep_removes_the_folder_and_its_other_names(
 
 
 class _Killed(BaseException):
-    """What stands for the end of the process at once."""
+    """Raised in place of a sudden end of the process."""
 
 
 def killed(*_: object, **__: object) -> None:

@@ -351,7 +351,8 @@ def test_a_simulated_budget_of_money_is_hardly_passed(store: Store) -> None:
         for t in store.trials(result.sweep_id)
         for a in store.trial(t.id).attempts
     ]
-    # Of two hours: at first nothing is known of such trials, and launches differ by a fifth.
+    # The budget is two hours: at first nothing is known of such trials, and launches differ by a
+    # fifth.
     assert 2 * 3600 - max(attempts) < sum(attempts) < 2 * 3600 + max(attempts)
 
 

@@ -603,7 +603,7 @@ def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(
     _set_time(store, "attempt", "started_at", +1000.0, f"trial_id = {just_lost}")
     _set_time(store, "sweep", "lease_until", -400.0)
     with Store.open(store_url) as other:
-        # Did not get as far as to reap.
+        # It released the sweep before it could reap.
         other.release(old.sweep_id, other.acquire(old.sweep_id, host="elsewhere", pid=1))
         epoch = other.acquire(old.sweep_id, host="elsewhere", pid=1)
         other.reap(old.sweep_id, epoch)

@@ -273,7 +273,7 @@ class Campaign:
         return True
 
     def _levels(self, orchestrator: int) -> list[list[int]]:
-        """Who is how far below it; all of them are remembered."""
+        """Return the processes by their level below it; all of them are remembered."""
         levels, found = [], [orchestrator]
         while found:
             levels.append(found)

@@ -54,7 +54,7 @@ def _open_files(process: Path) -> list[str]:
 
 
 def alive_within(seconds: float, evidence: Sequence[Path]) -> list[str]:
-    """Who is alive still after so many seconds."""
+    """Return what is still alive after so many seconds; earlier, once nothing is."""
     until = time.monotonic() + seconds
     while (found := alive(evidence)) and time.monotonic() < until:
         time.sleep(0.02)

@@ -25,8 +25,8 @@ from tests.faults.evidence import EVIDENCE, alive_within, options
 START_SECONDS = 180.0
 MOST_LATE_SECONDS = 1.0
 FOLDERS_SECONDS = 5.0
-# Who is killed, together where there are several. Of the wardens and the server one at least is
-# left: see the decision.
+# The processes that are killed, together where there are several. At least one of the wardens and
+# the server is left: see the decision.
 ON_RAY: Sequence[Sequence[str]] = (
     ("orchestrator",),
     ("raylet",),

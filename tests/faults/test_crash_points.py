@@ -27,8 +27,8 @@ def test_a_death_at_any_statement_loses_nothing_and_doubles_nothing(
     """The play has one of the cells; `make chaos` dies in both, at every statement."""
     url = "sqlite" if database == "sqlite" else request.getfixturevalue("postgresql_server")
     deaths = _died("one-cell", url, tmp_path, every=EVERY)
-    # Of 5 launched trials, a retry and a repeat, with 20 statements and more each, and on
-    # PostgreSQL those that hold the sweep.
+    # 5 launched trials, a retry and a repeat have 20 statements and more each; on PostgreSQL some
+    # others hold the sweep.
     assert deaths["num_points"] > (140 if database == "sqlite" else 150) // EVERY
     assert (
         deaths["num_acknowledged"] > deaths["num_points"]

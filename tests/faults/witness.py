@@ -20,7 +20,7 @@ WITHOUT_A_NUMBER = (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
 
 class WitnessedStore(Store):
-    """Each end that was acknowledged stands in the log, once the store has said so."""
+    """Writes each end into the log once the store has acknowledged it."""
 
     log: Log
 
@@ -54,7 +54,7 @@ class WitnessedStore(Store):
 
 
 class WitnessedScheduler:
-    """Passes everything on; what is started stands in the log before it is."""
+    """Passes everything on, and writes each start into the log before it."""
 
     def __init__(self, inner: Scheduler, log: Log) -> None:
         self._inner, self._log = inner, log

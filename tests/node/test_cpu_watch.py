@@ -95,7 +95,7 @@ def test_endless_loops_beside_an_attempt_are_somebody_else_s(launcher: NodeLaunc
     cores = len(os.sched_getaffinity(0))
     with endless_loops(cores):
         load, _ = computing(launcher, 1)
-    # A fair share for as many loops as there are cores, beside three processes that compute and
+    # A fair share for as many loops as there are cores, while three other processes compute and
     # whatever else runs.
     assert load.others_cpu_cores is not None and load.others_cpu_cores > 0.2 * cores, load
 

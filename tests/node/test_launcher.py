@@ -496,7 +496,7 @@ def test_an_error_in_the_kernel_s_log_tells_what_a_rank_on_a_gpu_died_of(
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     records = [
         f"4,1,{now - 10**9},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, name=python",  # before
-        # Of another device.
+        # An error of another device.
         f"4,2,{now + 10**9},-;NVRM: Xid (PCI:0000:99:00): 95, pid=1, name=python",
         f"4,3,{now + 10**9},-;NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus.",
     ]

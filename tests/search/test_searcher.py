@@ -166,7 +166,7 @@ def test_failures_are_avoided_like_ooms() -> None:
                 == []
                 or not broken
             )
-    # Of 120, measured 20; told as the good results that they could look like, it would be most.
+    # Measured: 20 of 120. Most would fail if failures were told as good results.
     assert failed <= 40
 
 

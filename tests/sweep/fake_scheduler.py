@@ -47,10 +47,10 @@ class FakeScheduler:
         self._free_slots = FreeSlots(self._slots.nodes)
         self._running: dict[int, tuple[TrialRequest, Shape]] = {}
         self._cancelled: set[int] = set()
-        # Of every trial, where it ran last.
+        # The nodes on which each trial ran last.
         self.nodes_of: dict[int, Sequence[str]] = {}
         self._reserved_gpu_seconds = 0.0
-        # That its gangs stood idle beside; a test may say so.
+        # The idle time to report; a test may set it.
         self.idle_gpu_seconds = 0.0
         self.started: list[tuple[Layout, int]] = []
         self.most_at_once = 0

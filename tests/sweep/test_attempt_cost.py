@@ -27,7 +27,7 @@ def cost() -> AttemptCost:
 def test_the_next_trial_is_predicted_once_launches_were_measured(cost: AttemptCost) -> None:
     proposal = searcher(planted(), Strategy.AUTO).ask()
     assert proposal is not None
-    # Of steps of 2 s: 256 sequences of 4096 tokens are 2^20.
+    # The rate of steps of 2 s: 256 sequences of 4096 tokens are 2^20.
     rate = 2**20 / 16 / 2.0
     proposal = replace(proposal, predicted_tokens_per_second_per_gpu=rate)
     # A minute around every trial would end short sweeps before they begin.

@@ -1,4 +1,4 @@
-"""Whether the last trials of a cell brought a gain."""
+"""The last trials of a cell, and the gain that they brought."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_limit_of_trials_is_told_of_the_cells_that_it_stopped(store: Store) ->
         "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["full"]},
         "search": {"max_trials": 4, "confirm": {"repeats": 0}},
     }
-    # Of 8 samples a rank of two has 4: no micro-batch of 8.
+    # Each of two ranks has 4 of 8 samples: no micro-batch of 8.
     then = run(store, **changes)
     assert {cell.num_gpus: reason for cell, reason in then.stopped.items()} == {
         1: StopReason.TRIALS,

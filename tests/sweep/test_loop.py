@@ -984,7 +984,7 @@ def test_what_stands_at_the_top_is_measured_again_until_one_is_the_winner(store:
     wanted = spec(gpus=1, repeats=2, search={"strategy": "random"})
     result, _ = run(store, a_minute_each, spec=wanted, clock=lambda: now[0])
     assert {2, 3, 4} >= {noisy.taken[first], noisy.taken[second]}
-    # Of the others, which take 10 s, an anchor at most and a pair that contradicts physics.
+    # The others take 10 s: only an anchor and a pair that contradicts physics may be repeated.
     assert sum(noisy.taken.values()) - noisy.taken[first] - noisy.taken[second] <= 4 + 3
     assert [[layout.short for layout in tied] for tied in result.tied.values()] == [[second]]
     assert shorts(store)[second] == (TrialState.MEASURED, noisy.taken[second])

@@ -21,7 +21,7 @@ from orchestrator.sweep.measured_peaks import MeasuredPeaks
 MODEL = PRESETS["llama-tiny"]
 SEQUENCE_LENGTH = 64
 PLAN = MeasurementPlan(warmup_steps=2, min_steps=2, max_steps=8, relative_confidence=0.02)
-# Of each of two ranks, two sequences each.
+# FLOPs of each of two ranks, with two sequences each.
 FLOPS_PER_STEP = 2 * SEQUENCE_LENGTH * MODEL.flops_per_token(SEQUENCE_LENGTH)
 
 

@@ -130,7 +130,7 @@ def test_what_each_span_measured_is_kept_and_one_that_fails_stops_nobody(store: 
     rows = store.links("run")
     assert len(rows) == 2 * 6  # 1 KiB to 1 MiB
     largest = max(rows, key=lambda row: row.sample.message_bytes)
-    # Of two ranks, as large as the algorithm's.
+    # With two ranks, it is as large as the algorithm's.
     assert largest.sample.bus_bytes_per_second == pytest.approx(0.99e9, rel=0.01)
     assert (largest.backend, largest.device_name, largest.nccl, largest.num_calls) == (
         "nccl",

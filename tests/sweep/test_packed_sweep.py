@@ -47,7 +47,7 @@ class Nodes(FakeScheduler):
     ):
         super().__init__(script, device=Device.CUDA, nodes=TWO_NODES)
         self._changes, self._at_idle, self._ended = dict(changes or {}), at_idle, 0
-        # Of each start: its trial, and the others on its nodes then.
+        # The trial of each start, and the others on its nodes then.
         self.beside: list[tuple[int, set[int]]] = []
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ class Fragile(FakeScheduler):
         super().__init__(self.end, device=Device.CUDA, nodes={"a": 8, "b": 8})
         self._poison = poison
         self._doomed: set[int] = set()
-        # Of each end of the poison: how many went with it.
+        # How many others each end of the poison took down.
         self.company: list[int] = []
 
     def end(self, request: TrialRequest) -> float | FailureKind:

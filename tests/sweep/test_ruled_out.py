@@ -30,7 +30,7 @@ def store(sqlite_store: Store) -> Store:
 
 
 def rows(store: Store) -> dict[str, tuple[TrialState, str | None]]:
-    """By recomputation and micro-batch: where it stands, and why."""
+    """The state of each trial, and why, by recomputation and micro-batch."""
     trials = store.trials(store.sweep_named("t").id)
     return {
         f"{trial.layout.recompute} {trial.layout.micro_batch_size}": (trial.state, trial.why)

@@ -262,7 +262,7 @@ def test_without_a_budget_what_fills_the_cluster_goes_first(store: Store) -> Non
 def cell_with(
     *, launched: int, gain: float | None, gpu_seconds: float = 100.0, nothing: bool = False
 ) -> CellSearch:
-    """A cell that is searched, as far as its place among others goes."""
+    """A cell that is searched, with only what decides its place among others."""
     found: Any = SimpleNamespace(
         is_searched=True,
         retries=SimpleNamespace(waiting=[]),

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.core.problem.layout import OptionValue
 from orchestrator.core.sweepfile.config_files import rendered
 
-# Of a text that begins with #!.
+# The mode of a file whose text begins with #!.
 _SCRIPT_MODE = 0o755
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _ESTABLISHED = "01"
 _LIBRARY = b"/libtorch"
-# Of an IPv4 address in IPv6, in the words of proc(5).
+# The prefix of an IPv4 address in IPv6, as proc(5) shows it.
 _MAPPED = "0000000000000000FFFF0000"
 
 

@@ -28,13 +28,13 @@ from workloads.command.step_numbers import StepNumbers
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank
 
-# Of lines that come once the steps are enough: for the pace of a program, no more are needed.
+# Lines that are kept once the steps are enough: the pace of a program needs no more.
 _MOST_LATER = 1000
 # A program that goes on after all its steps writes the next line within its usual time, and this.
 _NEXT_SECONDS, _NEXT_STEPS, _MOST_NEXT_SECONDS = 2.0, 1.5, 30.0
-# Of a longer run every second read is forgotten, again and again.
+# In a longer run, every second read is forgotten, again and again.
 _MOST_READS = 1000
-# Of lines without a step time.
+# Lines without a step time: how many of their fields are named, and characters of a name.
 _NAMES_SHOWN, _NAME_SHOWN = 8, 40
 
 
@@ -89,7 +89,7 @@ class Metrics:
             }
         )
         self.step_seconds: list[float] = []
-        # Of lines after the last one that counts.
+        # The times of lines after the last one that counts.
         self._later_seconds: list[float] = []
         # Lines with a step, also those after the last one that counts.
         self.num_steps_told = 0

@@ -26,7 +26,7 @@ from orchestrator.core.trial.terminal_text import plain_text
 from workloads.command.known_steps import KnownSteps
 from workloads.rank import ConfigRejected
 
-# Of a longer line the rest is not searched.
+# The rest of a longer line is not searched.
 MAX_LINE_BYTES = 4096
 # CPU time for the patterns on this many lines, which take some milliseconds.
 PATTERN_SECONDS = 1.0

@@ -34,7 +34,7 @@ class TimedSteps:
     step_seconds: list[float]  # this rank's
     # The median of the slowest rank's time in each timed step: the same on every rank.
     slowest_median_seconds: float
-    # Of a layout that cannot be the best, and was ended early.
+    # The bound of a layout that cannot be the best, and was ended early. None: it was not.
     step_seconds_bound: float | None
     began_at: float  # by time.perf_counter
     first_step_seconds: float  # wall time until its end

@@ -28,7 +28,7 @@ from workloads.llama.pipeline import MicroBatch, Pipeline, parts_of_rank
 from workloads.llama.stage_replica import StageReplica
 from workloads.llama.tensor_parallel import TensorParallel
 
-# Of activations and, without sharding, weights.
+# The types of activations and, without sharding, of weights.
 DTYPES = {
     Precision.FP32: torch.float32,
     Precision.BF16: torch.bfloat16,

@@ -23,7 +23,7 @@ from workloads.llama.timing import synchronize
 from workloads.rank import Rank
 from workloads.rendezvous import join_gang
 
-# Of calls without a pause; the median of their times counts.
+# Batches of calls without a pause; the median of their times counts.
 BATCHES = 5
 MOST_CALLS = 200  # in a batch
 

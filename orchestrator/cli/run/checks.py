@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.core.sweepfile.spec import SweepSpec
 
 _CELLS_NAMED = 3
-# Of the values of {names} in a command: each needs a few looks at the file system.
+# Combinations of the values of {names} in a command: each needs a few looks at the file system.
 _MOST_COMBINATIONS = 64
 
 

@@ -64,6 +64,6 @@ def why_unreachable(address: str, *, timeout_seconds: float) -> str | None:
     except OSError as exc:
         return exc.strerror or str(exc)
     except UnicodeError:
-        # Of the encoding of names: a part of it is empty, or longer than 63 characters.
+        # The name cannot be encoded: a part of it is empty, or longer than 63 characters.
         return "it is no name of a host"
     return None

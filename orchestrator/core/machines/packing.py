@@ -71,7 +71,8 @@ class WaitingGang(NamedTuple):
     exclusive: bool = False  # needs its nodes for itself
     # Its cell's last gangs failed and nothing has worked since: other cells go first.
     is_suspected: bool = False
-    # Of its cell among those that share a budget, smallest first. All gangs have one, or none has.
+    # The place of its cell among those that share a budget, smallest first. All gangs have one, or
+    # none has.
     cell_order: tuple[float, ...] = ()
 
 

@@ -60,7 +60,7 @@ class ContractRun:
     steps_per_line: int = 1
     ranks: Collection[int]  # whose programs were seen
     connected_ranks: Collection[int]  # that were connected to another
-    # Of another attempt with more steps: `steps_for_pace`.
+    # The result of another attempt with more steps: see `steps_for_pace`.
     longer: RankResult | None = None
 
     @property

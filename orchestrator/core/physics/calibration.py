@@ -32,7 +32,7 @@ MEMORY_RESIDUAL_SD = 0.08  # of log bytes
 # In log seconds: how far most cells as a whole are from what constants explain; a faulty one, far
 # more (Cauchy).
 CELL_OFFSET_SD = 0.15
-# Of a constant's prior spread: how far cells of one machine and stack differ in it.
+# How far cells of one machine and stack differ in a constant, as a part of its prior spread.
 RELATIVES_SD = 0.3
 
 # What calibration may change of the trainer, and how far: standard deviations of the logarithms of
@@ -60,7 +60,7 @@ MEMORY_FACTORS: tuple[str, ...] = MEMORY_CONSTANTS[:_NUM_FACTORS]
 _ACTIVATION_FACTORS = ("activation_factor", "pipeline_activation_factor")
 # A trainer may have no optimizer states.
 _LEAST_FACTOR = 1e-3
-# Of the amounts: shares, and a reserve in GiB.
+# The units of the three amounts: two shares, and a reserve in GiB.
 _UNITS = np.array([1.0, 1.0, 2.0**30])
 _MEMORY_SDS, _UNKNOWN_MEMORY_SDS = np.array([_SDS[name] for name in MEMORY_CONSTANTS]).T
 _STEP_SDS = np.array([PRIORS[name].log_sd for name in CONSTANTS])

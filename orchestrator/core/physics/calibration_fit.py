@@ -156,7 +156,7 @@ def _fit_errors(
     """The errors that a fit left on one kind of hardware: cell by cell, with the cells' offsets."""
     sizes = [len(group.timed) for group in groups]
     numbers = {cell: n for n, cell in enumerate(dict.fromkeys(group.cell for group in groups))}
-    # Of two groups of one cell the later offset counts for both.
+    # If two groups are of one cell, the later offset counts for both.
     offset_of = {group.cell: offset for group, offset in zip(groups, offsets, strict=True)}
     spreads = [
         step_spreads(

@@ -112,9 +112,9 @@ class _Shares:
     """How much of a layer's bytes is on a rank: of each group, or of every layout."""
 
     tensor: Floats  # tensor parallel size
-    # Of the gathered inputs.
+    # The share of the gathered inputs.
     gathered: Floats
-    # Of eager attention: the keys that a token sees.
+    # The keys that a token sees, for eager attention.
     keys: Floats
     # If ranks gather keys and values: the other ranks, and the keys whose masks are kept for each
     # token of a micro-batch. None: no layout shares a sequence so, or no masks are kept.
@@ -200,19 +200,19 @@ class _LayerBytes:
     split: float
     # Keys and values of each other rank that shares the sequence, if they are gathered.
     context: float
-    # Of a sequence in pieces: the results side by side; and an element of the pieces' masks.
+    # If a sequence is in pieces: the results side by side; and an element of the pieces' masks.
     pieces: float
     masks: float
     # 1 if the layer's backward begins by computing again what was not kept.
     redone: float
-    # Of the backward, without what is recomputed and the widest products' gradients.
+    # Needed in the backward, without what is recomputed and the widest products' gradients.
     more: float
-    # Of what is recomputed, the gathered input that is recomputed later.
+    # The gathered input, if it is recomputed later than the rest.
     later: float
-    # Of eager attention, for each key that a token sees: kept, and in its backward pass.
+    # Scores of eager attention, for each key that a token sees: kept, and in its backward pass.
     scores: float
     core_scores: float
-    # Of eager attention's backward, in addition to what the layers keep.
+    # Other bytes of eager attention's backward, in addition to what the layers keep.
     core: float
 
     @classmethod
@@ -286,7 +286,8 @@ class _LayerBytes:
         # Inputs and residuals of the two norms are split by sequence parallelism only.
         norms = element * 2.0 * h
         whole_norms, split_norms = (0.0, norms) if style.sequence_parallel else (norms, 0.0)
-        # Of SwiGLU, w1's and w3's results, the activation and the product; compiled, the first two.
+        # SwiGLU keeps w1's and w3's results, the activation and the product; compiled, only the
+        # first two.
         swiglu = (2 if style.compiled else 4) * f
         return cls(
             whole=8.0 + whole_norms,

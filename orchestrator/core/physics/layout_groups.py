@@ -26,7 +26,7 @@ class LayoutGroups:
 
     # One layout of each group.
     table: LayoutTable
-    # Of every layout: the code of its recomputation, and its group. None: each is a group.
+    # For every layout: the code of its recomputation, and its group. None: each is a group.
     recompute: Ints
     group: Ints | None
 

@@ -23,7 +23,7 @@ from orchestrator.core.problem.hardware import Hardware
 LINE_SD = 0.1
 # In log seconds: what the formulas of step times miss of a collective.
 NETWORK_SD = 0.15
-# Of the logarithm of a constant that the measurements show, before they are fitted.
+# The spread of a constant's logarithm before the fit, if the measurements show the constant.
 FIRST_SD = 1.0
 # How far collectives of training differ, at least, from those of a benchmark: buckets, overlap,
 # neighbours.

@@ -95,13 +95,13 @@ class _Gradients:
 
     is_sharded: Mask
     shards: Ints
-    # Of a gradient that is kept.
+    # Bytes of a gradient that is kept.
     each_bytes: Floats
     # Made in the backward pass, and freed after the step.
     frees: Mask
     # Gradients of shards are summed up over replicas after the last micro-batch.
     sums: Mask
-    # Of an all-reduce that widens its buckets: the weights of one.
+    # The weights in one bucket, if an all-reduce widens its buckets; else 0.
     bucket: Floats
     # Bytes of a pipeline's buckets while they are averaged.
     averaging: Floats
@@ -184,8 +184,8 @@ def _pipeline_buffers(rows: StageRows) -> tuple[Floats, Floats]:
         return none, none
     each = rows.element * rows.cell.model.hidden_size * rows.tokens / table.tensor_parallel_size
     each = np.where(rows.one_stage, 0.0, each)
-    # Of its virtual stages, the very first of the model receives no activations; the very last, no
-    # gradients.
+    # Each virtual stage receives both, but the model's first one no activations, and its last one
+    # no gradients.
     num = 2.0 * schedule.virtual_stages - 1.0
     return num * table.grad_accum_steps * each, (schedule.sent - schedule.received) * each
 

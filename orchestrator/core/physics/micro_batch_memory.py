@@ -20,13 +20,13 @@ from orchestrator.core.problem.loss_chunks import chunk_tokens
 class MicroBatchMemory:
     """Bytes of one micro-batch: of every layout, or of each group of `StageRows`."""
 
-    # Of every layout, by the stage's layers; and on top of these, at the fullest moment of the last
-    # layer.
+    # For every layout: kept by the stage's layers; and needed on top of that at the fullest moment
+    # of the last layer.
     kept: Floats
     layer: Floats
-    # Of each group, on top of what layers keep, at the fullest moment of the head.
+    # For each group: needed on top of what layers keep, at the fullest moment of the head.
     head: Floats
-    # By the head for its backward pass, if another micro-batch comes first.
+    # Kept by the head for its backward pass, if another micro-batch comes first.
     head_kept: Floats
     # When the backward pass of all layers is over, on top of nothing.
     end: Floats

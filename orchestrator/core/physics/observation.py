@@ -15,8 +15,8 @@ from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import LayoutTable
 
-# Of the memory limit: beyond it the allocator frees and asks again, and a step takes 3-12 times as
-# long.
+# Beyond this share of the memory limit the allocator frees and asks again, and a step takes 3-12
+# times as long.
 THRASHING_SHARE = 0.94
 
 
@@ -33,7 +33,7 @@ class Observation:
     out_of_memory: bool = False
     memory_limit_bytes: float | None = None  # None: the device's own
     stage: Stage = Stage.FULLEST  # whose peak it is
-    # Of the time; None: the trainer that is calibrated.
+    # The trainer whose step was timed; None: the one that is calibrated.
     trainer: Trainer | None = None
 
     def __post_init__(self) -> None:

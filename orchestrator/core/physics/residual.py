@@ -16,7 +16,7 @@ from orchestrator.core.physics.step_time import Floats, element_bytes
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout_table import LayoutTable
 
-# Of log seconds: what the formula is believed to miss before anything is measured.
+# What the formula is believed to miss before anything is measured, in log seconds.
 SD = 0.2
 # Doublings of a size: farther apart, layouts share less than a third of the errors.
 LENGTH = 3.0

@@ -13,14 +13,14 @@ class StagePeak:
     """Bytes of a rank: columns of `rows` with an entry for each group, or for every layout."""
 
     rows: StageRows
-    # Of each group.
+    # For each group.
     parameters: Floats
     gradients: Floats
     optimizer: Floats
-    # Of every layout, kept for the backward pass.
+    # For every layout: kept for the backward pass.
     activations: Floats
-    # Of every layout, on top of these at the fullest moment; and whether it is the loss or the
-    # head's backward pass.
+    # For every layout: needed on top of these at the fullest moment; and whether that moment is the
+    # loss or the head's backward pass.
     temporaries: Floats
     at_head: Mask
 

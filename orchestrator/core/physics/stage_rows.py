@@ -198,7 +198,7 @@ class Schedule:
     virtual_stages: Floats
     # In micro-batches through all the layers of the rank.
     in_flight: Floats
-    # Of the first layers' inputs that wait, those that another rank sent.
+    # The waiting inputs of the first layers that another rank sent.
     received: Floats
     # Results that are kept after they were sent (counted in torch 2.13).
     sent: Floats

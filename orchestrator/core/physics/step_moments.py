@@ -40,7 +40,7 @@ class Moments:
     head: Floats
     # The head's gradients are reduced; its logits are gone.
     head_reduced: Floats
-    # Of the last layer, the second one and the first one, in the order of the backward pass.
+    # The last layer, the second one and the first one, in the order of the backward pass.
     layers: tuple[LayerMoments, ...]
     # All layers are done, and the embedding's gradients are reduced.
     end: Floats
@@ -56,15 +56,15 @@ class Units:
     layer: Floats
     embedding: Floats  # 0 on stages without it
     head: Floats
-    # Of a layer, one product of its feed-forward.
+    # One product of a layer's feed-forward.
     product: Floats
     element_bytes: Floats
-    # Of a gradient that is made by the backward pass, and of one that is reduced.
+    # Bytes of a gradient that the backward pass makes, and of one that is reduced.
     gradient_bytes: Floats
     reduced_bytes: Floats
-    # Of a gradient in a reduction, what the communication library copies.
+    # What the communication library copies of a gradient in a reduction.
     copied_bytes: Floats
-    # Of an all-reduce that widens its buckets: the weights of one.
+    # The weights in one bucket, if an all-reduce widens its buckets; else 0.
     bucket: Floats
     shards: Floats
     is_sharded: Mask

@@ -88,7 +88,7 @@ class StepTimeModel:
     """
 
     hardware: Hardware
-    # Of every layout: its group. None: each is a group.
+    # The group of every layout. None: each is a group.
     group: Ints | None
     layers: Floats  # of the fullest stage
     # Layers, as many as launch all kernels of theirs; of every layout, as many as take the host's
@@ -99,15 +99,15 @@ class StepTimeModel:
     stages: Floats
     # Virtual stages of each rank: micro-batches hop this many times as often, in a shorter bubble.
     virtual_stages: Floats
-    # Of one micro-batch on one GPU, in the fullest stage; what is recomputed, of every layout.
+    # FLOPs of a micro-batch on one GPU, in the fullest stage; the recomputed ones, of every layout.
     flops: Floats
     recomputed_flops: Floats
     peak: Floats
-    # Of a layer's activation; fewer where fused kernels move less.
+    # The elements of a layer's activation; fewer where fused kernels move less.
     elements: Floats
-    # Of the widest matrix product of a layer.
+    # FLOPs of the widest matrix product of a layer.
     kernel_flops: Floats
-    # Of a forward and backward pass that is done again, of every layout.
+    # The share of a forward and backward pass that is done again, of every layout.
     recomputed_share: Floats
     # Per micro-batch; bytes and collectives of every layout.
     tensor_bytes: Floats
@@ -119,13 +119,14 @@ class StepTimeModel:
     pipeline_bytes: Floats  # of one boundary and micro-batch
     pipeline_crosses: NDArray[np.bool_]
     data_bytes: Floats  # of one ring pass
-    # That do not depend on constants (all but ZeRO 1 and 2).
+    # Passes whose number depends on no constant (all but ZeRO 1 and 2).
     data_passes: Floats
-    # Of one pass: buckets of gradients, or the layers and the head whose weights are gathered.
+    # Collectives of a pass: one for each bucket of gradients; if weights are gathered, one for each
+    # layer and one for the head.
     data_collectives: Floats
     zero_passes: NDArray[np.bool_]  # ZeRO 1 and 2
     data_group: _Group
-    # Of fully sharded weights: passes that overlap with computing. None: no layout has them.
+    # Passes of fully sharded weights, which overlap with computing. None: no layout has them.
     sharded: _Sharded | None
     weights_in_optimizer: Floats
 
@@ -164,7 +165,7 @@ class StepTimeModel:
         shard = np.where(table.zero_stage >= 1, ranks, 1)
         if sharded is not None:
             shard = np.where(sharded.rows, sharded.shards, shard)
-        # Of an all-reduce of gradients.
+        # The bytes of an all-reduce of gradients.
         sent = weights * np.maximum(element, trainer.reduce_bytes)
         tensor_passes, context_passes = _passes(groups, cell, trainer)
         every_layers = spread(layers)
@@ -326,7 +327,7 @@ class _Sharded:
     shards: Floats
     # Collectives of a pass: of each layer, and of the head.
     units: Floats
-    # Of one ring pass.
+    # The bytes of one ring pass.
     gather_bytes: Floats
     scatter_bytes: Floats
     # Ranks with the same shards sum up theirs: the bytes of a ring pass.

@@ -24,7 +24,7 @@ class TracedBytes:
     """Bytes of one micro-batch on one GPU, without parallel sizes."""
 
     per_token: float = 0.0
-    # Of attention that keeps its scores: times the sequence length.
+    # Times the sequence length, if attention keeps its scores.
     per_token_and_position: float = 0.0
     # Whatever the tokens: copies of weights, gradients of weights before they are added.
     fixed: float = 0.0

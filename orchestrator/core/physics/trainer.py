@@ -208,7 +208,7 @@ def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
         reduction_bucket_bytes=float(str(bucket)) * (1 << 20),
         frees_gradients=True,
         loss_chunks=chunks,
-        # Of a chunk: the logits and their log-softmax, both in fp32.
+        # A chunk holds the logits and their log-softmax, both in fp32.
         logit_bytes=8.0 if chunks else 12.0,
         pipeline_buffers=True,
         gathers_context=True,

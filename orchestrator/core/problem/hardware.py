@@ -12,7 +12,7 @@ from types import MappingProxyType
 from orchestrator.core.problem.layout import Precision
 
 GIB = 1 << 30
-# Of a device whose memory limit is unknown.
+# The limit of a device whose memory is unknown.
 UNLIMITED_BYTES = 1 << 60
 DRIVER_LEAVES = 0.985  # of the nominal memory
 

@@ -347,7 +347,7 @@ BATCH_AXES = tuple(name for name, axis in _SIZE_AXES.items() if axis.divides == 
 NAMED_AXES = tuple(name for name in _AXES if name != "options")
 # The numbers of a layout, in the order of `SIZES`.
 sizes_of = attrgetter(*SIZES)
-# Of each coded axis.
+# The columns of each coded axis.
 _COLUMN_NAMES = {
     name: tuple(column.name for column in axis.columns) for name, axis in CODED.items()
 }

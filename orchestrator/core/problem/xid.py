@@ -29,7 +29,7 @@ class XidCause(StrEnum):
 class Xid:
     meaning: str
     cause: XidCause
-    # Of a device's error: only the program that met it ends, others go on.
+    # A device's error that ends only the program that met it; others go on.
     is_contained: bool = False
 
 

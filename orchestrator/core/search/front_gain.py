@@ -149,7 +149,7 @@ class _Belief:
 
     mean: Floats  # of the logarithm
     sd: Floats
-    # Of bytes, whose free share is the merit.
+    # The memory limit in bytes, if the merit is the free share of it.
     limit: float | None = None
 
     def take(self, rows: Ints) -> _Belief:

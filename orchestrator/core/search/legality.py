@@ -30,7 +30,7 @@ from orchestrator.core.sweepfile.workload_section import (
     varied,
 )
 
-# Whether a framework can express a layout follows from these columns.
+# The columns that decide whether a framework can express a layout.
 _EXPRESSED = (*PARALLEL_AXES, "pipeline_schedule", "recompute", "zero_stage", "precision")
 WORLD_SIZE = "data x tensor x pipeline x context parallel size is not the number of GPUs"
 GLOBAL_BATCH = "data_parallel_size x micro_batch_size x grad_accum_steps is not global_batch_size"

@@ -182,7 +182,7 @@ def rank_candidates(
         step_sd = partial(
             calibration.step_log_sd, cell=cell, hardware=hardware, gpus_per_node=gpus_per_node
         )
-    # Of two that do not fit, the smaller comes first: predictions err near the limit.
+    # If two do not fit, the smaller comes first: predictions err near the limit.
     excess = np.where(fits, 0.0, memory)
     return Candidates(
         table=table,

@@ -26,8 +26,8 @@ from orchestrator.core.trial.merit import Merit
 Mask = NDArray[np.bool_]
 
 STEPS_PER_TRIAL = 15.0  # warm-up and measured
-# Of the memory limit: at 97 % nothing runs, and from 94 % on the allocator thrashes, at a fifth of
-# the speed.
+# The usable share of the memory limit: at 97 % nothing runs, and from 94 % on the allocator
+# thrashes, at a fifth of the speed.
 USABLE_SHARE, USABLE_SD = 0.955, 0.02
 FAILS_UNTIL_KNOWN = 0.1  # probability for an unknown cell
 START_MEASURED = 2  # values needed without physics
@@ -49,7 +49,7 @@ class Choice:
     """A row to try next: with its expected outcome, or of a strategy that expects none."""
 
     row: int
-    # Of a strategy without expectations: its reason. None: the outcome below is expected.
+    # The reason of a strategy without expectations. None: the outcome below is expected.
     why: str | None = None
     score: float | None = None  # None while nothing is known
     score_sd: float = 0.0

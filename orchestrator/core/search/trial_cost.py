@@ -73,7 +73,7 @@ class PlannedCost:
     """The GPU-hours of some trials, log-normal about their median."""
 
     gpu_hours: float
-    # Of the logarithm, by errors that cells share: in constants, launches, numbers of steps.
+    # In log GPU-hours, by errors that cells share: in constants, launches, numbers of steps.
     shared_sd: float
     own_sd: float  # by errors of this cell alone
 
@@ -113,7 +113,7 @@ def cost_of(
     # A trial that takes only its minimum of seconds takes them with steps of any length.
     uncertain = np.where(is_longer[selected], steps[selected], 0.0)
     shares = uncertain * (1 - in_launches) / (steps[selected].sum() or 1.0)
-    # Of the logarithm of the seconds, by the logarithms of the constants.
+    # The derivatives of the logarithm of the seconds by the logarithms of the constants.
     slope = shares @ predicted.step_jacobian
     constants = float(slope @ predicted.step_covariance @ slope)
     in_steps = float(shares.sum())

@@ -15,9 +15,9 @@ from orchestrator.core.trial.digits import is_fine
 FEWEST_ALIKE = 3
 ALIKE_SHARE = 1e-9
 LEAST_SPREAD = 4.0  # of the micro-batch sizes
-# Of log step time over log micro-batch size. In 187 groups of published runs of the same work with
-# three sizes or more the least slope is -0.05 at most; a micro-batch that takes `a + b * size` has
-# 0.2 up to `a = 5.7 b`.
+# The slope of log step time over log micro-batch size. In 187 groups of published runs of the same
+# work with three sizes or more, the least slope is -0.05 at most; a micro-batch that takes
+# `a + b * size` has 0.2 up to `a = 5.7 b`.
 LEAST_SLOPE = 0.2
 
 

@@ -19,9 +19,9 @@ from orchestrator.core.trial.drift_prior import SEEN, Floats, Hypotheses, Ints, 
 from orchestrator.core.trial.run import Run
 
 STEP_SD = 0.4  # of a step's logarithm
-# Of repeated layouts, the newest: the cost is cubic in them.
+# Runs of the layouts that were repeated last: the cost of a fit is cubic in them.
 MOST_RUNS = 72
-# Of one layout, evenly spaced: an anchor of a long sweep has hundreds of runs.
+# Runs of one layout, evenly spaced: an anchor of a long sweep has hundreds of them.
 MOST_OF_ONE = MOST_RUNS // 2
 MOST_CORRECTED = 256  # evenly spaced runs to correct
 KEPT_WEIGHT = 0.998  # of the likeliest hypotheses, together

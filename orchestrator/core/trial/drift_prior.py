@@ -41,7 +41,7 @@ NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
 # The part of the load's possible effect (Run.load_sd) that runs show. A program that does not wait
 # for cores shows little.
 LOAD_SCALES = ((0.03, 0.20), (0.3, 0.35), (1.0, 0.45))
-# Of runs of one layout directly after each other.
+# How much runs of one layout directly after each other differ.
 RUN_SDS = ((0.005, 0.30), (0.012, 0.50), (0.03, 0.20))
 SEEN = 0.03  # relative: smaller changes are not reported
 

@@ -16,7 +16,7 @@ class Cause(NamedTuple):
 
     kind: FailureKind
     text: str
-    # Of an out-of-memory: an allocator, a library of the device or the rank reports it. It is then
+    # An out-of-memory that an allocator, a library of the device or the rank reports. It is then
     # neither inferred nor the doing of another process.
     is_reported: bool = False
 

@@ -34,7 +34,7 @@ RENDEZVOUS_SECONDS_PER_RANK = 0.5
 # More for the first step if layers are known to be compiled: on a node, each of its ranks compiles
 # for itself, with its share of the cores.
 COMPILE_SECONDS = 300.0
-# Of a step: a rank without a new step for so long hangs.
+# A rank without a new step for this many step times hangs.
 STEP_MULTIPLE = 5.0
 TOTAL_MULTIPLE = 2.0  # of all steps of the plan
 NEAR_MULTIPLE = 2.0  # of the longest predicted step

@@ -18,7 +18,7 @@ from orchestrator.core.trial.protocol import LinesRead, ProgramSeen, RankResult
 
 # The chance that lines which are written one by one, as their steps end, are seen so.
 LEAST_CHANCE = 0.05
-# Of all lines, in groups.
+# The share of all lines that come in groups.
 LEAST_SHARE = 0.5
 # If so many steps are followed by a time without lines, it is a part of them, whoever holds lines
 # back: it is no pause after a few.
@@ -26,7 +26,7 @@ MOST_PAUSES = 0.4
 # Intervals between groups, and by how much they may differ: pauses come less regularly.
 FEWEST_INTERVALS = 4
 EVEN_FACTOR = 1.3
-# Of a longer run some reads are forgotten, so that groups look larger than they were.
+# A run with more reads is not judged: some are forgotten, so that groups look too large.
 _MOST_READS = 400
 
 

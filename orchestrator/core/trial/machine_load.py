@@ -13,7 +13,7 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-# Of the node's cores, or of the time. Less is normal (daemons, rounding of the counters).
+# A share of the node's cores, or of the time. Less is normal (daemons, rounding of counters).
 UNNOTICED = 0.1
 # An attempt that used fewer cores than this waited for something else.
 MOST_CPU_SLOWDOWN = 4.0

@@ -23,7 +23,8 @@ from orchestrator.core.trial.stopping import has_trend, relative_confidence, rel
 # A 95 % interval needs this many. Even the full range of fewer holds the median less often.
 FEWEST_STEPS = 6
 
-# Of a trial on GPUs without its steps, until measured: start, rendezvous, first step, clean-up.
+# What a trial on GPUs takes besides its steps, until measured: start, rendezvous, first step,
+# clean-up.
 LAUNCH_SECONDS = 60.0
 
 
@@ -77,7 +78,7 @@ class Measurement:
     thrashing: bool
     loss_first: float | None
     loss_last: float | None
-    # Of the worst rank, as its GPU's allocator counts; all of a device, by all processes.
+    # As the allocator of the worst rank's GPU counts; `device_used_bytes` is that of all processes.
     peak_memory_active_bytes: int | None = None
     inactive_split_bytes: int | None = None
     device_used_bytes: int | None = None

@@ -27,7 +27,7 @@ class GpuUsage:
     tensor_activity: float | None = None
     dram_activity: float | None = None
     num_samples: int = 0
-    # Of the fullest device, whether steps were timed or not, less what was used before.
+    # The peak of the fullest device, whether steps were timed or not, less what was used before.
     peak_memory_bytes: int | None = None
 
     def joules_per_token(self, tokens_per_second_per_gpu: float) -> float | None:
@@ -71,7 +71,7 @@ class NodeReport:
     set_by_launcher: tuple[str, ...] = ()  # names only the launcher set
     gpu: GpuUsage = field(default_factory=GpuUsage)
     load: MachineLoad = field(default_factory=MachineLoad)  # during timed steps
-    # Of a user's program; of ours only the driver.
+    # The software of a user's program; for ours only the driver.
     software: Software = field(default_factory=Software)
     # The cores near each GPU, to which its rank was bound: `0-31,64-95`; empty: to none.
     bound_cpus: tuple[str, ...] = ()

@@ -226,7 +226,7 @@ def _count_reason(
             return f"{what}, and workload.options.metrics.every is {seen.every}: write {each:.3g}"
         return f"{what}: one line for each optimizer step is wanted, with the time of that step"
     is_its_choice = seen.ended_itself and seen.knows_num_steps
-    # Of a document, which may leave out the warm-up, in steps or in micro-batches.
+    # The program's result file may leave out the warm-up, in steps or in micro-batches.
     by_micro_batch = accumulated * asked
     each_micro_batch = (
         by_micro_batch,

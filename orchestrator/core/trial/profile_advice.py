@@ -24,7 +24,7 @@ TINY_KERNELS_SHARE = 0.20
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    # Of the step that is at stake, 0 to 1.
+    # The share of the step that is at stake, 0 to 1.
     share: float
     text: str
 

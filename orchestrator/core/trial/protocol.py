@@ -82,8 +82,8 @@ class MeasurementPlan(Message):
     max_steps: Annotated[int, Field(ge=2, le=MAX_SAMPLES)]
     # Half-width of the median's 95 % interval over the median.
     relative_confidence: Annotated[float, Field(gt=0)]
-    # Of work, at least: in the warm-up after the first step, and in timed steps. They may take more
-    # than `max_steps`.
+    # Work takes at least this long: in the warm-up after the first step, and in timed steps. This
+    # may need more steps than `max_steps`.
     warmup_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
     min_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
     # The best layout's step time: a trial that cannot beat it is ended early. None: none is.
@@ -219,7 +219,7 @@ def _bounded(extra: Any) -> Any:
 class LinesRead(Message):
     """One read of a program's lines that found new steps. Seconds count from its start."""
 
-    # Of the read before: these lines were not there yet.
+    # The time of the read before: these lines were not there yet.
     after: Seconds
     at: Seconds
     num_steps: Step  # steps so far, these included

@@ -12,7 +12,7 @@ UNEVEN_FACTOR = 1.5
 # are one period, too, and they differ by this factor at most.
 FEWEST_LONG = 3
 _ALIKE = 1.1
-# Of two kinds of steps that alternate, the median is the mean.
+# If two kinds of steps alternate, the median is the mean.
 SHORTEST_PERIOD, LONGEST_PERIOD = 3, 64
 # The first steps may be slow for other reasons, and some later ones, as a part of the regular ones.
 _LAST_SLOW, _OTHERS = 2, 0.25

@@ -26,7 +26,7 @@ CONSIDERED = 16
 # The same three once the machine has changed, since the measured order shows less then. The rounds
 # come after the repeats of the file, for as many contenders as the file says.
 CONSIDERED_WITH_DRIFT = 64
-# Of the layouts that were ended early, the fastest: the others were ended by far more than that.
+# The fastest of the layouts that were ended early; the others were far too slow.
 MOST_ENDED_EARLY = 1024
 MOST_CONTENDERS = 16
 MORE_ROUNDS = 3

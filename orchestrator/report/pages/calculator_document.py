@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.core.search.calculator import Calculator
     from orchestrator.core.search.explanation import Explanation, LayoutChange
 
-# Of the value that follows from the other axes.
+# The entry for the value that follows from the other axes.
 FOLLOWS = ""
 # A step has one part more than there are colours.
 _COLORS = (*COLORS, "#7F7F00")

@@ -276,7 +276,7 @@ def test_a_cursor_stays_on_its_trial(store: Store, sqlite_url: str) -> None:
         await pilot.press("4")
         await until(pilot, lambda: len(_table(app)) == 1)
         bench.measure(2, 2000.0)
-        # A reading may come while trial 2 still runs: then it stands below trial 1.
+        # A reading may come while trial 2 still runs: then it is below trial 1.
         await until(pilot, lambda: [line[0] for line in _table(app)] == ["2", "1"])
         assert app.query_one(DataTable).cursor_row == 1
 

@@ -42,7 +42,7 @@ def test_the_address_is_one_that_a_browser_opens() -> None:
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "x" * 300, ""])
 def test_where_nobody_can_listen_is_a_mistake_in_one_line(host: str) -> None:
     if host == "":
-        # Of all addresses, which somebody has to say.
+        # It means all addresses, which is never the default.
         assert hosts_of(host).is_open
         return
     with pytest.raises(UsageInvalid, match="cannot listen on") as caught:

@@ -52,7 +52,7 @@ def test_a_server_removes_the_pictures_of_servers_that_were_killed(
     gone.kill()
     gone.wait()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    # Of the same number in another namespace, and with another start, nothing is known to be dead.
+    # A process of the same number in another namespace, or with another start, may be alive.
     names = [
         f"sweep-ui-{'-'.join(killed)}-x",
         f"sweep-ui-{'-'.join(alive)}-x",

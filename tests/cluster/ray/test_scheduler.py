@@ -262,7 +262,7 @@ def test_an_agent_that_is_asked_from_outside_to_end_was_preempted(scheduler: Ray
 @ray.remote
 class _OfAnotherJob:
     def answer(self) -> None:
-        """It stands."""
+        """Return once the actor is placed."""
 
 
 def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_are_free(

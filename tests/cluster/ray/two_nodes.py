@@ -251,7 +251,7 @@ def _is_cancelled_where_it_meets(scheduler: RayScheduler) -> dict[str, Any]:
 @ray.remote
 class OfAnotherJob:
     def answer(self) -> None:
-        """It stands."""
+        """Return once the actor is placed."""
 
 
 def _gives_back_what_it_had(scheduler: RayScheduler) -> dict[str, Any]:

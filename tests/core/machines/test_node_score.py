@@ -129,7 +129,7 @@ def test_healthy_nodes_are_left_alone_at_2_percent_noise(how: dict[str, object])
     for seed in range(25):
         runs = trials(160, seed=100 + seed, slow=(), **how)  # type: ignore[arg-type]
         alarms += any(slow_nodes(runs[:count]) for count in range(8, 161, 19))
-    # Of 25 sweeps, each tested nine times.
+    # Each of the 25 sweeps was tested nine times.
     assert alarms == 0
 
 
@@ -261,7 +261,7 @@ def test_slowness_is_that_of_generalised_least_squares() -> None:
         for cell, trial, node, off in rows
     ]
     y = np.array([row[3] for row in rows])
-    # Of two runs of a layout each is half the difference off, times sqrt(2 / 1).
+    # Each of two runs of a layout is off by half the difference, times sqrt(2 / 1).
     noise = 1.4826 * np.median([0.015 * 2**0.5] * 2 + [0.005 * 2**0.5] * 2)
     # Four runs of two layouts show as much as two.
     run_variance = (8 * 0.02**2 + 2 * noise**2) / (8 + 2)

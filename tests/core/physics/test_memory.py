@@ -151,7 +151,7 @@ def test_tied_embeddings_hold_the_head_s_gradient_while_the_last_layer_is_at_its
     (
         "recompute",
         "units",
-        # Of tokens x hidden bytes per layer, traced with flash attention and fused norms.
+        # Tokens x hidden bytes per layer, traced with flash attention and fused norms.
     ),
     [("none", 41.03), ("full", 2.00)],
 )

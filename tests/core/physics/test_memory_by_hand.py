@@ -240,7 +240,7 @@ def test_scores_in_fp32_take_other_bytes_in_the_backward_pass(
 @pytest.mark.parametrize(
     ("recompute", "trainer", "bytes_per_token"),
     [
-        # Of 106 bytes that two ranks keep, 6 are there: 100 are computed again.
+        # Two ranks keep 106 bytes, of which 6 are there: 100 are computed again.
         ("full", PLAIN, 100 + 26),
         # 106 - 56, and half of the layer's input.
         ("selective_ops", PLAIN, 50 + 6 + 26),
@@ -439,7 +439,7 @@ def test_tensor_parallelism_does_not_cut_norms() -> None:
         (4, 3, "1f1b", 2, 1),
         (5, 3, "1f1b", 2, 1),
         (6, 3, "1f1b", 2, 2),
-        # Of four virtual stages, a rank has every second one.
+        # A rank has every second one of four virtual stages.
         (6, 2, "interleaved:2", 2 + 1, 2 + 1),
         (7, 2, "interleaved:2", 2 + 2, 2 + 1),
         (5, 2, "interleaved:2", 2 + 1, 1 + 1),
@@ -516,7 +516,7 @@ def test_few_micro_batches_bound_what_waits() -> None:
 
 @pytest.mark.parametrize(
     ("text", "buffers"),
-    # Of gradients, or of activations: four. Two virtual stages each: of three kinds.
+    # Four of gradients, or of activations. With two virtual stages each: four of three kinds.
     [("1f1b", 4), ("gpipe", 4), ("interleaved:2", 12)],
 )
 def test_a_stage_keeps_a_buffer_for_each_micro_batch(text: str, buffers: int) -> None:
@@ -715,7 +715,7 @@ def test_an_all_reduce_widens_its_buckets() -> None:
     # Two buckets of 100 weights are under way.
     few = replace(no_buffers, reduction_bucket_bytes=200.0)
     assert above(two, few, length=1, stage=Stage.FIRST) == 4 * stage
-    # Of 350 weights: 6 bytes of two buckets are more than the 4 of the stage's 876.
+    # Buckets of 350 weights: 6 bytes of two of them are more than the 4 of the stage's 876.
     some = replace(no_buffers, reduction_bucket_bytes=700.0)
     assert above(two, some, length=1, stage=Stage.FIRST) == 6 * 2 * 350
     wide = replace(two, precision=Precision.FP32)
@@ -737,7 +737,7 @@ def test_the_fullest_moment_of_shards_is_one_of_the_moments() -> None:
 
 
 def test_eager_attention_of_regions_is_at_its_fullest_in_its_backward_pass() -> None:
-    """Of 64 keys and 3 heads: 2 * 3 * 64 + 64 bytes are kept of a token and layer.
+    """With 64 keys and 3 heads, 2 * 3 * 64 + 64 bytes are kept of a token and layer.
 
     In the backward pass, 12 * 3 * 64 of scores come on top, and e(h - f) = -8: w1's result is freed
     by then.
@@ -758,7 +758,7 @@ def test_tensor_parallel_ranks_sum_up_a_layer_s_result_with_copies() -> None:
 
 
 def test_fp32_gradients_are_not_widened_by_the_optimizer_s_step() -> None:
-    """Of bf16 gradients of 2 bytes it makes 4 a weight; fp32 ones have them."""
+    """It makes 4 bytes a weight from the 2 of bf16 gradients; fp32 ones have 4."""
     trainer = replace(OURS, gradient_bytes=2.0, logit_bytes=0.0, frees_gradients=False)
     half = replace(fp32("full"), precision=Precision.BF16)
     assert above(half, trainer, length=1) == 4 * ALL
@@ -766,7 +766,7 @@ def test_fp32_gradients_are_not_widened_by_the_optimizer_s_step() -> None:
 
 
 def test_a_loss_in_one_chunk_keeps_gradients_instead_of_log_softmax() -> None:
-    """Of the last stage's other micro-batches: 2eh + 4 a token, and eVh; else 4V a token."""
+    """The last stage's other micro-batches keep 2eh + 4 a token, and eVh; else 4V a token."""
     of = schedule(layout("full", pipeline_parallel_size=2, grad_accum_steps=4), "gpipe")
     plain = replace(OURS, pipeline_buffers=False)
     one = predict(of, trainer=replace(plain, loss_chunks=1), stage=Stage.LAST)

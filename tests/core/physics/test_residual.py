@@ -20,7 +20,7 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 
 H100 = DEVICES["h100-sxm"]
-# Of groups of four, on the machine of these tests: nothing in the formula says it.
+# Groups of four are so much slower on the machine of these tests: the formula does not know it.
 SLOW = 1.4
 
 

@@ -180,7 +180,7 @@ def test_a_reduction_begins_with_gradients_and_input() -> None:
     found = units.moments()
     assert found.head_reduced[0] == 680 + 6 * 50 + 50
     assert found.layers[0].reduced[0] == 480 + 50 + max(600, 500 + 40)
-    # Of the embedding alone, its only weight: 4 + 1 bytes and the gradient's 2.
+    # The embedding holds 4 + 1 bytes a weight and the gradient's 2.
     assert replace(units, layer=one(0)).moments().end[0] == 50 + 7 * 40
 
 

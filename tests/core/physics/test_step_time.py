@@ -105,7 +105,7 @@ def test_a_context_group_that_leaves_the_node_pays_for_the_slower_link() -> None
     )
     assert slow[0] == fast[0]
     assert slow[1] > 100 * fast[1]
-    # Of eight, but each in a node of its own.
+    # The group has eight ranks too, but each in a node of its own.
     assert slow[2] > 100 * fast[2]
 
 

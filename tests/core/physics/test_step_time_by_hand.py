@@ -104,7 +104,7 @@ def test_each_micro_batch_costs_as_much() -> None:
 
 
 def test_layers_launch_kernels_and_move_activations() -> None:
-    """Of 4 layers, 8 tokens and 6 elements."""
+    """There are 4 layers, 8 tokens and 6 elements."""
     launches = {"kernel_seconds_per_layer": 0.5}
     traffic = {"activation_traffic_bytes": 10.0}
     base = FLOPS / 1e6
@@ -132,7 +132,7 @@ def test_layers_launch_kernels_and_move_activations() -> None:
 def test_what_is_recomputed_is_computed_again(recompute: str, flops: int) -> None:
     of = layout(recompute)
     assert predict(of=of).recompute[0] == pytest.approx(8 * flops / 1e6)
-    # Of the other work, the same share as of the FLOPs.
+    # The share of the other work is that of the FLOPs.
     share = flops / 10_728
     launches = predict(of=of, kernel_seconds_per_layer=0.5).recompute[0]
     assert launches == pytest.approx(8 * flops / 1e6 + share * 4 * 0.5)
@@ -157,9 +157,9 @@ def test_tensor_parallel_ranks_pass_activations_eight_times_a_layer() -> None:
     assert predict(of=three).tensor_parallel[0] == pytest.approx(3 * 3_072 / 2 / 2e4)
     four = layout(tensor_parallel_size=4)
     assert predict(of=four).tensor_parallel[0] == pytest.approx(3_072 * 3 / 4 / 2e4)
-    # Of two in two nodes, each with its own card.
+    # A group of two in two nodes, each with its own card.
     assert predict(of=of, per_node=1).tensor_parallel[0] == pytest.approx(3_072 / 2 / 1e4)
-    # Of four in two nodes, each with two cards: as fast as inside.
+    # A group of four in two nodes, each with two cards: as fast as inside.
     assert predict(of=four, per_node=2).tensor_parallel[0] == pytest.approx(3_072 * 3 / 4 / 2e4)
     slow = predict(of=four, per_node=2, inter_node_share=0.25)
     assert slow.tensor_parallel[0] == pytest.approx(3_072 * 3 / 4 / 5e3)
@@ -259,7 +259,7 @@ def test_data_parallel_ranks_of_other_parts_share_the_weights_and_stand_apart() 
 
 
 def test_more_nodes_slow_a_group_for_each_doubling() -> None:
-    """Of 8 nodes with one GPU each: 1 + 3 * 0.5 times as slow."""
+    """A group of 8 nodes with one GPU each is 1 + 3 * 0.5 times as slow."""
     of = layout(data_parallel_size=8)
     one = WEIGHTS * 2 * 7 / 8 / 1e4
     found = predict(of=of, per_node=1, node_congestion=0.5).data_parallel[0]

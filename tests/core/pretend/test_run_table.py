@@ -146,7 +146,7 @@ def test_a_table_without_the_columns_is_refused() -> None:
         ("attn_only", "selective_attention"),
         ("the-attention", "selective_attention"),
         ("core", "selective_attention"),
-        # Of what nobody knows, the most.
+        # A word that nobody knows means the most.
         ("by-hand", "full"),
     ],
 )

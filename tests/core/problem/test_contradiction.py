@@ -103,7 +103,7 @@ def test_only_pairs_with_what_is_new_are_told() -> None:
         ("full:4", "full:8", True),
         ("full:8", "full", True),
         ("full", "full:8", False),
-        # Of all layers, against more of some.
+        # A part of all layers, against the whole of some.
         ("selective_ops", "full:8", False),
         ("full", "selective_ops", False),
     ],

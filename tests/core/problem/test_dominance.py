@@ -139,7 +139,7 @@ def kept(recompute: Recompute, *, of_policy: dict[SelectivePolicy, float], of_fu
 def test_a_memory_that_grows_with_what_is_kept_never_contradicts_it(
     proof: Layout, others: list[Layout], ops: float, attention: float, full: float, state: float
 ) -> None:
-    # Of a layer, full recomputation keeps the least.
+    # Full recomputation keeps the least of a layer.
     of_full = full * min(ops, attention)
     of_policy = {SelectivePolicy.OPS: ops, SelectivePolicy.ATTENTION: attention}
 

@@ -164,7 +164,7 @@ def test_a_driver_reports_at_most_the_nominal_memory_and_little_less() -> None:
         assert 0.92 * nominal < DEVICES[name].memory_bytes / GIB <= nominal
 
 
-# Of one GPU, in GB/s: 400 Gbit/s cards, 200, 100, and 50 of small instances.
+# The share of one GPU, in GB/s: 400 Gbit/s cards, 200, 100, and 50 of small instances.
 NETWORKS = {
     50: {"h100-sxm", "h200", "b200", "h20", "h800", "mi300x"},
     25: {"a100-40gb", "a100-80gb", "h100-pcie", "a800-80gb", "mi250x-gcd"},

@@ -105,7 +105,7 @@ def test_a_layout_that_ran_contradicts_every_proof_that_it_cannot(*, ran_first: 
     if not ran_first:
         assert ruled_out(found) >= {("none", 2), ("full", 1)}
         assert found.ran(row(NONE, 2))
-    assert ruled_out(found) == {("none", 4), ("none", 8)}  # by the proof that stands
+    assert ruled_out(found) == {("none", 4), ("none", 8)}  # by the proof that is left
 
 
 def test_what_is_withdrawn_rules_out_nothing_and_contradicts_nothing() -> None:

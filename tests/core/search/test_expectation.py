@@ -80,7 +80,7 @@ def test_other_failures_are_as_usual_until_trials_tell() -> None:
 
 
 def test_without_a_device_the_chance_to_fit_is_normal_in_the_logarithm() -> None:
-    """Of 95.5 % of the limit, with 18 % for what is not known of the device."""
+    """The median is 95.5 % of the limit, the spread 18 % for what is not known of the device."""
     wanted = spec(device="cpu", precision="bf16", device_memory_gib=80)
     (cell,) = wanted.cells()
     candidates = plan_cell(wanted, cell, hardware=None, gpus_per_node=8).candidates

@@ -131,7 +131,7 @@ def test_a_row_that_may_be_twice_as_fast_doubles_the_front_below_a_second_too() 
         sd=np.full(2, 0.01),
         memory=memory_of(space),
     )
-    # Of 10 steps a second to 20; of the row itself, half of its 1 % of noise is a gain.
+    # From 10 steps a second to 20; half of the 1 % of noise of the row itself is a gain.
     assert found[1] == pytest.approx(1.0, rel=0.01)
     assert found[0] < 0.01
 

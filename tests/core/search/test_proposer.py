@@ -397,7 +397,7 @@ def test_the_chance_to_fit_is_that_of_the_usable_memory() -> None:
     space = lattice(np.ones(3), np.array([60.0, 76.4, 90.0]))
     found = Proposer(space, seed=0).probability_of_fitting()
     assert found is not None
-    # Of the belief: 0.1 of the constant, and 0.05 of what no constant explains, twice.
+    # The belief is off by 0.1 of the constant, and by 0.05 of what no constant explains, twice.
     sd = np.sqrt(0.01 + 2 * 0.05**2 + 0.04**2 + 0.02**2)
     usable = np.log(80.0 * 0.955)
     expected = [NormalDist().cdf((usable - np.log(peak)) / sd) for peak in (60.0, 76.4, 90.0)]
@@ -454,7 +454,7 @@ def test_a_row_that_ran_needs_no_more_than_there_is_if_nobody_read_its_peak(
 
 
 def test_an_expected_gain_counts_by_how_surely_a_row_works() -> None:
-    """A row that failed 2 of 2 times cannot be told from its like; its gain counts least."""
+    """The gain of a row counts less after it has failed."""
     space = lattice(np.array([2.0, 1.0]))
     proposer = Proposer(space, seed=0)
     proposer.tell(Told(row=0, score=float(np.log(2.0))))

@@ -948,7 +948,7 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_text_is_refused_fast_and_in_few_words(text: str) -> None:
     assert len(HOSTILE) >= 30
-    # Of this process alone: others share the machine.
+    # The time of this process alone: others share the machine.
     started = time.process_time()
     lines = mistakes(text)
     seconds = time.process_time() - started

@@ -47,7 +47,7 @@ class Hypothesis:
     weight: float
 
     def covariance(self, one: Run, other: Run) -> float:
-        """Of drift and nodes: Matern 5/2 or exponential, steps, and the nodes in common."""
+        """Return that of drift and nodes: Matern 5/2 or exponential, steps, and common nodes."""
         first, second = (((run.at or 0.0) - 100.0) / 100.0 for run in (one, other))
         apart = abs(first - second) / self.length
         r = sqrt(5.0) * apart
@@ -69,7 +69,7 @@ class Hypothesis:
         return np.array([[self.covariance(one, other) for _, other in ALL] for _, one in ALL])
 
     def whole(self, level_variance: float) -> np.ndarray:
-        """Of the runs, with noise, and with layouts of such a variance."""
+        """Return the covariance of the runs, with noise, and with layouts of such a variance."""
         same = np.array([[float(one == other) for other, _ in ALL] for one, _ in ALL])
         noise = np.diag([self.noise(run) for _, run in ALL])
         found: np.ndarray = self.of_runs() + noise + level_variance * same
@@ -148,7 +148,7 @@ def test_layouts_take_what_a_gaussian_vector_says_of_them_given_the_runs(
     last = ALL[LAST][1]
     for _, one in hypotheses:
         inverse = np.linalg.inv(one.whole(LEVEL_SD**2))
-        # Of each layout's time on the machine of the last repeat with each run.
+        # The covariance of each layout's time on the machine of the last repeat with each run.
         to = np.array(
             [
                 [LEVEL_SD**2 * (key == layout) + one.covariance(last, run) for key, run in ALL]

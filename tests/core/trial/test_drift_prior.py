@@ -61,7 +61,7 @@ def test_a_machine_wanders_swings_or_steps_with_these_probabilities() -> None:
     assert found.weights[steps & ~twice].sum() == pytest.approx(0.20)
     assert found.weights[twice].sum() == pytest.approx(0.06)
     assert found.weights[~steps & ~swings].sum() == pytest.approx(0.66)
-    # Of steps, each place between two runs is as likely: two in each interval.
+    # A step is as likely at each place between two runs: two places are in each interval.
     places = sorted(set(found.step_at[steps & ~twice].tolist()))
     assert places == [pytest.approx(1.5 / 8), pytest.approx(7.0 / 8)]
     for place in places:

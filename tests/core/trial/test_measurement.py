@@ -181,7 +181,7 @@ def test_what_a_driver_saw_is_kept_apart_from_what_ranks_told() -> None:
 def test_retries_of_the_allocator_while_steps_run_are_thrashing(
     retries: int | None, thrashes: bool
 ) -> None:
-    # Of 24 GiB, 22.5 for the allocator: the rest is CUDA's context, NCCL's buffers and the display.
+    # The allocator has 22.5 of 24 GiB; CUDA's context, NCCL's buffers and the display, the rest.
     found = measured(
         result(
             1.0,

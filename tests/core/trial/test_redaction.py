@@ -162,7 +162,7 @@ def test_a_value_is_judged_by_its_length(value: str, in_a_word: str, is_held: bo
     assert secrets.redact(f"({value})") == f"({in_a_word})"
     everywhere = len(value) >= 8
     assert secrets.redact(f"x{value}x") == ("x***x" if everywhere else f"x{value}x")
-    # Whether a line names it is known at its end.
+    # The end of a line shows whether the line names it.
     assert SecretStream(secrets).take(b"step 1 of 2.") == (b"" if is_held else b"step 1 of 2.")
 
 

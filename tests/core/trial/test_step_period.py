@@ -77,5 +77,5 @@ def test_few_steps_have_no_period() -> None:
 def test_steps_are_uneven_if_their_mean_is_far_above_their_median(
     long: float, is_told: bool
 ) -> None:
-    """Of ten: (9 + 6) / 10 is 1.5."""
+    """The limit is a mean of 1.5: (9 + 6) / 10."""
     assert are_uneven([1.0] * 9 + [long]) is is_told

@@ -356,7 +356,7 @@ def test_each_moment_has_the_first_kind_that_runs(rows: list[Any]) -> None:
 
 
 def test_a_launch_that_takes_less_than_five_usual_ones_is_the_host_s_work() -> None:
-    """Of 2 each, one takes 9; the one of 11 waited for 9."""
+    """The usual ones take 2, one takes 9; the one of 11 waited for 9."""
     found = of(
         *(launch(at, at + 2, at) for at in (1, 4, 7, 10)),
         launch(20, 29, 20),

@@ -56,7 +56,7 @@ def tied(runs: Mapping[int, Sequence[Run]]) -> list[int]:
 
 
 def test_the_margin_is_that_of_the_speeds_and_excludes_zero_where_one_layout_wins() -> None:
-    """Of single runs it is by hand; repeats make it narrower; tied layouts may change places."""
+    """Single runs are computed by hand; repeats narrow it; tied layouts may change places."""
     once = judge({1: [run(1.0)], 2: [run(1.2)]}, contenders=0, repeats=0)
     assert once is not None and once.margin is not None and once.margin.runner_up == 2
     assert once.margin.value == pytest.approx(0.2)
@@ -168,7 +168,7 @@ def test_where_each_ran_once_it_rests_on_what_is_usual() -> None:
     assert verdict.repeat is not None
 
 
-# Of a program that may have been slowed down fourfold: log(4) / sqrt(12)
+# The spread of a program that may have been slowed down fourfold: log(4) / sqrt(12)
 BUSY_SD = 0.4
 
 

@@ -486,7 +486,7 @@ def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: st
 
 
 def test_a_result_is_flushed_to_disk_and_the_rest_is_not(sqlite_url: str) -> None:
-    # Of PRAGMA synchronous: only with FULL is a commit in the journal flushed before it returns.
+    # Values of PRAGMA synchronous: only FULL flushes a commit in the journal before it returns.
     normal, full = (
         1,
         2,

@@ -17,7 +17,7 @@ ROLE = "rights_tester"
 
 @pytest.fixture
 def server(postgresql_url: str) -> Iterator[psycopg.Connection]:
-    """The server's keeper, in an empty database that ROLE may use as far as PUBLIC may."""
+    """The server's keeper, in an empty database in which ROLE has the rights of PUBLIC."""
     with psycopg.connect(postgresql_url, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {ROLE} LOGIN")
         connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")

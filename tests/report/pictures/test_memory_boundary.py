@@ -68,5 +68,5 @@ def test_limits_are_drawn_and_explained(scaling: SweepRows) -> None:
     drawn = memory_boundary.picture([scaling])
     assert drawn.figure is not None and "A vertical line marks" in drawn.caption
     [marks] = [trace for trace in drawn.figure["data"] if trace["name"] == "predicted limit"]
-    # Of 80 GiB: 50 of micro-batch 2, 90 of micro-batch 4, in both cells.
+    # Micro-batch 2 takes 50 of 80 GiB, micro-batch 4 takes 90, in both cells.
     assert marks["x"] == [3.5, 3.5] and len(set(marks["y"])) == 2

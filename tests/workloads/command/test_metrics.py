@@ -46,7 +46,7 @@ def test_lines_that_are_read_late_count_from_when_they_were_written(metrics: Met
 def test_no_line_was_written_before_the_read_that_did_not_see_it(metrics: Metrics) -> None:
     metrics.read()
     before = time.monotonic()
-    # Of another clock, and with steps that cannot be so long.
+    # Lines with another clock, and with steps that cannot be so long.
     write(metrics, 9.0, 9.0, ago=3600.0)
     metrics.read()
     phases = metrics.phase_seconds()

@@ -197,7 +197,7 @@ def test_a_secret_that_a_program_prints_is_removed_before_anything_is_stored(
     log = reader(sweep, "logs", trials[0])
     assert log.count("***") >= 7
     assert "'MY_SETTING': 'on'" in log and "'MINE_TOO': 'yes'" in log and "'PATH':" in log
-    # Of all processes above the program, Ray's among them, the orchestrator alone and what started
+    # Among all processes above the program, Ray's included, only the orchestrator and what started
     # it have the rest.
     seen_by = [line for line in log.splitlines() if line.startswith("seen by")]
     assert seen_by and "bin/sweep" in seen_by[0] and not any("ray" in line for line in seen_by)

@@ -24,7 +24,7 @@ rank = int(os.environ["RANK"])
 row = lambda name, cat, ts, dur: {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur,
                                   "pid": 1, "tid": 1}
 events = [row("ProfilerStep#%d" % i, "user_annotation", 100 * i, 100) for i in (0, 1)]
-# Of 200 us rank 0 spends 100 in products, rank 1 60; all the rest is gloo's.
+# In 200 us rank 0 spends 100 in products, rank 1 60; all the rest is gloo's.
 events += [row("aten::mm", "cpu_op", 0, 100 - 40 * rank),
            row("gloo:all_reduce", "user_annotation", 100 - 40 * rank, 100 + 40 * rank)]
 with open(os.environ["SWEEP_PROFILE_DIR"] + "/mine.json", "w") as file:

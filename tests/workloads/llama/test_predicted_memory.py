@@ -30,7 +30,8 @@ from workloads.llama.mesh import Groups, RankPlace
 from workloads.llama.training_loop import TrainingLoop
 
 PATIENCE_SECONDS = 540
-# Longer than the hidden size: what is made of weights alone is then small beside what tokens need.
+# Longer than the hidden size: what is made of weights alone is then small compared with what tokens
+# need.
 LENGTH = 128
 WITHIN = 0.02
 MOST_STEPS = 8
@@ -73,7 +74,7 @@ def predicted_bytes(combination: Combination) -> float:
         global_batch_size=layout.global_batch_size,
     )
     found = predict_memory(LayoutTable.of([layout]), cell, llama_trainer(options, on_gpu=False))
-    # Of each position: cosines and sines of half a head, and a row of the mask of eager attention.
+    # Each position has cosines and sines of half a head, and a row of the mask of eager attention.
     constants = LENGTH * 4 * shape.head_dim
     constants += LENGTH**2 if options["attention"] == "eager" else 0
     # Ids and targets of a step.

@@ -27,7 +27,7 @@ PRELOAD = "tests.workloads.llama.equivalence.preload"
 @dataclass(frozen=True, kw_only=True)
 class Results:
     distances: list[Distance]
-    # Of all ranks, from fork to end: unlike their duration, hardly changed by other programs.
+    # The sum of all ranks, from fork to end: other programs hardly change it, unlike the duration.
     cpu_seconds: float
 
 
