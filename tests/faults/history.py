@@ -165,7 +165,9 @@ def _select(connection: sa.Connection, sweep: str) -> dict[str, Sequence[Any]]:
         .where(session.c.sweep_id == sweep_id)
         .order_by(session.c.epoch),
         "checks": sa.select(check).where(check.c.sweep_id == sweep_id).order_by(check.c.id),
-        "faulty": sa.select(bench.c.node).where(bench.c.sweep_id == sweep_id, bench.c.is_remeasured),
+        "faulty": sa.select(bench.c.node).where(
+            bench.c.sweep_id == sweep_id, bench.c.is_remeasured
+        ),
     }
     return {name: connection.execute(query).fetchall() for name, query in queries.items()}
 
