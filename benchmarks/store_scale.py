@@ -22,6 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.machine import describe_machine, parser_of, write_result
+from benchmarks.store_cells import cells
 from db import schema
 from db.connection.engine import Change
 from db.read import records
@@ -30,9 +31,7 @@ from db.sql.named_queries import SWEEP, NamedQuery, named_queries
 from db.store import Store
 from db.types import now
 from db.write.inserts import insert_absent
-from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, to_columns
-from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.measurement import Measurement, StepTime
@@ -255,21 +254,12 @@ def measure(url: str, num_trials: int) -> dict[str, Any]:
         epoch = store.acquire(
             sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600
         )
-        cells = [
-            Cell(
-                model=PRESETS["llama-3.1-8b"],
-                num_gpus=8 * 2**i,
-                sequence_length=4096,
-                global_batch_size=1024,
-            )
-            for i in range(NUM_CELLS)
-        ]
-        cell_ids = [store.ensure_cell(sweep_id, cell, epoch) for cell in cells]
+        cell_ids = [store.ensure_cell(sweep_id, cell, epoch) for cell in cells(NUM_CELLS)]
         small = store.ensure_sweep("ten-thousand", "{}", {})
         small_epoch = store.acquire(
             small, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600
         )
-        small_cells = [store.ensure_cell(small, cell, small_epoch) for cell in cells]
+        small_cells = [store.ensure_cell(small, cell, small_epoch) for cell in cells(NUM_CELLS)]
         fill(store, small, small_cells[:1], 10_000)
         of_a_cell = seconds(lambda: store.trials(small, small_cells[0]))
         return {
