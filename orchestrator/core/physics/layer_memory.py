@@ -23,9 +23,10 @@ from orchestrator.core.problem.model_shape import ModelShape
 
 
 def layer_bytes(rows: StageRows) -> tuple[Floats, Floats]:
-    """Bytes per token that all layers of a stage keep, and that the last one's backward adds.
+    """Return bytes per token, of every layout: kept by a stage's layers, and added by a backward.
 
-    Of every layout.
+    The first are what all layers keep for their backward pass, the second what the backward pass of
+    the last one needs in addition. `_LayerBytes` has the formulas.
     """
     trainer, model = rows.trainer, rows.cell.model
     bytes_of, place_of, plain_place = _kinds(rows)
