@@ -28,6 +28,7 @@ class Line:
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return len(self.ranks)
 
 
@@ -47,14 +48,16 @@ class RankPlace:
 
     @property
     def is_first_stage(self) -> bool:
+        """True if the rank has the first stage of the pipeline."""
         return self.pp.index == 0
 
     @property
     def is_last_stage(self) -> bool:
+        """True if the rank has the last stage of the pipeline."""
         return self.pp.index == self.pp.size - 1
 
     def shard_mesh(self, device: torch.device) -> DeviceMesh:
-        """The mesh over which FSDP shards; of two dimensions if it also replicates."""
+        """Return the mesh over which FSDP shards; of two dimensions if it also replicates."""
         shards, replicas = self.shards.group, self.replicas.group
         if replicas is None:
             assert shards is not None  # one rank shards nothing
