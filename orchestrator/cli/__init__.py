@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import gc
-import inspect
 import itertools
 import os
 import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -23,45 +22,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import (
-    admin,
-    calibration,
-    compare,
-    explain,
-    logs,
-    netbench,
-    nodes,
-    plan,
-    plot,
-    profile,
-    reader,
-    replay,
-    report,
-    requests,
-    show,
-    sql,
-    status,
-    sweeps,
-    trace,
-    trials,
-    validate,
-)
-from orchestrator.cli.best import command as best_command
-from orchestrator.cli.doctor import command as doctor_command
-from orchestrator.cli.export import command as export_command
-from orchestrator.cli.mirror import command as mirror_command
-from orchestrator.cli.run import command as run_command
+from orchestrator.cli.lazy_commands import LazyGroup
 from orchestrator.cli.store.home import sweep_home
 from orchestrator.cli.terminal import surroundings
 from orchestrator.cli.terminal.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.terminal.output import note, plain, write_error
 from orchestrator.cli.terminal.signals import Terminated, terminable
 from orchestrator.cli.terminal.streams import OutputLost, give_up_stdout, take_over
-from orchestrator.cli.top import command as top_command
-from orchestrator.cli.ui import command as ui_command
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 INTERNAL_ERROR = 1
@@ -76,44 +45,44 @@ OBJECTS_TO_COLLECT = 50_000
 # missing, because `run` has one.
 _LOGGING_OPTIONS = {"-v": 0, "-vv": 0, "--verbose": 0, "--log-format": 1}
 
-# In the order of `sweep --help`.
-COMMANDS: tuple[Callable[..., None], ...] = (
-    plan.plan,
-    explain.explain,
-    validate.validate,
-    run_command.run,
-    validate.schema,
-    replay.replay,
-    sweeps.list,
-    status.status,
-    top_command.top,
-    ui_command.ui,
-    best_command.best,
-    trials.trials,
-    compare.compare,
-    report.report,
-    plot.plot,
-    show.show,
-    profile.profile,
-    logs.logs,
-    nodes.nodes,
-    nodes.bench,
-    nodes.unbench,
-    netbench.netbench,
-    calibration.calibration,
-    trace.trace,
-    sql.sql,
-    export_command.export,
-    mirror_command.mirror,
-    requests.enqueue,
-    requests.retry,
-    admin.cancel,
-    admin.invalidate,
-    sweeps.rename,
-    sweeps.rm,
-    doctor_command.doctor,
-)
-DB_COMMANDS: tuple[Callable[..., None], ...] = (admin.upgrade, reader.grant_reader)
+# The module of each command, in the order of `sweep --help`.
+COMMANDS = {
+    "plan": "plan",
+    "explain": "explain",
+    "validate": "validate",
+    "run": "run.command",
+    "schema": "validate",
+    "replay": "replay",
+    "list": "sweeps",
+    "status": "status",
+    "top": "top.command",
+    "ui": "ui.command",
+    "best": "best.command",
+    "trials": "trials",
+    "compare": "compare",
+    "report": "report",
+    "plot": "plot",
+    "show": "show",
+    "profile": "profile",
+    "logs": "logs",
+    "nodes": "nodes",
+    "bench": "nodes",
+    "unbench": "nodes",
+    "netbench": "netbench",
+    "calibration": "calibration",
+    "trace": "trace",
+    "sql": "sql",
+    "export": "export.command",
+    "mirror": "mirror.command",
+    "enqueue": "requests",
+    "retry": "requests",
+    "cancel": "admin",
+    "invalidate": "admin",
+    "rename": "sweeps",
+    "rm": "sweeps",
+    "doctor": "doctor.command",
+}
+DB_COMMANDS = {"upgrade": "admin", "grant-reader": "reader"}
 EPILOG = """\b
 Examples:
   sweep plan sweeps/quickstart.yaml     show what would be measured, and what it costs
@@ -153,8 +122,10 @@ class _Interrupted(Exception):
     """Ctrl-C. Typer alone would end with 130 and print nothing."""
 
 
-class _Commands(TyperGroup):
+class _Commands(LazyGroup):
     """Accepts the logging options after the command's name too: `sweep run FILE -v`."""
+
+    table = COMMANDS
 
     def invoke(self, ctx):  # type: ignore[no-untyped-def]  # its types are private to typer
         try:
@@ -164,6 +135,10 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # as above
         return super().parse_args(ctx, _logging_options_first(args))
+
+
+class _DatabaseCommands(LazyGroup):
+    table = DB_COMMANDS
 
 
 app = typer.Typer(
@@ -178,22 +153,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # `main` reports errors
 )
 database = typer.Typer(
-    help="Upgrade the database, or let others read it.", no_args_is_help=True, rich_markup_mode=None
+    cls=_DatabaseCommands,
+    help="Upgrade the database, or let others read it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
-
-
-def _add(to: typer.Typer, command: Callable[..., None]) -> None:
-    """Add a command. Its docstring is its help; the examples at its end go below the options."""
-    text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
-    # \b keeps the lines of a paragraph as they are.
-    epilog = "\b\nExamples:\n" + examples.replace("\n\n", "\n\n\b\n")
-    to.command(help=text, epilog=epilog if examples else None)(command)
-
-
-for _command in COMMANDS:
-    _add(app, _command)
-for _command in DB_COMMANDS:
-    _add(database, _command)
 app.add_typer(database, name="db")
 
 
