@@ -8,6 +8,7 @@ Nothing but the standard library may be imported at the top.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -36,7 +37,10 @@ def sweep() -> int:
     end_at_signals()
     claim_imports()
     # Only now is this package surely ours.
-    return int(import_module("orchestrator.cli").main())
+    code = int(import_module("orchestrator.cli").main())
+    # As it ends Python would search all objects for garbage and free it, which takes 0.1 s.
+    gc.freeze()
+    return code
 
 
 def main() -> int:

@@ -83,6 +83,19 @@ def test_the_command_imports_ours_too(tmp_path: Path) -> None:
     assert done.stdout.startswith("sweep ")
 
 
+def test_the_command_frees_no_object_as_it_ends() -> None:
+    """To free what the imports of a command leave takes a fifth of its CPU time."""
+    program = (
+        "import atexit, gc, sys; from layout_sweep.start import sweep;"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 10_000));"
+        "sys.argv[1:] = ['--version']; sys.exit(sweep())"
+    )
+    done = subprocess.run(
+        command("-c", program), env={}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def test_code_of_the_user_finds_its_own_modules_again(tmp_path: Path) -> None:
     users = tmp_path / "project"
     users.mkdir()
