@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import Db, Json, SweepArgument, Yes
-from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.store.defaults import select_sweep, writable_store
 from orchestrator.cli.terminal.output import note, write_json, write_line
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import counted
@@ -66,7 +66,7 @@ def ask_to_stop(db: str | None, sweep: str | None, *, drain: bool) -> StopAsked:
     from db.types import StopRequest
 
     request = StopRequest.DRAIN if drain else StopRequest.CANCEL
-    with existing_store(db, to_read=False) as store:
+    with writable_store(db) as store:
         row = select_sweep(store, sweep)
         is_accepted = store.request_stop(row.id, request)
     text = f"Nobody works on sweep {row.name}: there is nothing to stop."
@@ -110,7 +110,7 @@ def invalidate(
       sweep invalidate --where "failure_kind = 'nccl'" --yes
       sweep invalidate --where 'trial_id = 17'
     """
-    with existing_store(db, to_read=False) as store:
+    with writable_store(db) as store:
         counts = store.count_repeatable(where, sweep=sweep)
         total = sum(counts.values())
         if total and not as_json:

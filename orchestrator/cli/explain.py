@@ -29,7 +29,7 @@ from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
     from db.read.rows import TrialRow
-    from db.store import Store
+    from db.store_reads import StoreReads
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.problem.layout import Layout
     from orchestrator.core.search.explanation import Explanation, LayoutChange
@@ -146,7 +146,7 @@ def _multiply_out(sizes: Sequence[int | None], product: int) -> bool:
 
 
 def _stored(
-    store: Store, spec: SweepSpec, cell: Cell, layout: Layout
+    store: StoreReads, spec: SweepSpec, cell: Cell, layout: Layout
 ) -> tuple[TrialRow, str] | None:
     """The layout's trial and its sweep: in this sweep, else in another that has the cell."""
     sweeps = sorted(store.sweeps(), key=lambda row: row.name != spec.name)

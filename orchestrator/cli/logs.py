@@ -23,7 +23,7 @@ from orchestrator.core.trial.lifecycle import UNDER_WAY
 
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail
-    from db.store import Store
+    from db.store_reads import StoreReads
 
 FOLLOW_SECONDS = 0.5
 
@@ -142,7 +142,7 @@ def _read_from(path: Path, offset: int) -> bytes:
         raise UsageInvalid(f"cannot read {path}: {exc.strerror}") from exc
 
 
-def _lines(path: Path, store: Store, trial_id: int, attempt: int) -> Iterator[str]:
+def _lines(path: Path, store: StoreReads, trial_id: int, attempt: int) -> Iterator[str]:
     """The whole lines that are appended to a log, until its attempt has ended."""
     offset, rest = 0, b""
     while True:

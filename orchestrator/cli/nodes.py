@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import Db, Json, SweepArgument, SweepOption
-from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.store.defaults import existing_store, select_sweep, writable_store
 from orchestrator.cli.terminal.output import (
     Column,
     StyledText,
@@ -21,7 +21,7 @@ from orchestrator.cli.terminal.output import (
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
-    from db.store import Store
+    from db.store_reads import StoreReads
 
 NodeArgument = Annotated[
     str, typer.Argument(metavar="NODE", help="The node's name, as `sweep nodes` shows it.")
@@ -72,7 +72,7 @@ def bench(
     """
     from db.types import BenchReason
 
-    with existing_store(db, to_read=False) as store:
+    with writable_store(db) as store:
         row = select_sweep(store, sweep)
         is_new = store.bench(row.id, node, reason=BenchReason.ASKED, is_remeasured=again)
     if as_json:
@@ -92,7 +92,7 @@ def unbench(
     Examples:
       sweep unbench gpu-17
     """
-    with existing_store(db, to_read=False) as store:
+    with writable_store(db) as store:
         row = select_sweep(store, sweep)
         was_benched = store.unbench(row.id, node)
     if as_json:
@@ -103,7 +103,7 @@ def unbench(
         write_line(f"Node {node} is not benched in sweep {row.name}.")
 
 
-def _records(store: Store, sweep_id: int) -> list[dict[str, Any]]:
+def _records(store: StoreReads, sweep_id: int) -> list[dict[str, Any]]:
     from orchestrator.core.machines.node_score import score_nodes  # numpy
 
     scores = score_nodes(store.node_runs(sweep_id))

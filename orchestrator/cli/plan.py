@@ -25,7 +25,7 @@ from orchestrator.cli.terminal.output import (
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
-    from db.store import Store
+    from db.store_reads import StoreReads
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.problem.layout import Layout
     from orchestrator.core.search.planner import Candidates, CellPlan, Floats
@@ -122,7 +122,7 @@ def plan(
         _print(document, known)
 
 
-def _earlier(spec: SweepSpec, store: Store | None) -> _Earlier:
+def _earlier(spec: SweepSpec, store: StoreReads | None) -> _Earlier:
     from orchestrator.core.search.expectation import share_that_fails
     from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import CellOption, Db, Json, SweepOption
-from orchestrator.cli.store.defaults import existing_store, select_sweep
+from orchestrator.cli.store.defaults import select_sweep, writable_store
 from orchestrator.cli.terminal.output import write_json, write_line
 from orchestrator.core.errors import SweepInUse, UsageInvalid
 
@@ -102,7 +102,7 @@ def enqueue_layout(
     db: str | None, sweep: str | None, words: Sequence[str], cell: str | None
 ) -> Enqueued:
     """Ask for a layout. Raises UsageInvalid if it is not legal, or names no cell."""
-    with existing_store(db, to_read=False) as store:
+    with writable_store(db) as store:
         row = select_sweep(store, sweep)
         of_cell, layout = _meant(store, row, words, cell)
         trial_id, state, is_accepted = store.enqueue(of_cell.id, layout)
@@ -125,7 +125,7 @@ def enqueue_layout(
 
 def retry_trial(db: str | None, trial_id: int) -> tuple[int, bool, str]:
     """Ask for a trial to be measured again; return its number, whether it will be, and a text."""
-    with existing_store(db, to_read=False) as store:
+    with writable_store(db) as store:
         row = store.sweep_named(store.trial(trial_id).sweep_name)
         try:
             is_accepted = store.invalidate(f"trial_id = {trial_id}", sweep=row.name) > 0

@@ -29,7 +29,7 @@ from orchestrator.report.quantities import UNKNOWN
 
 if TYPE_CHECKING:
     from db.sql.bounded_answer import Answer
-    from db.store import Store
+    from db.store_reads import StoreReads
 
 NAMED = "@"
 
@@ -116,7 +116,7 @@ def _complete_statements(incomplete: str) -> list[str]:
 
 
 def _asked(
-    store: Store, statement: str, values: Sequence[str], sweep: str | None
+    store: StoreReads, statement: str, values: Sequence[str], sweep: str | None
 ) -> tuple[str, dict[str, Any] | None]:
     """The statement to run, and the parameters if it has a name.
 

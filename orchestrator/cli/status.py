@@ -41,7 +41,7 @@ from orchestrator.report.sweep_status import (
 
 if TYPE_CHECKING:
     from db.read.rows import CellStatus, NoiseFloor
-    from db.store import Store
+    from db.store_reads import StoreReads
     from orchestrator.report.records import Record
 
 WATCH_SECONDS = 2.0
@@ -87,7 +87,7 @@ def status(
                 return
 
 
-def _show(store: Store, name: str | None, *, as_json: bool) -> bool:
+def _show(store: StoreReads, name: str | None, *, as_json: bool) -> bool:
     """Show one sweep, or all. Return True if all of them have ended.
 
     A sweep whose orchestrator died has not ended: it may be started again.
@@ -113,7 +113,7 @@ def _show(store: Store, name: str | None, *, as_json: bool) -> bool:
     return all(row.holder is None and row.state in ("finished", "stopped") for row in rows)
 
 
-def _record(store: Store, sweep: SweepStatus) -> Record:
+def _record(store: StoreReads, sweep: SweepStatus) -> Record:
     from orchestrator.report import records  # every column
 
     row, reserved = sweep.row, sweep.reserved

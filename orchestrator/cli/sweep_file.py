@@ -18,7 +18,7 @@ from orchestrator.report.quantities import counted, duration
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow
-    from db.store import Store
+    from db.store_reads import StoreReads
     from orchestrator.core.physics.calibration import Calibration
     from orchestrator.core.pretend.replay import ReplayTable
     from orchestrator.core.problem.cell import Cell
@@ -115,7 +115,7 @@ class Planning:
         return f"calibrated by {len(rows):,} trials of {names}"
 
 
-def planning(spec: SweepSpec, store: Store | None) -> Planning:
+def planning(spec: SweepSpec, store: StoreReads | None) -> Planning:
     """Collect what is known of a sweep's device, and the prior knowledge in the store."""
     from orchestrator.node.gpu_monitor import device_name
     from orchestrator.sweep import prior_knowledge
@@ -214,7 +214,7 @@ def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
 
 
 @contextmanager
-def store_if_any(db: str | None) -> Iterator[Store | None]:
+def store_if_any(db: str | None) -> Iterator[StoreReads | None]:
     """Open the store to get prior knowledge; None if there is none yet. Creates no file."""
     from db.connection import url
 
@@ -224,11 +224,11 @@ def store_if_any(db: str | None) -> Iterator[Store | None]:
         yield None
         return
     from db.connection.sqlite_file import can_be_written
-    from db.store import Store
+    from db.store_reads import StoreReads
 
     # An empty file or database gets its tables; a file that we may not write is only read.
     to_read = resolved.drivername == "sqlite" and not can_be_written(file)
-    with Store.open(db, to_read=to_read) as store:
+    with StoreReads.open(db, to_read=to_read) as store:
         yield store
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import Db, FormatOption, Json, Yes, complete_names
-from orchestrator.cli.store.defaults import existing_store
+from orchestrator.cli.store.defaults import existing_store, writable_store
 from orchestrator.cli.store.sweep_folders import (
     Removal,
     finish_removal,
@@ -74,7 +74,7 @@ def rename(
         checked_name(new)
     except ValueError as exc:
         raise UsageInvalid(str(exc)) from None
-    with existing_store(db, to_read=False) as store:
+    with writable_store(db) as store:
         from db.read.rows import run_folder  # needs SQLAlchemy
 
         row = store.sweep_named(old)
@@ -104,7 +104,7 @@ def rm(
     """
     from db.read.holder import holder_is_gone  # needs SQLAlchemy
 
-    with existing_store(db, to_read=False) as store:
+    with writable_store(db) as store:
         # An earlier `sweep rm` may have been killed.
         finished = _finish_removals(store)
         if sweep in finished and all(row.name != sweep for row in store.sweeps()):

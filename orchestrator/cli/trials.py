@@ -30,7 +30,7 @@ from orchestrator.report import trial_line
 
 if TYPE_CHECKING:
     from db.read.rows import CellRow, SweepRow, TrialRow
-    from db.store import Store
+    from db.store_reads import StoreReads
 
 
 class Sort(StrEnum):
@@ -107,7 +107,7 @@ def trials(
         note(f"{len(found)} of {total} trials; a higher --limit shows more")
 
 
-def _matching_cells(store: Store, sweep: SweepRow, part: str | None) -> list[CellRow]:
+def _matching_cells(store: StoreReads, sweep: SweepRow, part: str | None) -> list[CellRow]:
     cells = store.cells(sweep.id)
     matching = [row for row in cells if part is None or part in row.cell.key]
     if part is not None and not matching:

@@ -19,7 +19,6 @@ from orchestrator.report import quantities as show
 if TYPE_CHECKING:
     # The rows need SQLAlchemy, and the models of a sweep file pydantic.
     from db.read.rows import CellRow, SweepRow, TrialRow
-    from db.store import Store
     from db.store_reads import StoreReads
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.sweepfile.sections import Objective
@@ -137,7 +136,7 @@ def asks_for_front(sweep: SweepRow) -> bool:
     return bool({asked} - OF_SPEED if isinstance(asked, str) else set(asked) - OF_SPEED)
 
 
-def read_fronts(store: Store, sweep: SweepRow) -> list[ShownFront]:
+def read_fronts(store: StoreReads, sweep: SweepRow) -> list[ShownFront]:
     """Return the fronts of a sweep by the objectives of its file.
 
     If the file has no objective but speed, they are speed and free memory, and energy if any GPU
@@ -195,7 +194,7 @@ def _shown(asked: Sequence[Objective], trials: Sequence[TrialRow]) -> tuple[Obje
 
 
 def _front(
-    store: Store,
+    store: StoreReads,
     sweep: SweepRow,
     group: Sequence[CellRow],
     trials: Mapping[int, Sequence[TrialRow]],

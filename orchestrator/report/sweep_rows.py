@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         SweepRow,
         TrialDetail,
     )
-    from db.store import Store
+    from db.store_reads import StoreReads
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.report.fronts import ShownFront
 
@@ -49,7 +49,7 @@ class SweepRows:
         return ((one, attempt) for one in self.trials for attempt in one.attempts)
 
 
-def read_rows(store: Store, sweep: SweepRow) -> SweepRows:
+def read_rows(store: StoreReads, sweep: SweepRow) -> SweepRows:
     """Read a sweep from the store."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
     from orchestrator.report.fronts import read_fronts  # numpy

@@ -16,7 +16,7 @@ from typing import Any
 
 from db.read.observations import ObservationRow
 from db.read.rows import LinkRow
-from db.store import Store
+from db.store_reads import StoreReads
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate, with_memory_of
 from orchestrator.core.physics.fit_quality import agreement
@@ -212,7 +212,7 @@ class PriorKnowledge:
 
 
 def read_prior_knowledge(
-    store: Store | None,
+    store: StoreReads | None,
     spec: SweepSpec,
     hardware: Hardware | None,
     *,
@@ -283,7 +283,7 @@ def read_prior_knowledge(
 
 
 def _relatives(
-    store: Store, spec: SweepSpec, hardware: Hardware | None, device_name: str | None
+    store: StoreReads, spec: SweepSpec, hardware: Hardware | None, device_name: str | None
 ) -> Sequence[ObservationRow]:
     """Return what the store has of this workload, with its options, on devices that may be it."""
     varying = set(spec.axes.options)
@@ -301,7 +301,10 @@ def _relatives(
 
 
 def _links(
-    store: Store | None, spec: SweepSpec, hardware: Hardware | None, nodes: Collection[str] | None
+    store: StoreReads | None,
+    spec: SweepSpec,
+    hardware: Hardware | None,
+    nodes: Collection[str] | None,
 ) -> list[LinkRow]:
     """Return the newest measurement of the links of such devices; a pretended trial uses none."""
     if store is None or hardware is None or spec.workload.name in PRETENDED:

@@ -18,7 +18,7 @@ from orchestrator.report.other_conditions import (
 
 if TYPE_CHECKING:
     from db.read.rows import CellStatus, TrialRow
-    from db.store import Store
+    from db.store_reads import StoreReads
 
 
 def print_others(others: OtherConditions, cell_id: int) -> Sequence[TrialRow]:
@@ -48,7 +48,9 @@ def print_others(others: OtherConditions, cell_id: int) -> Sequence[TrialRow]:
     return found
 
 
-def other_conditions(store: Store, sweep_id: int, cells: Sequence[CellStatus]) -> OtherConditions:
+def other_conditions(
+    store: StoreReads, sweep_id: int, cells: Sequence[CellStatus]
+) -> OtherConditions:
     """Read the fastest layout of each cell and fingerprint, without the current fingerprint."""
     trials = store.best_of_other_fingerprints(sweep_id)
     fingerprints = store.fingerprints(sweep_id) if trials else ()

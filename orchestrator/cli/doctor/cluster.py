@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli.ray_start import start_ray_scheduler
-from orchestrator.cli.store.defaults import existing_store
+from orchestrator.cli.store.defaults import writable_store
 from orchestrator.cli.store.home import sweep_home
 from orchestrator.cli.terminal.output import (
     Column,
@@ -87,7 +87,7 @@ def _keep(
     db: str | None, facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]
 ) -> None:
     try:
-        with existing_store(db, to_read=False) as store:
+        with writable_store(db) as store:
             store.record_node_checks(None, None, facts, checks)
     except UsageInvalid:
         # There is no store yet, and a check creates none.

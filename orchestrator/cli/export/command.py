@@ -22,7 +22,7 @@ from orchestrator.report.quantities import counted
 if TYPE_CHECKING:
     from db.read.rows import SweepRow
     from db.sql.bounded_answer import Answer
-    from db.store import Store
+    from db.store_reads import StoreReads
 
 
 class Target(StrEnum):
@@ -231,7 +231,7 @@ def _arrow_values(values: Sequence[Any]) -> list[Any]:
 
 
 def _export_optuna(
-    store: Store, rows: Sequence[SweepRow], output: str | None, *, as_json: bool
+    store: StoreReads, rows: Sequence[SweepRow], output: str | None, *, as_json: bool
 ) -> None:
     """Write a study SWEEP/CELL for each cell, and say what was left out."""
     # Optuna takes 0.5 s to import.

@@ -25,11 +25,11 @@ from orchestrator.report.trial_job import job_of
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow
-    from db.store import Store
+    from db.store_reads import StoreReads
 
 
 def export_config(
-    store: Store,
+    store: StoreReads,
     sweep: SweepRow | None,
     to: Framework,
     *,
@@ -94,7 +94,7 @@ def export_config(
     )
 
 
-def _command_of(store: Store, sweep: str) -> CommandOptions | None:
+def _command_of(store: StoreReads, sweep: str) -> CommandOptions | None:
     """The options of the sweep's program; None if it is one of our workloads, or not readable."""
     try:
         spec = SweepSpec.model_validate_json(store.sweep_named(sweep).spec_json)
@@ -105,7 +105,7 @@ def _command_of(store: Store, sweep: str) -> CommandOptions | None:
     return options if isinstance(options, CommandOptions) else None
 
 
-def _winner(store: Store, sweep: SweepRow | None) -> int:
+def _winner(store: StoreReads, sweep: SweepRow | None) -> int:
     """The fastest layout of the sweep's only cell with a measured one."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
 

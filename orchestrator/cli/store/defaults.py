@@ -14,17 +14,35 @@ from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
 if TYPE_CHECKING:
     from db.read.rows import SweepRow
     from db.store import Store
+    from db.store_reads import StoreReads
 
 
 @contextmanager
-def existing_store(db: str | None, *, to_read: bool = True) -> Iterator[Store]:
-    """Open a store that exists; with `to_read=False` it can be changed. Creates no file.
+def existing_store(db: str | None) -> Iterator[StoreReads]:
+    """Open a store that exists, to read it. Creates no file.
 
     Raises UsageInvalid if there is none yet.
     """
-    # SQLAlchemy takes 0.3 s to import.
-    from db.connection import url
-    from db.store import Store
+    # SQLAlchemy takes 0.1 s to import. A command that only reads needs no modules that write.
+    from db.store_reads import StoreReads
+
+    _refuse_missing(db)
+    with StoreReads.open(db, to_read=True) as store:
+        yield store
+
+
+@contextmanager
+def writable_store(db: str | None) -> Iterator[Store]:
+    """Open a store that exists, to change it. Raises UsageInvalid if there is none yet."""
+    from db.store import Store  # SQLAlchemy
+
+    _refuse_missing(db)
+    with Store.open(db) as store:
+        yield store
+
+
+def _refuse_missing(db: str | None) -> None:
+    from db.connection import url  # SQLAlchemy
 
     resolved = url.resolve(db)
     if resolved.drivername == "sqlite" and not Path(str(resolved.database)).is_file():
@@ -32,11 +50,9 @@ def existing_store(db: str | None, *, to_read: bool = True) -> Iterator[Store]:
             f"there is no store at {url.display(resolved)}. Name one with SWEEP_DB or --db, or"
             " create one: sweep run FILE"
         )
-    with Store.open(db, to_read=to_read) as store:
-        yield store
 
 
-def select_sweep(store: Store, name: str | None) -> SweepRow:
+def select_sweep(store: StoreReads, name: str | None) -> SweepRow:
     """The sweep with a name, or the newest that is not simulated.
 
     Says on stderr which one it took if there are several. If only a simulation of that name
