@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         SweepRow,
         TrialRow,
     )
-    from db.store import Store
+    from db.store_reads import StoreReads
 
 # A median SM clock so far from the cell's median is of a device in another state.
 OTHER_CLOCK = 0.03
@@ -108,7 +108,7 @@ class _RankedSweep:
     remarks: _Remarks
 
 
-def _read(store: Store, sweep: SweepRow, top: int) -> _RankedSweep:
+def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
 
     cells = store.status(sweep.id)
