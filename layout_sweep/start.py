@@ -17,9 +17,6 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 
-# New objects between garbage collections, in place of Python's 700 or 2,000. The imports of a
-# command create 100,000 that stay, and each search of them takes 0.02 s.
-OBJECTS_TO_COLLECT = 200_000
 OWN_PACKAGES = ("db", "layout_sweep", "orchestrator", "workloads")
 # The folder that has these packages: a checkout, or the site-packages of an environment.
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -38,7 +35,6 @@ class _OwnPackages:
 def sweep() -> int:
     """Run the command `sweep`, and return its exit code."""
     end_at_signals()
-    gc.set_threshold(OBJECTS_TO_COLLECT, 10, 10)
     claim_imports()
     # Only now is this package surely ours.
     code = int(import_module("orchestrator.cli").main())

@@ -83,12 +83,11 @@ def test_the_command_imports_ours_too(tmp_path: Path) -> None:
     assert done.stdout.startswith("sweep ")
 
 
-def test_the_command_searches_no_imported_object_for_garbage_and_frees_none_as_it_ends() -> None:
-    """Both together took a quarter of the CPU time of `sweep best`."""
+def test_the_command_frees_no_object_as_it_ends() -> None:
+    """To free what the imports of a command leave takes a fifth of its CPU time."""
     program = (
         "import atexit, gc, sys; from layout_sweep.start import sweep;"
-        "num = lambda: sum(one['collections'] for one in gc.get_stats()); before = num();"
-        "atexit.register(lambda: print(num() == before and gc.get_freeze_count() > 10_000));"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 10_000));"
         "sys.argv[1:] = ['--version']; sys.exit(sweep())"
     )
     done = subprocess.run(

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
 # How long the database may not answer during a sweep: running trials continue meanwhile.
 STORE_PATIENCE_SECONDS = 300.0
-# New objects between garbage collections.
-OBJECTS_TO_COLLECT = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,8 +317,6 @@ class _SweepRun:
 
         # What was imported stays, and a search of it for garbage takes a twentieth of a second.
         gc.freeze()
-        # A sweep of many trials leaves garbage.
-        gc.set_threshold(OBJECTS_TO_COLLECT, 10, 10)
         try:
             # Ray prints to stdout that a node is dead; stdout is for the answer.
             with redirect_stdout(sys.stderr):
