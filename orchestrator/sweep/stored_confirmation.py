@@ -111,12 +111,6 @@ def _fastest_step(trial: TrialRow) -> Run:
     )
 
 
-def confirmation_of_repeats(store: StoreReads, cell_id: int) -> Confirmation:
-    """Return the confirmation of all that was repeated in a cell: it tells the machine's drift."""
-    repeats = store.repeats(cell_id)
-    return confirmation_of(store.trials_by_id(list(repeats)), repeats)
-
-
 def leading_confirmation(
     store: StoreReads, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]
 ) -> tuple[Confirmation, list[TrialRow]]:
