@@ -276,7 +276,7 @@ class StoreReads:
         return self._read(remarks.other_clocks, sweep_id, beyond)
 
     def best_of_other_fingerprints(self, sweep_id: int) -> list[TrialRow]:
-        """The fastest trial of each cell and fingerprint that is not current, the fastest first."""
+        """The fastest trial of each cell and old fingerprint, by cell, the fastest first."""
         return self._read(remarks.best_of_other_fingerprints, sweep_id)
 
     def noise_floors(self, sweep_id: int) -> dict[int, NoiseFloor]:

@@ -47,7 +47,7 @@ def other_clocks(connection: Connection, sweep_id: int, beyond: float) -> list[O
 
 
 def best_of_other_fingerprints(connection: Connection, sweep_id: int) -> list[TrialRow]:
-    """The fastest trial of each cell and fingerprint that is not current, the fastest first."""
+    """The fastest trial of each cell and old fingerprint, by cell, the fastest first."""
     statement = sa.text(
         "SELECT trial_id FROM v_best WHERE sweep_id = :sweep_id AND NOT is_current"
         " ORDER BY cell_id, tokens_per_second_per_gpu DESC, trial_id"

@@ -29,7 +29,7 @@ class RankedStatus:
     """A sweep's status whose best layouts are those of the ranking."""
 
     status: SweepStatus
-    # A line for each cell on whose machine drift was found.
+    # A line for each cell in which the machine drifted.
     drifts: Sequence[str]
 
 
@@ -69,10 +69,10 @@ def _rank_summary(
 
 
 def _rank(store: StoreReads, sweep_id: int, cell_ids: Iterable[int]) -> dict[int, Ranking]:
-    """The rankings of those among these cells that have a best layout."""
+    """Return the rankings of those of these cells that have a best layout, by cell id."""
     wanted = frozenset(cell_ids)
     if not wanted:
-        # numpy, which would judge them, is not imported.
+        # Without a cell to rank, numpy need not be imported.
         return {}
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
 
@@ -125,7 +125,7 @@ class LiveBests:
         )
 
     def rank(self, sweep_id: int, now: float) -> None:
-        """Rank cells that wait until the time for it is used up."""
+        """Rank the cells that wait, as many as the CPU time of one reading allows."""
         began = self._clock()
         for cell_id in [one for one in self._stale if one not in self._best]:
             self._rank_one(sweep_id, cell_id)
@@ -142,7 +142,7 @@ class LiveBests:
         self._best[cell_id] = ranking.leading[0].id if ranking is not None else None
 
     def best(self, trials: Mapping[int, TrialRow]) -> dict[int, TrialRow]:
-        """The best trials by cell id, of those that still count. `trials`: by id."""
+        """Return the best trial of each cell id, if it still counts. `trials`: by trial id."""
         found = {}
         for cell_id, trial_id in self._best.items():
             trial = trials.get(trial_id) if trial_id is not None else None

@@ -164,7 +164,7 @@ def _compared(row: TrialRow, interval: tuple[float, float]) -> Compared:
 
 
 def _margin_text(margin: Margin | None) -> str:
-    """By how much the winner leads, after its other words; empty if it is alone."""
+    """Describe the winner's lead, as the end of its sentence; empty if nothing else ran."""
     if margin is None:
         return ""
     return (

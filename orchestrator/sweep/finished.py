@@ -28,7 +28,7 @@ from orchestrator.sweep.winner_profiles import profiles_to_come
 
 @dataclass(frozen=True, kw_only=True)
 class _FinishedSweep:
-    """Return the stored result of a sweep that ended under this file, in the file's cells."""
+    """The stored result of a sweep that ended under this file, in the file's cells."""
 
     sweep_id: int
     cells: Sequence[CellStatus]

@@ -25,7 +25,7 @@ MOST_CHARACTERS = 15
 
 
 class Found(StrEnum):
-    """The best layout of a problem on a number of GPUs, where one is known."""
+    """The result of a problem on a number of GPUs: a best layout, or why there is none."""
 
     BEST = "best"
     NOTHING_FITS = "nothing fits"
