@@ -10,14 +10,14 @@ STEP = 0.1
 
 
 def new_of(
-    looks: Iterable[tuple[float, Sequence[int]]], *, several_ranks: bool = False
+    reads: Iterable[tuple[float, Sequence[int]]], *, several_ranks: bool = False
 ) -> list[int]:
-    """The numbers that are taken for further steps. Each look: when, and the lines it finds."""
+    """The numbers that are taken for further steps. Each read: its time, and the step numbers of its lines."""
     known = KnownSteps(several_ranks=several_ranks, began=0.0)
     found = []
-    for at, numbers in looks:
-        known.begin_look(at)
-        found += [number for number in numbers if not known.is_known(number, STEP)]
+    for at, numbers in reads:
+        known.begin_read(at)
+        found += [number for number in numbers if known.is_new(number, STEP)]
     return found
 
 
@@ -66,5 +66,5 @@ def test_a_step_that_is_printed_again_is_known() -> None:
 
 def test_what_is_no_number_is_no_known_step() -> None:
     known = KnownSteps(several_ranks=True, began=0.0)
-    known.begin_look(1.0)
-    assert [known.is_known(one, STEP) for one in (None, None, True, "7")] == [False] * 4
+    known.begin_read(1.0)
+    assert [known.is_new(one, STEP) for one in (None, None, True, "7")] == [True] * 4
