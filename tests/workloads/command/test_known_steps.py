@@ -12,7 +12,7 @@ STEP = 0.1
 def new_of(
     reads: Iterable[tuple[float, Sequence[int]]], *, several_ranks: bool = False
 ) -> list[int]:
-    """Return the numbers that count as new steps. A read: its time, and the numbers of its lines."""
+    """Return the numbers that count as new steps. A read: its time, the numbers of its lines."""
     known = KnownSteps(several_ranks=several_ranks, began=0.0)
     found = []
     for at, numbers in reads:
