@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 0.2
 MOST_EVENTS = 100  # read at once
-# NVML's utilisation and power are means over up to so many seconds before the question.
+# NVML's utilisation and power are means over up to this long before the call.
 AVERAGED_SECONDS = 1.0
 
 DRIVER_FILE = Path("/sys/module/nvidia/version")

@@ -171,7 +171,7 @@ class Dispatch:
         if not found or self._budgets.spent or self._passed_by(search, None) is not None:
             return False
         if self._budgets.are_set:
-            # Whether the budget pays for another is known only after the first has run.
+            # The first must run to show whether the budget pays for another.
             found = dict([next(iter(found.items()))])
         search.begin_anew(self._cell_searches.plan(search.cell, search.id))
         self._outcomes.requeue_ended_early(search, found)

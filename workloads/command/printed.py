@@ -246,7 +246,7 @@ class _TooSlow(Exception):
 
 @contextmanager
 def _cpu_time_limit(seconds: float) -> Iterator[None]:
-    """Raise _TooSlow in the main thread after so much CPU time, even inside of a match.
+    """Raise _TooSlow in the main thread after this CPU time, even inside of a match.
 
     The regular expressions of CPython look for signals every few thousand steps.
     """

@@ -55,7 +55,8 @@ class LineGroups:
     # The mean seconds from group to group, if they are regular and much longer than the lines
     # report; else None.
     every: float | None
-    told: float  # the mean seconds that the lines of a group report
+    # The mean seconds that the lines of a group report.
+    told: float
 
     @classmethod
     def of(cls, result: RankResult) -> LineGroups | None:

@@ -27,8 +27,9 @@ class StepPeriod:
     """The period of steps: each `num_steps`-th is long."""
 
     num_steps: int
-    long: float  # seconds, the median of the long steps
-    usual: float  # seconds, the median of all steps
+    # The medians of the long steps and of all steps, in seconds.
+    long: float
+    usual: float
 
     @property
     def mean(self) -> float:
