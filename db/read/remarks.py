@@ -57,7 +57,7 @@ def best_of_other_fingerprints(connection: Connection, sweep_id: int) -> list[Tr
 
 
 def noise_floors(connection: Connection, sweep_id: int) -> dict[int, NoiseFloor]:
-    """How much runs of one layout differ, by the id of each cell that has repeats."""
+    """Return the noise floor of each cell that has repeats, by cell id."""
     statement = sa.text(
         "SELECT cell_id, noise_floor, num_repeats FROM v_cell"
         " WHERE sweep_id = :sweep_id AND num_repeats > 0"
@@ -69,7 +69,7 @@ def noise_floors(connection: Connection, sweep_id: int) -> dict[int, NoiseFloor]
 
 
 def num_with_longer_steps(connection: Connection, sweep_id: int) -> int:
-    """How many measured attempts report more seconds of steps than they reserved GPUs for.
+    """Count measured attempts that report more seconds of steps than they reserved GPUs for.
 
     See `step_seconds_within` in `orchestrator/core/trial/reserved_time.py`.
     """

@@ -357,7 +357,7 @@ def _is_mps_server(pid: int) -> bool:
 
 
 def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:
-    """Why these devices are not free to measure on: another process, or memory in use.
+    """Return why these devices cannot be measured on: another process, or memory in use.
 
     None if they are free, or NVML does not answer.
     """

@@ -162,7 +162,7 @@ def _result(
 
 
 def _why_it_stopped(cell: CellRow) -> StopReason:
-    """Why the cell's search ended then; BEFORE if every layout was known."""
+    """Return why the cell's search ended then; BEFORE if every layout was known."""
     others = set(StopReason) - {StopReason.EXHAUSTED}
     return next((one for one in others if one == cell.stop_reason), StopReason.BEFORE)
 

@@ -39,7 +39,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlace:
-    """Where a program runs: its node's part of the gang, and the files that it may write.
+    """The place of a program: its node's part of the gang, and the files that it may write.
 
     Each rank has files of its own, so that only those of rank 0 are read as the gang's numbers.
     """
