@@ -473,7 +473,7 @@ class CellSearch:
         if counts:
             self.confirmation.note(trial_id, layout, run)
         else:
-            self.confirmation.end(trial_id)
+            self.confirmation.end()
 
     def tell_measured(
         self,

@@ -159,7 +159,7 @@ class Confirmation:
         """Return the effect of another failed repeat on its trial. Nothing is changed."""
         return event_after(kind, self._failures.get(trial_id, {}))
 
-    def end(self, trial_id: int) -> None:
+    def end(self) -> None:
         """Note a repeat with other software than its trial: no repeat can count any more."""
         self._is_over = True
 

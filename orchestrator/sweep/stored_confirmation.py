@@ -58,7 +58,7 @@ def confirmation_of(
             for _ in range(times):
                 confirmation.fail(trial_id, kind)
         if repeats[trial_id].num_apart:
-            confirmation.end(trial_id)
+            confirmation.end()
     # Then runs in the order of time. Runs without a time come first; of runs that ended together,
     # first runs come before repeats.
     for run, trial_id, _ in sorted(

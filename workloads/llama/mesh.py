@@ -45,14 +45,6 @@ class RankPlace:
     shards: Line = Line()
     replicas: Line = Line()
 
-    @property
-    def is_first_stage(self) -> bool:
-        return self.pp.index == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        return self.pp.index == self.pp.size - 1
-
     def shard_mesh(self, device: torch.device) -> DeviceMesh:
         """The mesh over which FSDP shards; of two dimensions if it also replicates."""
         shards, replicas = self.shards.group, self.replicas.group
