@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, parser_of, write_result
 from orchestrator.core.machines.node_run import NodeRun
 from orchestrator.core.machines.node_score import score_nodes
+from tests.core.machines.node_runs import NUM_NODES, trials
 
-NUM_NODES, SLOW, SLOWER = 8, 3, 0.10
+SLOW, SLOWER = 3, 0.10
 EVERY, MOST, MOST_HEALTHY = 4, 400, 240
 
 # Arguments of `trials` for each case. A disturbed run is 30 % slower on average.
@@ -59,7 +59,8 @@ def main() -> None:
 
 def outcome(how: Mapping[str, Any], *, seeds: int, healthy: int) -> dict[str, Any]:
     firsts = [
-        first_called_slow(trials(MOST, seed=seed, slow=(SLOW,), **how)) for seed in range(seeds)
+        first_called_slow(trials(MOST, seed=seed, slow=(SLOW,), by=SLOWER, **how))
+        for seed in range(seeds)
     ]
     counts = [count for count, _ in firsts]
     wrong = sum(
@@ -83,47 +84,6 @@ def first_called_slow(runs: Sequence[NodeRun]) -> tuple[int, set[str]]:
         if names:
             return count, names
     return len(runs), set()
-
-
-def trials(
-    num: int,
-    *,
-    seed: int,
-    slow: Sequence[int],
-    noise: float = 0.02,
-    prediction_error: float = 0.08,
-    repeats: float = 0.3,
-    gangs: Sequence[int] = (1,),
-    disturbed: float = 0.0,
-) -> list[NodeRun]:
-    rng = np.random.default_rng(seed)
-    layouts: list[tuple[int, float, float]] = []  # cell, log seconds, log predicted
-    runs = []
-    for _ in range(num):
-        if layouts and rng.random() < repeats:
-            place = int(rng.integers(len(layouts)))
-        else:
-            cell, true = int(rng.integers(2)), float(rng.normal(0, 0.5))
-            layouts.append((cell, true, true - 0.2 * cell + float(rng.normal(0, prediction_error))))
-            place = len(layouts) - 1
-        cell, true, predicted = layouts[place]
-        nodes: NDArray[np.intp] = rng.choice(NUM_NODES, int(rng.choice(gangs)), replace=False)
-        seconds = (
-            true
-            + float(rng.normal(0, noise))
-            + (np.log1p(SLOWER) if set(slow) & set(nodes.tolist()) else 0.0)
-        )
-        seconds += float(rng.exponential(0.3)) if rng.random() < disturbed else 0.0
-        runs.append(
-            NodeRun(
-                nodes=tuple(f"n{i}" for i in nodes),
-                cell=cell,
-                trial=place,
-                log_seconds=seconds,
-                log_predicted=predicted,
-            )
-        )
-    return runs
 
 
 if __name__ == "__main__":

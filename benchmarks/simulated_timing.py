@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.line_count import MORE_LINES, counting_plan
+from orchestrator.core.trial.line_count import (
+    MORE_LINES,
+    counting_plan,
+    next_line_patience_seconds,
+)
+from orchestrator.core.trial.line_plan import LinePlan
 from orchestrator.core.trial.measurement import ImplausibleMeasurement
 from orchestrator.core.trial.plausibility import judge_groups, judge_run
 from orchestrator.core.trial.protocol import (
@@ -23,8 +28,8 @@ from orchestrator.core.trial.protocol import (
     ProgramSeen,
     RankResult,
 )
-from orchestrator.core.trial.step_period import are_uneven
 from orchestrator.core.trial.stopping import advance_timing, begin
+from workloads.command.stop import end_patience_seconds
 
 SEQUENCE_LENGTH = 4096
 # The defaults of a sweep file.
@@ -97,16 +102,21 @@ class Trainer:
             found.append(seconds)
         return found
 
+    def ends(self, seconds: Sequence[float]) -> list[float]:
+        """Return when the steps of so many seconds end, one after the other, with the pauses."""
+        now, found = self.start, []
+        for number, one in enumerate(seconds, start=1):
+            now += one
+            found.append(now)
+            if self.pause_every and number % self.pause_every == 0:
+                now += self.pause
+        return found
+
     def run(self, num_asked: int, random: Random) -> Told:
         """Train so many steps, or without an end, and tell of each step as it was."""
         num = num_asked + self.one_more if self.names_num_steps else 20 * num_asked
-        steps, ends = self.steps(num, random), []
-        now = self.start
-        for number, seconds in enumerate(steps, start=1):
-            now += seconds
-            ends.append(now)
-            if self.pause_every and number % self.pause_every == 0:
-                now += self.pause
+        steps = self.steps(num, random)
+        ends = self.ends(steps)
         groups = range(self.every, num + 1, self.every)
         told = [statistics.fmean(steps[last - self.every : last]) for last in groups]
         return self.tells(told, [ends[last - 1] for last in groups], every=self.every)
@@ -155,19 +165,13 @@ class _Reader:
     """The rank of a program: it looks for lines, and ends the program once they are enough."""
 
     def __init__(self, told: Told, plan: MeasurementPlan, random: Random) -> None:
-        self._told, self._plan, self._random = told, plan, random
-        every = told.every
-        self._least_warmup = math.ceil(plan.warmup_steps / every)
-        self._num_asked = self._least_warmup + math.ceil(plan.max_steps / every)
-        self._line_plan = plan.model_copy(
-            update={
-                "warmup_steps": self._least_warmup,
-                "warmup_seconds": plan.warmup_seconds / every,
-                "min_seconds": plan.min_seconds / every,
-            }
+        self._told, self._random = told, random
+        self._plan = LinePlan.of(
+            plan,
+            steps_per_line=told.every,
+            counts_lines=plan.counts_lines and told.names_num_steps,
         )
-        self._timing = begin(self._line_plan)
-        self._counts = plan.counts_lines and told.names_num_steps
+        self._timing = begin(self._plan.timing)
         self._reads: list[LinesRead] = []
         self._num_counted: int | None = None
 
@@ -177,10 +181,10 @@ class _Reader:
         seconds = [line.told for line in self._told.lines]
         num_read = self._reads[-1].num_steps if self._reads else 0
         num = self._num_counted if self._num_counted is not None else num_read
-        num_warmup = max(self._least_warmup, min(self._timing.num_warmup or 0, num // 2))
+        num_warmup = self._plan.num_warmup(self._timing)
         if num <= num_warmup:
             return None
-        counted = CountedLines(num_asked=self._num_asked, num_written=num_read)
+        counted = CountedLines(num_asked=self._plan.num_asked, num_written=num_read)
         seen = ProgramSeen(
             seconds=at,
             reads=self._reads,
@@ -189,7 +193,7 @@ class _Reader:
             knows_num_steps=self._told.names_num_steps,
             steps_per_line=self._told.steps_per_line,
             every=self._told.every,
-            counted=counted if self._counts else None,
+            counted=counted if self._plan.counts_lines else None,
         )
         return RankResult(
             warmup_seconds=seconds[:num_warmup], step_seconds=seconds[num_warmup:num], seen=seen
@@ -202,8 +206,7 @@ class _Reader:
         while at < self._told.ended_at and at < until:
             self._look(looked_at, at)
             if self._num_counted is not None and until == math.inf and not self._awaits_more(at):
-                usual = statistics.median(self._seconds(self._num_counted))
-                until = at + min(max(1.0, 2 * usual), 10.0)
+                until = at + end_patience_seconds(self._seconds(self._num_counted))
             looked_at, at = at, at + self._poll()
             if self._num_counted is None:
                 # Looks that find nothing are left out.
@@ -232,25 +235,23 @@ class _Reader:
             return
         self._reads.append(LinesRead(after=looked_at, at=at, num_steps=num))
         if self._num_counted is None:
-            counted = min(num, self._num_asked)
+            counted = min(num, self._plan.num_asked)
             if self._has_enough(counted):
                 self._num_counted = counted
 
     def _has_enough(self, num: int) -> bool:
         seconds = self._seconds(num)
-        self._timing = advance_timing(self._timing, seconds, self._line_plan)
-        if num >= self._num_asked:
-            return True
-        if not self._timing.is_enough or self._counts:
-            return False
-        return not are_uneven(seconds[self._timing.num_warmup or 0 :])
+        self._timing = advance_timing(self._timing, seconds, self._plan.timing)
+        return self._plan.are_enough(seconds, self._timing)
 
     def _awaits_more(self, at: float) -> bool:
         num = self._reads[-1].num_steps
-        if not self._counts or self._told.accumulated == 1 or num >= MORE_LINES * self._num_asked:
+        if not self._plan.counts_lines or self._told.accumulated == 1:
             return False
-        usual = statistics.median(self._seconds(self._num_counted or 0))
-        return at - self._reads[-1].at < min(2.0 + 1.5 * usual, 30.0)
+        if num >= MORE_LINES * self._plan.num_asked:
+            return False
+        patience = next_line_patience_seconds(self._seconds(self._num_counted or 0))
+        return at - self._reads[-1].at < patience
 
     def _seconds(self, num: int) -> list[float]:
         return [line.told for line in self._told.lines[:num]]
@@ -264,13 +265,6 @@ class WrongTrainer(Trainer):
     part: float = 0.2
     # Steps of a line, or from one that waits for the device to the next.
     distance: int = 5
-
-    def ends(self, steps: Sequence[float]) -> list[float]:
-        now, found = self.start, []
-        for seconds in steps:
-            now += seconds
-            found.append(now)
-        return found
 
     def micro_batches(self, num_asked: int, random: Random) -> Told:
         """A line for each micro-batch, with its time."""
@@ -309,16 +303,13 @@ class WrongTrainer(Trainer):
     def synchronised_now_and_then(self, num_asked: int, random: Random) -> Told:
         """The clock sees a part of each step, and all that is left of them in every so many."""
         steps, told, left = self.steps(num_asked, random), [], 0.0
-        now, ends = self.start, []
         for number, seconds in enumerate(steps, start=1):
             seen = seconds * self.part
             left += seconds - seen
             if number % self.distance == 0:
                 seen, left = seen + left, 0.0
-            now += seen
             told.append(seen)
-            ends.append(now)
-        return self.tells(told, ends)
+        return self.tells(told, self.ends(told))
 
     def milliseconds(self, num_asked: int, random: Random) -> Told:
         """Milliseconds for seconds."""

@@ -14,13 +14,15 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 
 from benchmarks.machine import describe_machine, parser_of, write_result
+from benchmarks.store_cells import cells
 from db import schema
 from db.connection.engine import Change
 from db.read import records
@@ -29,9 +31,7 @@ from db.sql.named_queries import SWEEP, NamedQuery, named_queries
 from db.store import Store
 from db.types import now
 from db.write.inserts import insert_absent
-from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, to_columns
-from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.measurement import Measurement, StepTime
@@ -44,6 +44,8 @@ OOM_EVERY, PRUNED_EVERY = 5, 3
 # fingerprint before, and one was repeated after.
 FAULT_EVERY, OLDER_EVERY, REPEAT_EVERY = 50, 10, 20
 NUM_NODES = 64
+# Trials in a transaction.
+AT_ONCE = 5000
 FAILURE_COLUMNS = [*Failure.__dataclass_fields__, "step_part"]
 FINGERPRINTS = [Fingerprint(orchestrator_version=version) for version in ("0.1.0", "0.1.1")]
 
@@ -71,99 +73,128 @@ def measurement(tokens_per_second_per_gpu: float, peak_gib: int) -> Measurement:
     )
 
 
+@dataclass(kw_only=True)
+class _Rows:
+    """Rows of the three tables of trials, to be inserted together."""
+
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    measurements: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, i: int, *, trial_id: int, attempt_ids: Iterator[int], **of: int) -> None:
+        """Add trial i of its sweep, with its attempts. `of`: the sweep and the cell, by column."""
+        state = _state(i)
+        launched = [] if state == "pruned" else launches(i, state)
+        self.trials.append(
+            {
+                **_trial_columns(i, state),
+                **of,
+                "id": trial_id,
+                "num_attempts": len(launched),
+                "num_measurements": sum(launch["pooled"] for launch in launched),
+            }
+        )
+        for number, launch in enumerate(launched, start=1):
+            attempt = _attempt_columns(i, launch)
+            attempt |= {"id": next(attempt_ids), "trial_id": trial_id, "number": number}
+            self.attempts.append(attempt)
+            if launch["state"] == "measured":
+                numbers = _measurement_columns(i, number)
+                self.measurements.append({"attempt_id": attempt["id"], **numbers})
+
+    def insert(self, connection: sa.Connection, change: Change) -> None:
+        """Insert them in one transaction."""
+        connection.execute(
+            sa.insert(schema.trial).values(created_at=now(), updated_at=now()), self.trials
+        )
+        connection.execute(
+            sa.insert(schema.attempt).values(started_at=now(), ended_at=now()), self.attempts
+        )
+        connection.execute(sa.insert(schema.measurement), self.measurements)
+
+
 def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> None:
     """Insert a finished sweep: a third pruned, a fifth out of memory, the rest measured."""
     database = store._database
-
-    def begin(connection: sa.Connection, change: Change) -> int:
-        for fingerprint in FINGERPRINTS:
-            columns = {**records.fingerprint_columns(fingerprint), "first_seen_at": now()}
-            insert_absent(connection, schema.fingerprint, columns)
-        newest = [
-            connection.scalar(sa.select(sa.func.max(table.c.id))) or 0
-            for table in (schema.trial, schema.attempt)
-        ]
-        return 1 + max(newest)
-
-    def insert(connection: sa.Connection, change: Change) -> None:
-        connection.execute(
-            sa.insert(schema.trial).values(created_at=now(), updated_at=now()), trials
-        )
-        connection.execute(
-            sa.insert(schema.attempt).values(started_at=now(), ended_at=now()), attempts
-        )
-        connection.execute(sa.insert(schema.measurement), measurements)
-
-    def end(connection: sa.Connection, change: Change) -> None:
-        connection.execute(sa.update(schema.cell).values(fingerprint_digest=FINGERPRINTS[1].digest))
-        if connection.dialect.name == "postgresql":
-            # The rows above have explicit ids, so the sequences are behind.
-            for table in ("trial", "attempt"):
-                connection.execute(
-                    sa.text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))")
-                )
-
-    first = database.write(begin)
-    ids = itertools.count(first)
-    for start in range(0, num_trials, 5000):
-        trials, attempts, measurements = [], [], []
-        for i in range(start, min(start + 5000, num_trials)):
-            layout = Layout(data_parallel_size=8, micro_batch_size=1 + i, zero_stage=i % 4)
-            state = (
-                "pruned"
-                if i % PRUNED_EVERY == 0
-                else "out_of_memory"
-                if i % OOM_EVERY == 0
-                else "measured"
+    first = database.write(_begin)
+    attempt_ids = itertools.count(first)
+    for start in range(0, num_trials, AT_ONCE):
+        rows = _Rows()
+        for i in range(start, min(start + AT_ONCE, num_trials)):
+            cell_id = cell_ids[i % len(cell_ids)]
+            rows.add(
+                i,
+                trial_id=first + i,
+                attempt_ids=attempt_ids,
+                sweep_id=sweep_id,
+                cell_id=cell_id,
             )
-            trials.append(
-                {
-                    "id": first + i,
-                    "sweep_id": sweep_id,
-                    "cell_id": cell_ids[i % len(cell_ids)],
-                    "state": state,
-                    "num_attempts": 0,
-                    "num_measurements": 0,
-                    "predicted_tokens_per_second_per_gpu": 1000.0 + i * 6007 % 9973,
-                    "predicted_memory_bytes": (30 + i * 17 % 50) << 30,
-                    "why": "best predicted of those left",
-                    "layout_key": layout.key,
-                    **to_columns(layout),
-                }
+        database.write(rows.insert)
+    database.write(_end)
+
+
+def _begin(connection: sa.Connection, change: Change) -> int:
+    """Insert the fingerprints; return an id above those of all trials and attempts."""
+    for fingerprint in FINGERPRINTS:
+        columns = {**records.fingerprint_columns(fingerprint), "first_seen_at": now()}
+        insert_absent(connection, schema.fingerprint, columns)
+    newest = [
+        connection.scalar(sa.select(sa.func.max(table.c.id))) or 0
+        for table in (schema.trial, schema.attempt)
+    ]
+    return 1 + max(newest)
+
+
+def _end(connection: sa.Connection, change: Change) -> None:
+    connection.execute(sa.update(schema.cell).values(fingerprint_digest=FINGERPRINTS[1].digest))
+    if connection.dialect.name == "postgresql":
+        # The rows have explicit ids, so the sequences are behind.
+        for table in ("trial", "attempt"):
+            connection.execute(
+                sa.text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))")
             )
-            if state == "pruned":
-                continue
-            for number, launch in enumerate(launches(i, state), start=1):
-                attempt_id = next(ids)
-                failure = launch.pop("failure")
-                attempts.append(
-                    {
-                        "id": attempt_id,
-                        "trial_id": first + i,
-                        "number": number,
-                        "epoch": 1,
-                        "nodes": [f"node-{i % NUM_NODES}"],
-                        "gpu_seconds": 80.0,
-                        "timed_seconds": 5.0,
-                        "warmup_seconds": 1.0,
-                        **launch,
-                        **(
-                            records.failure_columns(failure)
-                            if failure is not None
-                            else {f"failure_{name}": None for name in FAILURE_COLUMNS}
-                        ),
-                    }
-                )
-                if launch["state"] == "measured":
-                    speed, peak = 1000.0 + (i * 7919 + number) % 9973, 40 + i * 31 % 40
-                    numbers = records.measurement_columns(
-                        measurement(speed, peak), GpuUsage(), {"weights": 1 << 30}
-                    )
-                    measurements.append({"attempt_id": attempt_id, **numbers})
-                trials[-1]["num_attempts"] = number
-                trials[-1]["num_measurements"] += launch["pooled"]
-        database.write(insert)
-    database.write(end)
+
+
+def _state(i: int) -> str:
+    if i % PRUNED_EVERY == 0:
+        return "pruned"
+    return "out_of_memory" if i % OOM_EVERY == 0 else "measured"
+
+
+def _trial_columns(i: int, state: str) -> dict[str, Any]:
+    layout = Layout(data_parallel_size=8, micro_batch_size=1 + i, zero_stage=i % 4)
+    return {
+        "state": state,
+        "predicted_tokens_per_second_per_gpu": 1000.0 + i * 6007 % 9973,
+        "predicted_memory_bytes": (30 + i * 17 % 50) << 30,
+        "why": "best predicted of those left",
+        "layout_key": layout.key,
+        **to_columns(layout),
+    }
+
+
+def _attempt_columns(i: int, launch: Mapping[str, Any]) -> dict[str, Any]:
+    failure = launch["failure"]
+    return {
+        "epoch": 1,
+        "nodes": [f"node-{i % NUM_NODES}"],
+        "gpu_seconds": 80.0,
+        "timed_seconds": 5.0,
+        "warmup_seconds": 1.0,
+        **{name: value for name, value in launch.items() if name != "failure"},
+        **(
+            records.failure_columns(failure)
+            if failure is not None
+            else {f"failure_{name}": None for name in FAILURE_COLUMNS}
+        ),
+    }
+
+
+def _measurement_columns(i: int, number: int) -> dict[str, Any]:
+    speed, peak_gib = 1000.0 + (i * 7919 + number) % 9973, 40 + i * 31 % 40
+    return records.measurement_columns(
+        measurement(speed, peak_gib), GpuUsage(), {"weights": 1 << 30}
+    )
 
 
 def launches(i: int, state: str) -> list[dict[str, Any]]:
@@ -223,21 +254,12 @@ def measure(url: str, num_trials: int) -> dict[str, Any]:
         epoch = store.acquire(
             sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600
         )
-        cells = [
-            Cell(
-                model=PRESETS["llama-3.1-8b"],
-                num_gpus=8 * 2**i,
-                sequence_length=4096,
-                global_batch_size=1024,
-            )
-            for i in range(NUM_CELLS)
-        ]
-        cell_ids = [store.ensure_cell(sweep_id, cell, epoch) for cell in cells]
+        cell_ids = [store.ensure_cell(sweep_id, cell, epoch) for cell in cells(NUM_CELLS)]
         small = store.ensure_sweep("ten-thousand", "{}", {})
         small_epoch = store.acquire(
             small, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600
         )
-        small_cells = [store.ensure_cell(small, cell, small_epoch) for cell in cells]
+        small_cells = [store.ensure_cell(small, cell, small_epoch) for cell in cells(NUM_CELLS)]
         fill(store, small, small_cells[:1], 10_000)
         of_a_cell = seconds(lambda: store.trials(small, small_cells[0]))
         return {

@@ -23,13 +23,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.machine import describe_machine, parser_of, resident_bytes, write_result
+from benchmarks.store_cells import cells
 from benchmarks.store_scale import FINGERPRINTS, measurement
 from db import schema
 from db.store import Store
 from db.write.writes import Ended, FailedEnd, MeasuredEnd, NewTrial
-from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 
@@ -69,20 +68,11 @@ class Writer:
         epoch = store.acquire(
             sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600
         )
-        cells = [
-            Cell(
-                model=PRESETS["llama-3.1-8b"],
-                num_gpus=8 * 2**i,
-                sequence_length=4096,
-                global_batch_size=1024,
-            )
-            for i in range(NUM_CELLS)
-        ]
         writer = cls(
             store=store,
             sweep_id=sweep_id,
             epoch=epoch,
-            cell_ids=[store.ensure_cell(sweep_id, cell, epoch) for cell in cells],
+            cell_ids=[store.ensure_cell(sweep_id, cell, epoch) for cell in cells(NUM_CELLS)],
         )
         sa.event.listen(store._database.engine, "before_cursor_execute", writer._count)
         return writer

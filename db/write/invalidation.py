@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,14 +32,8 @@ def invalidate(
     """Take each sweep for this transaction, so that no orchestrator works on it meanwhile."""
     num_changed = 0
     for sweep_id, trial_ids in sorted(by_sweep.items()):
-        epoch = lease.acquire(
-            connection,
-            sweep_id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            token=token,
-            ttl_seconds=0.0,
-            holder_is_dead=holder_is_dead,
+        epoch = lease.acquire_for_transaction(
+            connection, sweep_id, token=token, holder_is_dead=holder_is_dead
         )
         freed = condemned_by(connection, trial_ids)
         for some in portions(sorted({*trial_ids, *freed})):

@@ -7,6 +7,8 @@ sweep's row, so an owner that slept past its lease cannot write after the next o
 from __future__ import annotations
 
 import datetime as dt
+import os
+import socket
 from collections.abc import Callable
 
 import sqlalchemy as sa
@@ -73,6 +75,28 @@ def acquire(
     )
     _end_attempts(connection, sweep_id, last_seen)
     return int(row.owner_epoch) + 1
+
+
+def acquire_for_transaction(
+    connection: Connection,
+    sweep_id: int,
+    *,
+    token: str,
+    holder_is_dead: Callable[[Holder], bool] | None,
+) -> int:
+    """Take the sweep until the end of this transaction, and return the new epoch.
+
+    So no orchestrator works on it meanwhile. Raises SweepInUse as `acquire`.
+    """
+    return acquire(
+        connection,
+        sweep_id,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        token=token,
+        ttl_seconds=0.0,
+        holder_is_dead=holder_is_dead,
+    )
 
 
 def renew(

@@ -6,8 +6,6 @@ Every function that takes an epoch first proves it on the sweep's locked row.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -193,14 +191,8 @@ def _take(
 ) -> sa.Row[Any]:
     """Hold a sweep for this transaction, in which no orchestrator works on it; the row before."""
     before = connection.execute(sa.select(sweep).where(sweep.c.id == sweep_id)).one_or_none()
-    epoch = lease.acquire(
-        connection,
-        sweep_id,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        token=token,
-        ttl_seconds=0.0,
-        holder_is_dead=holder_is_dead,
+    epoch = lease.acquire_for_transaction(
+        connection, sweep_id, token=token, holder_is_dead=holder_is_dead
     )
     assert before is not None, "it was acquired"
     state = SweepState(before.state)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import Db, Json, SweepArgument
+from orchestrator.cli.options import Db, Json, SweepArgument, Yes
 from orchestrator.cli.store.defaults import existing_store, select_sweep
 from orchestrator.cli.terminal.output import note, write_json, write_line
 from orchestrator.core.errors import UsageInvalid
@@ -95,7 +95,7 @@ def invalidate(
     sweep: Annotated[
         str | None, typer.Option("--sweep", metavar="SWEEP", help="Only trials of this sweep.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     db: Db = None,
     as_json: Json = False,
 ) -> None:

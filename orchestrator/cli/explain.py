@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import Db, File, Json
+from orchestrator.cli.options import CellOption, Db, File, Json
 from orchestrator.cli.sweep_file import Planning, load, planning, store_if_any
 from orchestrator.cli.terminal.output import (
     Column,
@@ -53,10 +53,7 @@ def explain(
             " added: gpus=8",
         ),
     ],
-    cell: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="A part of the cell's name, if there are several cells."),
-    ] = None,
+    cell: CellOption = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:

@@ -29,11 +29,12 @@ Overrides = Annotated[
         help="Values that replace those of the file: search.max_trials=10 gpus=8",
     ),
 ]
+_NEWEST_SWEEP = "The sweep's name. Default: the newest sweep that is not simulated."
 SweepArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="SWEEP",
-        help="The sweep's name. Default: the newest sweep that is not simulated.",
+        help=_NEWEST_SWEEP,
         autocompletion=complete_names,
     ),
 ]
@@ -42,8 +43,16 @@ SweepOption = Annotated[
     typer.Option(
         "--sweep",
         metavar="SWEEP",
-        help="The sweep's name. Default: the newest sweep that is not simulated.",
+        help=_NEWEST_SWEEP,
         autocompletion=complete_names,
+    ),
+]
+CellOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cell",
+        metavar="TEXT",
+        help="A part of the cell's name, if there are several cells.",
     ),
 ]
 TrialArgument = Annotated[
@@ -79,3 +88,4 @@ Takeover = Annotated[
     typer.Option("--takeover", help="Take the sweep away from a `sweep run` that works on it."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import Db, Json, SweepOption
+from orchestrator.cli.options import CellOption, Db, Json, SweepOption
 from orchestrator.cli.store.defaults import existing_store, select_sweep
 from orchestrator.cli.terminal.output import write_json, write_line
 from orchestrator.core.errors import SweepInUse, UsageInvalid
@@ -30,10 +30,7 @@ def enqueue(
         ),
     ],
     sweep: SweepOption = None,
-    cell: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="A part of the cell's name, if there are several cells."),
-    ] = None,
+    cell: CellOption = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import Db, FormatOption, Json, complete_names
+from orchestrator.cli.options import Db, FormatOption, Json, Yes, complete_names
 from orchestrator.cli.store.defaults import existing_store
 from orchestrator.cli.store.sweep_folders import (
     Removal,
@@ -90,7 +90,7 @@ def rename(
 
 def rm(
     sweep: _Sweep,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     db: Db = None,
     as_json: Json = False,
 ) -> None:

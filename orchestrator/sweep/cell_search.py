@@ -11,7 +11,7 @@ from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
-from orchestrator.core.trial.cell_plausibility import ToldLayout, judge_cell
+from orchestrator.core.trial.cell_plausibility import ToldLayout
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind, Fault
 from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
@@ -28,6 +28,7 @@ from orchestrator.sweep.known_outcome import known_of, with_proofs
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.retries import Retries
 from orchestrator.sweep.stored_confirmation import confirmation_of, others_of
+from orchestrator.sweep.told_layouts import ToldLayouts
 
 # For a trial whose speed alone was read.
 UNKNOWN = OtherMerits()
@@ -78,9 +79,7 @@ class CellSearch:
     ahead: Proposal | None = None
     # A measured trial to repeat, and why: taken from the search, not launched yet.
     doubt: tuple[int, Layout, str] | None = None
-    # Measurements with the newest fingerprint, and those of them that cannot be true.
-    _told: dict[int, ToldLayout] = field(default_factory=dict)
-    _implausible: set[int] = field(default_factory=set)
+    told: ToldLayouts = field(default_factory=ToldLayouts)
     # Digest of the fingerprint of the newest measurement.
     _fingerprint: str | None = None
     _ask_seconds: float = 0.0  # of the last ask
@@ -153,12 +152,11 @@ class CellSearch:
                 self._note(seconds, others)
             if trial.is_current_fingerprint:
                 self._fingerprint = trial.fingerprint_digest
-        self._told = {
-            t.id: ToldLayout(layout=t.layout, seconds=t.step_seconds_median)
-            for t in rows
-            if t.is_current_fingerprint and t.step_seconds_median is not None
-        }
-        self._implausible = {t.id for t in rows if t.implausible is not None}
+        self.told = ToldLayouts()
+        for t in rows:
+            if t.is_current_fingerprint and t.step_seconds_median is not None:
+                told = ToldLayout(layout=t.layout, seconds=t.step_seconds_median)
+                self.told.note(t.id, told, is_implausible=t.implausible is not None)
         # The machine may have changed since earlier calls.
         self.confirmation = confirmation_of(
             rows,
@@ -426,7 +424,7 @@ class CellSearch:
         """Note that a trial was measured for the first time."""
         self.confirmation.note(trial_id, layout, run)
         self.confirmation.note_others(trial_id, others)
-        self._told[trial_id] = ToldLayout(layout=layout, seconds=run.step_seconds)
+        self.told.note(trial_id, ToldLayout(layout=layout, seconds=run.step_seconds))
         self._note(run.step_seconds, others)
 
     def note_ended_early(
@@ -437,7 +435,7 @@ class CellSearch:
         `fastest`: the fastest of them.
         """
         self.confirmation.note_ended_early(trial_id, fastest)
-        self._told[trial_id] = told
+        self.told.note(trial_id, told)
         self._note(told.seconds)
         value = self.value_of(told.seconds)
         self.searcher.tell(told.layout, Measured(value=value, peak_memory_bytes=peak_memory_bytes))
@@ -446,27 +444,9 @@ class CellSearch:
         self, trial_id: int, told: ToldLayout, *, peak_memory_bytes: int | None
     ) -> None:
         """Note that a trial was measured, with numbers that cannot be true: it has no value."""
-        layout = told.layout
-        self._told[trial_id] = told
-        self._implausible.add(trial_id)
+        self.told.note(trial_id, told, is_implausible=True)
         self._note(None)
-        self.searcher.tell(layout, Measured(value=nan, peak_memory_bytes=peak_memory_bytes))
-
-    def has_to_count(self, layout: Layout) -> bool:
-        """Return whether the lines of the user's program must be counted for this layout.
-
-        A line may cover several steps, until a trial of the cell has plausible numbers. It may be
-        that of a micro-batch, until a trial with several micro-batches has them.
-        """
-        shown = [one.layout for key, one in self._told.items() if key not in self._implausible]
-        if layout.grad_accum_steps > 1:
-            return not any(other.grad_accum_steps > 1 for other in shown)
-        return not shown
-
-    def newly_implausible(self) -> dict[int, str]:
-        """Return the trials whose numbers contradict those of other layouts, and why."""
-        reasons = judge_cell(self._told)
-        return {key: why for key, why in reasons.items() if key not in self._implausible}
+        self.searcher.tell(told.layout, Measured(value=nan, peak_memory_bytes=peak_memory_bytes))
 
     def note_repeated(self, trial_id: int, layout: Layout, run: Run, *, counts: bool) -> None:
         """Note that a trial was measured again. It does not count with other software."""

@@ -7,18 +7,13 @@ is taken out if repeats show it (core/trial/drift.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING
 
-from orchestrator.core.problem.contradiction import (
-    Contradiction,
-    TimedLayout,
-    contradictions,
-    shapes,
-)
+from orchestrator.core.problem.contradiction import TimedLayout
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.drift import Drift, SpeedChange, fit
 from orchestrator.core.trial.failure_kinds import FailureKind, event_after
@@ -37,6 +32,7 @@ from orchestrator.core.trial.winner import (
     most_repeats_with_drift,
 )
 from orchestrator.search.blas_threads import one_blas_thread
+from orchestrator.sweep.contradicting_trials import ContradictingTrials
 
 if TYPE_CHECKING:
     # Its models of a sweep file take as long to import as numpy, and `sweep status` needs none.
@@ -86,34 +82,25 @@ class Confirmation:
     _since_anchor: int = 0  # trials measured since the last anchor
     _num_anchored: int = 0
     _num_repeated: int = 0
-    _unchecked: set[int] = field(default_factory=set)  # trials not compared with physics yet
-    # True once all trials were compared with each other, at the machine's present speed.
-    _is_compared: bool = False
-    _alike: dict[Layout, list[int]] = field(default_factory=dict)  # may contradict each other
-    # Trials that are not in `_alike` yet.
-    _ungrouped: list[int] = field(default_factory=list)
+    _contradicting: ContradictingTrials = field(default_factory=ContradictingTrials)
     # The merits of each trial besides its speed.
     _others: dict[int, OtherMerits] = field(default_factory=dict)
     # None: not judged since the last change.
     _judged_front: FrontVerdict | None = None
     # The fastest step of each trial that was ended early, as a run.
     _ended_early: dict[int, Run] = field(default_factory=dict)
-    # Trials of contradictions, in the order in which they are repeated, and why.
-    _wrong: list[tuple[int, str]] = field(default_factory=list)
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
         """Add a run that was measured."""
         self._layouts[trial_id] = layout
-        self._judged, self._is_compared = None, False
-        self._judged_front = None
+        self._judged = self._judged_front = None
+        self._contradicting.note(trial_id, layout)
         some = self._runs.setdefault(trial_id, [])
         some.append(run)
         if len(some) > 1:
             self._note_repeat(trial_id)
         else:
             self._since_anchor += 1
-            self._unchecked.add(trial_id)
-            self._ungrouped.append(trial_id)
         if trial_id == self._leader or len(some) > 1:
             self._leader = None  # it may have fallen behind
         elif self._leader is not None:
@@ -122,7 +109,6 @@ class Confirmation:
     def _note_repeat(self, trial_id: int) -> None:
         self._fitted = None
         self._num_repeated += 1
-        self._unchecked.add(trial_id)
         if trial_id == self._anchor():
             self._since_anchor, self.was_paused = 0, False
             self._num_anchored += 1
@@ -139,7 +125,7 @@ class Confirmation:
     def begin(self, trial_id: int) -> None:
         """Note that a repeat of the trial was started. It is in `repeating` by now."""
         self._judged = None
-        self._wrong = [one for one in self._wrong if one[0] != trial_id]
+        self._contradicting.note_begun(trial_id)
 
     def pause(self) -> None:
         """Note that nothing ran for so long that the machine's speed may have changed."""
@@ -317,9 +303,8 @@ class Confirmation:
         """
         if self._is_over or not confirm.repeats or not self._runs:
             return None
-        if not self._is_compared:
-            # Compare all of them, as the next call would after reading them from the store.
-            self._unchecked, self._is_compared = set(self._runs), True
+        # As the next call would after reading them from the store.
+        self._contradicting.compare_all()
         wanted = self._next_wrong() or (
             self._next_of_front(confirm)
             if self.has_other_merits
@@ -483,34 +468,24 @@ class Confirmation:
 
     def _next_wrong(self) -> Repeat | None:
         """Return a trial of a pair that contradicts physics; each is repeated once."""
-        if self._unchecked:
-            self._check()
-        for trial_id, why in self._wrong:
-            if trial_id not in self.repeating and not self._is_spent(trial_id):
-                return self._again(trial_id, Purpose.PHYSICS, why)
-        return None
+        if self._contradicting.has_unchecked:
+            best = self.best()
+            assert best is not None, "something was measured"
+            self._contradicting.check(self._timed, best_seconds=best[1], may_repeat=self._may_check)
+        found = self._contradicting.next(self._may_check)
+        return None if found is None else self._again(found[0], Purpose.PHYSICS, found[1])
 
-    def _is_spent(self, trial_id: int) -> bool:
+    def _may_check(self, trial_id: int) -> bool:
         return (
-            any(run.purpose is Purpose.PHYSICS for run in self._runs[trial_id])
-            or trial_id in self._failures
+            trial_id not in self.repeating
+            and trial_id not in self._failures
+            and not any(run.purpose is Purpose.PHYSICS for run in self._runs[trial_id])
         )
 
-    def _check(self) -> None:
-        """Compare what is new with physics."""
-        for trial_id in self._ungrouped:
-            for shape in shapes(self._layouts[trial_id]):
-                self._alike.setdefault(shape, []).append(trial_id)
-        self._ungrouped.clear()
-        unchecked, self._unchecked = self._unchecked, set()
-        near = {
-            other
-            for trial_id in unchecked
-            for shape in shapes(self._layouts[trial_id])
-            for other in self._alike[shape]
-        }
-        seconds = self._seconds(list(near))
-        measured = {
+    def _timed(self, trial_ids: Collection[int]) -> dict[int, TimedLayout]:
+        """Return the measurements of trials, at the machine's present speed."""
+        seconds = self._seconds(list(trial_ids))
+        return {
             trial_id: TimedLayout(
                 layout=self._layouts[trial_id],
                 seconds=seconds[trial_id],
@@ -519,25 +494,8 @@ class Confirmation:
                 ),
                 thrashing=any(run.thrashing for run in self._runs[trial_id]),
             )
-            for trial_id in near
+            for trial_id in trial_ids
         }
-        best = self.best()
-        assert best is not None, "something was measured"
-        waiting = {trial_id for trial_id, _ in self._wrong}
-        for one in contradictions(measured, unchecked, best_seconds=best[1]):
-            for trial_id in (one.less, one.more):
-                if (
-                    trial_id not in waiting
-                    and not self._is_spent(trial_id)
-                    and trial_id not in self.repeating
-                ):
-                    waiting.add(trial_id)
-                    self._wrong.append((trial_id, self._why_wrong(one)))
-
-    def _why_wrong(self, one: Contradiction) -> str:
-        less, more = self._layouts[one.less].short, self._layouts[one.more].short
-        does_less = f"trial {one.less} ({less}) does less work than trial {one.more} ({more})"
-        return f"{does_less}, and was {one.slower:.0%} slower: both are measured again"
 
     def _again(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
         return Repeat(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)

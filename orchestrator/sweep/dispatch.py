@@ -445,7 +445,7 @@ class Dispatch:
         # Only a trial's first attempt may be ended early.
         is_first = attempt.number == 1 and not attempt.is_repeat
         may_count = workload.name == "command" and not attempt.is_repeat
-        if may_count and search.has_to_count(layout):
+        if may_count and search.told.has_to_count(layout):
             predicted = attempt.predicted
             seconds = predicted.seconds if predicted is not None else None
             every = steps_per_line(workload)

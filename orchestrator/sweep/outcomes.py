@@ -353,7 +353,7 @@ class Outcomes:
         cells = {one.cell_id for one, verdict in judged if isinstance(verdict.outcome, Measurement)}
         found = {}
         for search in (self._call.searches[cell_id] for cell_id in sorted(cells)):
-            reasons = search.newly_implausible()
+            reasons = search.told.newly_implausible()
             if reasons:
                 self._store.note_implausible(reasons, epoch=self._epoch)
                 text = next(iter(reasons.values()))

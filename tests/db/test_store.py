@@ -42,11 +42,6 @@ from tests.db.builders import (
 )
 
 
-@pytest.fixture
-def bench(store: Store) -> Bench:
-    return Bench.on(store)
-
-
 def test_the_same_sweep_is_found_again_and_only_who_takes_it_changes_its_spec(store: Store) -> None:
     narrow, wide = '{"max_trials": 10}', '{"max_trials": 20}'
     sweep_id = store.ensure_sweep("a", narrow, CONDITIONS)

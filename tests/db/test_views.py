@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from db.sql import readonly
-from db.store import Store
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
@@ -28,11 +27,6 @@ from tests.db.builders import (
     start_attempt,
     start_repeat,
 )
-
-
-@pytest.fixture
-def bench(store: Store) -> Bench:
-    return Bench.on(store)
 
 
 def ask(url: str, sql: str) -> list[dict[str, Any]]:

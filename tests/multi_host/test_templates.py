@@ -83,7 +83,8 @@ def test_a_ray_cluster_holds_against_the_schema_that_ray_checks(path: Path) -> N
 
     (config,) = documents_of(path)
     schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
-    jsonschema.validate(config, schema)
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    assert [error.message for error in validator.iter_errors(config)] == []
     validate_config(prepare_config(config))
 
 
@@ -115,8 +116,8 @@ def test_the_autoscaled_nodes_are_those_that_the_documents_say(
 
 
 def test_the_batch_script_is_valid_shell() -> None:
-    subprocess.run(["bash", "-n", SBATCH], check=True)
-    subprocess.run([BIN / "shellcheck", SBATCH, PROJECT / ".ci/run"], check=True)
+    for checker in (["bash", "-n", SBATCH], [BIN / "shellcheck", SBATCH, PROJECT / ".ci/run"]):
+        assert subprocess.run(checker, check=False).returncode == 0
 
 
 def test_the_batch_script_asks_for_what_ray_and_the_sweep_need() -> None:

@@ -188,7 +188,7 @@ def test_a_python_that_hangs_dies_with_the_launcher_that_asked_it(tmp_path: Path
         writer = within(60, lambda: opened_by_a_reader(fifo))
         (asked,) = psutil.Process(launcher.pid).children()
         launcher.kill()
-    within(30, lambda: not asked.is_running())
+    assert within(30, lambda: not asked.is_running())
     os.close(writer)
 
 

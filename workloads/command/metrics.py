@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core.trial.line_count import MORE_LINES
+from orchestrator.core.trial.line_count import MORE_LINES, next_line_patience_seconds
+from orchestrator.core.trial.line_plan import LinePlan
 from orchestrator.core.trial.protocol import (
     MAX_SECONDS,
     CountedLines,
@@ -19,7 +19,6 @@ from orchestrator.core.trial.protocol import (
     Phase,
     ProgramSeen,
 )
-from orchestrator.core.trial.step_period import are_uneven
 from orchestrator.core.trial.stopping import advance_timing, begin
 from workloads.command.appended_lines import AppendedLines
 from workloads.command.divergence import Divergence
@@ -30,8 +29,6 @@ from workloads.rank import NotFinite, Rank
 
 # Lines that are kept once the steps are enough: the pace of a program needs no more.
 _MOST_LATER = 1000
-# A program that goes on after all its steps writes the next line within its usual time, and this.
-_NEXT_SECONDS, _NEXT_STEPS, _MOST_NEXT_SECONDS = 2.0, 1.5, 30.0
 # In a longer run, every second read is forgotten, again and again.
 _MOST_READS = 1000
 # Lines without a step time: how many of their fields are named, and characters of a name.
@@ -73,27 +70,20 @@ class Metrics:
         self.printed = printed
         self.fields = ToldFields()
         self._rank = rank
-        self._plan = rank.request.measurement
+        plan = rank.request.measurement
         self._steps_per_line = steps_per_line
         self._names_num_steps = names_num_steps
-        self._counts_lines = self._plan.counts_lines and names_num_steps is True
-        # A line that covers a step of the warm-up belongs to it.
-        self._least_warmup = math.ceil(self._plan.warmup_steps / steps_per_line)
-        self._num_asked = self._least_warmup + math.ceil(self._plan.max_steps / steps_per_line)
-        # Lines are the samples, and a line takes the time of its steps.
-        self._line_plan = self._plan.model_copy(
-            update={
-                "warmup_steps": self._least_warmup,
-                "warmup_seconds": self._plan.warmup_seconds / steps_per_line,
-                "min_seconds": self._plan.min_seconds / steps_per_line,
-            }
+        self._plan = LinePlan.of(
+            plan,
+            steps_per_line=steps_per_line,
+            counts_lines=plan.counts_lines and names_num_steps is True,
         )
         self.step_seconds: list[float] = []
         # The times of lines after the last one that counts.
         self._later_seconds: list[float] = []
         # Lines with a step, also those after the last one that counts.
         self.num_steps_told = 0
-        self._timing = begin(self._line_plan)
+        self._timing = begin(self._plan.timing)
         self._has_enough = False
         # When the last line that counts was written, monotonic.
         self._last_at: float | None = None
@@ -122,16 +112,13 @@ class Metrics:
 
     @property
     def num_steps_asked(self) -> int:
-        return self._num_asked
+        """Lines that are asked for, those of the warm-up among them."""
+        return self._plan.num_asked
 
     @property
     def num_warmup(self) -> int:
-        """Lines of the warm-up: more than asked for if these are too short, or show a trend.
-
-        A program has only as many steps as it was asked for, so half of them are timed in any case.
-        """
-        num = self._timing.num_warmup or 0
-        return max(self._least_warmup, min(num, self._num_asked // 2))
+        """Lines of the warm-up, by what has come until now."""
+        return self._plan.num_warmup(self._timing)
 
     @property
     def step_seconds_bound(self) -> float | None:
@@ -152,12 +139,11 @@ class Metrics:
     @property
     def awaits_more(self) -> bool:
         """True while more lines than were asked for may come: then a line is no step."""
-        if not self._counts_lines or self._accumulated == 1:
+        if not self._plan.counts_lines or self._accumulated == 1:
             return False
-        if self.num_steps_told >= MORE_LINES * self._num_asked:
+        if self.num_steps_told >= MORE_LINES * self.num_steps_asked:
             return False
-        usual = statistics.median(self.step_seconds)
-        patience = min(_NEXT_SECONDS + _NEXT_STEPS * usual, _MOST_NEXT_SECONDS)
+        patience = next_line_patience_seconds(self.step_seconds)
         return time.monotonic() - max(self._last_at or 0.0, self._last_later_at) < patience
 
     def read(self) -> None:
@@ -207,7 +193,7 @@ class Metrics:
 
     def seen(self, *, ended_itself: bool) -> ProgramSeen:
         """Return what was seen of the program until now."""
-        counted = CountedLines(num_asked=self._num_asked, num_written=self.num_steps_told)
+        counted = CountedLines(num_asked=self.num_steps_asked, num_written=self.num_steps_told)
         return ProgramSeen(
             seconds=time.monotonic() - self._began,
             reads=self._reads,
@@ -216,7 +202,7 @@ class Metrics:
             knows_num_steps=self._names_num_steps is not False,
             steps_per_line=self._numbers.per_line,
             every=self._steps_per_line,
-            counted=counted if self._counts_lines else None,
+            counted=counted if self._plan.counts_lines else None,
         )
 
     def why_no_steps(self) -> str | None:
@@ -308,17 +294,8 @@ class Metrics:
 
     def _note_enough(self) -> None:
         """Note whether the timed steps are enough."""
-        self._timing = advance_timing(self._timing, self.step_seconds, self._line_plan)
-        are_all_in = len(self.step_seconds) >= self.num_steps_asked
-        self._has_enough = are_all_in or (self._timing.is_enough and self._may_end_early)
-
-    @property
-    def _may_end_early(self) -> bool:
-        """False if more steps may show what these do not: how many a line covers, or a period."""
-        if self._counts_lines:
-            return False
-        is_beaten = self._timing.bound is not None
-        return is_beaten or not are_uneven(self.step_seconds[self.num_warmup :])
+        self._timing = advance_timing(self._timing, self.step_seconds, self._plan.timing)
+        self._has_enough = self._plan.are_enough(self.step_seconds, self._timing)
 
     @property
     def _counts_next(self) -> bool:

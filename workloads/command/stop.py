@@ -64,6 +64,12 @@ def ask_to_end(stop_file: Path) -> None:
         stop_file.touch()
 
 
+def end_patience_seconds(step_seconds: Sequence[float]) -> float:
+    """Return how long a program with such steps has to end by itself, once it was asked."""
+    step = statistics.median(step_seconds) if step_seconds else 0.0
+    return min(max(_LEAST_SECONDS, _STEPS * step), _MOST_SECONDS)
+
+
 def wait_for_end(
     process: subprocess.Popen[bytes],
     step_seconds: Sequence[float],
@@ -75,8 +81,7 @@ def wait_for_end(
     Calls `meanwhile` until the program gets a signal. Returns False if it did not end by
     itself.
     """
-    step = statistics.median(step_seconds) if step_seconds else 0.0
-    until = time.monotonic() + min(max(_LEAST_SECONDS, _STEPS * step), _MOST_SECONDS)
+    until = time.monotonic() + end_patience_seconds(step_seconds)
     while (left := until - time.monotonic()) > 0:
         with suppress(subprocess.TimeoutExpired):
             process.wait(min(left, _POLL_SECONDS))

@@ -10,4 +10,5 @@ from workloads.llama.train import train as train_rank
 
 
 def main() -> int:
+    """Run this rank's trial or profile; return the exit code."""
     return rank.run(lambda own: (profile_rank if own.request.profile else train_rank)(own))

@@ -60,14 +60,17 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
         self._changes = 0
 
     def now(self) -> float:
+        """Return the number of allocations and frees so far."""
         return self._changes
 
     @contextmanager
     def recording(self) -> Iterator[None]:
+        """Record the allocations until the end of the context."""
         with self:
             yield
 
     def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
+        """Say what these tensors are, which are alive now, unless it is known."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             # It may have been there before: only results of operations are seen.
@@ -77,6 +80,7 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
                 self._allocations[index] = replace(self._allocations[index], kind=kind)
 
     def allocations(self) -> list[Allocation]:
+        """Return what was recorded, in the order of the allocations."""
         return list(self._allocations)
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
@@ -128,10 +132,12 @@ class AllocatorHistory:
         self._records = False
 
     def now(self) -> float:
+        """Return microseconds of the wall clock, as the allocator's history has them."""
         return time.time() * 1e6
 
     @contextmanager
     def recording(self) -> Iterator[None]:
+        """Record the allocations until the end of the context."""
         torch.cuda.memory._record_memory_history(
             "all", context=None, stacks="python", max_entries=_HISTORY_ENTRIES
         )
@@ -146,6 +152,7 @@ class AllocatorHistory:
             self._records = False
 
     def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
+        """Say what these tensors are, which are alive now."""
         storages = [tensor.untyped_storage() for tensor in tensors if tensor.is_cuda]
         if not self._records:
             self._before |= {each.data_ptr(): each.nbytes() for each in storages}
@@ -153,6 +160,7 @@ class AllocatorHistory:
         self._notes.append(Note(at=self.now(), kind=kind, addresses=addresses))
 
     def allocations(self) -> list[Allocation]:
+        """Return what was recorded, in the order of the allocations."""
         return allocations_of_history(self._entries, before=self._before, notes=self._notes)
 
 
@@ -165,11 +173,13 @@ class StepMarks:
     marks: list[Mark] = field(default_factory=list)
 
     def begin(self, step: int) -> None:
+        """Note that a step begins, with its forward pass."""
         self.step = step
         self._mark(StepPart.FORWARD)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        """Mark backward passes and optimizers until the end of the context."""
         backward = torch.autograd.backward
 
         def marked(*args: Any, **kwargs: Any) -> None:
@@ -195,6 +205,7 @@ class StepMarks:
             handle.remove()
 
     def moments(self, end: float) -> list[Moment]:
+        """Return the memory by kind over time, until `end` by the recorder's clock."""
         return timeline(self.recorder.allocations(), self.marks, end=end)
 
     def _mark(self, part: StepPart) -> None:
@@ -202,5 +213,5 @@ class StepMarks:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor."""
+    """Return this rank's part of a distributed tensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -63,6 +63,7 @@ class Attention(nn.Module):
         return self.context_parallel.attend(partial(self._core, mask), q, k, v).flatten(2)
 
     def project(self, attended: Tensor) -> Tensor:
+        """Return this rank's part of the result (b, s, h) for heads side by side (b, s, width)."""
         return self.tensor_parallel.scatter(self.wo(attended))
 
     def _core(
@@ -88,7 +89,7 @@ class Attention(nn.Module):
 
 
 def sdpa_core(q: Tensor, k: Tensor, v: Tensor, bias: CausalBias | None) -> Tensor:
-    """softmax(q k^T) v, all (b, s, heads, head_dim), by the device's fused kernel.
+    """Return softmax(q k^T) v, all (b, s, heads, head_dim), by the device's fused kernel.
 
     With a bias, the queries are those of the last tokens of the keys.
     """
@@ -109,19 +110,23 @@ def sdpa_core(q: Tensor, k: Tensor, v: Tensor, bias: CausalBias | None) -> Tenso
 
 
 def eager_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """The same with the score matrix: softmax in fp32, products in the inputs' precision."""
+    """Return softmax(q k^T) v, all (b, s, heads, head_dim), with the matrix of scores.
+
+    The softmax is in fp32, products are in the inputs' precision. `mask` (s, s) is True where a
+    query must not see a key.
+    """
     return weighted_values(scores(q, k), v, mask)
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
-    """The scaled products of queries and keys (b, heads, s, s)."""
+    """Return the scaled products of queries and keys (b, heads, s, s)."""
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     found: Tensor = (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)
     return found
 
 
 def weighted_values(scores: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """The values' means by the scores' softmax (b, s, heads, head_dim)."""
+    """Return the values' means by the scores' softmax (b, s, heads, head_dim)."""
     v = v.repeat_interleave(scores.shape[1] // v.shape[2], dim=2)
     weights = F.softmax(scores.masked_fill(mask, -math.inf), dim=-1, dtype=torch.float32)
     return (weights.to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2)

@@ -86,7 +86,10 @@ class SeenKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return func(*args, **(kwargs or {}))
 
     def summary(self, kind: AttentionKind) -> str:
-        """`cudnn_attention`, `flash_attention_for_cpu`, ...; `eager` if none of them ran."""
+        """Return the kernels that ran: `cudnn_attention`, `flash_attention_for_cpu`, ...
+
+        It is `eager` if none of them ran.
+        """
         version = " (FlashAttention 3)" if kind is AttentionKind.FLASH3 else ""
         return ", ".join(f"{name}{version}" for name in sorted(self._names)) or "eager"
 

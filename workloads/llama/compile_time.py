@@ -10,7 +10,7 @@ from torch._dynamo.callback import callback_handler
 
 
 class CompileTime:
-    """Adds up compilations from start to end, those of backward passes and later steps included.
+    """The seconds of compilations, those of backward passes and later steps included.
 
     Torch calls `start` and `end` once for compilations inside of each other.
     """
@@ -20,9 +20,11 @@ class CompileTime:
         self._clock, self._began = clock, 0.0
 
     def start(self, *_: object) -> None:
+        """Note that a compilation begins."""
         self._began = self._clock()
 
     def end(self, *_: object) -> None:
+        """Add the seconds of the compilation that ends."""
         self.seconds += self._clock() - self._began
 
 

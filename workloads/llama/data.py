@@ -40,7 +40,7 @@ class Tokens:
             self._file = np.memmap(token_file, dtype=dtype.value, mode="r")
 
     def sequence(self, *, step: int, index: int, global_batch_size: int) -> NDArray[np.int64]:
-        """The ids of sequence `index` of a step's global batch."""
+        """Return the sequence_length + 1 ids of sequence `index` of a step's global batch."""
         if self._file is None:
             random = np.random.Generator(
                 np.random.Philox(key=self._seed, counter=[0, 0, step, index])
@@ -68,7 +68,7 @@ class Tokens:
         device: torch.device,
         positions: NDArray[np.int64] | None = None,
     ) -> list[tuple[Tensor, Tensor]]:
-        """Inputs and targets (micro_batch_size, sequence_length) of each micro-batch of a rank.
+        """Return inputs and targets (micro_batch_size, sequence_length) of a rank's micro-batches.
 
         With `positions`, only those of each sequence.
         """

@@ -57,14 +57,15 @@ class Replica:
 
     @property
     def weights(self) -> list[Tensor]:
+        """The weights that the optimizer steps."""
         return list(self._weights)
 
     def gradients(self) -> list[Tensor]:
-        """The gradients for the optimizer, one per weight."""
+        """Return the gradients for the optimizer, one per weight."""
         return [self._sums[w] if self._accumulate else _gradient(w) for w in self._weights]
 
     def lasting_gradients(self) -> tuple[Tensor, ...]:
-        """The gradients that keep their memory from step to step."""
+        """Return the gradients that keep their memory from step to step."""
         if self._frees_gradients:
             return ()
         return (*(_gradient(w) for w in self._weights), *self._flat_sums)

@@ -66,14 +66,15 @@ class Shards:
 
     @property
     def weights(self) -> list[Tensor]:
+        """This rank's shards of the weights, which the optimizer steps."""
         return [_local(weight) for weight in self._weights]
 
     def gradients(self) -> list[Tensor]:
-        """The gradients for the optimizer, one per weight."""
+        """Return the gradients for the optimizer, one per weight."""
         return [_gradient(weight) for weight in self._weights]
 
     def lasting_gradients(self) -> tuple[Tensor, ...]:
-        """The gradients that keep their memory from step to step."""
+        """Return the gradients that keep their memory from step to step."""
         return () if self._frees_gradients else tuple(self.gradients())
 
     def step_gradients(
@@ -94,7 +95,7 @@ class Shards:
         return torch.stack(losses).sum() / loss_scale
 
     def average(self) -> None:
-        """FSDP has done it in the backward pass."""
+        """Do nothing: FSDP has averaged them in the backward pass."""
 
     @torch.no_grad()
     def clear_gradients(self) -> None:

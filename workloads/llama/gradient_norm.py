@@ -17,9 +17,10 @@ def gradient_norm(
     copies: Sequence[Tensor] = (),
     num_copies: int = 1,
 ) -> Tensor:
-    """Return the norm in fp32. Over each group in turn, the ranks' parts are put together.
+    """Return the norm of all ranks' gradients, in fp32.
 
-    Of `copies`, so many ranks of these groups have the same.
+    Over each group in turn, the ranks' parts are put together. So many ranks of these groups have
+    the same `copies`.
     """
     square = _square(gradients) + _square(copies) / num_copies if copies else _square(gradients)
     for group in groups:

@@ -33,14 +33,16 @@ class States:
     constants: tuple[Tensor, ...]
 
     def tensors(self) -> tuple[Tensor, ...]:
+        """Return all of them."""
         return (*self.parameters, *self.gradients, *self.optimizer, *self.constants)
 
     def bytes_by_part(self) -> dict[str, int]:
+        """Return the bytes of each part; views of one storage count once in a part."""
         return {part.name: storage_bytes(getattr(self, part.name)) for part in fields(self)}
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes behind tensors; views of one storage count once."""
+    """Return the bytes behind tensors; views of one storage count once."""
     storages = (t.untyped_storage() for t in tensors)
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
@@ -70,18 +72,20 @@ class LiveMemory:
         self.states, self._limit_bytes = states, limit_bytes
 
     def first_step(self) -> AbstractContextManager[object]:
+        """Return the context of the first step: it runs out of memory at the limit."""
         if self._limit_bytes is None:
             return nullcontext()
         return LiveTensors(self.states.tensors(), limit_bytes=self._limit_bytes)
 
     def after_first_step(self) -> None:
-        pass
+        """Do nothing: the peak is that of a step of its own."""
 
     def peaks(self) -> MemoryReport | None:
-        """None: only the untimed step of `report` shows them."""
+        """Return None: only the untimed step of `report` shows the peaks."""
         return None
 
     def report(self, step: StepWithProbe) -> MemoryReport:
+        """Take a step, and return its peak and its parts, in bytes."""
         tracker = LiveTensors(self.states.tensors())
         bytes_before = tracker.live_bytes
         activations: list[int] = []
@@ -104,15 +108,17 @@ class DeviceMemory:
         torch.cuda.empty_cache()
 
     def first_step(self) -> AbstractContextManager[object]:
+        """Return the context of the first step, which needs nothing here."""
         return nullcontext()
 
     def after_first_step(self) -> None:
+        """Let the peaks begin with the next step."""
         # The first step makes workspaces and communication buffers; the peak of later steps counts.
         torch.cuda.reset_peak_memory_stats(self._device)
         self._retries_before = self._num_retries()
 
     def peaks(self) -> MemoryReport:
-        """The peaks since the first step, without a step of its own."""
+        """Return the peaks since the first step, without a step of its own."""
         stats = torch.cuda.memory_stats(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
         return MemoryReport(
@@ -128,6 +134,10 @@ class DeviceMemory:
         )
 
     def report(self, step: StepWithProbe) -> MemoryReport:
+        """Return the peaks so far, with the parts of a step that is taken for them.
+
+        If the step finds no memory, the parts are unknown.
+        """
         peaks = self.peaks()
         bytes_before = torch.cuda.memory_allocated(self._device)
         activations: list[int] = []

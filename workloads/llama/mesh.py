@@ -28,6 +28,7 @@ class Line:
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return len(self.ranks)
 
 
@@ -46,7 +47,7 @@ class RankPlace:
     replicas: Line = Line()
 
     def shard_mesh(self, device: torch.device) -> DeviceMesh:
-        """The mesh over which FSDP shards; of two dimensions if it also replicates."""
+        """Return the mesh over which FSDP shards; of two dimensions if it also replicates."""
         shards, replicas = self.shards.group, self.replicas.group
         if replicas is None:
             assert shards is not None  # one rank shards nothing

@@ -46,6 +46,7 @@ class LlamaPart:
 
     @classmethod
     def whole(cls, shape: ModelShape) -> LlamaPart:
+        """Return the part that is the whole model."""
         return cls(first_layer=0, num_layers=shape.num_layers, has_embedding=True, has_head=True)
 
 
@@ -115,6 +116,11 @@ class Llama(nn.Module):
     def forward(
         self, x: Tensor, targets: Tensor | None = None, scale: float | Tensor = 1.0
     ) -> Tensor:
+        """Return hidden states (b, s / size, h), or the loss times `scale` from the head.
+
+        `x` has token ids (b, s), or hidden states if the part has no embedding; `targets` has ids
+        (b, s).
+        """
         if self.tok_embeddings is not None:
             x = self.tok_embeddings(x)
         length = x.shape[1] * self.tensor_parallel.size
@@ -126,6 +132,7 @@ class Llama(nn.Module):
         return x
 
     def constants(self) -> tuple[Tensor, ...]:
+        """Return the tensors that are no weights: rotations, and the mask of eager attention."""
         return self.rotation if self.causal_mask is None else (*self.rotation, self.causal_mask)
 
     @property
@@ -135,7 +142,7 @@ class Llama(nn.Module):
         return length if self._is_cut else min(_SHORT * self.tensor_parallel.size, length)
 
     def units(self) -> Iterator[nn.Module]:
-        """The embedding, the layers and the head: what one call computes."""
+        """Yield the embedding, the layers and the head: what one call computes."""
         yield from (
             unit for unit in (self.tok_embeddings, *self.layers.values(), self.head) if unit
         )
@@ -181,7 +188,10 @@ def _module_of(name: str) -> str:
 
 
 class TransformerBlock(nn.Module):
-    """Attention and feed-forward, each on a normalised copy of the residual stream."""
+    """Attention and feed-forward, each on a normalised copy of the residual stream.
+
+    Takes and returns this rank's part of the hidden states (b, s / size, h).
+    """
 
     def __init__(
         self,
@@ -228,7 +238,10 @@ class TransformerBlock(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU. w1 and w3 are two products: one fused product's gradient would need a copy."""
+    """SwiGLU. w1 and w3 are two products: one fused product's gradient would need a copy.
+
+    Takes and returns this rank's part of the hidden states (b, s / size, h).
+    """
 
     def __init__(self, shape: ModelShape, *, tensor_parallel: TensorParallel) -> None:
         super().__init__()

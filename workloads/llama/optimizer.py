@@ -63,7 +63,7 @@ class AdamW:
                 torch._foreach_copy_(chunk.weights, chunk.masters)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Master weights and AdamW's state: all that an optimizer keeps from step to step."""
+        """Return master weights and AdamW's state: all that it keeps from step to step."""
         found: list[Tensor] = []
         for chunk in self._chunks:
             found += chunk.masters if self._is_mixed else ()

@@ -25,6 +25,8 @@ _SECONDS_PER_SIZE = {"cpu": 0.08, "cuda": 4.0}
 
 @dataclass(frozen=True, kw_only=True)
 class PeakFlops:
+    """The peak FLOP/s of a device at a precision, and where the number comes from."""
+
     flops: float
     source: str  # "table: ..." or "measured: ..."
 
@@ -37,10 +39,11 @@ def trial_peak(
     device_name: str | None,
     achieved_flops: float,
 ) -> PeakFlops | None:
-    """The peak for a trial's MFU: from the data sheet, else from an earlier trial on this node.
+    """Return the peak for a trial's MFU: by the data sheet, else by an earlier trial on this node.
 
     If the trial was faster than that, the earlier measurement was too low (the machine was busy):
     then measure again, and use the larger. All ranks of a node have the same data and do the same.
+    None: it cannot be measured.
     """
     listed = listed_peak(device, request.layout.precision)
     if listed is not None:
@@ -56,10 +59,10 @@ def trial_peak(
 
 
 def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
-    """Measure with the threads that training uses; ranks of one node measure at once, as they
-    train.
+    """Measure the peak with the threads that training uses.
 
-    None if the device has no memory left for the matrices: that is no failure of the layout.
+    Ranks of one node measure at once, as they train. None if the device has no memory left for the
+    matrices: that is no failure of the layout.
     """
     dtype = _DTYPES[precision]
     if device.type == "cuda":
@@ -84,7 +87,7 @@ def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | Non
 
 
 def listed_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
-    """The peak in the device's data sheet; None: it has none here."""
+    """Return the peak in the device's data sheet; None: it has none here."""
     if device.type != "cuda":
         return None
     listed = data_sheet_peak(torch.cuda.get_device_name(device), precision)

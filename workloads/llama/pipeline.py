@@ -35,7 +35,7 @@ _SCHEDULES: Mapping[ScheduleKind, Any] = MappingProxyType(
 def parts_of_rank(
     num_layers: int, *, schedule: PipelineSchedule, num_ranks: int, rank: int
 ) -> list[LlamaPart]:
-    """The layers of each stage of a rank: stages `rank`, `rank + num_ranks` and so on.
+    """Return the layers of each stage of a rank: stages `rank`, `rank + num_ranks` and so on.
 
     If the layers do not divide by the stages, the first stages have one more: the last has the
     head.
@@ -62,11 +62,13 @@ class MicroBatch:
     dtype: torch.dtype
 
     def input(self, *, is_first: bool) -> Tensor:
+        """Return an example of what a stage takes, without memory."""
         if is_first:
             return torch.empty(self.tokens, dtype=torch.int64, device="meta")
         return self._hidden_states()
 
     def output(self, *, is_last: bool) -> Tensor:
+        """Return an example of what a stage hands on, without memory."""
         if is_last:
             return torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
         return self._hidden_states()
@@ -123,20 +125,27 @@ class Pipeline:
 
     @property
     def models(self) -> list[Llama]:
+        """The models of this rank's stages."""
         return [stage.model for stage in self._stages]
 
     @property
     def weights(self) -> list[Tensor]:
+        """The weights of all stages, which the optimizer steps."""
         return [weight for stage in self._stages for weight in stage.weights]
 
     def gradients(self) -> list[Tensor]:
+        """Return the gradients for the optimizer, one per weight."""
         return [gradient for stage in self._stages for gradient in stage.gradients()]
 
     def lasting_gradients(self) -> tuple[Tensor, ...]:
+        """Return the gradients that keep their memory from step to step."""
         return tuple(each for stage in self._stages for each in stage.lasting_gradients())
 
     def receive_buffers(self) -> list[Tensor]:
-        """Buffers that torch keeps from the first step on, for each micro-batch and direction."""
+        """Return the buffers that torch keeps from the first step on.
+
+        There is one for each micro-batch and direction.
+        """
         received = [
             info
             for stage in self._placed
@@ -147,6 +156,7 @@ class Pipeline:
         return [buffer for buffer in buffers if buffer is not None]
 
     def clear_gradients(self) -> None:
+        """Free the gradients of the step that is over, or set them to zero."""
         for stage in self._stages:
             stage.clear_gradients()
 

@@ -52,6 +52,7 @@ _LATER_SECONDS = 0.05
 
 
 def trace_file(rank: int) -> str:
+    """Return the name of a rank's trace, in its run directory."""
     return f"trace-{rank}.json.gz"
 
 

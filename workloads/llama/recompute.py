@@ -33,7 +33,7 @@ _KEPT_OPS = frozenset(
 
 
 def checkpointed(function: Callable[..., _T], *args: object) -> _T:
-    """Call a function and keep only its inputs for the backward pass."""
+    """Call a function and keep only its inputs for the backward pass; return its result."""
     return cast(_T, checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False))
 
 
@@ -42,7 +42,8 @@ def checkpointed_ops(function: Callable[..., Tensor], *args: object) -> Tensor:
 
     This is torchtitan's per-op policy. In a layer's call order wqkv wo w1 w3 w2, the recomputed
     products are wo and w3. It is for compiled layers: in eager mode, torch would call the policy
-    from Python for every operation, for several times the duration of a small layer.
+    from Python for every operation, for several times the duration of a small layer. Returns the
+    function's result.
     """
     return cast(
         Tensor,

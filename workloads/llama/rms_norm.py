@@ -12,7 +12,10 @@ NORM_EPSILON = 1e-5
 
 
 class RMSNorm(nn.Module):
-    """Divides each token's vector by its root mean square, and multiplies it by a weight."""
+    """Divides each token's vector by its root mean square, and multiplies it by a weight.
+
+    Takes and returns (..., hidden_size).
+    """
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()

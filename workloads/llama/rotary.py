@@ -14,17 +14,20 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotation(head_dim: int, positions: Tensor) -> Rotation:
-    """Return the rotation of each position: its angle is position times frequency."""
+    """Return cosine and sine of the angle of each position, (positions, 1, head_dim / 2) each.
+
+    The angle is position times frequency.
+    """
     even = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
     angles = torch.outer(positions.float(), ROPE_THETA ** -(even / head_dim))[:, None, :]
     return angles.cos(), angles.sin()
 
 
 class RotateQueriesAndKeys(torch.autograd.Function):
-    """Cut the fused projection (b, s, heads, head_dim) into queries, keys and values, with the
-    first two rotated.
+    """Cuts the fused projection (b, s, heads, head_dim) into queries, keys and values.
 
-    Autograd keeps nothing: the backward pass turns gradients by the opposite angle.
+    The first two are rotated. Autograd keeps nothing: the backward pass turns gradients by the
+    opposite angle.
     """
 
     @staticmethod

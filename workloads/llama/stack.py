@@ -15,6 +15,7 @@ from orchestrator.core.trial.fingerprint import Stack
 
 
 def describe_stack(device: torch.device) -> Stack:
+    """Return the versions and the name of the device; None for what it does not have."""
     cuda = device.type == "cuda"
     return Stack(
         python=platform.python_version(),

@@ -40,22 +40,24 @@ class StageReplica:
 
     @property
     def weights(self) -> list[Tensor]:
+        """The weights that the optimizer steps."""
         return list(self._weights)
 
     def gradients(self) -> list[Tensor]:
-        """The gradients for the optimizer, one per weight."""
+        """Return the gradients for the optimizer, one per weight."""
         return list(self._sums.values()) if self._sums else self._own_gradients()
 
     def lasting_gradients(self) -> tuple[Tensor, ...]:
-        """The gradients that keep their memory from step to step."""
+        """Return the gradients that keep their memory from step to step."""
         return (*self._own_gradients(), *self._sums.values())
 
     @torch.no_grad()
     def clear_gradients(self) -> None:
+        """Set the gradients of the step that is over to zero."""
         torch._foreach_zero_(self.gradients())
 
     def expect_backward(self, *, last: bool) -> None:
-        """Nothing depends on which backward pass comes next."""
+        """Do nothing: no backward pass here differs from the others."""
 
     @torch.no_grad()
     def average(self) -> None:

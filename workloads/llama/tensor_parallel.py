@@ -71,8 +71,10 @@ ALONE = TensorParallel()
 
 
 class Gather(torch.autograd.Function):
-    """All ranks' parts of a sequence, one after another; backward, a sum of which each gets its
-    part."""
+    """All ranks' parts of a sequence (b, s / size, ...), one after another (b, s, ...).
+
+    Backward, a sum over ranks of which each gets its part.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:
@@ -85,7 +87,10 @@ class Gather(torch.autograd.Function):
 
 
 class Scatter(torch.autograd.Function):
-    """A sum over ranks of which each gets its part; backward, all ranks' parts."""
+    """A sum over ranks of sequences (b, s, ...), of which each gets its part (b, s / size, ...).
+
+    Backward, all ranks' parts.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:

@@ -30,6 +30,8 @@ STEPS_AHEAD = 2
 
 @dataclass(frozen=True, kw_only=True)
 class TimedSteps:
+    """The times of a rank's steps in seconds, and the first and the last loss."""
+
     warmup_seconds: list[float]
     step_seconds: list[float]  # this rank's
     # The median of the slowest rank's time in each timed step: the same on every rank.
@@ -54,11 +56,11 @@ class StepClock(Protocol):
     def stop(self) -> None: ...
 
     def read(self) -> list[float]:
-        """The seconds of the steps since the last call."""
+        """Return the seconds of the steps since the last call."""
 
 
 class HostClock:
-    """A CPU has done a step when the call returns."""
+    """Times the steps of a CPU, which has done a step when the call returns."""
 
     is_asynchronous = False
 
@@ -119,6 +121,7 @@ class DeviceClock:
 
 
 def clock_of(device: torch.device) -> StepClock:
+    """Return the clock for the steps of a device."""
     if device.type != "cuda":
         return HostClock()
     # Blocking: a host that waits leaves its core to others.
@@ -233,5 +236,6 @@ def _over_ranks(
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all that is enqueued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

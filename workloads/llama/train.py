@@ -166,6 +166,10 @@ def _train_and_measure(
 
 
 def open_device(rank: Rank, options: LlamaOptions) -> torch.device:
+    """Return this rank's device, and make it torch's.
+
+    Raises RuntimeError if the rank has no GPU of its own.
+    """
     if rank.request.device is Device.CPU:
         torch.set_num_threads(options.num_threads)
         return torch.device("cpu")

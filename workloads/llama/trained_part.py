@@ -51,18 +51,22 @@ class PartBuilder:
 
     @property
     def is_sharded(self) -> bool:
+        """True if ZeRO shards over more than one rank."""
         return self.request.layout.zero_stage > 0 and self.place.shards.size > 1
 
     @cached_property
     def tensor_parallel(self) -> TensorParallel:
+        """This rank's place among those that share each layer."""
         tp = self.place.tp
         return TensorParallel(size=tp.size, rank=tp.index, group=tp.group)
 
     @cached_property
     def context_parallel(self) -> ContextParallel:
+        """This rank's place among those that share each sequence."""
         return ContextParallel(self.request.sequence_length, self.place.cp)
 
     def build(self) -> TrainedPart:
+        """Build the model of this rank, or its stages, with what reduces the gradients."""
         if self.place.pp.size > 1:
             return self._pipeline()
         model = self._model(LlamaPart.whole(self.request.model))

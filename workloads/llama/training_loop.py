@@ -71,6 +71,7 @@ class TrainingLoop:
         )
 
     def micro_batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
+        """Return inputs and targets of this rank's micro-batches of a step."""
         return self._tokens.micro_batches(
             step=step,
             layout=self._layout,
@@ -84,7 +85,10 @@ class TrainingLoop:
         return self._step(micro_batches, after_forward=lambda: None)
 
     def gradient_norm(self) -> float:
-        """The norm of the last step's gradients, before they were clipped."""
+        """Return the norm of the last step's gradients, before they were clipped.
+
+        Before the first step, it is that of a backward pass over the tokens of step 0.
+        """
         if self._norm is None:
             self._gradients(self.micro_batches(0), lambda: None)
             self._norm = self._find_norm()
@@ -92,7 +96,7 @@ class TrainingLoop:
         return float(self._norm)
 
     def untimed_step(self, after_forward: Callable[[], None]) -> None:
-        """A step to measure memory: every micro-batch needs the same.
+        """Take a step to measure memory: every micro-batch needs the same.
 
         But with gradients that stay whole, the second needs more; and a pipeline holds several.
         """
@@ -120,6 +124,7 @@ class TrainingLoop:
         return kernels.summary(self._attention)
 
     def states(self) -> States:
+        """Return the tensors that live from step to step."""
         return States(
             parameters=tuple(self.replica.weights),
             gradients=self.replica.lasting_gradients(),
@@ -131,12 +136,12 @@ class TrainingLoop:
         )
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """This rank's weights, or its parts of them, by their names in the whole model."""
+        """Yield this rank's weights, or its parts of them, by their names in the whole model."""
         for model in self.models:
             yield from model.named_parameters()
 
     def own_part(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a whole weight, if it is not sharded."""
+        """Return this rank's part of a whole weight, if it is not sharded."""
         return self.models[0].own_part(name, whole)
 
     @property

@@ -31,14 +31,20 @@ class Embedding(nn.Module):
 
 
 def own_ids(ids: Tensor, num_rows: int, tensor_parallel: TensorParallel) -> tuple[Tensor, Tensor]:
-    """The rows of this rank's part of the vocabulary; and True where an id is in another part."""
+    """Return the ids' rows in this rank's part of the vocabulary, and where they have none.
+
+    The mask is True where an id is in another rank's part; its row is then 0.
+    """
     rows = ids - tensor_parallel.rank * num_rows
     elsewhere = (rows < 0) | (rows >= num_rows)
     return rows.masked_fill(elsewhere, 0), elsewhere
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, tensor_parallel: TensorParallel) -> Tensor:
-    """The summed loss, on each rank, of fp32 logits (tokens, vocab / size) for ids (tokens)."""
+    """Return the summed loss, the same on each rank.
+
+    Logits are fp32 (tokens, vocab / size), targets are ids (tokens).
+    """
     if tensor_parallel.group is None:
         return F.cross_entropy(logits, targets, reduction="sum")
     return cast(Tensor, _CrossEntropy.apply(logits, targets, tensor_parallel))  # type: ignore[no-untyped-call]
@@ -47,8 +53,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, tensor_parallel: TensorParall
 def loss_and_gradient(
     logits: Tensor, targets: Tensor, factor: float | Tensor, tensor_parallel: TensorParallel
 ) -> tuple[Tensor, Tensor]:
-    """Return the same loss of logits in any precision, and the gradient of its product with the
-    factor."""
+    """Return the loss of `cross_entropy`, and the gradient of its product with the factor.
+
+    The logits may be in any precision; the gradient has it, too.
+    """
     dtype, logits = logits.dtype, logits.float()
     log_probabilities = _log_probabilities(logits, tensor_parallel)
     del logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         SweepRow,
         TrialRow,
     )
+    from db.store import Store
 
 # A median SM clock so far from the cell's median is of a device in another state.
 OTHER_CLOCK = 0.03
@@ -75,9 +76,6 @@ def best(
       sweep best 8b --pareto
       sweep best 8b --format csv > best.csv
     """
-    from orchestrator.core.trial.winner import CONSIDERED  # numpy
-    from orchestrator.report import records  # every column
-
     format = output_format(format, as_json=as_json)
     if pareto:
         from orchestrator.cli.best import front_table  # needs numpy
@@ -85,85 +83,119 @@ def best(
         front_table.show_fronts(sweep, format, db)
         return
     with existing_store(db) as store:
-        row = select_sweep(store, sweep)
-        cells = store.status(row.id)
-        rankings = {
-            cell_id: rank_cell(store, row.id, cell_id, found)
-            for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
-        }
-        others = other_conditions(store, row.id, cells)
-        remarks = _Remarks(
-            implausible=store.implausible(row.id),
-            other_clocks=store.other_clocks(row.id, beyond=OTHER_CLOCK),
-            ended_early=store.ended_early(row.id),
-        )
-    nothing = Ranking(leading=(), tied=(), text="", drift=None)
-    rows_by_id = {status.cell.id: status.cell for status in cells}
-    by_cell = [(cell, rankings.get(cell.cell.id, nothing)) for cell in cells]
-    found = [
-        {"place": place, "is_current": True, "is_tied": trial.id in of_cell.tied}
-        | of_cell.record(trial.id)
-        | records.trial_record(trial, cell.cell, row.name)
-        for cell, of_cell in by_cell
-        for place, trial in enumerate(of_cell.leading[:top], start=1)
-    ]
+        found = _read(store, select_sweep(store, sweep), top)
     match format:
         case Format.JSON:
-            fields = {
-                "sweep": row.name,
-                "top": top,
-                "best": found,
-                "cells_without": [
-                    {**records.cell_record(cell.cell), "reason": why_no_best(cell)}
-                    for cell, of_cell in by_cell
-                    if not of_cell.leading
-                ],
-                "margins": {
-                    c.cell.cell.key: asdict(s.margin) for c, s in by_cell if s.margin is not None
-                },
-                "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
-                "other_fingerprints": [
-                    {"is_current": False, "changed": others.changed[trial.id]}
-                    | records.trial_record(trial, rows_by_id[trial.cell_id], row.name)
-                    for trial in others.trials
-                ],
-            }
-            write_json("best", fields | asdict(remarks))
+            _write_json(found)
         case Format.CSV:
-            names = ("place", "is_current", "is_tied", *NOT_COMPARED, *records.TRIAL_COLUMNS)
-            write_rows(format, names, ([record[name] for name in names] for record in found))
+            _write_csv(found)
         case Format.MD:
-            trials = [(trial, cell.cell) for cell, s in by_cell for trial in s.leading[:top]]
-            trial_text.write_markdown(trials)
+            shown = [(t, cell.cell) for cell, s in found.by_cell for t in s.leading[:top]]
+            trial_text.write_markdown(shown)
         case Format.TABLE:
-            _print(row, by_cell, top, others, remarks)
+            _print(found)
 
 
-def _print(
-    sweep: SweepRow,
-    by_cell: Sequence[tuple[CellStatus, Ranking]],
-    top: int,
-    others: OtherConditions,
-    remarks: _Remarks,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _RankedSweep:
+    """The cells of a sweep, each with its ranking, and what is said of them."""
+
+    sweep: SweepRow
+    # Layouts to show per cell.
+    top: int
+    by_cell: Sequence[tuple[CellStatus, Ranking]]
+    others: OtherConditions
+    remarks: _Remarks
+
+
+def _read(store: Store, sweep: SweepRow, top: int) -> _RankedSweep:
+    from orchestrator.core.trial.winner import CONSIDERED  # numpy
+
+    cells = store.status(sweep.id)
+    rankings = {
+        cell_id: rank_cell(store, sweep.id, cell_id, trials)
+        for cell_id, trials in store.best(sweep.id, max(top, CONSIDERED)).items()
+    }
+    nothing = Ranking(leading=(), tied=(), text="", drift=None)
+    return _RankedSweep(
+        sweep=sweep,
+        top=top,
+        by_cell=[(cell, rankings.get(cell.cell.id, nothing)) for cell in cells],
+        others=other_conditions(store, sweep.id, cells),
+        remarks=_Remarks(
+            implausible=store.implausible(sweep.id),
+            other_clocks=store.other_clocks(sweep.id, beyond=OTHER_CLOCK),
+            ended_early=store.ended_early(sweep.id),
+        ),
+    )
+
+
+def _best_records(found: _RankedSweep) -> list[dict[str, Any]]:
+    """The fields of a machine-readable row of each layout shown."""
+    from orchestrator.report import records  # every column
+
+    return [
+        {"place": place, "is_current": True, "is_tied": trial.id in of_cell.tied}
+        | of_cell.record(trial.id)
+        | records.trial_record(trial, cell.cell, found.sweep.name)
+        for cell, of_cell in found.by_cell
+        for place, trial in enumerate(of_cell.leading[: found.top], start=1)
+    ]
+
+
+def _write_json(found: _RankedSweep) -> None:
+    from orchestrator.report import records  # every column
+
+    by_cell, name = found.by_cell, found.sweep.name
+    rows_by_id = {cell.cell.id: cell.cell for cell, _ in by_cell}
+    fields = {
+        "sweep": name,
+        "top": found.top,
+        "best": _best_records(found),
+        "cells_without": [
+            {**records.cell_record(cell.cell), "reason": why_no_best(cell)}
+            for cell, of_cell in by_cell
+            if not of_cell.leading
+        ],
+        "margins": {c.cell.cell.key: asdict(s.margin) for c, s in by_cell if s.margin is not None},
+        "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
+        "other_fingerprints": [
+            {"is_current": False, "changed": found.others.changed[trial.id]}
+            | records.trial_record(trial, rows_by_id[trial.cell_id], name)
+            for trial in found.others.trials
+        ],
+    }
+    write_json("best", fields | asdict(found.remarks))
+
+
+def _write_csv(found: _RankedSweep) -> None:
+    from orchestrator.report import records  # every column
+
+    names = ("place", "is_current", "is_tied", *NOT_COMPARED, *records.TRIAL_COLUMNS)
+    rows = ([record[name] for name in names] for record in _best_records(found))
+    write_rows(Format.CSV, names, rows)
+
+
+def _print(found: _RankedSweep) -> None:
     from orchestrator.report.fronts import asks_for_front  # numpy
 
-    if not by_cell:
+    sweep = found.sweep
+    if not found.by_cell:
         write_line(f"Sweep {sweep.name} has no cells yet.")
     elif asks_for_front(sweep):
         more = f"sweep best {sweep.name} --pareto"
         write_line(f"The fastest layouts. The front of the objectives: {more}", style="yellow")
     shown = []
-    for number, (cell, of_cell) in enumerate(by_cell):
+    for number, (cell, of_cell) in enumerate(found.by_cell):
         if number:
             write()
         write_line(trial_line.cell_title(cell.cell), style="bold")
         if of_cell.leading:
-            shown += _print_cell(sweep, of_cell, top)
+            shown += _print_cell(sweep, of_cell, found.top)
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
-        remarks.print(cell.cell.id)
-        shown += print_others(others, cell.cell.id)
+        found.remarks.print(cell.cell.id)
+        shown += print_others(found.others, cell.cell.id)
     trial_text.print_why_unsure(shown)
 
 

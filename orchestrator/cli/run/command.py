@@ -147,15 +147,7 @@ def run(
     redact.add_values(secrets)
     simulator = None
     if simulate:
-        from orchestrator.cluster.simulated import SimulatedScheduler, simulated
-
-        asked_device, spec = spec.device, simulated(spec)
-        if spec.device != asked_device:
-            note(
-                f"A simulation needs a device with a data sheet: it uses {spec.device}, and its"
-                f" speeds say nothing about the file's device ({asked_device})"
-            )
-        simulator = SimulatedScheduler(spec, num_nodes=nodes, node_loss_hours=node_loss_hours)
+        spec, simulator = _simulation(spec, num_nodes=nodes, node_loss_hours=node_loss_hours)
     elif nodes is not None or node_loss_hours is not None:
         raise UsageInvalid("--nodes and --node-loss-hours need a simulated cluster: add --simulate")
     wait_seconds = None
@@ -174,6 +166,21 @@ def run(
         redact=redact,
     )
     run_spec(spec, options)
+
+
+def _simulation(
+    spec: SweepSpec, *, num_nodes: int | None, node_loss_hours: float | None
+) -> tuple[SweepSpec, SimulatedScheduler]:
+    """Return the sweep that is simulated instead of this one, and its cluster."""
+    from orchestrator.cluster.simulated import SimulatedScheduler, simulated
+
+    asked_device, spec = spec.device, simulated(spec)
+    if spec.device != asked_device:
+        note(
+            f"A simulation needs a device with a data sheet: it uses {spec.device}, and its"
+            f" speeds say nothing about the file's device ({asked_device})"
+        )
+    return spec, SimulatedScheduler(spec, num_nodes=num_nodes, node_loss_hours=node_loss_hours)
 
 
 def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:

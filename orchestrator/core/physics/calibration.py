@@ -92,31 +92,36 @@ class Predicted:
 
     @property
     def step_seconds(self) -> Floats:
+        """The seconds of a step of each layout: n."""
         return np.exp(self.log_step_seconds)
 
     @property
     def activation_share(self) -> Floats:
-        """Return how much the log peak of a layout grows with the log of the bytes layers keep."""
+        """How much each log peak grows with the log of the bytes that layers keep: n."""
         columns = [MEMORY_CONSTANTS.index(name) for name in _ACTIVATION_FACTORS]
         share: Floats = self.memory_jacobian[:, columns].sum(axis=1)
         return share
 
     def step_band(self) -> tuple[Floats, Floats]:
-        """Factors on the predicted seconds between which four of five measurements should lie."""
+        """Return factors on the predicted seconds, n for each end of the band.
+
+        Four of five measurements should lie between them.
+        """
         low, high = self.step_quantiles()
         below, above = np.exp(low * self.step_below), np.exp(high * self.step_above)
         return below, above
 
     def memory_band(self) -> tuple[Floats, Floats]:
-        """Factors on the predicted bytes between which four of five peaks should lie.
+        """Return factors on the predicted bytes, n for each end of the band.
 
-        Below, only the formula errs: holes and buffers come on top of what it counts.
+        Four of five peaks should lie between them. Below, only the formula errs: holes and buffers
+        come on top of what it counts.
         """
         below = np.full(len(self.memory_bytes), np.exp(-Z90 * self.memory_residual_sd))
         return below, np.exp(Z90 * self.memory_relative_sd)
 
     def probability_of_fitting(self, limit_bytes: float) -> Floats:
-        """The probability that a layout's peak stays under a limit.
+        """Return the probability, 0 to 1, that each layout's peak stays under a limit.
 
         Errors of the logarithm are taken as normal, with the spread of either side.
         """
@@ -154,7 +159,7 @@ class Calibration:
 
     @classmethod
     def prior(cls, trainer: Trainer | None = None, *, is_known: bool = False) -> Calibration:
-        """The belief before anything is measured.
+        """Return the belief before anything is measured.
 
         `is_known`: the trainer is ours or declared, so its constants are known more closely.
         """
@@ -178,16 +183,18 @@ class Calibration:
 
     @cached_property
     def constants(self) -> StepTimeConstants:
+        """The constants of step time, by their expected logarithms."""
         return constants_of(self.log_constants)
 
     @cached_property
     def trainer(self) -> Trainer:
+        """The trainer with the expected values of its calibrated constants."""
         return trainer_of(self.base_trainer, self.memory_values)
 
     def step_quantiles(self, cell: Cell, hardware: Hardware) -> tuple[float, float]:
-        """The 10th and 90th percentile of errors of a cell's layouts, in spreads of before.
+        """Return the 10th and 90th percentile of errors of a cell's layouts.
 
-        See prediction_band.py.
+        They are in units of the spreads before anything was measured (prediction_band.py).
         """
         errors = self.errors.get(hardware.name)
         if errors is None:
@@ -205,7 +212,7 @@ class Calibration:
         return replace(self, log_constants=means, step_covariance=covariance)
 
     def widened(self) -> Calibration:
-        """The prior of another cell: related cells differ a little in every constant."""
+        """Return the prior of another cell: related cells differ a little in every constant."""
         return replace(
             self,
             step_covariance=self.step_covariance + np.diag((RELATIVES_SD * _STEP_SDS) ** 2),
@@ -213,13 +220,16 @@ class Calibration:
         )
 
     def log_correction(self, table: LayoutTable, cell: Cell, hardware: Hardware) -> Floats:
-        """Log seconds on top of the formula: its errors in this cell, and in such layouts."""
+        """Return the log seconds to add to the formula for each layout.
+
+        They are its error in this cell, and its errors in such layouts of other cells.
+        """
         return self.cell_offsets.get((cell, hardware.name), 0.0) + self.residual(
             table, cell, hardware
         )
 
     def residual(self, table: LayoutTable, cell: Cell, hardware: Hardware) -> Floats:
-        """Log seconds that the formula missed in such layouts of other cells."""
+        """Return the log seconds that the formula missed in such layouts of other cells."""
         found = np.zeros(len(table))
         residuals = self.residuals.get(hardware.name, ())
         if residuals:
@@ -237,7 +247,10 @@ class Calibration:
         gpus_per_node: int,
         stage: Stage = Stage.FULLEST,
     ) -> tuple[Floats, Floats]:
-        """Seconds of a step and bytes at the peak: `predict` without uncertainty."""
+        """Return the seconds of a step and the bytes at the peak of each layout.
+
+        They are those of `predict`, without uncertainty.
+        """
         if len(table) > BLOCK_ROWS:
             blocks = [
                 self.expect(block, cell, hardware, gpus_per_node=gpus_per_node, stage=stage)
@@ -261,9 +274,9 @@ class Calibration:
         gpus_per_node: int,
         stage: Stage = Stage.FULLEST,
     ) -> Predicted:
-        """Predict times and peaks of the layouts of a table, with their uncertainty.
+        """Predict times and peaks of the n layouts of a table, with their uncertainty.
 
-        Derivatives are numeric: k + 1 evaluations.
+        Derivatives are numeric: k + 1 evaluations for k constants.
         """
         seconds, slopes = self._log_seconds(table, cell, hardware, gpus_per_node)
 
@@ -302,9 +315,9 @@ class Calibration:
     def step_log_sd(
         self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int
     ) -> Floats:
-        """n: standard deviation of log seconds, of constants and formula together.
+        """Return the standard deviation of each layout's log seconds, n.
 
-        Times alone, at half the cost of `predict`.
+        It is that of constants and formula together. Times alone, at half the cost of `predict`.
         """
         _, slopes = self._log_seconds(table, cell, hardware, gpus_per_node)
         found: Floats = np.hypot(self._log_sd(slopes), self.step_residual_sd)
@@ -343,10 +356,16 @@ def _unknown_covariance() -> Floats:
 
 
 def constants_of(log_constants: Floats) -> StepTimeConstants:
+    """Return the constants of step time from their logarithms, in the order of CONSTANTS."""
     return StepTimeConstants(**dict(zip(CONSTANTS, np.exp(log_constants).tolist(), strict=True)))
 
 
 def trainer_of(base: Trainer, values: Floats) -> Trainer:
+    """Return a trainer with these constants of memory, in the order of MEMORY_CONSTANTS.
+
+    Values are logarithms of factors, then amounts: shares, and a reserve in GiB. An amount below 0
+    counts as 0.
+    """
     factors, amounts = np.exp(values[:_NUM_FACTORS]), np.maximum(values[_NUM_FACTORS:], 0.0)
     found = np.concatenate([factors, amounts * _UNITS])
     return replace(base, **dict(zip(MEMORY_CONSTANTS, found.tolist(), strict=True)))

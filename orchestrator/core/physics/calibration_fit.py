@@ -48,7 +48,7 @@ def calibrate(
     begin: Calibration | None = None,
     model: ModelShape | None = None,
 ) -> Calibration:
-    """Fit the constants to observations; without any, return the prior.
+    """Return the constants, fitted to observations; without any, the prior.
 
     `begin`: a fit of much the same rows. If it is more probable than the prior's middle, the fit
     begins there, and a few steps do. `model`: whose memory will be predicted; its own peaks count

@@ -21,7 +21,7 @@ CLOSE = 0.15  # relative: what counts as well predicted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """One constant before and after.
+    """One constant before and after a fit.
 
     The standard deviations of a factor are of its logarithm, those of an amount in its unit.
     """
@@ -35,18 +35,21 @@ class Fitted:
 
     @property
     def from_data(self) -> float:
-        """The share of the uncertainty that trials have removed, 0..1."""
+        """The share of the uncertainty that trials have removed, 0 to 1."""
         return max(1.0 - self.fitted_sd / self.prior_sd, 0.0)
 
 
 def fitted_times(prior: Calibration, fitted: Calibration) -> list[Fitted]:
-    """The constants of step time."""
+    """Return the constants of step time, in the order of CONSTANTS."""
     before, after = ((one.log_constants, one.step_covariance) for one in (prior, fitted))
     return _fitted(CONSTANTS, len(CONSTANTS), *before, *after)
 
 
 def fitted_memory(prior: Calibration, fitted: Calibration) -> list[Fitted]:
-    """The calibrated constants of the trainer: factors, then amounts, the reserve in GiB."""
+    """Return the calibrated constants of the trainer, in the order of MEMORY_CONSTANTS.
+
+    Factors come first, then amounts, the reserve in GiB.
+    """
     before, after = ((one.memory_values, one.memory_covariance) for one in (prior, fitted))
     return _fitted(MEMORY_CONSTANTS, len(MEMORY_FACTORS), *before, *after)
 
@@ -74,7 +77,7 @@ def _fitted(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Agreement:
-    """Predicted against measured."""
+    """Predicted against measured, in seconds of a step or in bytes at the peak."""
 
     layouts: Sequence[Layout]  # of all observations
     places: Sequence[int]  # of the measured ones, among all
@@ -83,10 +86,14 @@ class Agreement:
 
     @property
     def ratios(self) -> list[float]:
+        """Predicted over measured, of each measured observation."""
         return [p / m for p, m in zip(self.predicted, self.measured, strict=True)]
 
     def quantiles(self) -> dict[str, float] | None:
-        """Quantiles of predicted over measured; None if there are none."""
+        """Return quantiles of predicted over measured; None if nothing was measured.
+
+        `median_error` is relative, `within_15_percent` a share.
+        """
         if not self.ratios:
             return None
         ratios = np.array(self.ratios)
@@ -100,13 +107,18 @@ class Agreement:
         }
 
     def worst(self, most: int) -> list[tuple[int, float, float]]:
-        """Place, predicted and measured of those farthest off, by their ratio."""
+        """Return place, predicted and measured of the observations farthest off by their ratio.
+
+        At most so many, the worst first.
+        """
         by_error = np.argsort(-np.abs(np.log(self.ratios)), kind="stable").tolist()
         return [(self.places[i], self.predicted[i], self.measured[i]) for i in by_error[:most]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Agreements:
+    """The agreement of step times, of peaks, and of what did not fit."""
+
     step_time: Agreement
     memory: Agreement
     # For each out-of-memory, whether it was predicted not to fit.
@@ -114,7 +126,7 @@ class Agreements:
 
 
 def agreement(observations: Sequence[Observation], calibration: Calibration) -> Agreements:
-    """Predict every observation by the formulas, and compare it with what was measured.
+    """Compare every observation with what the formulas predict for it.
 
     Residuals are left out: they were fitted to the same rows, and would hide errors.
     """

@@ -23,9 +23,10 @@ from orchestrator.core.problem.model_shape import ModelShape
 
 
 def layer_bytes(rows: StageRows) -> tuple[Floats, Floats]:
-    """Bytes per token that all layers of a stage keep, and that the last one's backward adds.
+    """Return bytes per token, of every layout: kept by a stage's layers, and added by a backward.
 
-    Of every layout.
+    The first are what all layers keep for their backward pass, the second what the backward pass of
+    the last one needs in addition. `_LayerBytes` has the formulas.
     """
     trainer, model = rows.trainer, rows.cell.model
     bytes_of, place_of, plain_place = _kinds(rows)
@@ -97,7 +98,7 @@ def _bytes_of(
     """
     kinds = [
         [
-            _FIELDS_OF(_LayerBytes.of(model, recompute, style, ELEMENT_BYTES[precision]))
+            _FIELDS_OF(_layer_bytes(model, recompute, style, ELEMENT_BYTES[precision]))
             for precision in precisions
         ]
         for recompute in (*recomputes, Recompute())
@@ -199,110 +200,134 @@ class _LayerBytes:
     gathered: float
     split: float
     # Keys and values of each other rank that shares the sequence, if they are gathered.
-    context: float
+    context: float = 0.0
     # If a sequence is in pieces: the results side by side; and an element of the pieces' masks.
-    pieces: float
-    masks: float
+    pieces: float = 0.0
+    masks: float = 0.0
     # 1 if the layer's backward begins by computing again what was not kept.
     redone: float
     # Needed in the backward, without what is recomputed and the widest products' gradients.
-    more: float
+    more: float = 0.0
     # The gathered input, if it is recomputed later than the rest.
-    later: float
+    later: float = 0.0
     # Scores of eager attention, for each key that a token sees: kept, and in its backward pass.
     scores: float
     core_scores: float
     # Other bytes of eager attention's backward, in addition to what the layers keep.
     core: float
 
-    @classmethod
-    def of(
-        cls,
-        model: ModelShape,
-        recompute: Recompute,
-        style: _LayerStyle,
-        element: int,
-    ) -> _LayerBytes:
-        h, k, f = model.hidden_size, model.kv_size, model.ffn_hidden_size
-        a = model.num_attention_heads
-        eager, mixed = style.eager_attention, element < 4
-        flash = 0.0 if eager else 4.0 * a
-        if recompute.mode is RecomputeMode.FULL:
-            return cls(
-                whole=0.0 if style.sequence_parallel else element * h,
-                gathered=0.0,
-                split=element * h if style.sequence_parallel else 0.0,
-                context=0.0,
-                pieces=0.0,
-                masks=0.0,
-                redone=1.0,
-                more=0.0,
-                later=0.0,
-                scores=0.0,
-                core_scores=12.0 * a,
-                core=element * (6 * h + 2 * k),
-            )
-        if recompute.policy is SelectivePolicy.OPS and style.fully_shards:
-            # Two regions are recomputed: what is before attention, later than what is behind it.
-            # The inputs of both are kept, w1's result, and what attention keeps.
-            return cls(
-                whole=0.0,
-                gathered=0.0,
-                split=element * (3 * h + 2 * k + f) + flash,
-                context=element * 2.0 * k,
-                pieces=element * h,
-                masks=element,
-                redone=1.0,
-                more=-4.0,
-                later=element * h,
-                scores=element * a if eager else 0.0,
-                core_scores=12.0 * a,
-                core=element * (h - f),
-            )
-        if recompute.policy is SelectivePolicy.OPS:
-            return cls(
-                whole=0.0,
-                gathered=element * 2.0 * h,
-                split=element * (2 * h + 2 * k + f) + flash,
-                context=0.0,
-                pieces=0.0,
-                masks=0.0,
-                redone=1.0,
-                more=element * h,
-                later=0.0,
-                scores=element * a if eager else 0.0,
-                core_scores=(10.0 if mixed else 8.0) * a,
-                core=element * 5.0 * h,
-            )
-        if recompute.policy is SelectivePolicy.ATTENTION:
-            # Attention is recomputed later than the feed-forward's backward.
-            attention, core = 0.0, element * (2 * h - 4 * f)
-            scores, core_scores = 0.0, 12.0 * a
-        else:
-            attention = element * (2 * h - 2 * k) if eager else flash
-            core = element * (2 * k - 2 * h - 4 * f)
-            scores = (6.0 if mixed else 4.0) * a if eager else 0.0
-            core_scores = (6.0 if mixed else 8.0) * a
-        # Inputs and residuals of the two norms are split by sequence parallelism only.
-        norms = element * 2.0 * h
-        whole_norms, split_norms = (0.0, norms) if style.sequence_parallel else (norms, 0.0)
-        # SwiGLU keeps w1's and w3's results, the activation and the product; compiled, only the
-        # first two.
-        swiglu = (2 if style.compiled else 4) * f
-        return cls(
-            whole=8.0 + whole_norms,
-            gathered=element * 2.0 * h,
-            split=element * (2 * h + 2 * k + swiglu) + attention + split_norms,
-            context=element * 2.0 * k,
-            pieces=0.0 if recompute.policy is SelectivePolicy.ATTENTION else element * h,
-            masks=0.0 if recompute.policy is SelectivePolicy.ATTENTION else element,
-            redone=0.0,
-            more=0.0,
-            later=0.0,
-            scores=scores,
-            core_scores=core_scores,
-            core=core,
-        )
+
+def _layer_bytes(
+    model: ModelShape, recompute: Recompute, style: _LayerStyle, element: int
+) -> _LayerBytes:
+    """The bytes of a layer by what it recomputes. `element`: bytes of a number of it."""
+    if recompute.mode is RecomputeMode.FULL:
+        return _full_recompute_bytes(model, style, element)
+    if recompute.policy is not SelectivePolicy.OPS:
+        return _kept_layer_bytes(model, recompute, style, element)
+    if style.fully_shards:
+        return _sharded_ops_bytes(model, style, element)
+    return _ops_bytes(model, style, element)
+
+
+def _full_recompute_bytes(model: ModelShape, style: _LayerStyle, element: int) -> _LayerBytes:
+    """The bytes of a layer that keeps only its input."""
+    h, k, a = model.hidden_size, model.kv_size, model.num_attention_heads
+    return _LayerBytes(
+        whole=0.0 if style.sequence_parallel else element * h,
+        gathered=0.0,
+        split=element * h if style.sequence_parallel else 0.0,
+        redone=1.0,
+        scores=0.0,
+        core_scores=12.0 * a,
+        core=element * (6 * h + 2 * k),
+    )
+
+
+def _sharded_ops_bytes(model: ModelShape, style: _LayerStyle, element: int) -> _LayerBytes:
+    """The bytes of a layer that recomputes every other product, where all weights are sharded.
+
+    Two regions are recomputed: what is before attention, later than what is behind it. The inputs
+    of both are kept, w1's result, and what attention keeps.
+    """
+    h, k, f = model.hidden_size, model.kv_size, model.ffn_hidden_size
+    a = model.num_attention_heads
+    return _LayerBytes(
+        whole=0.0,
+        gathered=0.0,
+        split=element * (3 * h + 2 * k + f) + _flash_bytes(model, style),
+        context=element * 2.0 * k,
+        pieces=element * h,
+        masks=element,
+        redone=1.0,
+        more=-4.0,
+        later=element * h,
+        scores=element * a if style.eager_attention else 0.0,
+        core_scores=12.0 * a,
+        core=element * (h - f),
+    )
+
+
+def _ops_bytes(model: ModelShape, style: _LayerStyle, element: int) -> _LayerBytes:
+    """The bytes of a layer that recomputes every other product, where a rank has its weights."""
+    h, k, f = model.hidden_size, model.kv_size, model.ffn_hidden_size
+    a = model.num_attention_heads
+    return _LayerBytes(
+        whole=0.0,
+        gathered=element * 2.0 * h,
+        split=element * (2 * h + 2 * k + f) + _flash_bytes(model, style),
+        redone=1.0,
+        more=element * h,
+        scores=element * a if style.eager_attention else 0.0,
+        core_scores=(10.0 if _is_mixed(element) else 8.0) * a,
+        core=element * 5.0 * h,
+    )
+
+
+def _kept_layer_bytes(
+    model: ModelShape, recompute: Recompute, style: _LayerStyle, element: int
+) -> _LayerBytes:
+    """The bytes of a layer that recomputes nothing, or attention only."""
+    h, k, f = model.hidden_size, model.kv_size, model.ffn_hidden_size
+    a, eager, mixed = model.num_attention_heads, style.eager_attention, _is_mixed(element)
+    keeps_attention = recompute.policy is not SelectivePolicy.ATTENTION
+    if keeps_attention:
+        attention = element * (2 * h - 2 * k) if eager else _flash_bytes(model, style)
+        core = element * (2 * k - 2 * h - 4 * f)
+        scores = (6.0 if mixed else 4.0) * a if eager else 0.0
+        core_scores = (6.0 if mixed else 8.0) * a
+    else:
+        # Attention is recomputed later than the feed-forward's backward.
+        attention, core = 0.0, element * (2 * h - 4 * f)
+        scores, core_scores = 0.0, 12.0 * a
+    # Inputs and residuals of the two norms are split by sequence parallelism only.
+    norms = element * 2.0 * h
+    whole_norms, split_norms = (0.0, norms) if style.sequence_parallel else (norms, 0.0)
+    # SwiGLU keeps w1's and w3's results, the activation and the product; compiled, only the
+    # first two.
+    swiglu = (2 if style.compiled else 4) * f
+    return _LayerBytes(
+        whole=8.0 + whole_norms,
+        gathered=element * 2.0 * h,
+        split=element * (2 * h + 2 * k + swiglu) + attention + split_norms,
+        context=element * 2.0 * k,
+        pieces=element * h if keeps_attention else 0.0,
+        masks=element if keeps_attention else 0.0,
+        redone=0.0,
+        scores=scores,
+        core_scores=core_scores,
+        core=core,
+    )
+
+
+def _flash_bytes(model: ModelShape, style: _LayerStyle) -> float:
+    """What fused attention keeps besides its result: a number in fp32 for each head."""
+    return 0.0 if style.eager_attention else 4.0 * model.num_attention_heads
+
+
+def _is_mixed(element: int) -> bool:
+    """True if numbers are shorter than those of fp32."""
+    return element < 4
 
 
 _LAYER_BYTES = tuple(field.name for field in fields(_LayerBytes))

@@ -32,6 +32,10 @@ class LayoutGroups:
 
     @classmethod
     def of(cls, table: LayoutTable) -> LayoutGroups:
+        """Group the neighbours of a table that differ in nothing but recomputation and options.
+
+        What options change is in the constants of the trainer.
+        """
         starts = _starts(table)
         if starts.all():
             return cls.alone(table)
@@ -43,7 +47,7 @@ class LayoutGroups:
 
     @classmethod
     def alone(cls, table: LayoutTable) -> LayoutGroups:
-        """Every layout is a group."""
+        """Make each layout of a table a group of its own."""
         return cls(table=table, recompute=table.recompute, group=None)
 
     def __len__(self) -> int:

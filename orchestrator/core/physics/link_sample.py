@@ -14,6 +14,8 @@ from types import MappingProxyType
 
 
 class Collective(StrEnum):
+    """The collectives that are timed over links."""
+
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -49,15 +51,20 @@ class LinkSample:
 
     @property
     def algorithm_bytes_per_second(self) -> float:
+        """Bytes of the message over seconds."""
         return self.message_bytes / self.seconds
 
     @property
     def bus_bytes_per_second(self) -> float:
+        """Bytes per second through each link of a ring, whatever the number of ranks."""
         return self.algorithm_bytes_per_second * bus_factor(self.collective, self.span.num_ranks)
 
 
 def bus_factor(collective: Collective, num_ranks: int) -> float:
-    """Bytes through each link of a ring, per byte of the message."""
+    """Return the bytes through each link of a ring, per byte of the message.
+
+    From NCCL's tests, doc/PERFORMANCE.md.
+    """
     if collective is Collective.SEND_RECV:
         return 1.0
     return PASSES[collective] * (num_ranks - 1) / num_ranks

@@ -45,7 +45,10 @@ class LinkFit:
 
 
 def fit_links(samples: Iterable[LinkSample]) -> list[LinkFit]:
-    """The line of every collective and span with several sizes; robust to disturbed ones."""
+    """Return the line of every collective and span that has FEWEST_SIZES sizes.
+
+    Calls that something disturbed count for less.
+    """
     groups: dict[tuple[Collective, Span], list[LinkSample]] = {}
     for sample in samples:
         groups.setdefault((sample.collective, sample.span), []).append(sample)
@@ -97,11 +100,18 @@ class Network:
     residual_sd: float  # of log seconds
 
     def value(self, name: str) -> float:
+        """Return one of `names`, in the unit of `StepTimeConstants`.
+
+        Raises ValueError for a constant that the collectives do not show.
+        """
         return float(np.exp(self.log_means[self.names.index(name)]))
 
 
 def network_of(samples: Sequence[LinkSample], hardware: Hardware) -> Network | None:
-    """Fit the constants of a device's links to collectives measured over them; None: none was."""
+    """Return the constants of a device's links, fitted to collectives over them.
+
+    None: no ring of several ranks was measured.
+    """
     rings = [
         sample for sample in samples if sample.collective in PASSES and sample.span.num_ranks > 1
     ]

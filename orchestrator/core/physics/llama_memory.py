@@ -20,7 +20,7 @@ _OPTIMIZER_CHUNK = 1 << 28
 
 
 def llama_peak(rows: StageRows, one: MicroBatchMemory) -> StagePeak:
-    """The peak of workload llama: the highest of a step's moments.
+    """Return the peak of workload llama in bytes, by part: the highest of a step's moments.
 
     Its gradients come and go, its weights are gathered, and its pipelines keep buffers.
     """

@@ -60,12 +60,12 @@ class MemoryPrediction:
 
     @property
     def temporaries(self) -> Floats:
-        """Bytes that the fullest moment adds to those that wait for the backward pass."""
+        """The bytes that the fullest moment adds to those that wait for the backward pass."""
         return self.loss + self.workspace
 
     @property
     def total(self) -> Floats:
-        """The peak: live tensors, and what the trainer's constants add to them."""
+        """The bytes at the peak: live tensors, and what the trainer's constants add to them."""
         states = self.parameters + self.gradients + self.optimizer
         return states + self.activations + self.loss + self.workspace + self.reserve
 
@@ -95,7 +95,7 @@ def predict_memory(
 def predict_peak(
     table: LayoutTable, cell: Cell, trainer: Trainer, *, stage: Stage = Stage.FULLEST
 ) -> Floats:
-    """Predict the total of every layout of a table: `predict_memory` without the parts."""
+    """Return the peak of every layout of a table, in bytes: the total of `predict_memory`."""
     if len(table) > BLOCK_ROWS:
         return np.concatenate(
             [predict_peak(block, cell, trainer, stage=stage) for block in table.blocks()]
@@ -106,8 +106,9 @@ def predict_peak(
 def peaks_by_trainer(
     table: LayoutTable, cell: Cell, trainer: Trainer, *, stage: Stage = Stage.FULLEST
 ) -> Callable[[Trainer], Floats]:
-    """Return `predict_peak` of a table as a function of a trainer, which differs from this one in
-    `MEMORY_CONSTANTS` alone.
+    """Return `predict_peak` of a table as a function of a trainer.
+
+    The trainer may differ from this one in `MEMORY_CONSTANTS` alone.
     """
     # What `Peaks` keeps would be too much.
     if len(table) > BLOCK_ROWS:
@@ -116,9 +117,9 @@ def peaks_by_trainer(
 
 
 class Peaks:
-    """`predict_peak` of one table for trainer after trainer, as a fit asks for them.
+    """The peaks of one table for one trainer after another, as a fit asks for them.
 
-    They differ in `MEMORY_CONSTANTS` alone. What does not depend on these is computed once.
+    The trainers differ in `MEMORY_CONSTANTS` alone. What does not depend on these is computed once.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Peaks:
         self._micro_batches: dict[tuple[float, ...], list[MicroBatchMemory]] = {}
 
     def of(self, trainer: Trainer) -> Floats:
-        """The peak of every layout, in bytes."""
+        """Return the peak of every layout, in bytes."""
         key = tuple(getattr(trainer, name) for name in MICRO_BATCH_CONSTANTS)
         if key not in self._micro_batches:
             self._micro_batches[key] = self._made(trainer)

@@ -33,6 +33,7 @@ class MicroBatchMemory:
 
 
 def micro_batch(rows: StageRows) -> MicroBatchMemory:
+    """Return the bytes of one micro-batch by closed forms."""
     model, tp = rows.cell.model, rows.table.tensor_parallel_size
     kept, working = layer_bytes(rows)
     tokens = rows.groups.spread(rows.tokens)
@@ -51,6 +52,10 @@ def micro_batch(rows: StageRows) -> MicroBatchMemory:
 
 
 def traced_micro_batch(rows: StageRows, traced: TracedMemory) -> MicroBatchMemory:
+    """Return the bytes of one micro-batch of every layout by traces of its model.
+
+    Traces are without tensor parallelism: it divides them as it divides the closed forms.
+    """
     # A mode that was not traced counts as none in every respect: its own closed form would divide
     # the bytes of none wrongly.
     recomputes = tuple(r if traced.has(r) else Recompute() for r in rows.table.recomputes)

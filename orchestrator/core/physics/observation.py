@@ -22,7 +22,10 @@ THRASHING_SHARE = 0.94
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """The result of one launch: a time, a peak, or an out-of-memory. Unknown is None."""
+    """The result of one launch: a time, a peak, or an out-of-memory. Unknown is None.
+
+    Raises ValueError for seconds or bytes that are not finite and positive.
+    """
 
     cell: Cell
     layout: Layout
@@ -47,6 +50,7 @@ class Observation:
 
     @property
     def limit_bytes(self) -> float:
+        """The memory that the launch had: its own limit, else the device's."""
         if self.memory_limit_bytes is not None:
             return self.memory_limit_bytes
         return float(self.hardware.memory_bytes)
@@ -71,7 +75,7 @@ class CellObservations:
 
     @cached_property
     def timed(self) -> list[Observation]:
-        """The rows with a time, trainer by trainer."""
+        """The rows with a time, trainer by trainer, without those that thrashed."""
         return [row for rows in self._timed_by_trainer.values() for row in rows]
 
     @cached_property
@@ -84,15 +88,19 @@ class CellObservations:
 
     @cached_property
     def peaked(self) -> list[Observation]:
-        """The rows with a peak, or a lower bound of it."""
+        """The rows with a peak, or with an out-of-memory, which is a lower bound of it."""
         return [row for row in self.rows if row.peak_memory_bytes is not None or row.out_of_memory]
 
     @cached_property
     def timed_table(self) -> LayoutTable:
+        """The layouts of `timed`, in its order."""
         return LayoutTable.of(row.layout for row in self.timed)
 
     def step_time_model(self, trainer: Trainer) -> StepTimeModel:
-        """The demands of the timed layouts, of `trainer` unless another one ran them."""
+        """Return the work of the timed layouts, in the order of `timed`.
+
+        `trainer` is that of a row which names none.
+        """
         return StepTimeModel.joined(
             [
                 StepTimeModel.of(
@@ -108,6 +116,7 @@ class CellObservations:
 
 
 def by_cell(observations: Iterable[Observation]) -> Sequence[CellObservations]:
+    """Group observations by cell, hardware, GPUs per node and stage of the peak."""
     found: dict[tuple[Cell, str, int, Stage], CellObservations] = {}
     for place, row in enumerate(observations):
         cell, hardware, per_node, stage = row.cell, row.hardware, row.gpus_per_node, row.stage

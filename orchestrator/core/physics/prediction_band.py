@@ -47,9 +47,10 @@ ENOUGH_CELLS = 2.0
 def step_spreads(
     table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int
 ) -> tuple[Floats, Floats]:
-    """Standard deviations of log measured over predicted seconds, below and above, by layout.
+    """Return spreads of predicted seconds below and above, by layout.
 
-    Hardware limits how fast a step can be; what goes wrong between nodes only slows it.
+    They are standard deviations of log measured over predicted. Hardware limits how fast a step can
+    be; what goes wrong between nodes only slows it. The constants above name the sources.
     """
     doublings = log2(max(cell.num_gpus / gpus_per_node, 1.0))
     is_known = hardware.name.startswith(KNOWN_DEVICES)
@@ -77,12 +78,18 @@ class FitErrors:
 
     @cached_property
     def quantiles_within(self) -> tuple[float, float]:
-        """The 10th and the 90th percentile of errors in a measured cell, in spreads of before."""
+        """The 10th and the 90th percentile of errors in a measured cell.
+
+        They are in units of the spreads before anything was measured.
+        """
         return self._quantiles(np.arange(len(self.errors)), self.errors)
 
     @cached_property
     def quantiles_across(self) -> tuple[float, float]:
-        """The same elsewhere: each measured cell is predicted from the others."""
+        """The 10th and the 90th percentile of errors in a cell that is not measured.
+
+        Each measured cell is predicted from the others.
+        """
         rows, errors = left_out_errors(self.places, self.errors, self.cells)
         return self._quantiles(rows, errors + self.offsets[rows])
 

@@ -49,7 +49,7 @@ class Residual:
         return cls(places=places, weights=_solved(_covariance(places, places), errors)[0])
 
     def at(self, places: Floats) -> Floats:
-        """Expected log measured over predicted."""
+        """Return the expected log measured over predicted at n places (n x k), n."""
         blocks = [
             _covariance(places[start : start + _ROWS], self.places) @ self.weights
             for start in range(0, len(places), _ROWS)
@@ -60,10 +60,10 @@ class Residual:
 def left_out_errors(
     places: Floats, errors: Floats, cells: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], Floats]:
-    """The errors left when each cell is predicted from the others alone, after their rows.
+    """Return an even selection of rows, and their errors by the other cells alone.
 
-    The rows are an even selection of all. The error of a Gaussian process in rows B that it has not
-    seen is (K^-1 in B)^-1 (K^-1 errors) in B. A single cell keeps its errors.
+    Each cell is predicted from the others. The error of a Gaussian process in rows B that it has
+    not seen is (K^-1 in B)^-1 (K^-1 errors) in B. A single cell keeps its errors.
     """
     rows = _spread(len(errors))
     places, errors, cells = places[rows], errors[rows], cells[rows]
@@ -94,7 +94,7 @@ def _solved(covariance: Floats, errors: Floats) -> tuple[Floats, Floats]:
 
 
 def places_of(table: LayoutTable, cell: Cell) -> Floats:
-    """The places of a cell's layouts among those of all cells: n x k, in doublings."""
+    """Return the places of a cell's layouts among those of all cells: n x k, in doublings."""
     model, length = cell.model, cell.sequence_length
     shares = [
         model.recomputed_flops_per_token(length, r) / model.flops_per_token(length)

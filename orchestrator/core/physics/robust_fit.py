@@ -24,6 +24,8 @@ ENOUGH = 1e-5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fit:
+    """The parameters of a fit, and how well they are known."""
+
     parameters: Floats
     # Laplace: the inverse of the curvature at the optimum.
     covariance: Floats
@@ -40,13 +42,13 @@ def fit(
     slopes_of: Callable[[Floats, Floats], Floats] | None = None,
     begin: Floats | None = None,
 ) -> Fit:
-    """Minimise sum(weights log(1 + r^2)) + (x - mean) covariance^-1 (x - mean) over x, by damped
-    Gauss-Newton steps.
+    """Fit parameters x to residuals r(x), by damped Gauss-Newton steps.
 
-    `residuals_of` gives residuals in units of their standard deviation; `weights` is how many
-    independent ones each counts as. `slopes_of` gives their derivatives from parameters and
-    residuals; None: by differences. `begin`: where to begin, if it is more probable than the mean;
-    next to the optimum a few steps do.
+    They minimise sum(weights log(1 + r^2)) + (x - mean) covariance^-1 (x - mean). `residuals_of`
+    gives residuals in units of their standard deviation; `weights` is how many independent ones
+    each counts as. `slopes_of` gives their derivatives from parameters and residuals; None: by
+    differences. `begin`: where to begin, if it is more probable than the mean; next to the optimum
+    a few steps do.
     """
     slopes_at = slopes_of or (lambda x, at: jacobian(residuals_of, x, at))
     precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
@@ -85,9 +87,9 @@ def fit(
 
 
 def jacobian(function: Callable[[Floats], Floats], x: Floats, at: Floats) -> Floats:
-    """Derivatives of a vector function, one column per parameter, by forward differences.
+    """Return the derivatives of a vector function by forward differences, n x parameters.
 
-    `at` is its value at x.
+    `at` is its value at x, n.
     """
     columns = []
     for i in range(len(x)):
@@ -98,7 +100,7 @@ def jacobian(function: Callable[[Floats], Floats], x: Floats, at: Floats) -> Flo
 
 
 def robust_sd(residuals: Floats, *, expected: float, prior_count: float, count: float) -> float:
-    """Standard deviation of the good residuals, by the median of their sizes.
+    """Return the standard deviation of the good residuals, by the median of their sizes.
 
     `expected` counts as `prior_count` residuals, these as `count`.
     """

@@ -37,7 +37,7 @@ class StageRows:
     last: bool
 
     def of(self, trainer: Trainer) -> StageRows:
-        """The same rows for a trainer that differs in `MEMORY_CONSTANTS` alone.
+        """Return the same rows for a trainer that differs in `MEMORY_CONSTANTS` alone.
 
         No column depends on these, so those that were computed are kept.
         """
@@ -59,11 +59,13 @@ class StageRows:
 
     @cached_property
     def one_stage(self) -> Mask:
+        """True where the pipeline has one stage."""
         mask: Mask = self.table.pipeline_parallel_size == 1
         return mask
 
     @cached_property
     def has_head(self) -> Mask:
+        """True where the stage ends with the head."""
         return np.ones_like(self.one_stage) if self.last else self.one_stage
 
     @cached_property
@@ -116,6 +118,7 @@ class StageRows:
 
     @cached_property
     def schedule(self) -> Schedule:
+        """The micro-batches that wait on this rank."""
         return Schedule.of(self.table, last=self.last)
 
     @property
@@ -147,6 +150,7 @@ class StageRows:
 
     @cached_property
     def weights(self) -> Floats:
+        """The weights of this stage on one rank, before ZeRO shards them."""
         if self.trainer.fully_shards:
             return self.layers * self.layer_weights + self.embedding_weights + self.head_weights
         model = self.cell.model
@@ -174,19 +178,23 @@ class StageRows:
 
     @cached_property
     def embedding_weights(self) -> Floats:
+        """The weights of the embedding; 0 on stages without it."""
         has = np.where(self.last, self.one_stage, True)
         found: Floats = np.where(has, self.table_weights, 0.0)
         return found
 
     @cached_property
     def head_weights(self) -> Floats:
-        """With the last norm. Tied embeddings have their table in the embedding."""
+        """The weights of the head, with the last norm; 0 on stages without it.
+
+        Tied embeddings have their table in the embedding.
+        """
         product = 0.0 if self.cell.model.tied_embeddings else self.table_weights
         found: Floats = np.where(self.has_head, product + self.cell.model.hidden_size, 0.0)
         return found
 
     def sharded(self, bytes_of_all: Floats, *, zero_stage: int) -> Floats:
-        """Bytes that a rank holds if ZeRO shards them from this stage on."""
+        """Return the bytes that a rank holds if ZeRO shards them from this stage on."""
         share: Floats = bytes_of_all / np.where(self.table.zero_stage >= zero_stage, self.shards, 1)
         return share
 
@@ -207,10 +215,11 @@ class Schedule:
 
     @classmethod
     def of(cls, table: LayoutTable, *, last: bool) -> Schedule:
-        """1F1B: one for each stage behind, and itself. GPipe: all.
+        """Return the micro-batches that wait on the first rank, or on the last one.
 
-        Interleaved, with v virtual stages on each of p ranks: (v - 1) p + 2 (p - i) - 1 of them, of
-        rank i (Narayanan et al. 2021; i counts from 0).
+        1F1B: one for each stage behind, and itself. GPipe: all. Interleaved, with v virtual stages
+        on each of p ranks: (v - 1) p + 2 (p - i) - 1 of them, of rank i (Narayanan et al. 2021; i
+        counts from 0).
         """
         pp, num = table.pipeline_parallel_size, table.grad_accum_steps
         kinds = table.pipeline_schedules

@@ -82,7 +82,7 @@ class Units:
     chunks_loss: bool
 
     def moments(self) -> Moments:
-        """The bytes at each moment, of all rows."""
+        """Return the bytes at each moment, one entry per row."""
         last, second = np.zeros(len(self.layer)), np.maximum(self.num_layers - 2.0, 0.0)
         first = self.num_layers - 1.0
 

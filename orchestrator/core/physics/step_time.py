@@ -56,6 +56,7 @@ class StepTimePrediction:
 
     @property
     def total(self) -> Floats:
+        """The seconds of the whole step."""
         parts = self.compute + self.recompute + self.bubble + self.data_parallel
         parts = parts + self.tensor_parallel + self.pipeline
         return parts + self.optimizer + self.host + self.fixed
@@ -140,6 +141,10 @@ class StepTimeModel:
         gpus_per_node: int,
         trainer: Trainer | None = None,
     ) -> StepTimeModel:
+        """Compute the work of a table's layouts in a cell.
+
+        Without a trainer, it is that of the defaults of `Trainer`.
+        """
         trainer = trainer or Trainer()
         model, length = cell.model, cell.sequence_length
         groups = LayoutGroups.of(table)
@@ -213,7 +218,7 @@ class StepTimeModel:
 
     @classmethod
     def joined(cls, models: Sequence[StepTimeModel]) -> StepTimeModel:
-        """The rows of several cells on one kind of hardware."""
+        """Return one model with the rows of several cells on one kind of hardware."""
         columns: dict[str, Any] = {}
         for name in (f.name for f in fields(cls) if f.name != "hardware"):
             parts = [getattr(model, name) for model in models]
@@ -228,7 +233,7 @@ class StepTimeModel:
         return cls(hardware=models[0].hardware, **columns)
 
     def seconds(self, c: StepTimeConstants) -> StepTimePrediction:
-        """The parts with these constants, of every layout."""
+        """Return the parts of every layout's step with these constants."""
         spread = self._spread
         # Long expressions: numpy reuses the memory of an intermediate array that has no name.
         rate = (self.peak * c.peak_efficiency * self.kernel_flops) / (
@@ -519,9 +524,10 @@ def ring_seconds(
     hardware: Hardware,
     constants: StepTimeConstants,
 ) -> Floats:
-    """One pass of a ring over a message, by the links and latencies of a step.
+    """Return the seconds of one pass of a ring over a message, by links and latencies.
 
-    Ranks are spread evenly over nodes.
+    All arrays have one entry per message. Each link takes (n - 1) / n of its bytes. Ranks are
+    spread evenly over nodes.
     """
     group = _Group(size=num_ranks, members_per_node=num_ranks / num_nodes, crosses=num_nodes > 1)
     inside = hardware.intra_node_bandwidth * constants.intra_node_share
@@ -532,14 +538,14 @@ def ring_seconds(
 
 
 def virtual_stages(table: LayoutTable) -> Floats:
-    """Pipeline stages of each rank, by row."""
+    """Return the pipeline stages of each rank, by row."""
     of_code = np.array([float(s.virtual_stages) for s in table.pipeline_schedules])
     found: Floats = of_code[table.pipeline_schedule]
     return found
 
 
 def element_bytes(table: LayoutTable) -> Floats:
-    """Bytes of an element of the activations, by row."""
+    """Return the bytes of an element of the activations, by row."""
     by_code = np.array([4.0 if p is Precision.FP32 else 2.0 for p in table.precisions])
     found: Floats = by_code[table.precision]
     return found

@@ -30,10 +30,12 @@ class TracedBytes:
     fixed: float = 0.0
 
     def of(self, *, tokens: int, sequence_length: int) -> float:
+        """Return the bytes of so many tokens."""
         per_token = self.per_token + self.per_token_and_position * sequence_length
         return tokens * per_token + self.fixed
 
     def at(self, tokens: Ints, sequence_length: int) -> Floats:
+        """Return the bytes of each number of tokens."""
         per_token = self.per_token + self.per_token_and_position * sequence_length
         return tokens.astype(np.float64) * per_token + self.fixed
 
@@ -52,7 +54,7 @@ class TracedMode:
     end: TracedBytes = TracedBytes()
 
     def peak_bytes(self, *, num_layers: int, tokens: int, sequence_length: int) -> float:
-        """Above the states, of one micro-batch through a whole model."""
+        """Return the peak above the states, of one micro-batch through a whole model."""
         kept, backward, head, end = (
             term.of(tokens=tokens, sequence_length=sequence_length)
             for term in (self.kept, self.backward, self.head, self.end)
@@ -62,7 +64,10 @@ class TracedMode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedMemory:
-    """Modes by their words, as in a layout: `none`, always, and `selective_ops`, `full`."""
+    """Modes by their words, as in a layout: `none`, always, and `selective_ops`, `full`.
+
+    Raises ValueError if `none` is missing.
+    """
 
     modes: tuple[tuple[str, TracedMode], ...]
 
@@ -78,7 +83,7 @@ class TracedMemory:
         return _word(recompute) in dict(self.modes)
 
     def of(self, recompute: Recompute) -> TracedMode:
-        """The mode of a layer so recomputed.
+        """Return the mode of a layer so recomputed.
 
         One that was not traced counts as not recomputed: the most it can need.
         """

@@ -238,9 +238,10 @@ def profile_of_words(words: Mapping[str, str]) -> str:
 
 
 def trainer_of_words(words: Mapping[str, str]) -> Trainer:
-    """The trainer that a table of runs describes in words (columns of core/pretend/run_table.py).
+    """Return the trainer that a table of runs describes in words.
 
-    `workloads/llama` for what it does not describe.
+    The words are columns of core/pretend/run_table.py. It is `workloads/llama` for what they do not
+    describe.
     """
     name = profile_of_words(words)
     if name == "nanotron" and words.get("code_version", "").startswith("pre"):

@@ -50,6 +50,7 @@ class AxisValues:
 
     @property
     def sizes(self) -> dict[str, int]:
+        """The number of values of each axis, by its name."""
         return {name: len(getattr(self, name)) for name in COLUMNS}
 
 
@@ -86,9 +87,9 @@ def axis_values(spec: SweepSpec, cell: Cell) -> AxisValues:
 
 
 def unsplit_batch(spec: SweepSpec, cell: Cell) -> str | None:
-    """Say that no number of replicas that the axes allow divides the global batch.
+    """Return why the global batch cannot be split: no number of replicas divides it.
 
-    None: one does, or the axes allow no replicas at all.
+    None: a number that the axes allow does, or the axes allow no replicas at all.
     """
     values, num_gpus = axis_values(spec, cell), cell.num_gpus
     models = {

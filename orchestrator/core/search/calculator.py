@@ -69,6 +69,7 @@ class Calculator:
 
     @property
     def cell(self) -> Cell:
+        """The cell whose layouts are predicted."""
         return self.planned.space.cell
 
     @cached_property
@@ -85,7 +86,7 @@ class Calculator:
 
     @property
     def start(self) -> Layout:
-        """The layout that is predicted to be the best of the file's."""
+        """The layout that is predicted to be the best of the file's layouts."""
         return first(self.planned.candidates)
 
     def layout(self, assignments: Iterable[tuple[str, str]]) -> Layout:

@@ -22,22 +22,25 @@ DAMPING = 0.7
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sites:
-    """The Gaussian values of some bounds: precisions, and means times precisions."""
+    """The Gaussian values of n bounds: precisions, and means times precisions, n each."""
 
     precision: Floats
     shift: Floats
 
     @classmethod
     def nothing(cls, num: int) -> Sites:
+        """Return sites that say nothing yet: their precisions are 0."""
         return cls(precision=np.zeros(num), shift=np.zeros(num))
 
     @property
     def mean(self) -> Floats:
+        """The mean of each site; only where its precision is not 0."""
         found: Floats = self.shift / np.maximum(self.precision, FAINT)
         return found
 
     @property
     def variance(self) -> Floats:
+        """The variance of each site."""
         found: Floats = 1.0 / np.maximum(self.precision, FAINT)
         return found
 
@@ -52,10 +55,11 @@ def propagated(
     softness: float,
     times: int,
 ) -> Sites:
-    """Update the sites of bounds on jointly Gaussian values.
+    """Return the sites of n bounds on jointly Gaussian values, updated so many `times`.
 
-    `mean` and `covariance` are those of the values without the bounds; a side of 1 is "at least",
-    -1 "at most"; `softness` is the standard deviation of where a limit lies.
+    `mean` (n) and `covariance` (n x n) are those of the values without the bounds; a side of 1 is
+    "at least", -1 "at most"; `softness` is the standard deviation of where a limit lies.
+    Expectation propagation (Rasmussen and Williams 2006, section 3.6).
     """
     precision, shift = sites.precision.copy(), sites.shift.copy()
     for _ in range(times):
@@ -82,9 +86,10 @@ def propagated(
 def matched(
     *, mean: Floats, variance: Floats, limits: Floats, sides: Floats, softness: float
 ) -> tuple[Floats, Floats]:
-    """The site of each bound on a Gaussian value that is known apart from it.
+    """Return precision, and mean times precision, of each bound's site.
 
-    It has the mean and the variance of that value, given that the bound holds.
+    Each bound is on a Gaussian value that is known apart from it, by `mean` and `variance`. The
+    site gives that value the mean and the variance that it has if the bound holds.
     """
     total = variance + softness**2
     z = sides * (mean - limits) / np.sqrt(total)

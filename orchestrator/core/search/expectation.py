@@ -35,9 +35,10 @@ class Fitting:
 def probability_of_fitting(
     candidates: Candidates, rows: Ints, predicted: Predicted | None = None
 ) -> Floats | None:
-    """Return the probability that rows stay within the usable memory; None without a limit.
+    """Return the probability, 0 to 1, that each row stays within the usable memory.
 
-    `predicted` may be given if `candidates.predict` was called for these rows before.
+    None: there is no limit. `predicted` may be given if `candidates.predict` was called for these
+    rows before.
     """
     if candidates.memory_limit_bytes is None:
         return None
@@ -51,7 +52,7 @@ def probability_of_fitting(
 def chance_within(
     limit_bytes: float, memory_bytes: Floats, *, predicted: Predicted | None
 ) -> Floats:
-    """Return the probability that peaks stay within what is usable of a limit.
+    """Return the probability, 0 to 1, that each peak stays within what is usable of a limit.
 
     `predicted` has the same peaks with their uncertainty; None on an unknown device.
     """
@@ -63,7 +64,7 @@ def chance_within(
 
 
 def fitting(candidates: Candidates) -> Fitting | None:
-    """Return how many layouts of a cell fit; None without a memory limit."""
+    """Return how many layouts of a cell should fit; None without a memory limit."""
     num = len(candidates)
     rows = even_selection(num)
     chances = probability_of_fitting(candidates, rows)
@@ -78,7 +79,10 @@ def fitting(candidates: Candidates) -> Fitting | None:
 
 
 def expected_out_of_memory(candidates: Candidates, *, num_trials: int) -> float | None:
-    """Return the expected number of out-of-memories if the first layouts were all launched."""
+    """Return the expected number of out-of-memories if the first layouts were all launched.
+
+    None without a memory limit.
+    """
     rows = candidates.order[:num_trials]
     selected = rows[even_selection(len(rows))]
     chances = probability_of_fitting(candidates, selected)
@@ -94,7 +98,10 @@ def even_selection(num_rows: int) -> Ints:
 
 
 def share_that_fails(*, num_failed: int, num_measured: int) -> float:
-    """Return the share of fitting layouts that fail: the usual share, corrected by trials."""
+    """Return the share, 0 to 1, of fitting layouts that fail otherwise.
+
+    It is the usual share, corrected by the trials of this cell.
+    """
     return (FEWEST_TRIALS * FAILS_UNTIL_KNOWN + num_failed) / (
         FEWEST_TRIALS + num_failed + num_measured
     )

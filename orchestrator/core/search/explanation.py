@@ -67,23 +67,28 @@ class Explanation:
 
     @property
     def memory_bytes(self) -> float:
+        """The predicted peak of one GPU."""
         return sum(self.memory_by_part.values())
 
     @property
     def fits(self) -> bool:
+        """True if the peak is predicted to stay within the limit, or no limit is known."""
         return self.memory_limit_bytes is None or self.memory_bytes <= self.memory_limit_bytes
 
     @property
     def step_seconds(self) -> float | None:
+        """The predicted seconds of a step. None on an unknown device."""
         return sum(self.seconds_by_part.values()) if self.seconds_by_part is not None else None
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
+        """The predicted speed. None on an unknown device."""
         seconds = self.step_seconds
         return None if seconds is None else self.cell.tokens_per_step / seconds / self.cell.num_gpus
 
     @property
     def mfu(self) -> float | None:
+        """The predicted model FLOPs utilisation, 0 to 1. None: the peak FLOP/s are unknown."""
         tokens, cell = self.tokens_per_second_per_gpu, self.cell
         if tokens is None or self.peak_flops is None:
             return None

@@ -45,7 +45,8 @@ class FrontGain:
     ) -> Floats:
         """Return each row's expected gain, relative to the volume of the front so far.
 
-        `mean` and `sd` are of the rows' scores. If nothing ran, it is the expected volume itself.
+        `mean` and `sd` are of the rows' scores. If nothing ran, the gain is the expected volume
+        itself.
         """
         self._learn_power(told)
         merits = self._used()

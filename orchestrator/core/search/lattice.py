@@ -52,7 +52,7 @@ class LatticeAxis:
         )
 
     def take(self, rows: Ints) -> LatticeAxis:
-        """The same axis for some of the rows."""
+        """Return the same axis for some of the rows."""
         return replace(self, steps=self.steps[rows])
 
 
@@ -81,13 +81,13 @@ class Belief:
 
     @property
     def loadings(self) -> Floats:
-        """F with F F^T = basis covariance basis^T, n x k."""
+        """The matrix F with F F^T = basis covariance basis^T: n x k for n rows and k constants."""
         values, vectors = np.linalg.eigh(self.covariance)
         factor: Floats = vectors * np.sqrt(np.maximum(values, 0.0))
         return self.basis @ factor
 
     def take(self, rows: Ints) -> Belief:
-        """The same belief in some of the rows."""
+        """Return the same belief in some of the rows."""
         return replace(self, mean=self.mean[rows], basis=self.basis[rows])
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class Lattice:
         return len(self.seconds) if self.seconds is not None else 1
 
     def take(self, rows: Ints) -> Lattice:
-        """Some of the rows."""
+        """Return some of the rows."""
         return replace(
             self,
             axes=tuple(axis.take(rows) for axis in self.axes),
@@ -126,11 +126,12 @@ class Lattice:
 
     @property
     def places(self) -> Floats:
-        """The places of the rows, n x axes."""
+        """The places of the rows: rows x axes."""
         if not self.axes:
             return np.zeros((len(self), 0))
         return np.stack([axis.places[axis.steps] for axis in self.axes], axis=1)
 
     @property
     def ordered(self) -> NDArray[np.bool_]:
+        """True for each axis whose values have an order."""
         return np.array([axis.ordered for axis in self.axes], dtype=np.bool_)

@@ -52,6 +52,7 @@ class Rules:
 
     @property
     def all(self) -> tuple[Rule, ...]:
+        """All rules, in the order of their checks."""
         world = Rule(WORLD_SIZE, lambda t: t.world_size != self.num_gpus)
         batch = Rule(
             GLOBAL_BATCH,
@@ -76,6 +77,7 @@ def keep_legal(table: LayoutTable, rules: Sequence[Rule]) -> tuple[LayoutTable, 
 
 
 def rules_of(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int) -> Rules:
+    """Return the rules for a cell: exact products, the workload's abilities, and constraints."""
     return Rules(
         choice=_choice_rules(spec, cell, values),
         placement=_placement_rules(spec, cell, gpus_per_node),
@@ -249,6 +251,7 @@ def _is_of_cell(table: LayoutTable, cell: Cell) -> Mask:
 
 
 def constraint_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[Rule]:
+    """Return the constraints of the sweep file as rules, in their order."""
     rules = (_of_constraint(constraint, cell, gpus_per_node) for constraint in spec.constraints)
     return [rule for of_one in rules for rule in of_one]
 

@@ -34,7 +34,10 @@ class OptionEffects:
         return bool(self._axes)
 
     def worth(self, ran: Sequence[int], best: int) -> Floats:
-        """A factor on the worth of each row: less if an untried value is not its only change."""
+        """Return a factor on the worth of each row, 0 to 1.
+
+        It is less if an untried value of an option is not the row's only change from the best one.
+        """
         shows = np.zeros(len(self._steps), dtype=np.bool_)
         for axis, untried in zip(self._axes, self._untried(ran), strict=True):
             shows |= untried[axis.steps]
@@ -42,9 +45,10 @@ class OptionEffects:
         return np.where(shows & (changes > 1), WORTH_AMONG_OTHER_CHANGES, 1.0)
 
     def log_seconds(self, ran: Sequence[int], memory_constants: Floats) -> Floats:
-        """What each row's untried values add to its log seconds, by their effects on memory.
+        """Return what each row's untried values add to its log seconds.
 
-        `memory_constants`: those that are expected by now; the last ones are the options' values.
+        It follows from their effects on memory. `memory_constants` are those that are expected by
+        now; the last ones are the options' values.
         """
         num = sum(len(axis) for axis in self._axes)
         effects = memory_constants[len(memory_constants) - num :]

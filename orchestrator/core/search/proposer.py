@@ -110,7 +110,7 @@ class Proposer:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The row of the best score, and the score."""
+        """The row of the best score, and the score. None: nothing ran."""
         return self._best
 
     def add_pending(self, row: int) -> None:
@@ -212,13 +212,17 @@ class Proposer:
         return float((gain * works)[open_rows].max())
 
     def probability_of_fitting(self) -> Floats | None:
-        """Return each row's probability to fit. None: no limit is known, nothing ran out of it."""
+        """Return each row's probability to fit, 0 to 1.
+
+        None: no limit is known, and nothing ran out of memory.
+        """
         return self._fits()
 
     def doubtful(self, *, but: Container[int] = ()) -> tuple[int, float] | None:
         """Return the row that is most worse than its neighbours predict, and the predicted score.
 
-        Only rows that would then be near the best count; rows in `but` are skipped.
+        Only rows that would then be near the best count; rows in `but` are skipped. None: there is
+        no such row.
         """
         best = self._best
         if best is None or self._num_scored < 5:

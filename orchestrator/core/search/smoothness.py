@@ -53,6 +53,7 @@ class AxisKernel:
 
 
 def kernels_of(axes: Sequence[LatticeAxis], smoothness: Smoothness) -> tuple[AxisKernel, ...]:
+    """Return the kernel of each axis."""
     found = []
     for axis, length in zip(axes, smoothness.lengths, strict=True):
         apart = axis.places[:, None] - axis.places[None, :]
@@ -64,7 +65,10 @@ def kernels_of(axes: Sequence[LatticeAxis], smoothness: Smoothness) -> tuple[Axi
 def residual_covariance(
     kernels: Sequence[AxisKernel], smoothness: Smoothness, rows: Ints, others: Ints | None
 ) -> Floats:
-    """Return Matern 5/2 of the distance over all axes, plus the mean of that over each axis."""
+    """Return the covariance of some rows with others: rows x others; None: with themselves.
+
+    It is Matern 5/2 of the distance over all axes, plus the mean of that over each axis.
+    """
     num_others = (len(kernels[0].steps) if others is None else len(others)) if kernels else 1
     squared, additive = np.zeros((len(rows), num_others)), np.zeros((len(rows), num_others))
     for kernel in kernels:
@@ -87,6 +91,11 @@ def _matern(squared: Floats) -> Floats:
 def likeliest(
     now: Smoothness, guess: Smoothness, axes: Sequence[LatticeAxis], y: Floats, shared: Floats
 ) -> Smoothness:
+    """Return the smoothness that makes values most likely, from steps around the present one.
+
+    `y` has the n values less their believed means, `shared` their covariance by the constants of
+    the belief, n x n. `guess` is what the smoothness is believed to be.
+    """
     best, found = now, log_likelihood(now, guess, axes, y, shared)
     for factor in (1.65, 1.28):
         for parameter in [*range(len(now.lengths)), "joint_sd", "additive_sd", "noise_sd"]:
@@ -111,7 +120,10 @@ def _scaled(smoothness: Smoothness, parameter: int | str, factor: float) -> Smoo
 def noise_variances(
     covariance: Floats, y: Floats, start: Floats, *, base: float, times: int
 ) -> Floats:
-    """Return the variance of each value's noise: larger if the others predict another value."""
+    """Return the variance of each value's noise, n.
+
+    It is larger if the others predict another value. `base` is its least.
+    """
     noise = start
     for _ in range(times):
         fitted = covariance @ np.linalg.solve(covariance + np.diag(noise + JITTER), y)
@@ -122,6 +134,10 @@ def noise_variances(
 def log_likelihood(
     tried: Smoothness, guess: Smoothness, axes: Sequence[LatticeAxis], y: Floats, shared: Floats
 ) -> float:
+    """Return the log likelihood of values with a smoothness, less its improbability.
+
+    Far from `guess`, a smoothness is improbable. `y` and `shared` are those of `likeliest`.
+    """
     every = np.arange(len(y))
     covariance = residual_covariance(kernels_of(axes, tried), tried, every, every) + shared
     base = tried.noise_sd**2

@@ -46,12 +46,15 @@ class Bound(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
+    """A value of a row, or a bound of it."""
+
     row: int
     value: float | None  # None: pending
     bound: Bound = Bound.EXACT
 
     @property
     def is_exact(self) -> bool:
+        """True if the row has this value, and the value is no bound."""
         return self.value is not None and self.bound is Bound.EXACT
 
 
@@ -100,6 +103,7 @@ class Surrogate:
 
     @property
     def values(self) -> Sequence[Value]:
+        """All values, pending rows among them."""
         return self._values
 
     def shift(self, level: float) -> None:
@@ -147,7 +151,7 @@ class Surrogate:
 
     @property
     def mean(self) -> Floats:
-        """Expected logarithm of every row."""
+        """The expected logarithm of every row."""
         if self._mean is None:
             self._update()
         assert self._mean is not None
@@ -155,7 +159,7 @@ class Surrogate:
 
     @property
     def sd(self) -> Floats:
-        """Standard deviation of every row's logarithm, as if pending rows were known."""
+        """The standard deviation of every row's logarithm, as if pending rows were known."""
         if self._mean is None:
             self._update()
         sd: Floats = np.sqrt(np.maximum(self._own - self._explained, 1e-10))
@@ -163,7 +167,7 @@ class Surrogate:
 
     @property
     def constants(self) -> Floats:
-        """Expected values of the belief's constants, by what is known."""
+        """The expected values of the belief's constants, by what is known."""
         if self._mean is None:
             self._update()
         rows = self._rows(self._values)
@@ -177,6 +181,7 @@ class Surrogate:
 
     @property
     def noise_sd(self) -> float:
+        """The standard deviation of the noise of a value."""
         return self._smoothness.noise_sd
 
     def correct(self, value: Value) -> None:

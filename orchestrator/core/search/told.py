@@ -8,7 +8,10 @@ from math import isfinite
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """The outcome of a row. Scores are logarithms, lower is better, and finite or ValueError."""
+    """The outcome of a row. Scores are logarithms, and lower is better.
+
+    Raises ValueError for a number that is not finite.
+    """
 
     row: int
     score: float | None = None  # None: it did not run

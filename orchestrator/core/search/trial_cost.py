@@ -39,7 +39,10 @@ class TrialCost:
 
     @property
     def is_launch_measured(self) -> bool:
-        """If False, launches are a guess that is only right for trials of minutes on GPUs."""
+        """True if the time of launches was measured.
+
+        Otherwise it is a guess that is only right for trials of minutes on GPUs.
+        """
         return self.launch_sd == MEASURED_LAUNCH_SD
 
     def seconds(self, step_seconds: float) -> float:
@@ -55,7 +58,10 @@ class TrialCost:
         timed_steps: float | None,
         device: Device = Device.CPU,
     ) -> TrialCost:
-        """Use the times of stored trials if there are any, else usual ones."""
+        """Return the cost by the times of stored trials if there are any, else by usual ones.
+
+        `launch_seconds` and `timed_steps` are those of stored trials; None: there are none.
+        """
         asked = plan.plan(device)
         timed = TIMED_STEPS if timed_steps is None else timed_steps
         timed = min(max(timed, plan.min_steps), plan.max_steps)
@@ -79,10 +85,12 @@ class PlannedCost:
 
     @property
     def sd(self) -> float:
+        """The standard deviation of the logarithm of the GPU-hours."""
         return sqrt(self.shared_sd**2 + self.own_sd**2)
 
     @property
     def gpu_hours_p90(self) -> float:
+        """The GPU-hours that nine of ten such plans stay under."""
         return self.gpu_hours * exp(Z90 * self.sd)
 
 

@@ -8,6 +8,8 @@ ended early until that was seen, once in each cell.
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 
 from orchestrator.core.trial.protocol import MeasurementPlan
 
@@ -19,6 +21,8 @@ COUNTED_SECONDS = 60.0
 FEWEST_COUNTED = 16
 # A prediction may be so many times too long, and the steps still take `min_seconds`.
 _TOO_LONG = 6.0
+# A program that goes on after all its steps writes the next line within its usual time, and this.
+_NEXT_SECONDS, _NEXT_STEPS, _MOST_NEXT_SECONDS = 2.0, 1.5, 30.0
 
 
 def counting_plan(
@@ -32,3 +36,9 @@ def counting_plan(
         wanted = max(math.ceil(seconds / predicted_seconds), least)
         num = min(num, wanted)
     return plan.model_copy(update={"counts_lines": True, "max_steps": num})
+
+
+def next_line_patience_seconds(step_seconds: Sequence[float]) -> float:
+    """Return how long to wait for one more line of a program that has written all of these."""
+    usual = statistics.median(step_seconds)
+    return min(_NEXT_SECONDS + _NEXT_STEPS * usual, _MOST_NEXT_SECONDS)

@@ -29,6 +29,27 @@ class Bad:
     has_csrf: bool = True
 
 
+def bad_form(
+    why: str,
+    *,
+    target: str = "/cancel",
+    headers: Mapping[str, str | None] | None = None,
+    body: bytes = b"",
+    has_csrf: bool = True,
+    status: int = 403,
+) -> Bad:
+    """A form as a person sends it, except for one thing that is wrong."""
+    return Bad(
+        why=why,
+        method="POST",
+        target=target,
+        headers=headers or {},
+        body=body,
+        has_csrf=has_csrf,
+        status=status,
+    )
+
+
 BAD = (
     Bad(why="rebound name", headers={"Host": "evil.example"}, status=400),
     Bad(why="rebound name with the port", headers={"Host": "evil.example:80"}, status=400),
@@ -43,8 +64,8 @@ BAD = (
     Bad(why="method OPTIONS", method="OPTIONS", status=405),
     Bad(why="method TRACE", method="TRACE", status=405),
     Bad(why="unknown method", method="BREW", status=405),
-    Bad(why="form to a page", method="POST", target="/", body=b"", status=405),
-    Bad(why="form to the events", method="POST", target="/events", body=b"", status=405),
+    bad_form("form to a page", target="/", status=405),
+    bad_form("form to the events", target="/events", status=405),
     Bad(why="unknown page", target="/admin", status=404),
     Bad(why="way out of the assets", target="/assets/../live.py", status=404),
     Bad(why="encoded way out", target="/assets/%2e%2e%2flive.py", status=404),
@@ -80,65 +101,23 @@ BAD = (
         headers={"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"},
         status=403,
     ),
-    Bad(why="form without origin", method="POST", headers={"Origin": None}, body=b"", status=403),
-    Bad(
-        why="form of another site",
-        method="POST",
-        headers={"Origin": "http://evil.example"},
-        body=b"",
-        status=403,
-    ),
-    Bad(why="form of a file", method="POST", headers={"Origin": "null"}, body=b"", status=403),
-    Bad(
-        why="form of another port",
-        method="POST",
-        headers={"Origin": "http://127.0.0.1:1"},
-        body=b"",
-        status=403,
-    ),
-    Bad(why="form without token", method="POST", body=b"", has_csrf=False, status=403),
-    Bad(why="wrong token", method="POST", body=b"csrf=0000", has_csrf=False, status=403),
-    Bad(why="token twice", method="POST", body=b"&csrf=1", status=403),
-    Bad(why="form without cookie", method="POST", headers={"Cookie": None}, body=b"", status=403),
-    Bad(
-        why="made-up cookie",
-        method="POST",
-        headers={"Cookie": "sweep-ui-PORT=1.2"},
-        body=b"",
-        status=403,
-    ),
-    Bad(
-        why="JSON",
-        method="POST",
-        headers={"Content-Type": "application/json"},
-        body=b"{",
-        status=415,
-    ),
-    Bad(
-        why="upload",
-        method="POST",
-        headers={"Content-Type": "multipart/form-data; boundary=x"},
-        body=b"",
-        status=415,
-    ),
-    Bad(why="large form", method="POST", body=b"&x=" + b"x" * 40_000, status=413),
-    Bad(
-        why="form that says to be large",
-        method="POST",
-        headers={"Content-Length": "99999999999"},
-        body=b"",
-        status=413,
-    ),
-    Bad(why="unknown field", method="POST", body=b"&sweep=other", status=400),
-    Bad(why="retry of no trial", method="POST", target="/retry", body=b"", status=400),
-    Bad(
-        why="retry of another sweep's trial",
-        method="POST",
-        target="/retry",
-        body=b"&trial=OTHER",
-        status=404,
-    ),
-    Bad(why="no layout", method="POST", target="/enqueue", body=b"&layout=+&cell=x", status=400),
+    bad_form("form without origin", headers={"Origin": None}),
+    bad_form("form of another site", headers={"Origin": "http://evil.example"}),
+    bad_form("form of a file", headers={"Origin": "null"}),
+    bad_form("form of another port", headers={"Origin": "http://127.0.0.1:1"}),
+    bad_form("form without token", has_csrf=False),
+    bad_form("wrong token", body=b"csrf=0000", has_csrf=False),
+    bad_form("token twice", body=b"&csrf=1"),
+    bad_form("form without cookie", headers={"Cookie": None}),
+    bad_form("made-up cookie", headers={"Cookie": "sweep-ui-PORT=1.2"}),
+    bad_form("JSON", headers={"Content-Type": "application/json"}, body=b"{", status=415),
+    bad_form("upload", headers={"Content-Type": "multipart/form-data; boundary=x"}, status=415),
+    bad_form("large form", body=b"&x=" + b"x" * 40_000, status=413),
+    bad_form("form that says to be large", headers={"Content-Length": "99999999999"}, status=413),
+    bad_form("unknown field", body=b"&sweep=other", status=400),
+    bad_form("retry of no trial", target="/retry", status=400),
+    bad_form("retry of another sweep's trial", target="/retry", body=b"&trial=OTHER", status=404),
+    bad_form("no layout", target="/enqueue", body=b"&layout=+&cell=x", status=400),
 )
 
 
@@ -159,8 +138,6 @@ def sent(visitor: Visitor, bad: Bad, other_trial: str) -> Answer:
         csrf = f"csrf={visitor.csrf}".encode() if bad.has_csrf else b""
         body = csrf + body.replace(b"OTHER", other_trial.encode())
     target = bad.target.replace("OTHER", other_trial)
-    if bad.method == "POST" and target == "/" and bad.status != 405:
-        target = "/cancel"
     return visitor.ask(bad.method, target, headers, body)
 
 

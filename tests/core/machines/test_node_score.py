@@ -17,52 +17,9 @@ from orchestrator.core.machines.node_score import (
     how_sure,
     score_nodes,
 )
+from tests.core.machines.node_runs import trials
 
-NUM_NODES = 8
 MANY_NODES = 2048  # of the virtual clock's benchmark
-
-
-def trials(
-    num: int,
-    *,
-    seed: int = 0,
-    slow: Sequence[int] = (3,),
-    by: float = 0.10,
-    noise: float = 0.02,
-    prediction_error: float = 0.08,
-    repeats: float = 0.3,
-    gangs: Sequence[int] = (1,),
-    disturbed: float = 0.0,
-) -> list[NodeRun]:
-    """Runs of two cells, one predicted 20 % too fast; every third run repeats an earlier layout."""
-    rng = np.random.default_rng(seed)
-    layouts: list[tuple[int, float, float]] = []  # cell, log seconds, log predicted
-    runs = []
-    for _ in range(num):
-        if layouts and rng.random() < repeats:
-            place = int(rng.integers(len(layouts)))
-        else:
-            cell, true = int(rng.integers(2)), float(rng.normal(0, 0.5))
-            layouts.append((cell, true, true - 0.2 * cell + float(rng.normal(0, prediction_error))))
-            place = len(layouts) - 1
-        cell, true, predicted = layouts[place]
-        nodes = rng.choice(NUM_NODES, int(rng.choice(gangs)), replace=False)
-        seconds = (
-            true
-            + float(rng.normal(0, noise))
-            + (np.log1p(by) if set(slow) & set(nodes.tolist()) else 0.0)
-        )
-        seconds += float(rng.exponential(0.3)) if rng.random() < disturbed else 0.0
-        runs.append(
-            NodeRun(
-                nodes=tuple(f"n{i}" for i in nodes),
-                cell=cell,
-                trial=place,
-                log_seconds=seconds,
-                log_predicted=predicted,
-            )
-        )
-    return runs
 
 
 def trials_of_many_nodes(*, seed: int, slow: int | None = None) -> list[NodeRun]:

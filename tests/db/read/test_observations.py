@@ -6,8 +6,6 @@ import os
 import socket
 from dataclasses import replace
 
-import pytest
-
 from db.read import observations
 from db.store import Store
 from orchestrator.core.problem.layout import Layout
@@ -29,11 +27,6 @@ from tests.db.builders import (
 )
 
 H100 = "NVIDIA H100 80GB HBM3"
-
-
-@pytest.fixture
-def bench(store: Store) -> Bench:
-    return Bench.on(store)
 
 
 def out_of_memory(

@@ -38,11 +38,6 @@ from tests.db.builders import (
 )
 
 
-@pytest.fixture
-def bench(store: Store) -> Bench:
-    return Bench.on(store)
-
-
 def new(bench: Bench, *micro_batch_sizes: int) -> list[NewTrial]:
     return [
         NewTrial(cell_id=bench.cell_id, layout=layout(size), why=f"why {size}", nodes=["node-a"])

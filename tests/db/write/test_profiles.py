@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from db.sql import readonly
-from db.store import Store
 from db.write.writes import ProfileEnd
 from orchestrator.core.errors import LeaseLost
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
@@ -31,11 +30,6 @@ FIRST = rank_profile(
     trace_path="/runs/trace-0.json.gz",
 )
 SLOWEST = rank_profile(is_slowest=True, host_nanoseconds=None, is_on_device=False)
-
-
-@pytest.fixture
-def bench(store: Store) -> Bench:
-    return Bench.on(store)
 
 
 def ended(trial_id: int, number: int, **changes: Any) -> ProfileEnd:

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 
 from db.connection.engine import Database
-from db.store import Store
 from orchestrator.core.errors import LeaseLost
 from orchestrator.core.trial.lifecycle import REQUESTS, TrialState
 from tests.db.builders import Bench, layout, losing_answers
-
-
-@pytest.fixture
-def bench(store: Store) -> Bench:
-    return Bench.on(store)
 
 
 def asked(bench: Bench) -> list[tuple[int | None, str]]:

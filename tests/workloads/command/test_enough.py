@@ -167,7 +167,7 @@ def test_other_ranks_may_fail_once_rank_0_is_asked_to_end(
     """,
         plan=PLAN,
     )
-    measured(report)
+    assert len(measured(report).step_seconds) >= 8
 
 
 def test_numbers_that_are_in_stand_when_another_node_ends_the_gang(

@@ -166,4 +166,4 @@ def test_rank_programs_that_compute_nothing_import_nothing_to_compute_with(heavy
     code = (  # to import it raises
         f"import sys; sys.modules[{heavy!r}] = None; import workloads.synthetic, workloads.command"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
