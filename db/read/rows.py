@@ -271,7 +271,7 @@ class OtherClockRow:
 class NoiseFloor:
     """The difference of two runs of one layout in a cell, on average."""
 
-    relative: float  # to the step time of the first run
+    relative: float  # to the first run
     num_repeats: int
 
 
