@@ -328,7 +328,7 @@ class Store(StoreReads):
         return self._write(invalidation.invalidate, by_sweep, where, self._token, holder_is_dead)
 
     def count_repeatable(self, where: str, *, sweep: str | None = None) -> dict[TrialState, int]:
-        """How many trials `invalidate` would change, by state. Raises UsageInvalid."""
+        """Count the trials that `invalidate` would change, by state. Raises UsageInvalid."""
         ids = "(SELECT trial_id FROM matching)"
         taken = (
             f"SELECT state, count(*) FROM trial WHERE id IN {ids}"

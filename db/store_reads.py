@@ -216,7 +216,7 @@ class StoreReads:
         return self._read(trials.reused_by, sweep_name)
 
     def reusers(self, sweep_id: int) -> dict[str, int]:
-        """How many trials each other sweep has taken over from a sweep, by its name."""
+        """Count the trials that other sweeps have taken over from a sweep, by their names."""
         return self._read(trials.reusers, sweep_id)
 
     def attempt_spans(self, cell_id: int) -> dict[int, tuple[dt.datetime, dt.datetime]]:
@@ -276,15 +276,15 @@ class StoreReads:
         return self._read(remarks.other_clocks, sweep_id, beyond)
 
     def best_of_other_fingerprints(self, sweep_id: int) -> list[TrialRow]:
-        """The fastest trial of each cell and fingerprint that is not current, the fastest first."""
+        """The fastest trial of each cell and old fingerprint, by cell, the fastest first."""
         return self._read(remarks.best_of_other_fingerprints, sweep_id)
 
     def noise_floors(self, sweep_id: int) -> dict[int, NoiseFloor]:
-        """How much runs of one layout differ, by the id of each cell that has repeats."""
+        """Return the noise floor of each cell that has repeats, by cell id."""
         return self._read(remarks.noise_floors, sweep_id)
 
     def num_with_longer_steps(self, sweep_id: int) -> int:
-        """How many measured attempts report more seconds of steps than they reserved GPUs for."""
+        """Count measured attempts that report more seconds of steps than they reserved GPUs for."""
         return self._read(remarks.num_with_longer_steps, sweep_id)
 
     # Nodes and links.

@@ -21,7 +21,7 @@ class Portion:
 
 
 def read_regular(path: Path, *, offset: int = 0, num_bytes: int) -> Portion:
-    """Read so many bytes of a regular file, or as many as there are from the offset on.
+    """Read `num_bytes` of a regular file from the offset on, or as many as there are.
 
     Raises OSError; a link to a regular file is one.
     """

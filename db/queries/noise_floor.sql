@@ -21,7 +21,7 @@ floors AS (
         sum(CASE WHEN is_repeat THEN 1 ELSE 0 END) AS num_repeats,
         avg(CASE WHEN is_repeat THEN change END) AS noise_floor,
         max(CASE WHEN is_repeat THEN change END) AS largest_change,
-        -- Pooled over the layouts: each has one degree of freedom less than runs. Too few tell too little.
+        -- Pooled over the layouts: each has one degree of freedom less than runs. Fewer than 5 repeats are not used.
         CASE WHEN sum(CASE WHEN is_repeat THEN 1 ELSE 0 END) >= 5
             THEN sum(deviation * deviation) / sum(CASE WHEN is_repeat THEN 1 ELSE 0 END)
         END AS run_variance

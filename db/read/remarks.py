@@ -47,7 +47,7 @@ def other_clocks(connection: Connection, sweep_id: int, beyond: float) -> list[O
 
 
 def best_of_other_fingerprints(connection: Connection, sweep_id: int) -> list[TrialRow]:
-    """The fastest trial of each cell and fingerprint that is not current, the fastest first."""
+    """The fastest trial of each cell and old fingerprint, by cell, the fastest first."""
     statement = sa.text(
         "SELECT trial_id FROM v_best WHERE sweep_id = :sweep_id AND NOT is_current"
         " ORDER BY cell_id, tokens_per_second_per_gpu DESC, trial_id"
@@ -57,7 +57,7 @@ def best_of_other_fingerprints(connection: Connection, sweep_id: int) -> list[Tr
 
 
 def noise_floors(connection: Connection, sweep_id: int) -> dict[int, NoiseFloor]:
-    """How much runs of one layout differ, by the id of each cell that has repeats."""
+    """Return the noise floor of each cell that has repeats, by cell id."""
     statement = sa.text(
         "SELECT cell_id, noise_floor, num_repeats FROM v_cell"
         " WHERE sweep_id = :sweep_id AND num_repeats > 0"
@@ -69,7 +69,7 @@ def noise_floors(connection: Connection, sweep_id: int) -> dict[int, NoiseFloor]
 
 
 def num_with_longer_steps(connection: Connection, sweep_id: int) -> int:
-    """How many measured attempts report more seconds of steps than they reserved GPUs for.
+    """Count measured attempts that report more seconds of steps than they reserved GPUs for.
 
     See `step_seconds_within` in `orchestrator/core/trial/reserved_time.py`.
     """

@@ -269,9 +269,9 @@ class OtherClockRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseFloor:
-    """How much two runs of one layout differ in a cell."""
+    """The difference of two runs of one layout in a cell, on average."""
 
-    relative: float
+    relative: float  # to the first run
     num_repeats: int
 
 

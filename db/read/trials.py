@@ -361,7 +361,7 @@ def reused_by(connection: Connection, sweep_name: str) -> frozenset[int]:
 
 
 def reusers(connection: Connection, sweep_id: int) -> dict[str, int]:
-    """How many trials each other sweep has taken over from a sweep, by its name."""
+    """Count the trials that other sweeps have taken over from a sweep, by their names."""
     source = trial.alias("source")
     statement = (
         sa.select(schema.sweep.c.name, sa.func.count())

@@ -347,7 +347,7 @@ def _print(document: dict[str, Any], known: Planning) -> None:
 
 
 def _budget_text(cost: dict[str, Any]) -> str:
-    """Print what the budgets allow."""
+    """Describe what the budgets allow; empty without budgets."""
     text = ""
     if cost["budget_limit"] is not None:
         hours = _hours(cost["budget_gpu_hours_left"])

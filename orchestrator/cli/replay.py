@@ -45,8 +45,8 @@ def replay(
     measured = table_in(csv_file, table)
     if not measured.is_complete:
         note(
-            f"{table} has {len(measured.runs)} problems; the largest is used, or one of these:"
-            f" {'; '.join(measured.problem_texts)}"
+            f"{table} has {len(measured.runs)} cells; the largest is used, or one of these:"
+            f" {'; '.join(measured.cell_texts)}"
         )
     content = measured.sweep(name=None, path=str(csv_file.resolve()))
     # One key a line; values are JSON, which is YAML.

@@ -185,7 +185,7 @@ class Scheduler(Protocol):
 class Prober(Protocol):
     """A scheduler whose nodes are real machines, which can be probed while trials run on others."""
 
-    def life_of(self, node: str) -> str:
+    def start_id(self, node: str) -> str:
         """Return an id that changes when the node restarts: earlier facts may no longer hold."""
         ...
 

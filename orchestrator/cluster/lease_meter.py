@@ -61,7 +61,7 @@ class LeaseMeter:
             self._reserved.end(self._leased.pop(lease), at)
 
     def leased(self, now: float, *, total_slots: int) -> Leased:
-        """Return the sums until now. `num_slots`: of the cluster since the last call."""
+        """Return the sums until now. `total_slots`: slots of the cluster since the last call."""
         self._capacity += (now - self._counted_at) * total_slots
         self._counted_at = now
         reserved = self._reserved.until(now)

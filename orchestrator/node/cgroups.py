@@ -98,7 +98,7 @@ def orphaned_cgroups() -> list[Cgroup]:
 
 
 def why_no_cgroup() -> str | None:
-    """Why no group can be made here; None: one can."""
+    """Return why no group can be made here; None: one can."""
     own = own_cgroup()
     if own is None:
         return "no cgroup of version 2 is mounted that this process is in"

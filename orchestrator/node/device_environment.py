@@ -37,7 +37,7 @@ def allocator_settings(order: LaunchOrder, environment: Mapping[str, str]) -> di
 
 
 def trace_settings(order: LaunchOrder, run_dir: Path) -> dict[str, str]:
-    """Have NCCL's flight recorder write the last collectives of each rank if one times out."""
+    """Return variables that have NCCL write the last collectives of each rank if one times out."""
     if not order.devices or order.request.layout.world_size < 2:
         return {}
     return {

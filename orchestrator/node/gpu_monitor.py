@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 0.2
 MOST_EVENTS = 100  # read at once
-# NVML's utilisation and power are means over up to so many seconds before the question.
+# NVML's utilisation and power are means over up to this long before the call.
 AVERAGED_SECONDS = 1.0
 
 DRIVER_FILE = Path("/sys/module/nvidia/version")
@@ -357,7 +357,7 @@ def _is_mps_server(pid: int) -> bool:
 
 
 def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:
-    """Why these devices are not free to measure on: another process, or memory in use.
+    """Return why these devices cannot be measured on: another process, or memory in use.
 
     None if they are free, or NVML does not answer.
     """

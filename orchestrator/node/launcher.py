@@ -258,7 +258,7 @@ class NodeLauncher:
         memory: GpuMemory | None,
         xids: Sequence[int],
     ) -> tuple[Failure, float]:
-        """Why this node's ranks failed, and when."""
+        """Return why this node's ranks failed, and when."""
         verdict = judge(
             [
                 watch.evidence(

@@ -12,7 +12,7 @@ from orchestrator.node.program_software import AttemptSoftware
 
 @dataclass(frozen=True, kw_only=True)
 class MachineWatch:
-    """What looks on during one attempt. Each part keeps what it saw for the attempt's report."""
+    """The observers of one attempt. Each keeps what it saw for the attempt's report."""
 
     gpus: GpuMonitor
     cpus: CpuWatch

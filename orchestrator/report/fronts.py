@@ -162,7 +162,7 @@ def read_fronts(store: StoreReads, sweep: SweepRow) -> list[ShownFront]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """Return the facts about a sweep's device; None: it is unknown."""
+    """The price and the memory of a sweep's device; None: unknown."""
 
     price_per_gpu_hour: float | None
     # For trials that do not name it.

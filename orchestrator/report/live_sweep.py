@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.lifecycle import FAILED_EVENTS, LogEvent
-from orchestrator.report.ranked_cells import LiveBests, with_best
+from orchestrator.report.live_bests import LiveBests
+from orchestrator.report.ranked_cells import with_best
 from orchestrator.report.sweep_status import SweepStatus, read_status
 
 if TYPE_CHECKING:

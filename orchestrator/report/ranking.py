@@ -164,7 +164,7 @@ def _compared(row: TrialRow, interval: tuple[float, float]) -> Compared:
 
 
 def _margin_text(margin: Margin | None) -> str:
-    """By how much the winner leads, after its other words; empty if it is alone."""
+    """Describe the winner's lead, as the end of its sentence; empty if nothing else ran."""
     if margin is None:
         return ""
     return (
@@ -174,7 +174,7 @@ def _margin_text(margin: Margin | None) -> str:
 
 
 def why_no_best(status: CellStatus) -> str:
-    """Why a cell has no best layout: nothing fits, nothing worked, or nothing is known yet."""
+    """Say why a cell has no best layout: nothing fits, nothing worked, or nothing is known yet."""
     count = status.num_trials.get
     oom, pruned = count(TrialState.OUT_OF_MEMORY, 0), count(TrialState.PRUNED, 0)
     failed = count(TrialState.FAILED, 0)
@@ -202,7 +202,7 @@ def _drift_text(change: SpeedChange) -> str:
 
 
 def why_tied(verdict: Verdict, rows: Sequence[TrialRow]) -> str:
-    """Why layouts are tied that differ by more than their runs vary; empty if they do not."""
+    """Say why layouts are tied that differ by more than runs vary; empty if they do not."""
     tied = [row for row in rows if row.id in verdict.tied]
     seconds = [row.step_seconds_median for row in tied if row.step_seconds_median]
     if not seconds or max(seconds) < min(seconds) * (1 + CLEARLY * verdict.run_sd):

@@ -114,7 +114,7 @@ def state_text(sweep: SweepStatus) -> str:
 
 
 def phase_text(trial: UnderWayRow, progress: PhaseAndStep, *, has_holder: bool) -> str:
-    """The place of a running trial."""
+    """Describe the phase and the step of a running trial."""
     if not has_holder:
         # The next `sweep run` returns it to the queue first.
         return "interrupted"

@@ -91,7 +91,7 @@ def _counting_text(attempt: AttemptRow, attempts: Sequence[AttemptRow]) -> str:
 
 
 def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
-    """When, where and with which software it ran, and what it measured or how it failed."""
+    """Return when, where and with which software it ran, and its measurement or failure."""
     started = f"{show_as.at(attempt.started_at)} UTC"
     if attempt.ended_at is not None:
         seconds = show_as.age_seconds(attempt.started_at, attempt.ended_at)

@@ -65,9 +65,9 @@ class AutoSampler:
     # -- what only a model can say ---------------------------------------------------------------
 
     def doubtful(self, *, but: Iterable[int] = ()) -> tuple[int, float] | None:
-        """A told row, `but` none of these, far worse than its neighbours suggest, and their score.
+        """Return a told row far worse than its neighbours suggest, and the score they suggest.
 
-        None if there is none.
+        The rows of `but` are left out. None: no row is.
         """
         with one_blas_thread():
             found = self._proposer.doubtful(but={int(self._place[row]) for row in but})
@@ -100,13 +100,13 @@ class AutoSampler:
         return None if found is None else int(self._considered[found])
 
     def _of_considered(self, told: Iterable[Told]) -> list[Told]:
-        """The told rows that the proposer considers, by its numbers."""
+        """Return the told rows among the considered, with the numbers of the proposer."""
         places = ((one, int(self._place[one.row])) for one in told)
         return [replace(one, row=place) for one, place in places if place >= 0]
 
 
 def considered_rows(order: Ints, memory: Floats | None) -> Ints:
-    """Rows in their own order, so that a small lattice is taken as it is.
+    """Return the considered rows in their own order; of a small lattice these are all.
 
     `order` holds all rows, best prediction first; `memory` is what each is predicted to need.
     """

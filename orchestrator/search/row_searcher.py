@@ -158,9 +158,9 @@ class RowSearcher:
         self._sampler.rebuild(list(self.told.values()), rows)
 
     def doubtful(self, *, but: Iterable[int] = ()) -> tuple[int, float] | None:
-        """A told row, `but` none of these, far worse than its neighbours suggest, and their score.
+        """Return a told row far worse than its neighbours suggest, and the score they suggest.
 
-        None if there is none, or no model to find it.
+        The rows of `but` are left out. None: no row is, or the strategy has no model.
         """
         return None if self._auto is None else self._auto.doubtful(but=but)
 

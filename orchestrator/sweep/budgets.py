@@ -66,8 +66,7 @@ class Budgets:
     def expected(
         self, search: CellSearch, proposal: Proposal | None, cost: TrialCost
     ) -> float | None:
-        """Return GPU-seconds that the cell's next attempt is expected to reserve. None:
-        unknown.
+        """Return GPU-seconds that the cell's next attempt is expected to reserve; None: unknown.
 
         They follow from its own trials, else from those of other cells.
         """

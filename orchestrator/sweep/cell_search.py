@@ -189,7 +189,7 @@ class CellSearch:
         self._is_checked = False
 
     def note_ended(self, *, seconds: float, now: float) -> None:
-        """Note that an attempt is over, after so many seconds: there may be something to start."""
+        """Note that an attempt is over, which took `seconds`: there may be something to start."""
         self.cost.last_seconds, self._ended_at = seconds, now
         self._note_change()
 
@@ -453,7 +453,7 @@ class CellSearch:
         if counts:
             self.confirmation.note(trial_id, layout, run)
         else:
-            self.confirmation.end(trial_id)
+            self.confirmation.end()
 
     def tell_measured(
         self,

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 # The distance between anchors is doubled at most this often while the machine stays the same.
 MOST_QUIET = 3
-# The first anchor of a cell with many layouts comes after so many trials: two runs of one layout in
-# fresh processes show early which differences are noise.
+# Trials before the first anchor of a cell with many layouts: two runs of one layout in fresh
+# processes show early which differences are noise.
 FIRST_ANCHOR = 3
 
 
@@ -145,7 +145,7 @@ class Confirmation:
         """Return the effect of another failed repeat on its trial. Nothing is changed."""
         return event_after(kind, self._failures.get(trial_id, {}))
 
-    def end(self, trial_id: int) -> None:
+    def end(self) -> None:
         """Note a repeat with other software than its trial: no repeat can count any more."""
         self._is_over = True
 
@@ -352,7 +352,7 @@ class Confirmation:
         return most_repeats_with_drift(of_tied, confirm.contenders, confirm.repeats) + is_anchor_due
 
     def most_repeats(self, confirm: Confirm, num_measured: int) -> int:
-        """Return the most repeats that confirm a winner among so many measured layouts."""
+        """Return the most repeats that confirm a winner among `num_measured` layouts."""
         if self.change is None:
             return confirm.contenders * confirm.repeats
         return most_repeats_with_drift([0] * num_measured, confirm.contenders, confirm.repeats)

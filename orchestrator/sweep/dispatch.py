@@ -171,7 +171,7 @@ class Dispatch:
         if not found or self._budgets.spent or self._passed_by(search, None) is not None:
             return False
         if self._budgets.are_set:
-            # The budget may pay for another only after the first has run.
+            # The first must run to show whether the budget pays for another.
             found = dict([next(iter(found.items()))])
         search.begin_anew(self._cell_searches.plan(search.cell, search.id))
         self._outcomes.requeue_ended_early(search, found)
@@ -444,8 +444,8 @@ class Dispatch:
         may_stop = self._spec.merits == (Merit.SPEED,) and self._settings.stops_early(device)
         # Only a trial's first attempt may be ended early.
         is_first = attempt.number == 1 and not attempt.is_repeat
-        is_program = workload.name == "command" and not attempt.is_repeat
-        if is_program and search.told.has_to_count(layout):
+        may_count = workload.name == "command" and not attempt.is_repeat
+        if may_count and search.told.has_to_count(layout):
             predicted = attempt.predicted
             seconds = predicted.seconds if predicted is not None else None
             every = steps_per_line(workload)

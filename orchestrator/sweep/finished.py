@@ -28,7 +28,7 @@ from orchestrator.sweep.winner_profiles import profiles_to_come
 
 @dataclass(frozen=True, kw_only=True)
 class _FinishedSweep:
-    """Return the stored result of a sweep that ended under this file, in the file's cells."""
+    """The stored result of a sweep that ended under this file, in the file's cells."""
 
     sweep_id: int
     cells: Sequence[CellStatus]
@@ -162,7 +162,7 @@ def _result(
 
 
 def _why_it_stopped(cell: CellRow) -> StopReason:
-    """Why the cell's search ended then; BEFORE if every layout was known."""
+    """Return why the cell's search ended then; BEFORE if every layout was known."""
     others = set(StopReason) - {StopReason.EXHAUSTED}
     return next((one for one in others if one == cell.stop_reason), StopReason.BEFORE)
 

@@ -30,7 +30,7 @@ class MeasuredPeaks:
             self.add(row)
 
     def of(self, precision: Precision) -> tuple[KnownPeak, ...]:
-        """Return the peak to give to a trial of this precision."""
+        """Return the peaks to give to a trial of this precision."""
         return tuple(
             peak
             for (known_precision, _, _), peak in self._known.items()

@@ -47,7 +47,7 @@ class Preflight:
         self._facts: dict[str, NodeFacts] = {}
         # Nodes that could not be probed, and why.
         self._unanswered: dict[str, str] = {}
-        # Node -> its start (`Prober.life_of`) when it was checked last.
+        # Node -> the id of its start when it was checked last.
         self._checked_starts: dict[str, str] = {}
         # Node -> when its last check began.
         self._began: dict[str, float] = {}
@@ -80,7 +80,7 @@ class Preflight:
             return nodes
         now = self._clock()
         self._collect_answers(now)
-        starts = {node: self._prober.life_of(node) for node in nodes}
+        starts = {node: self._prober.start_id(node) for node in nodes}
         if due := [
             node
             for node, start in starts.items()

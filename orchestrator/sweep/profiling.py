@@ -97,7 +97,7 @@ class ProfileUnderWay:
             self._scheduler.cancel(self._request.trial_id)
 
     def interrupt(self) -> None:
-        """Store that nobody waits for its end any more."""
+        """Store that the profile was interrupted: its end is not awaited."""
         failure = Failure(kind=FailureKind.CANCELLED, message="the profile was interrupted")
         nothing = ProfileResult(
             trial_id=self._request.trial_id,

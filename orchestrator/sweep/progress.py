@@ -114,7 +114,7 @@ def time_left(
     gpu_seconds_left: float | None = None,
     gpu_seconds: float = 0.0,
 ) -> TimeLeft | None:
-    """Estimate it from the attempts of this call; None: unknown.
+    """Estimate the time left from the attempts of this call; None: unknown.
 
     `attempt_seconds`: of all attempts that ended, together. `most_new`: attempts of new layouts
     that may still be started; `most_repeats`: the same for the repeats of each cell.

@@ -1,7 +1,7 @@
 """Takes over what another sweep measured under equal conditions, if a person asks for it.
 
-Equal are: the sweep's conditions, the problem of the cell, the measured code, and the fingerprint
-of all that a cell takes over. Whatever is not equal is refused by name, before anything starts.
+Equal are: the sweep's conditions, the cell, the measured code, and the fingerprint of all that a
+cell takes over. Whatever is not equal is refused by name, before anything starts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ def reuse_measured(call: Call, name: str) -> int:
     """
     source = call.store.sweep_named(name)
     _refuse_other_conditions(call, source)
-    theirs = {_problem(row.cell): row for row in call.store.cells(source.id)}
-    pairs = [
-        (cell, theirs[_problem(cell)]) for cell in call.spec.cells() if _problem(cell) in theirs
-    ]
+    # Cells are equal if only the names of their models differ.
+    theirs = {row.cell: row for row in call.store.cells(source.id)}
+    pairs = [(cell, theirs[cell]) for cell in call.spec.cells() if cell in theirs]
     if not pairs:
         raise UsageInvalid(
             f"sweep {name} has no cell of sweep {call.spec.name}: its cells are"
@@ -75,11 +74,6 @@ def _is_reusable(trial: TrialRow) -> bool:
     if trial.state is TrialState.MEASURED:
         return trial.is_current_fingerprint is True and trial.implausible is None
     return trial.state is TrialState.OUT_OF_MEMORY
-
-
-def _problem(cell: Cell) -> tuple[object, ...]:
-    """Return the key by which two cells are the same, also if their models have other names."""
-    return cell.model.digest, cell.num_gpus, cell.sequence_length, cell.global_batch_size
 
 
 def _refuse_other_conditions(call: Call, source: SweepRow) -> None:

@@ -70,7 +70,7 @@ class Spending:
         return self._budget is not None or self._max_wall_seconds is not None
 
     def out_of_time(self, seconds: float) -> StopReason | None:
-        """Return the budget of time that an attempt of so many seconds would exceed, if any."""
+        """Return the budget of time that an attempt of `seconds` would exceed, if any."""
         if self._max_wall_seconds is None:
             return None
         return (

@@ -125,10 +125,10 @@ class StopRules:
         num_nodes: int = 1,
         is_repeat: bool = False,
     ) -> None:
-        """Count a failure of an attempt that began at `began`, on so many nodes.
+        """Count a failure of an attempt that began at `began`, on `num_nodes` nodes.
 
-        One that began before the last fault was known says nothing new: a lost node takes all that
-        it ran. `is_repeat`: its layout had been measured.
+        One that began before the last fault was known shows nothing new: all attempts on a node are
+        lost with it. `is_repeat`: its layout had been measured.
         """
         # We ended these attempts, so their equal messages prove nothing.
         if POLICIES[failure.kind].fault is Fault.NOBODY:

@@ -58,7 +58,7 @@ def confirmation_of(
             for _ in range(times):
                 confirmation.fail(trial_id, kind)
         if repeats[trial_id].num_apart:
-            confirmation.end(trial_id)
+            confirmation.end()
     # Then runs in the order of time. Runs without a time come first; of runs that ended together,
     # first runs come before repeats.
     for run, trial_id, _ in sorted(
@@ -109,12 +109,6 @@ def _fastest_step(trial: TrialRow) -> Run:
         nodes=trial.nodes,
         purpose=Purpose.NEW,
     )
-
-
-def confirmation_of_repeats(store: StoreReads, cell_id: int) -> Confirmation:
-    """Return the confirmation of all that was repeated in a cell: it tells the machine's drift."""
-    repeats = store.repeats(cell_id)
-    return confirmation_of(store.trials_by_id(list(repeats)), repeats)
 
 
 def leading_confirmation(

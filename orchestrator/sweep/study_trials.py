@@ -73,7 +73,7 @@ def study_trials(
 def _values(
     trial: TrialRow, price_per_gpu_hour: float | None, device_memory_bytes: float | None
 ) -> dict[Objective, float | None]:
-    """What a measured trial has of each objective, as SQL tells it; None: it is unknown."""
+    """Return a measured trial's value of each objective, as stored; None: unknown."""
     speed, others = trial.tokens_per_second_per_gpu, others_of(trial, device_memory_bytes)
     cost = None
     if speed is not None and price_per_gpu_hour is not None:

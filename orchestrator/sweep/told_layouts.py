@@ -26,10 +26,10 @@ class ToldLayouts:
             self._implausible.add(trial_id)
 
     def has_to_count(self, layout: Layout) -> bool:
-        """Return whether the lines of the user's program are still to be counted for this layout.
+        """Return whether the lines of the user's program must be counted for this layout.
 
-        One trial whose numbers can be true shows that a line is no several steps; one with several
-        micro-batches shows that it is none of these.
+        A line may cover several steps, until a trial of the cell has plausible numbers. It may be
+        that of a micro-batch, until a trial with several micro-batches has them.
         """
         shown = [one.layout for key, one in self._told.items() if key not in self._implausible]
         if layout.grad_accum_steps > 1:

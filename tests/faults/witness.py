@@ -90,8 +90,8 @@ class WitnessedProber(WitnessedScheduler):
         super().__init__(inner, log)
         self._prober = prober
 
-    def life_of(self, node: str) -> str:
-        return self._prober.life_of(node)
+    def start_id(self, node: str) -> str:
+        return self._prober.start_id(node)
 
     def begin_probes(self, nodes: Collection[str]) -> None:
         self._prober.begin_probes(nodes)

@@ -61,13 +61,13 @@ class ProbedScheduler(FakeScheduler):
         self.said = dict(said)
         self.asked: list[set[str]] = []
         self.num_polls = 0
-        self.lives: dict[str, str] = {}
+        self.starts: dict[str, str] = {}
         self._polls = polls or {}
         # Node -> after how many polls it answers.
         self._due: dict[str, int] = {}
 
-    def life_of(self, name: str) -> str:
-        return self.lives.get(name, "first")
+    def start_id(self, name: str) -> str:
+        return self.starts.get(name, "first")
 
     def begin_probes(self, nodes: Collection[str]) -> None:
         self.asked.append(set(nodes))
@@ -235,7 +235,7 @@ def test_a_node_that_comes_back_is_looked_at_before_it_is_used_again(store: Stor
         if len(scheduler.started) == 10:
             # It was started anew, and a GPU of it did not come back.
             scheduler.said["b"] = node("b", xids={79: 1})
-            scheduler.lives["b"] = "second"
+            scheduler.starts["b"] = "second"
         return fast(request)
 
     scheduler = ProbedScheduler(script, {"a": node("a"), "b": node("b")})
@@ -253,7 +253,7 @@ def test_a_benched_node_that_comes_back_is_benched_still_and_not_even_looked_at(
     store.bench(store.sweep_named("t").id, "b", reason=BenchReason.ASKED, is_remeasured=False)
 
     def script(request: TrialRequest) -> float:
-        scheduler.lives["b"] = "second"
+        scheduler.starts["b"] = "second"
         return fast(request)
 
     scheduler = ProbedScheduler(script, {"a": node("a"), "b": node("b")})

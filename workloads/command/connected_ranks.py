@@ -1,8 +1,8 @@
 """Finds processes of one program that train together: they have torch, and a connection.
 
 `torch.multiprocessing.spawn` starts ranks without a launcher, and their environment is that of the
-program. Whichever way they meet, there are TCP connections between them then. Data loaders,
-compilers and loggers have none, or no torch.
+program. Once they have met, there are TCP connections between them. Data loaders, compilers and
+loggers have none, or no torch.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def train_together(pids: Sequence[int]) -> bool:
             continue
         ours, theirs = holders.get(inode, set()), holders.get(other[0], set())
         # A forked worker has all sockets of its parent, both ends of a connection to itself too.
-        if ours and theirs and not ours & theirs and _one_has_torch(ours, theirs):
+        if ours and theirs and not ours & theirs and _both_have_torch(ours, theirs):
             return True
     return False
 
 
-def _one_has_torch(ours: set[int], theirs: set[int]) -> bool:
-    """Return whether some process at each end has torch."""
+def _both_have_torch(ours: set[int], theirs: set[int]) -> bool:
+    """Return whether a process at each end has torch."""
     return all(any(map(_has_torch, some)) for some in (ours, theirs))
 
 
@@ -49,7 +49,7 @@ def _has_torch(pid: int) -> bool:
 
 
 def _holders(pids: Sequence[int]) -> dict[str, set[int]]:
-    """The processes that have each socket, by its inode."""
+    """Return the processes that have each socket, by its inode."""
     found: dict[str, set[int]] = defaultdict(set)
     for pid in pids:
         with suppress(OSError):
@@ -73,5 +73,5 @@ def _connections(pid: int) -> Iterator[tuple[str, str, str]]:
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address that a socket of IPv6 uses, as an IPv4 socket has it."""
+    """Return an address in the form of IPv4, if a socket of IPv6 has one of IPv4."""
     return address.removeprefix(_MAPPED)

@@ -172,7 +172,7 @@ class PrintedMetrics:
 
     def _search(self, lines: list[bytes]) -> None:
         """Note what lines tell. Raises ConfigRejected if a pattern is too slow."""
-        self._known.begin_look(time.monotonic())
+        self._known.begin_read(time.monotonic())
         for first in range(0, len(lines), _LINES_AT_ONCE):
             try:
                 with _cpu_time_limit(PATTERN_SECONDS):
@@ -204,7 +204,7 @@ class PrintedMetrics:
                 self.num_steps += 1
                 # Another rank gives the steps, or another one of this stream gave this step.
                 seconds, number = values["step_seconds"], values.get("step")
-                if not self._is_reporter() or self._known.is_known(number, seconds):
+                if not self._is_reporter() or not self._known.is_new(number, seconds):
                     del values["step_seconds"]
             if values:
                 lines.append(json.dumps(redacted(values, self._secrets)) + "\n")
@@ -246,7 +246,7 @@ class _TooSlow(Exception):
 
 @contextmanager
 def _cpu_time_limit(seconds: float) -> Iterator[None]:
-    """Raise _TooSlow in the main thread after so much CPU time, even inside of a match.
+    """Raise _TooSlow in the main thread after this CPU time, even inside of a match.
 
     The regular expressions of CPython look for signals every few thousand steps.
     """

@@ -39,7 +39,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlace:
-    """Where a program runs: its node's part of the gang, and the files that it may write.
+    """The place of a program: its node's part of the gang, and the files that it may write.
 
     Each rank has files of its own, so that only those of rank 0 are read as the gang's numbers.
     """
@@ -105,8 +105,8 @@ class Program:
     began: float  # monotonic, just before it was started
     environment: Mapping[str, str]
     place: ProgramPlace
-    # Its command, or a file that this names, has the number of steps that are asked for. None: that
-    # cannot be seen.
+    # True if its command, or a file that this names, uses the number of steps that are asked for.
+    # None: that cannot be seen.
     names_num_steps: bool | None
 
 
@@ -185,10 +185,10 @@ _NUM_STEPS = "SWEEP_NUM_STEPS"
 
 
 def _names_num_steps(argv: Sequence[str], cwd: str) -> bool | None:
-    """Return whether a command, or a script that it names, has the name of the variable.
+    """Return whether a command, or a script that it names, contains SWEEP_NUM_STEPS.
 
-    None: that cannot be seen. A script may import what reads it; only a Python script is believed
-    not to.
+    None: that cannot be seen, since a script may start or import what reads the variable. Only a
+    Python script without the name counts as False.
     """
     if any(_NUM_STEPS in word for word in argv):
         return True

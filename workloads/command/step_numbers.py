@@ -1,30 +1,30 @@
-"""How fast the step numbers in a program's lines rise: they show whether a line is one step."""
+"""Computes how much the step numbers rise from line to line: by 1 if a line is one step."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-# A counter that begins again has counted more lines than this, and more than a step has
-# micro-batches: it counts the steps of an epoch, and no parts of a step.
+# A counter that begins again after more lines than this, and after more than a step has
+# micro-batches, counts the steps of an epoch. Otherwise it counts the parts of a step.
 _FEWEST_LINES = 4
 
 
 class StepNumbers:
-    """The numbers of steps. A counter that begins again, as in each epoch, goes on counting."""
+    """The step numbers of a program. A counter that begins again in each epoch continues here."""
 
     def __init__(self, *, grad_accum_steps: int) -> None:
         self._fewest_lines = max(_FEWEST_LINES, grad_accum_steps)
-        # Rises, and the lines in which they happened, until the counter began again last.
+        # The sum of rises, and the number of their lines, before the counter began again last.
         self._rise = 0.0
         self._num_lines = 0
         # Line and number: the very first, the first since the counter began again, and the last.
         self._very_first = self._first = self._last = (0, math.nan)
-        # The line since which no number is less than the one before.
+        # From this line on, no number is less than the one before.
         self._rises_since = 0
 
     def note(self, line: int, number: Any) -> None:
-        """Note the number that a line has; what is no number is left out."""
+        """Note the step number of a line, counted from 1; any other value is left out."""
         if not isinstance(number, int | float) or isinstance(number, bool):
             return
         if not math.isfinite(number):
@@ -42,7 +42,7 @@ class StepNumbers:
 
     @property
     def per_line(self) -> float | None:
-        """By how much they rise from line to line; None: no two lines have one."""
+        """The mean rise from line to line; None: fewer than two lines have a number."""
         rise, num_lines = self._totals()
         return rise / num_lines if num_lines else None
 

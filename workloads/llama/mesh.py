@@ -46,16 +46,6 @@ class RankPlace:
     shards: Line = Line()
     replicas: Line = Line()
 
-    @property
-    def is_first_stage(self) -> bool:
-        """True if the rank has the first stage of the pipeline."""
-        return self.pp.index == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        """True if the rank has the last stage of the pipeline."""
-        return self.pp.index == self.pp.size - 1
-
     def shard_mesh(self, device: torch.device) -> DeviceMesh:
         """Return the mesh over which FSDP shards; of two dimensions if it also replicates."""
         shards, replicas = self.shards.group, self.replicas.group

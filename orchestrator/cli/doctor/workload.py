@@ -293,7 +293,7 @@ def _run(
     )
     if (num := steps_for_pace(run)) is None:
         return run
-    # Enough for all of them to come in any case.
+    # With as many least as most steps, the attempt is not ended before the last one.
     longer = plan.model_copy(update={"min_steps": num, "max_steps": num})
     again = _watched(_order(spec, smallest, device, devices, longer)).report
     found = [one.result for one in again.ranks if one.result is not None]
@@ -301,7 +301,7 @@ def _run(
 
 
 def _watched(order: LaunchOrder) -> WatchedRun:
-    """Run an attempt in a folder that is removed then."""
+    """Run an attempt in a folder that is removed afterwards."""
     from orchestrator.node.watched_run import run_watched
 
     with tempfile.TemporaryDirectory(prefix="sweep-doctor-") as folder:

@@ -1,1 +1,1 @@
-"""What `sweep top` and `sweep ui` share: the rows that they show, and what people ask for there."""
+"""Parts that `sweep top` and `sweep ui` share: the rows shown, and the requests of people."""

@@ -99,7 +99,8 @@ class LiveStore:
 def _identity(path: Path) -> tuple[int, int]:
     """Return the identity of a file, which differs if another one has its name.
 
-    Raises StoreUnavailable."""
+    Raises StoreUnavailable.
+    """
     try:
         found = path.stat()
     except OSError as exc:

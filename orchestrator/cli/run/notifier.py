@@ -46,7 +46,7 @@ Send = Callable[[bytes], None]
 
 
 class _NotSent(Exception):
-    """Why a target did not take a notice. It names no address."""
+    """A target did not take a notice. The message says why, and names no address."""
 
 
 class Notifier:

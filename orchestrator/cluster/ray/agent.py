@@ -25,7 +25,7 @@ CLOSE_SECONDS = 10.0  # for an agent to end ranks
 
 
 class NodeAgent:
-    """Is a Ray actor. Has a launcher for each slot that is the first one of an attempt."""
+    """A Ray actor with a launcher for each slot that is the first one of an attempt."""
 
     def __init__(
         self, root: str, program: str, node: str, node_environment: Mapping[str, str]

@@ -113,7 +113,7 @@ class Leases:
         return free_on_nodes
 
     def take(self, num_slots: int, nodes: Sequence[str], *, program: str) -> list[LeasePart]:
-        """Return a part with so many slots on each node, in order.
+        """Return a part with `num_slots` slots on each node, in order.
 
         Uses free slots of leases, and otherwise new leases, which replace idle ones if needed.
         Raises ResourcesInsufficient if attempts have the slots.
@@ -308,7 +308,7 @@ class Leases:
             logger.warning("An agent did not close by itself: %s", first_line(exc))
 
     def _await_free(self, num_slots: int) -> None:
-        """Wait until the head sees so many slots free.
+        """Wait until the head sees `num_slots` slots free.
 
         A placement group that is requested earlier waits a second in Ray's back-off.
         """

@@ -172,7 +172,7 @@ class RayScheduler:
             self._give_up(gang, FailureKind.CANCELLED, "cancelled before its ranks were started")
         # An agent that opens a rendezvous answers at once, and may serve other attempts.
 
-    def life_of(self, node: str) -> str:
+    def start_id(self, node: str) -> str:
         return self._nodes.id_of(node)
 
     def begin_probes(self, nodes: Collection[str], *, reserve: bool = True) -> None:

@@ -40,7 +40,7 @@ class Job:
 
     @property
     def recomputed_layers(self) -> int | None:
-        """How many layers are recomputed; None: all, or none of them."""
+        """Return how many layers are recomputed; None: all, or none of them."""
         recompute = self.layout.recompute
         num_layers = recompute.layers_of(self.cell.model.num_layers)
         if recompute.mode is RecomputeMode.NONE or num_layers == self.cell.model.num_layers:

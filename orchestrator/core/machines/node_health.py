@@ -347,7 +347,7 @@ _RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;.*?NVRM: Xid \(([^)]*)\): (\d+)")
 def xids_since(
     records: Iterable[str], microseconds: float, *, addresses: Collection[str] | None = None
 ) -> dict[int, int]:
-    """Count NVIDIA's errors in a kernel's log, from so many microseconds after the boot on.
+    """Count NVIDIA's errors in a kernel's log, from `microseconds` after the boot on.
 
     `addresses`: only those of these devices, by bus address such as `0000:3b:00`; None: of all.
     """

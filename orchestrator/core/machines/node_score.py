@@ -92,7 +92,7 @@ def score_nodes(runs: Sequence[NodeRun]) -> dict[str, NodeScore]:
 
 
 def how_sure(num_nodes: int) -> float:
-    """Return the standard errors that show a slow node among so many.
+    """Return the standard errors that show a slow node among `num_nodes`.
 
     It is as unlikely as among few nodes that any healthy one is judged slow (Bonferroni).
     """

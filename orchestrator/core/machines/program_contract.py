@@ -101,16 +101,16 @@ def layout_check(varying: Mapping[str, Sequence[str]], used: Collection[str]) ->
     )
 
 
-# Such steps show their pace, if their lines come one by one.
+# Steps that take this long together show their pace, if their lines come one by one.
 _PACE_SECONDS = 1.5
-# For an attempt that shows only this, and its steps at most.
+# The most seconds and steps of another attempt that is to show the pace.
 _LONGER_SECONDS, _MOST_STEPS = 60.0, 1000
 
 
 def steps_for_pace(run: ContractRun) -> int | None:
-    """Return how many steps may show a pace, if all steps were so short that they came at once.
+    """Return the number of steps of another attempt that should show the pace of short steps.
 
-    None: it is known already, or these would take long.
+    None: the pace is known, cannot be known, or would take too long.
     """
     result = run.result
     if result is None or run.failure is not None or run.steps_per_line > 1:

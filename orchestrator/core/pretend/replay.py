@@ -1,6 +1,7 @@
 """A table of measured runs that can be searched: a launch of a layout returns its measured run.
 
-The problems of the table are cells. If a layout has several runs, `representative_run` selects one.
+Runs of one model, number of GPUs, sequence length and batch belong to one cell. If a layout has
+several runs, `representative_run` selects one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ LAYOUT_OPTION = "layout"
 DEFAULT_PROFILE = "llama"  # without a section `trainer`
 _SHAPE_COLUMNS = ("layers", "hidden", "heads", "ffn", "vocab")
 
-Problem = tuple[str, int, int, int]  # model digest, GPUs, sequence, batch
+# Model digest, GPUs, sequence length, global batch.
+CellKey = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,7 +53,7 @@ class ReplayTable:
     memory_bytes: float | None  # of one GPU, as sold
     gpus_per_node: int
     models: Mapping[str, ModelShape]  # by digest
-    runs: Mapping[Problem, Mapping[Layout, MeasuredRun]]
+    runs: Mapping[CellKey, Mapping[Layout, MeasuredRun]]
 
     @property
     def device(self) -> Hardware:
@@ -67,19 +69,19 @@ class ReplayTable:
     def digest(self) -> str:
         """Digest of the content: a changed table makes other numbers."""
         rows = [
-            (problem, layout.key, run.status, run.step_seconds, run.peak_memory_bytes)
-            for problem, runs in self.runs.items()
+            (key, layout.key, run.status, run.step_seconds, run.peak_memory_bytes)
+            for key, runs in self.runs.items()
             for layout, run in runs.items()
         ]
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
     def layouts(self, cell: Cell) -> Collection[Layout]:
         """Return the layouts that were run in a cell: no others can be replayed."""
-        return self.runs.get(_problem(cell), {}).keys()
+        return self.runs.get(_key(cell), {}).keys()
 
     def run(self, cell: Cell, layout: Layout) -> MeasuredRun:
         """Return the run of a layout. Raises UsageInvalid if the table has none."""
-        found = self.runs.get(_problem(cell), {}).get(layout)
+        found = self.runs.get(_key(cell), {}).get(layout)
         if found is None:
             raise UsageInvalid(f"table {self.table_id} has no run of {layout.key} in {cell.key}")
         return found
@@ -87,10 +89,10 @@ class ReplayTable:
     def check(self, spec: SweepSpec) -> None:
         """Raise UsageInvalid if the table lacks cells or options of a sweep."""
         for cell in spec.cells():
-            if _problem(cell) not in self.runs:
+            if _key(cell) not in self.runs:
                 raise UsageInvalid(
                     f"table {self.table_id} has no runs of {cell.key};"
-                    f" it has {'; '.join(self.problem_texts)}"
+                    f" it has {'; '.join(self.cell_texts)}"
                 )
         names, given = self._option_values(), spec.axes.options
         if set(names) != set(given):
@@ -107,10 +109,10 @@ class ReplayTable:
         """Return a sweep file for the table, as data.
 
         A sweep has every combination of models, GPUs, lengths and batches. If the table lacks some,
-        the file has only its largest problem.
+        the file has only its largest cell.
         """
-        largest = max(self.runs, key=lambda problem: len(self.runs[problem]))
-        problems = list(self.runs) if self.is_complete else [largest]
+        largest = max(self.runs, key=lambda key: len(self.runs[key]))
+        cells = list(self.runs) if self.is_complete else [largest]
         layouts = [layout for runs in self.runs.values() for layout in runs]
         axes: dict[str, Any] = {
             size: sorted({getattr(layout, size) for layout in layouts}) for size in SIZES
@@ -123,17 +125,17 @@ class ReplayTable:
         memory = {"device_memory_gib": device.memory_bytes / GIB}
         if known is not None and known.memory_bytes == device.memory_bytes:
             memory = {}
-        digests = dict.fromkeys(digest for digest, _, _, _ in problems)
+        digests = dict.fromkeys(digest for digest, _, _, _ in cells)
         return {
             "name": name or _name(f"replay-{self.table_id}"),
             "model": [asdict(self.models[digest]) for digest in digests],
-            "gpus": sorted({gpus for _, gpus, _, _ in problems}),
+            "gpus": sorted({gpus for _, gpus, _, _ in cells}),
             "gpus_per_node": self.gpus_per_node,
             "device": device.name if known is not None else "a100-80gb",
             **memory,
             **({"trainer": self.profile} if self.profile != DEFAULT_PROFILE else {}),
-            "sequence_length": sorted({length for _, _, length, _ in problems}),
-            "global_batch_size": sorted({batch for _, _, _, batch in problems}),
+            "sequence_length": sorted({length for _, _, length, _ in cells}),
+            "global_batch_size": sorted({batch for _, _, _, batch in cells}),
             "precision": sorted({str(layout.precision) for layout in layouts}),
             "axes": axes,
             # Every run of a layout returns the same numbers: repeats would confirm nothing.
@@ -155,7 +157,7 @@ class ReplayTable:
         return len(self.runs) == prod(len(set(values)) for values in zip(*self.runs, strict=True))
 
     @property
-    def problem_texts(self) -> list[str]:
+    def cell_texts(self) -> list[str]:
         """Its cells, as overrides that select them."""
         return [
             f"{self.models[digest].name}: gpus={gpus} sequence_length={length}"
@@ -195,10 +197,10 @@ def read_table(text: str, table_id: str) -> ReplayTable:
                 f"table {table_id} mixes {what} {mixed}; one table is one kind of machine"
             )
     models = _named({run.model.digest: run.model for run in rows if run.model is not None})
-    problems: dict[Problem, dict[Layout, list[MeasuredRun]]] = {}
+    cells: dict[CellKey, dict[Layout, list[MeasuredRun]]] = {}
     for run in rows:
         assert run.cell is not None
-        problems.setdefault(_problem(run.cell), {}).setdefault(replayed_layout(run), []).append(run)
+        cells.setdefault(_key(run.cell), {}).setdefault(replayed_layout(run), []).append(run)
     first = rows[0]
     return ReplayTable(
         table_id=table_id,
@@ -207,8 +209,8 @@ def read_table(text: str, table_id: str) -> ReplayTable:
         gpus_per_node=first.gpus_per_node,
         models=models,
         runs={
-            problem: {layout: representative_run(same) for layout, same in layouts.items()}
-            for problem, layouts in problems.items()
+            key: {layout: representative_run(same) for layout, same in layouts.items()}
+            for key, layouts in cells.items()
         },
     )
 
@@ -290,7 +292,7 @@ def reserved_gpu_seconds(run: MeasuredRun, plan: MeasurementPlan) -> float:
 # --- reading ---
 
 
-def _problem(cell: Cell) -> Problem:
+def _key(cell: Cell) -> CellKey:
     return cell.model.digest, cell.num_gpus, cell.sequence_length, cell.global_batch_size
 
 

@@ -116,7 +116,7 @@ class LayoutColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodedAxis:
-    """How tables keep an axis that is no plain number.
+    """The columns of an axis that is not a plain number.
 
     A row has one column for each part of the value. A `LayoutTable` has an index into the
     distinct values, which are in its field `distinct`.
@@ -250,7 +250,7 @@ class Layout:
 
     @property
     def num_techniques(self) -> int:
-        """How many techniques it uses in addition to data parallelism: what can go wrong."""
+        """Count the techniques that it uses in addition to data parallelism: each may fail."""
         plain = Layout()
         return sum(getattr(self, name) != getattr(plain, name) for name in _TECHNIQUES)
 

@@ -73,7 +73,7 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Rest:
-    """Return the sections that can be read of a text that is not YAML."""
+    """The sections that can be read of a text that is not YAML, and those that cannot."""
 
     document: Document | None  # None: nothing can
     refused: Sequence[YamlRefused]

@@ -288,7 +288,7 @@ def _memory_cause(evidence: Evidence, exception: str, said: str) -> Cause | None
 
 
 def _last_words(evidence: Evidence, exception: str, said: str) -> str:
-    """What the rank died of in its own words: its exception and what caused that.
+    """Return the cause in the words of the rank: its exception, and what caused that.
 
     Source lines and an out-of-memory that the rank survived are left out.
     """

@@ -146,9 +146,9 @@ def passed_message(
 def longest_safe_step(
     name: LimitName, seconds: float, *, plan: MeasurementPlan, log_sd: float
 ) -> float | None:
-    """Return the longest predicted step for which a limit of so many seconds is wide enough.
+    """Return the longest predicted step for which a limit of `seconds` is wide enough.
 
-    Near is less than `NEAR_MULTIPLE` of the longest step, or less than all the steps of the plan.
+    It is wide enough for NEAR_MULTIPLE of the longest step, or for all the steps of the plan.
     None: the limit does not depend on steps.
     """
     match name:

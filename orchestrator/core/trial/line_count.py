@@ -1,8 +1,8 @@
 """Plans a trial that shows by the number of its lines whether a line is one step.
 
-A line for each micro-batch, or for several steps, is in itself as good as one for each step: only
-how many there are tells them apart. So a program that knows how many steps are asked for is not
-ended early until that was seen, once in each cell.
+A line of a micro-batch, or of several steps, looks like a line of one step: only the number of
+lines shows the difference. So in the first trial of a cell, a program that knows how many steps are
+asked for is not ended early.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from collections.abc import Sequence
 
 from orchestrator.core.trial.protocol import MeasurementPlan
 
-# A program that writes so many times the lines that it was asked for does not write one for a step.
+# Lines written over lines asked for: from this on, a line is not one step.
 MORE_LINES = 1.5
-# Such a trial asks for steps that should take so long, but for enough that a device at rest shows
-# its median.
+# Such a trial asks for steps that take this long by their prediction, and for this many lines at
+# least, so that a quiet device has a precise median.
 COUNTED_SECONDS = 60.0
 FEWEST_COUNTED = 16
-# A prediction may be so many times too long, and the steps still take `min_seconds`.
+# Predicted over real step time: up to this, the steps take `min_seconds`, too.
 _TOO_LONG = 6.0
-# A program that goes on after all its steps writes the next line within its usual time, and this.
+# After the last step, another line may come within this many seconds and steps together, and within
+# the most seconds in any case.
 _NEXT_SECONDS, _NEXT_STEPS, _MOST_NEXT_SECONDS = 2.0, 1.5, 30.0
 
 
 def counting_plan(
     plan: MeasurementPlan, *, predicted_seconds: float | None, steps_per_line: int
 ) -> MeasurementPlan:
-    """Return the plan of a trial whose lines are counted. `predicted_seconds`: of a step."""
+    """Return the plan of a trial whose lines are counted.
+
+    `predicted_seconds`: of a step; None: unknown, and `max_steps` are asked for.
+    """
     num = plan.max_steps
     if predicted_seconds is not None:
         seconds = max(COUNTED_SECONDS, _TOO_LONG * plan.min_seconds)
@@ -39,6 +43,6 @@ def counting_plan(
 
 
 def next_line_patience_seconds(step_seconds: Sequence[float]) -> float:
-    """Return how long to wait for one more line of a program that has written all of these."""
+    """Return the seconds to wait for one more line after the last step. `step_seconds`: so far."""
     usual = statistics.median(step_seconds)
     return min(_NEXT_SECONDS + _NEXT_STEPS * usual, _MOST_NEXT_SECONDS)

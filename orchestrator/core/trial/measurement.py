@@ -44,7 +44,7 @@ class StepTime:
 
 
 class Unsure(StrEnum):
-    """Why a measurement is less precise than the plan asks, in words."""
+    """The reasons why a measurement is less precise than the plan asks, in words."""
 
     ONE_NUMBER = "the run reported one number, so the spread of its steps is unknown"
     FEW_STEPS = (

@@ -40,9 +40,6 @@ class Allocation:
     freed_at: float | None = None  # None: it is never freed
     kind: MemoryKind | None = None  # None: its times show it
 
-    def is_held(self, at: float) -> bool:
-        return self.made_at <= at and (self.freed_at is None or at < self.freed_at)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:

@@ -49,7 +49,7 @@ class ToldSteps:
         )
 
     def between(self, first: int, last: int) -> float:
-        """Return the reported seconds of the lines from one number to another."""
+        """Return the reported seconds of the lines after line `first`, up to line `last`."""
         if self.are_lines:
             return self.every * sum(self.seconds[first:last])
         return self.every * (last - first) * self.median

@@ -226,9 +226,9 @@ class LinesRead(Message):
 
 
 class CountedLines(Message):
-    """How many lines a program was asked for, and how many it wrote, if nothing ended it before.
+    """The number of lines that a program was asked for, and of those that it wrote.
 
-    It was told to write no more, or it wrote so many more that it ran long enough to be sure.
+    It was not ended before it could write more than it was asked for.
     """
 
     num_asked: Annotated[int, Field(ge=1)]
@@ -236,8 +236,7 @@ class CountedLines(Message):
 
 
 class ProgramSeen(Message):
-    """Observations of a user's program by its rank, by the rank's clock. Nothing of it is reported
-    by the program."""
+    """Observations of a user's program by its rank. Times are of the rank's clock."""
 
     # From the program's start to its end.
     seconds: Seconds

@@ -1,4 +1,4 @@
-"""Finds that every so many steps one is long, as if the clock waited for the device only then."""
+"""Finds that each n-th step is long, as if the clock waited for the device only then."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The mean of steps, over their median: more is no noise. Long steps may hide the time of others.
+# The mean of steps over their median: more is not noise. Long steps may hide the time of others.
 UNEVEN_FACTOR = 1.5
-# Fewer long steps may have the same distance by accident; two count if the steps before the first
-# are one period, too, and they differ by this factor at most.
+# Fewer long steps may have one distance by chance. Two are enough if the first is at the end of a
+# whole period, and the longer takes at most _ALIKE times as long as the other.
 FEWEST_LONG = 3
 _ALIKE = 1.1
-# If two kinds of steps alternate, the median is the mean.
+# In steps of a period of two, the median is the mean.
 SHORTEST_PERIOD, LONGEST_PERIOD = 3, 64
-# The first steps may be slow for other reasons, and some later ones, as a part of the regular ones.
-_LAST_SLOW, _OTHERS = 2, 0.25
-# A step is long if it takes so many times the usual time, and this part of other long ones.
+# The place of the last step that may be slow at the start, counted from 0: it is never long.
+_LAST_SLOW = 2
+# Most long steps out of the period, over those in it: another program had the processor.
+_MOST_OTHERS = 0.25
+# A step is long if it takes this many times the median, and this share of the third longest step.
 _LONG_FACTOR, _LONG_SHARE = 2.0, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPeriod:
-    """Steps of which every `num_steps`-th is long."""
+    """The period of steps: each `num_steps`-th is long."""
 
     num_steps: int
-    # Seconds: the median of long steps, and that of all.
+    # The medians of the long steps and of all steps, in seconds.
     long: float
     usual: float
 
     @property
     def mean(self) -> float:
-        """The mean over a period in which nothing else is long."""
+        """The mean seconds of a step, over a period with one long step."""
         return self.usual + (self.long - self.usual) / self.num_steps
 
 
@@ -58,10 +60,7 @@ def period_of(seconds: Sequence[float]) -> StepPeriod | None:
 
 
 def _regular(is_long: Sequence[bool]) -> Sequence[int]:
-    """Return the places of long steps that have one distance from the first to the last step.
-
-    A few others may be long as well: somebody else had the processor.
-    """
+    """Return the places of the long steps that follow each other at one distance; else nothing."""
     num_long = sum(is_long)
     if num_long < 2:
         return ()
@@ -73,7 +72,7 @@ def _regular(is_long: Sequence[bool]) -> Sequence[int]:
             counted = places if places[0] > _LAST_SLOW else places[1:]
             num = len(counted)
             is_whole = num == len(places) and (phase + 1) % distance <= 1
-            if num < (2 if is_whole else FEWEST_LONG) or num_long - num > _OTHERS * num:
+            if num < (2 if is_whole else FEWEST_LONG) or num_long - num > _MOST_OTHERS * num:
                 continue
             if all(is_long[place] for place in counted):
                 return counted

@@ -20,9 +20,9 @@ CONFIDENCE = 0.95
 STOPPING_CONFIDENCE = 0.99
 # Numbers of timed steps after which timing may stop: 8, 12, 16, 24, 32, 48, ...
 _STOPPING_COUNTS = tuple(sorted(first << doublings for first in (8, 12) for doublings in range(12)))
-# A trend counts if chance shows it in less than 1 of 100 series (Mann-Kendall test) ...
+# A trend counts if chance shows it in less than 1 of 100 series (Mann-Kendall test).
 _TREND_Z = 2.58
-# ... of so many values: of more samples, medians of blocks. The test is quadratic in them.
+# Most values of the test, which is quadratic in them; more samples are medians of blocks.
 _TREND_VALUES = 48
 _FEWEST_FOR_TREND = 6
 # A trial is ended early if even its fastest step is this many times slower than the best layout's

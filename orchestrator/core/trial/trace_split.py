@@ -223,7 +223,7 @@ def _correlation(event: TraceEvent) -> object:
 
 
 def _optimizer_ranges(events: Iterable[TraceEvent]) -> list[Interval]:
-    """When the host was in an optimizer's step."""
+    """Return the intervals in which the host was in an optimizer's step."""
     return union((one.start, one.end) for one in events if _is_optimizer(one))
 
 

@@ -34,7 +34,7 @@ MORE_ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """By how much the best is faster than the next, relative, with its 95 % interval."""
+    """The lead of the best over the next in speed, relative, with its 95 % interval."""
 
     runner_up: int
     value: float

@@ -111,7 +111,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
                     "marker": {"color": color, "line": {"width": 0.5, "color": "#ffffff"}},
                 }
             )
-    caption = _caption(sweeps, found, len(nodes))
+    caption = _caption(found, len(nodes))
     if len(merged) < len(found):
         caption += (
             " A bar is several attempts of one kind that follow each other closely; it leads to"
@@ -192,7 +192,7 @@ def _at(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-def _caption(sweeps: Sequence[SweepRows], found: Sequence[Bar], num_nodes: int) -> str:
+def _caption(found: Sequence[Bar], num_nodes: int) -> str:
     seconds = sum(bar.span.end - bar.span.start for bar in found)
     return (
         f"{show.counted(len(found), 'bar')} on {show.counted(num_nodes, 'node')}:"

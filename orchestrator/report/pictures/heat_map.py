@@ -25,7 +25,7 @@ MOST_CHARACTERS = 15
 
 
 class Found(StrEnum):
-    """The best layout of a problem on a number of GPUs, where one is known."""
+    """The result of a problem on a number of GPUs: a best layout, or why there is none."""
 
     BEST = "best"
     NOTHING_FITS = "nothing fits"
@@ -62,7 +62,7 @@ def heat_cells(sweeps: Sequence[SweepRows]) -> tuple[HeatCell, ...]:
 
 
 def problem_of(status: CellStatus) -> str:
-    """The problem of a cell but for its number of GPUs: `llama-8b, sequence 4,096, batch 256`."""
+    """Return the problem of a cell: `llama-8b, sequence 4,096, batch 256`."""
     cell = status.cell.cell
     return f"{cell.model.name}, sequence {cell.sequence_length:,}, batch {cell.global_batch_size:,}"
 

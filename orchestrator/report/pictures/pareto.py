@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from db.read.rows import TrialDetail
     from orchestrator.report.fronts import ShownPoint
 
-PANEL_HEIGHT = 420
-# Between two panels, in pixels: the titles of the upper one's axis.
-GAP = 70
+# Pixels of a panel, and between two panels, for the title of the upper one's axis.
+PANEL_HEIGHT, GAP = 420, 70
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +40,11 @@ class Candidate:
     num_gpus: int
     memory_bytes: int | None  # None: it was not read
     joules_per_token: float | None = None  # None: it was not read
-    price_per_gpu_hour: float | None = None  # None: the sweep file has none
+    price_per_gpu_hour: float | None = None  # US dollars; None: unknown
     is_on_front: bool = False
-    # It is dominated by less than noise.
+    # Not on the front, but dominated by less than noise.
     may_be_on_front: bool = False
-    # The speed that was compared, with its 95 % interval; None: it was not compared by this.
+    # Tokens/s/GPU with the 95 % interval by which layouts were compared; None: speed was not.
     compared: Valued | None = None
 
     @property
@@ -56,7 +55,7 @@ class Candidate:
 
     @property
     def memory(self) -> Valued | None:
-        """GiB taken of the device: no interval is known."""
+        """GiB taken of the device, without an interval."""
         if self.memory_bytes is None:
             return None
         taken = self.memory_bytes / GIB
@@ -64,7 +63,7 @@ class Candidate:
 
     @property
     def energy(self) -> Valued | None:
-        """Joules per token: their interval is that of the speed."""
+        """Joules per token, with the relative interval of the speed."""
         joules, speed = self.joules_per_token, self.speed
         if joules is None:
             return None
@@ -73,7 +72,7 @@ class Candidate:
 
     @property
     def cost(self) -> Valued | None:
-        """Dollars for a billion tokens."""
+        """US dollars for a billion tokens, with the relative interval of the speed."""
         price, speed = self.price_per_gpu_hour, self.speed
         if price is None:
             return None
@@ -96,8 +95,11 @@ class _Panel:
     y: Callable[[Candidate], Valued | None]
     x_title: str
     y_title: str
+    # A sentence that says why the panel is absent, if no layout has both values.
+    why_absent: str = ""
 
     def has(self, one: Candidate) -> bool:
+        """Return whether both values of a layout are known."""
         return self.x(one) is not None and self.y(one) is not None
 
 
@@ -113,18 +115,20 @@ _PANELS = (
         y=lambda one: one.speed,
         x_title="energy of a token (J)",
         y_title="tokens/s/GPU",
+        why_absent="Energy is not shown: no GPU reported its power.",
     ),
     _Panel(
         x=lambda one: one.total_speed,
         y=lambda one: one.cost,
         x_title="tokens/s of all GPUs",
         y_title="$ for 1e9 tokens",
+        why_absent="Dollars are not shown: no price of a GPU-hour is known (price_per_gpu_hour).",
     ),
 )
 
 
 def candidates(sweeps: Sequence[SweepRows]) -> tuple[Candidate, ...]:
-    """Return the measured layouts of which something besides the speed is known."""
+    """Return the measured layouts whose memory, energy or price is known."""
     points = {
         point.trial.id: point
         for sweep in sweeps
@@ -254,15 +258,8 @@ def _caption(
     )
     if len(panels) > 1:
         text += " Each part shows the same layouts by two of these numbers."
-    absent = [place for place in _WHY_ABSENT if _PANELS[place] not in panels]
-    return text + "".join(f" {_WHY_ABSENT[place]}" for place in absent)
-
-
-# Why a panel is absent, by its place.
-_WHY_ABSENT: Mapping[int, str] = {
-    1: "Energy is not shown: no GPU told its power.",
-    2: "Dollars are not shown: no price of a GPU-hour is known (price_per_gpu_hour).",
-}
+    absent = [panel.why_absent for panel in _PANELS if panel.why_absent and panel not in panels]
+    return " ".join([text, *absent])
 
 
 def _trace(

@@ -228,7 +228,7 @@ def timeline_of(one: TrialDetail, profile: ProfileRow) -> Picture:
 
 
 def _other_ranks(one: TrialDetail) -> str:
-    """What the picture leaves out: a profile keeps the memory of rank 0 alone."""
+    """Say that the picture leaves out other ranks: a profile has the memory of rank 0 alone."""
     if one.cell.cell.num_gpus == 1:
         return ""
     worst = one.trial.peak_memory_allocated_bytes

@@ -139,7 +139,7 @@ def test_the_agents_of_other_nodes_outlive_the_loss_of_one(out: dict[str, Any]) 
 
 def test_a_node_that_comes_back_has_its_name_again_and_is_used(out: dict[str, Any]) -> None:
     assert out["names_after_return"] == out["names"]
-    assert out["has_another_life"], "Ray has it under another id, so it is probed again"
+    assert out["has_another_start"], "Ray has it under another id, so it is probed again"
     assert out["after_return"] is None
 
 

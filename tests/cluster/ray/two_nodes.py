@@ -258,7 +258,7 @@ def _gives_back_what_it_had(scheduler: RayScheduler) -> dict[str, Any]:
     """Another job holds one of two nodes, and may wait for the other."""
     scheduler._leases.vacate(scheduler.slots.nodes)
     reserved = sorted(scheduler.slots.nodes)[1]
-    affinity = NodeAffinitySchedulingStrategy(scheduler.life_of(reserved), soft=False)
+    affinity = NodeAffinitySchedulingStrategy(scheduler.start_id(reserved), soft=False)
     options = {"num_cpus": 2, "scheduling_strategy": affinity}
     other = OfAnotherJob.options(**options).remote()  # type: ignore[attr-defined]
     ray.get(other.answer.remote(), timeout=180)
@@ -463,7 +463,7 @@ def _loses_a_node(scheduler: RayScheduler, lose: Any) -> dict[str, Any]:
 
 def _gets_it_back(scheduler: RayScheduler, lost: str) -> dict[str, Any]:
     """A node of its host is there again, of which nobody has told the scheduler yet."""
-    before, deadline = scheduler.life_of(lost), time.monotonic() + 60
+    before, deadline = scheduler.start_id(lost), time.monotonic() + 60
     while lost not in scheduler.slots.nodes and time.monotonic() < deadline:
         scheduler.poll(0.5)
     scheduler.start(request(2), HALF, [lost])
@@ -473,7 +473,7 @@ def _gets_it_back(scheduler: RayScheduler, lost: str) -> dict[str, Any]:
         time.sleep(0.05)
     return {
         "names_after_return": sorted(scheduler.slots.nodes),
-        "has_another_life": scheduler.life_of(lost) != before,
+        "has_another_start": scheduler.start_id(lost) != before,
         "after_return": end.failure.kind if end.failure else None,
     }
 

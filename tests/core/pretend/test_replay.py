@@ -253,7 +253,7 @@ def test_of_problems_that_are_no_grid_the_largest_is_meant() -> None:
     on_16 = row(gbs="128", n_gpus="16", dp="16", grad_acc="4")
     found = table(other, on_16)
     assert not found.is_complete
-    assert len(found.problem_texts) == 3
+    assert len(found.cell_texts) == 3
     spec = sweep_of(found)
     assert (spec.gpus, spec.global_batch_size) == ((8,), (32,))
     assert 16 in spec.axes.data_parallel_size  # so that overrides choose the others

@@ -21,7 +21,7 @@ def steps(
 
 
 @pytest.mark.parametrize("every", [3, 5, 10, 16, 20, 26])
-def test_a_clock_that_waits_for_the_device_at_each_so_manieth_step_is_found(every: int) -> None:
+def test_a_clock_that_waits_for_the_device_at_each_nth_step_is_found(every: int) -> None:
     found = period_of(steps(53, every, long=0.2 * every))
     assert found is not None and found.num_steps == every
     assert found.usual == pytest.approx(0.01, rel=0.05)

@@ -10,14 +10,14 @@ STEP = 0.1
 
 
 def new_of(
-    looks: Iterable[tuple[float, Sequence[int]]], *, several_ranks: bool = False
+    reads: Iterable[tuple[float, Sequence[int]]], *, several_ranks: bool = False
 ) -> list[int]:
-    """The numbers that are taken for further steps. Each look: when, and the lines it finds."""
+    """Return the numbers that count as new steps. A read: its time, the numbers of its lines."""
     known = KnownSteps(several_ranks=several_ranks, began=0.0)
     found = []
-    for at, numbers in looks:
-        known.begin_look(at)
-        found += [number for number in numbers if not known.is_known(number, STEP)]
+    for at, numbers in reads:
+        known.begin_read(at)
+        found += [number for number in numbers if known.is_new(number, STEP)]
     return found
 
 
@@ -33,17 +33,17 @@ def test_a_counter_of_the_steps_in_an_epoch_begins_again() -> None:
 
 def test_lines_that_a_buffer_holds_over_the_end_of_an_epoch_are_further_steps() -> None:
     numbers = [*range(1, 21), *range(1, 21)]
-    looks = [(1.0 + 1.5 * STEP * 10 * i, numbers[10 * i - 10 : 10 * i]) for i in range(1, 5)]
-    looks[1:3] = [(looks[2][0], numbers[10:30])]
-    assert new_of(looks) == numbers
+    reads = [(1.0 + 1.5 * STEP * 10 * i, numbers[10 * i - 10 : 10 * i]) for i in range(1, 5)]
+    reads[1:3] = [(reads[2][0], numbers[10:30])]
+    assert new_of(reads) == numbers
     assert new_of([(9.0, numbers)]) == numbers, "all at the end"
 
 
 def test_ranks_that_each_print_a_step_tell_it_once() -> None:
-    looks = [
+    reads = [
         (1.0 + STEP * step + 0.01 * rank, [step]) for step in range(1, 30) for rank in range(4)
     ]
-    assert new_of(looks, several_ranks=True) == [*range(1, 30)]
+    assert new_of(reads, several_ranks=True) == [*range(1, 30)]
     # A rank that is two steps behind the others.
     late = [(1.0 + STEP * step, [step, max(1, step - 2)]) for step in range(1, 30)]
     assert new_of(late, several_ranks=True) == [*range(1, 30)]
@@ -52,8 +52,8 @@ def test_ranks_that_each_print_a_step_tell_it_once() -> None:
 def test_the_buffer_of_another_rank_is_no_new_epoch() -> None:
     """Its lines come long after the first rank's, and in no time."""
     numbers = [*range(1, 101)]
-    looks = [(11.0, numbers), (11.0 + 2 * STEP, numbers), (21.0, [*range(101, 201)])]
-    found = new_of(looks, several_ranks=True)
+    reads = [(11.0, numbers), (11.0 + 2 * STEP, numbers), (21.0, [*range(101, 201)])]
+    found = new_of(reads, several_ranks=True)
     # Two of them took as long as they tell.
     assert len(found) - 200 <= 3 and found[-100:] == [*range(101, 201)]
     assert new_of([(11.0, numbers * 2)], several_ranks=True) == numbers
@@ -66,5 +66,5 @@ def test_a_step_that_is_printed_again_is_known() -> None:
 
 def test_what_is_no_number_is_no_known_step() -> None:
     known = KnownSteps(several_ranks=True, began=0.0)
-    known.begin_look(1.0)
-    assert [known.is_known(one, STEP) for one in (None, None, True, "7")] == [False] * 4
+    known.begin_read(1.0)
+    assert [known.is_new(one, STEP) for one in (None, None, True, "7")] == [True] * 4

@@ -1,4 +1,4 @@
-"""The best layouts of status, list and live pages are those of the ranking."""
+"""The best layouts of live pages are those of the ranking."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from db.store import Store
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import ranked_cells
+from orchestrator.report.live_bests import RESTS_PER_RANKING
 from orchestrator.report.live_sweep import LiveSweep
-from orchestrator.report.ranked_cells import RESTS_PER_RANKING
 from orchestrator.report.ranking import rank_cell
 from orchestrator.report.top_screen import TableName, table
 from tests.db.builders import SLOW_END, Bench, fingerprint, measure_runs, measurement, start_repeat
