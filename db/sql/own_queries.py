@@ -24,10 +24,13 @@ _BOOLEANS = frozenset({"confident", "thrashing", "is_current_fingerprint"})
 _TIMES = frozenset({"created_at", "updated_at"})
 
 
-def sweep_names(database_url: str | None) -> list[str]:
-    """The names of the newest sweeps, newest first. Raises SweepError if there is no store."""
+def sweep_names() -> list[str]:
+    """Return the names of the newest sweeps of the default store, newest first.
+
+    Raises SweepError if there is no store.
+    """
     answer = readonly.own_query(
-        database_url,
+        None,
         "SELECT name FROM sweep ORDER BY id DESC",
         max_rows=MAX_NAMES,
         timeout_seconds=NAMES_SECONDS,

@@ -16,7 +16,7 @@ def complete_names(incomplete: str) -> list[str]:
     from db.sql.own_queries import sweep_names  # needs SQLAlchemy
 
     try:
-        return [name for name in sweep_names(None) if name.startswith(incomplete)]
+        return [name for name in sweep_names() if name.startswith(incomplete)]
     except SweepError:
         return []
 

@@ -1,4 +1,4 @@
-"""The samplers that learn nothing: the best prediction first, or at random."""
+"""A sampler that learns nothing: the best prediction first, or at random."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from orchestrator.core.search.told import Told
 
 
 class FixedOrder:
-    """A `Sampler` that takes the rows in an order that is known from the start."""
+    """A `Sampler` that takes the rows in an order that is known from the start.
 
-    def __init__(self, order: Ints) -> None:
-        self._order = order
+    If `is_random`, it says that the order is one of chance.
+    """
+
+    def __init__(self, order: Ints, *, is_random: bool = False) -> None:
+        self._order, self._is_random = order, is_random
 
     def choose(self, open_rows: Mask) -> Choice:
-        return Choice(row=int(self._order[np.argmax(open_rows[self._order])]), why="")
+        why = f"random among {np.count_nonzero(open_rows)} untried" if self._is_random else ""
+        return Choice(row=int(self._order[np.argmax(open_rows[self._order])]), why=why)
 
     def start(self, row: int) -> None:
         pass
@@ -31,11 +35,3 @@ class FixedOrder:
 
     def rebuild(self, told: Sequence[Told], under_way: Sequence[int]) -> None:
         pass
-
-
-class RandomOrder(FixedOrder):
-    """A `Sampler` that takes the rows in an order of chance, and says so."""
-
-    def choose(self, open_rows: Mask) -> Choice:
-        row = super().choose(open_rows).row
-        return Choice(row=row, why=f"random among {np.count_nonzero(open_rows)} untried")

@@ -18,7 +18,7 @@ from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.auto_sampler import AutoSampler, considered_rows
-from orchestrator.search.fixed_orders import FixedOrder, RandomOrder
+from orchestrator.search.fixed_orders import FixedOrder
 from orchestrator.search.optuna_proposals import OptunaProposals
 from orchestrator.search.sampler import Sampler
 
@@ -88,7 +88,7 @@ class RowSearcher:
                 )
             case Strategy.RANDOM:
                 shuffled = np.random.default_rng(seed).permutation(num).astype(np.int64)
-                self._sampler = RandomOrder(shuffled)
+                self._sampler = FixedOrder(shuffled, is_random=True)
             case Strategy.EXHAUSTIVE:
                 pass
             case _:

@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.export.output_file import write_bytes, write_text
 from orchestrator.cli.options import Db, Json, SweepArgument
 from orchestrator.cli.store.defaults import existing_store, select_sweep
-from orchestrator.cli.terminal.output import SCHEMA, csv_text, note, write, write_json
+from orchestrator.cli.terminal.output import SCHEMA, csv_text, note, write_json
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.frameworks.translation import Framework
 from orchestrator.report.json_text import json_text
@@ -105,7 +105,6 @@ def export(
                 is_partial=partial,
                 output=output,
                 as_json=as_json,
-                write_text=_write_text,
             )
             return
         row = None if every else select_sweep(store, name)
@@ -156,11 +155,11 @@ def _export_trials(
         case Target.PARQUET:
             _write_parquet(result, output)
         case Target.CSV:
-            _write_text(csv_text(result.columns, result.rows), output)
+            write_text(csv_text(result.columns, result.rows), output)
         case Target.JSON:
             trials = [dict(zip(result.columns, values, strict=True)) for values in result.rows]
             document = {"schema": SCHEMA, "command": "export", "trials": trials}
-            _write_text(json_text(document) + "\n", output)
+            write_text(json_text(document) + "\n", output)
     num_trials = len(result.rows)
     if output is not None and as_json:
         fields = {"target": target, "sweep": row.name if row is not None else None}
@@ -169,29 +168,6 @@ def _export_trials(
         of = "all sweeps" if row is None else f"sweep {row.name}"
         where = f" written to {output}" if output is not None else ""
         note(f"{counted(num_trials, 'trial')} of {of}{where}")
-
-
-def _write_text(text: str, output: str | None) -> None:
-    if output is None:
-        write(text.rstrip("\n"))
-    else:
-        _write_bytes(text.encode(), output)
-
-
-def _write_bytes(content: bytes, output: str) -> None:
-    """Write a file under another name and rename it, so that no reader sees half of it."""
-    try:
-        path = Path(output)
-        if path.exists() and not path.is_file():
-            # A pipe or a device cannot be replaced by a file.
-            path.write_bytes(content)
-            return
-        path = path.resolve()  # a link stays a link
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    except OSError as exc:
-        raise UsageInvalid(f"cannot write {output}: {exc.strerror}") from exc
 
 
 def _write_parquet(result: Answer, output: str | None) -> None:
@@ -218,7 +194,7 @@ def _write_parquet(result: Answer, output: str | None) -> None:
     if output is None:
         sys.stdout.buffer.write(content)
     else:
-        _write_bytes(content, output)
+        write_bytes(content, output)
 
 
 def _arrow_values(values: Sequence[Any]) -> list[Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from orchestrator.cli.export.output_file import write_text
 from orchestrator.cli.terminal.output import note, write_json
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.frameworks.text import remarks, text_of
@@ -37,7 +37,6 @@ def export_config(
     is_partial: bool,
     output: str | None,
     as_json: bool,
-    write_text: Callable[[str, str | None], None],
 ) -> None:
     """Write the winner of a sweep, or one trial, as a framework's file or arguments.
 

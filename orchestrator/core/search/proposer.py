@@ -219,7 +219,7 @@ class Proposer:
         return self._fits()
 
     def doubtful(self, *, but: Container[int] = ()) -> tuple[int, float] | None:
-        """Return the row that is most worse than its neighbours predict, and the predicted score.
+        """Return the row that is furthest below what its neighbours predict, and their prediction.
 
         Only rows that would then be near the best count; rows in `but` are skipped. None: there is
         no such row.

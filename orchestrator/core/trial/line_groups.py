@@ -26,7 +26,7 @@ LEAST_SHARE = 0.5
 MOST_PAUSES = 0.4
 # Fewest groups to judge, and how much their intervals may differ: pauses come less regularly.
 FEWEST_INTERVALS = 4
-EVEN_FACTOR = 1.3
+EVEN_GROUPS_FACTOR = 1.3
 # A program with more reads is not judged: some reads are left out, so groups look too large.
 _MOST_READS = 400
 
@@ -98,7 +98,7 @@ def _regular_interval(groups: Sequence[_LinesAtOnce]) -> float | None:
     most = sorted(group.most / group.told for group in groups)
     left_out = (len(groups) - 1) // 4
     slowest, fastest = least[-1 - left_out], most[left_out]
-    if slowest > EVEN_FACTOR * fastest or least[left_out] <= PACE_FACTOR:
+    if slowest > EVEN_GROUPS_FACTOR * fastest or least[left_out] <= PACE_FACTOR:
         return None
     return sum(group.least + group.most for group in groups) / 2 / len(groups)
 

@@ -60,5 +60,5 @@ class LinePlan:
             return True
         if self.counts_lines or not timing.is_enough:
             return False
-        is_beaten = timing.bound is not None
-        return is_beaten or not are_uneven(seconds[self.num_warmup(timing) :])
+        is_too_slow = timing.bound is not None
+        return is_too_slow or not are_uneven(seconds[self.num_warmup(timing) :])
