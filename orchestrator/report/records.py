@@ -129,7 +129,7 @@ def reserved_record(reserved: ReservedBySweep, price_per_gpu_hour: float | None)
     """The GPU time that a sweep has reserved; in dollars at the price of its last call."""
     dollars = None
     if price_per_gpu_hour is not None:
-        dollars = reserved.total.reserved / 3600 * price_per_gpu_hour
+        dollars = reserved.total.dollars(price_per_gpu_hour)
     return {
         "gpu_seconds": reserved.total.reserved,
         "gpu_seconds_by_part": reserved.total.parts,

@@ -85,7 +85,7 @@ def use_text(sweep: SweepStatus) -> str:
     total, capacity = sweep.reserved.total, sweep.reserved.capacity
     if not total.reserved:
         return ""
-    money = f", ${total.reserved / 3600 * sweep.price:,.2f}" if sweep.price is not None else ""
+    money = f", ${total.dollars(sweep.price):,.2f}" if sweep.price is not None else ""
     of = ""
     if capacity is not None:
         of = f"; the cluster had {show.gpu_hours(capacity)} GPU-hours meanwhile"

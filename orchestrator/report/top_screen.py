@@ -141,7 +141,8 @@ def _budget_line(status: SweepStatus, now: datetime) -> str:
     limit = search.get("max_gpu_hours")
     parts = [f"{hours} of {limit:g} GPU-hours" if limit else f"{hours} GPU-hours"]
     if status.price is not None:
-        dollars, most = reserved / 3600 * status.price, search.get("max_cost")
+        dollars = status.reserved.total.dollars(status.price)
+        most = search.get("max_cost")
         parts.append(f"${dollars:,.2f} of ${most:,.2f}" if most else f"${dollars:,.2f}")
     if search.get("max_trials"):
         launched = sum(cell.num_launched for cell in status.cells)

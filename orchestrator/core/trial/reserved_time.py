@@ -55,6 +55,10 @@ class ReservedGpuSeconds:
     def reserved(self) -> float:
         return fsum(astuple(self))
 
+    def dollars(self, price_per_gpu_hour: float) -> float:
+        """Return what the reserved GPU-seconds cost."""
+        return self.reserved / 3600 * price_per_gpu_hour
+
     @property
     def parts(self) -> dict[str, float]:
         """The parts by name, in the order above."""

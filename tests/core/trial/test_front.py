@@ -52,7 +52,7 @@ def test_any_layout_of_the_front_that_beats_another_is_its_rival_by_however_litt
     assert found.rivals == {2: [1]}
 
 
-def test_of_those_that_could_be_on_the_front_the_least_beaten_is_first() -> None:
+def test_of_those_that_could_be_on_the_front_the_least_dominated_is_first() -> None:
     found = front_of([point(1, 100, 0.5), point(2, 96, 0.5), point(3, 99, 0.5)], BOTH)
     assert (found.on, found.possible) == ([1], [3, 2])
 
@@ -79,7 +79,7 @@ any_point = st.tuples(st.integers(90, 110), st.integers(0, 20), st.integers(90, 
 
 
 @given(st.lists(any_point, min_size=1, max_size=12), merits_of)
-def test_every_layout_off_the_front_is_beaten_by_one_on_it(
+def test_every_layout_off_the_front_is_dominated_by_one_on_it(
     numbers: list[tuple[int, int, int]], merits: list[Merit]
 ) -> None:
     some = [

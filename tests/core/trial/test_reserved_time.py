@@ -114,6 +114,11 @@ def test_out_of_memories_and_losses_are_told_from_other_failures() -> None:
     assert outcome_of(None, counts=False) is Outcome.FAILED  # measured, and invalidated since
 
 
+def test_all_that_is_reserved_costs_its_price() -> None:
+    found = ReservedGpuSeconds(useful=1800.0, failed=3600.0, idle=1800.0)
+    assert found.dollars(2.5) == 5.0
+
+
 def test_sums_keep_each_part_apart() -> None:
     found = ReservedGpuSeconds(useful=1.0, idle=2.0) + ReservedGpuSeconds(useful=3.0, lost=4.0)
     assert found == ReservedGpuSeconds(useful=4.0, idle=2.0, lost=4.0)

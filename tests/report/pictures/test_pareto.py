@@ -39,8 +39,8 @@ def test_the_front_is_the_one_that_comparing_all_pairs_finds(
 def test_each_point_of_the_front_has_its_interval(scaling: SweepRows) -> None:
     figure = pareto.picture([scaling]).figure
     assert figure is not None
-    beaten, on = figure["data"]
-    assert "error_y" not in beaten
+    dominated, on = figure["data"]
+    assert "error_y" not in dominated
     points = {point.trial.id: point for front in scaling.fronts for point in front.points}
     ends = zip(on["customdata"], on["y"], on["error_y"]["array"], strict=True)
     for trial_id, speed, above in ends:
@@ -51,7 +51,7 @@ def test_each_point_of_the_front_has_its_interval(scaling: SweepRows) -> None:
         assert above > 0
 
 
-def test_a_layout_that_is_beaten_by_less_than_noise_has_a_symbol_of_its_own(
+def test_a_layout_that_is_dominated_by_less_than_noise_has_a_symbol_of_its_own(
     scaling: SweepRows,
 ) -> None:
     (front,) = scaling.fronts
