@@ -21,7 +21,7 @@ from orchestrator.sweep.progress import Stop, StopReason, SweepResult
 from orchestrator.sweep.requests import RequestTaker
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spool import Spooled
-from orchestrator.sweep.winner_profiles import WinnerProfiles, log_profile
+from orchestrator.sweep.winner_profiles import WinnerProfiles, log_profile, log_unpaid
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,11 @@ class Loop:
             self._keep_lease()
             if self._asked() is not Stop.GO_ON:
                 return
-            if self._winner_profiles.is_paid(trial):
+            budget = self._winner_profiles.passed_by(trial)
+            if budget is None:
                 self._profile(trial)
+            else:
+                log_unpaid(trial, budget)
 
     def _profile(self, trial: TrialRow) -> None:
         with self._winner_profiles.start(trial) as profile:

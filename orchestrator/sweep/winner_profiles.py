@@ -60,19 +60,7 @@ class WinnerProfiles:
             logger.warning("measurement.profile: winners is ignored: %s", why)
         return profiles_to_come(call.spec, call.store, call.sweep_id, tied)
 
-    def is_paid(self, trial: TrialRow) -> bool:
-        """Return whether the budgets pay for a profile of this trial; if not, say so."""
-        budget = self._passed_by(trial)
-        if budget is not None:
-            logger.warning(
-                "Trial %d is not profiled: %s",
-                trial.id,
-                budget,
-                extra={"action": "not_profiled", "trial_id": trial.id},
-            )
-        return budget is None
-
-    def _passed_by(self, trial: TrialRow) -> StopReason | None:
+    def passed_by(self, trial: TrialRow) -> StopReason | None:
         """Return the budget that the profile would exceed, if any.
 
         It is expected to take what the trial's last attempt took.
@@ -101,6 +89,16 @@ class WinnerProfiles:
             store=call.store,
             epoch=call.epoch,
         )
+
+
+def log_unpaid(trial: TrialRow, budget: StopReason) -> None:
+    """Log that a winner is not profiled, since its profile would exceed a budget."""
+    logger.warning(
+        "Trial %d is not profiled: %s",
+        trial.id,
+        budget,
+        extra={"action": "not_profiled", "trial_id": trial.id},
+    )
 
 
 def log_profile(result: ProfileResult) -> None:
