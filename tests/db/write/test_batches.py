@@ -24,6 +24,7 @@ from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import IllegalTransition, TrialEvent, TrialState
+from orchestrator.core.trial.node_report import GpuUsage
 from tests.db.builders import (
     Bench,
     cell,
@@ -90,6 +91,23 @@ def counted_statements(store: Store) -> Iterator[list[str]]:
         yield said
     finally:
         sa.event.remove(store._database.engine, "before_cursor_execute", note)
+
+
+def test_numbers_that_only_one_of_the_measurements_of_a_commit_has_are_kept(bench: Bench) -> None:
+    """The others have NULL there; columns that none has are not written."""
+    store = bench.store
+    attempts = store.begin_trials(new(bench, 1, 2), epoch=bench.epoch)
+    store.note_first_steps(attempts, epoch=bench.epoch)
+    without, with_gpu = (measured(attempt) for attempt in attempts)
+    assert isinstance(with_gpu.outcome, MeasuredEnd)
+    seen = replace(with_gpu.outcome, gpu=GpuUsage(clock_mhz=1755.0))
+    with counted_statements(store) as said:
+        store.record_ends([without, replace(with_gpu, outcome=seen)], epoch=bench.epoch)
+    (insert,) = (text for text in said if text.startswith("INSERT INTO measurement "))
+    assert "gpu_clock_mhz" in insert and "gpu_power_watts" not in insert
+    seen_by_trial = [store.trial(trial_id).attempts[0].gpu for trial_id, _ in attempts]
+    assert [gpu.clock_mhz for gpu in seen_by_trial if gpu is not None] == [None, 1755.0]
+    assert [store.trial(trial_id).trial.mfu for trial_id, _ in attempts] == [0.41, 0.41]
 
 
 def test_trials_of_several_cells_begin_in_one_commit_and_in_their_order(bench: Bench) -> None:
