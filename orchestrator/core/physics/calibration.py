@@ -296,6 +296,7 @@ class Calibration:
         if self.knows_trainer:
             of_relatives = ((memory_slopes * (RELATIVES_SD * _MEMORY_SDS)) ** 2).sum(axis=1)
             memory_variance = np.minimum(memory_variance, of_relatives)
+        memory_variance = _bounded_variance(memory_variance, memory_slopes, self.memory_covariance)
         return Predicted(
             log_step_seconds=seconds + self.log_correction(table, cell, hardware),
             log_step_sd=self._log_sd(slopes),
@@ -358,6 +359,19 @@ def _unknown_covariance() -> Floats:
 def constants_of(log_constants: Floats) -> StepTimeConstants:
     """Return the constants of step time from their logarithms, in the order of CONSTANTS."""
     return StepTimeConstants(**dict(zip(CONSTANTS, np.exp(log_constants).tolist(), strict=True)))
+
+
+def _bounded_variance(variance: Floats, slopes: Floats, covariance: Floats) -> Floats:
+    """Return the variance of each log peak, n, where amounts may be far larger than the peak.
+
+    `slopes`: n x k, log peak by constant. A reserve of one GiB more or less is 40 times the peak of
+    a tiny model, and no error of its logarithm. A lognormal value with the relative variance v has
+    the log variance log(1 + v), which is v if v is small; factors are lognormal as they are.
+    """
+    each = slopes**2 * np.diag(covariance)
+    share = each[:, _NUM_FACTORS:].sum(axis=1) / np.maximum(each.sum(axis=1), 1e-300)
+    found: Floats = (1.0 - share) * variance + share * np.log1p(variance)
+    return found
 
 
 def trainer_of(base: Trainer, values: Floats) -> Trainer:
