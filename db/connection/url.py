@@ -106,6 +106,12 @@ def _parsed(text: str) -> URL:
     try:
         parsed = make_url(text.strip())
     except (ArgumentError, ValueError):
+        if not set(text) & {":", "@"}:
+            path = f"sqlite:///{Path(text.strip()).absolute()}"
+            raise UsageInvalid(
+                f"the database URL cannot be read. It should look like {ALLOWED}; for the file"
+                f" {text.strip()!r} it is {path}"
+            ) from None
         # Its text is not repeated: it may hold a password.
         raise UsageInvalid(
             f"the database URL cannot be read. It should look like {ALLOWED}. {_ENCODE}"

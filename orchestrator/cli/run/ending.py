@@ -128,6 +128,11 @@ def _why_nothing(spec: SweepSpec, result: SweepResult, cell: Cell) -> str:
             f"Nothing could be measured for {cell.key}: {counted(failed.num, 'trial')} failed,"
             f" the last with {failed.last}. See `sweep show {failed.last_id}`."
         )
+    if reason not in BUDGETS and num_launched:
+        return (
+            f"No layout of {cell.key} can be ranked: {counted(num_launched, 'trial')} ran, and none"
+            f" has numbers that count. `sweep trials {spec.name}` shows why."
+        )
     if reason not in BUDGETS:
         return (
             f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and"

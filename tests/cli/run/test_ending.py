@@ -39,7 +39,7 @@ def ending(counts: Mapping[TrialState, int], *, interrupted: bool = False) -> Sw
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_failed_trials_have_their_cure_and_with_strict_the_code_its_reason(
+def test_failed_trials_have_their_fix_and_with_strict_the_code_its_reason(
     capsys: pytest.CaptureFixture[str], strict: bool
 ) -> None:
     result = ending({TrialState.MEASURED: 3, TrialState.FAILED: 1})
@@ -76,7 +76,22 @@ def test_a_cell_whose_nodes_are_gone_says_so(capsys: pytest.CaptureFixture[str])
     assert "The same command continues when enough nodes are back." in told
 
 
-def test_without_failures_and_after_a_stop_no_cure_is_offered(
+def test_a_cell_whose_trials_all_ran_for_nothing_does_not_blame_the_layouts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    marked = replace(
+        ending({TrialState.MEASURED: 4}),
+        stopped={CELL: StopReason.EXHAUSTED},
+        nothing_feasible=(CELL,),
+        launched={CELL: 4},
+    )
+    print_ending(SPEC, marked, "sqlite:///s", None)
+    err = capsys.readouterr().err
+    assert "can be ranked: 4 trials ran, and none has numbers that count" in err
+    assert "not legal" not in err
+
+
+def test_without_failures_and_after_a_stop_no_fix_is_offered(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_ending(SPEC, ending({TrialState.MEASURED: 3}), "sqlite:///s", None, strict=True)

@@ -112,6 +112,13 @@ def test_an_at_sign_in_a_password_is_no_part_of_the_host(
     assert "ss@" not in urls.display(url)
 
 
+def test_a_path_that_is_given_for_a_url_is_told_as_one(tmp_path: Path) -> None:
+    """It holds no password: those of URLs follow a colon."""
+    with pytest.raises(UsageInvalid) as caught:
+        urls.resolve("trials.db")
+    assert f"for the file 'trials.db' it is sqlite:///{tmp_path}/trials.db" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "text", ["postgresql://u:p@s/cret@host/d", "postgresql://u:p@h:s/cret@host/d"]
 )
