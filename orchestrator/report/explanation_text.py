@@ -20,6 +20,9 @@ def memory_sentence(found: Explanation) -> str:
     text = f"Memory: {show_as.memory_of(total, limit)} predicted"
     if limit is None:
         text += "; no limit is known (name a device: device=h100-sxm)"
+    elif found.fits and (found.probability_of_fitting or 1.0) < 0.5:
+        left = show_as.memory(limit - total)
+        text += f": {left} below the limit, and yet more likely not to fit"
     elif found.fits:
         text += f": fits with {show_as.memory(limit - total)} to spare"
     else:

@@ -98,9 +98,12 @@ def state_text(sweep: SweepStatus) -> str:
 
     row, holder = sweep.row, sweep.row.holder
     if holder is None:
-        # Its last owner died without releasing it: the same command continues.
+        # Its last owner died without releasing it.
         if row.state == "running":
-            return "nobody works on it now (its orchestrator is gone)"
+            return (
+                "nobody works on it now: its orchestrator is gone;"
+                " the same `sweep run` continues it"
+            )
         why = "; ".join(sweep.stop_reasons)
         return f"{row.state} ({why})" if why else str(row.state)
     if holder_is_gone(holder):

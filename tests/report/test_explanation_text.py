@@ -42,6 +42,11 @@ def test_memory_is_said_with_what_is_to_spare_or_missing() -> None:
     )
     small = replace(found, memory_limit_bytes=50.0 * GIB, probability_of_fitting=None)
     assert say.memory_sentence(small) == "Memory: 60.0 of 50.0 GiB predicted: 10.0 GiB too much"
+    doubtful = replace(found, probability_of_fitting=0.37)
+    assert say.memory_sentence(doubtful) == (
+        "Memory: 60.0 of 80.0 GiB predicted: 20.0 GiB below the limit, and yet more likely not to"
+        " fit (probability of fitting 37%)"
+    )
     unlimited = replace(found, memory_limit_bytes=None)
     assert "no limit is known" in say.memory_sentence(unlimited)
 

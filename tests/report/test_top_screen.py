@@ -147,7 +147,8 @@ def test_the_head_says_who_works_what_is_spent_and_what_is_left(sqlite_store: St
 def test_a_sweep_that_nobody_holds_says_how_it_ended(rows: LiveRows) -> None:
     status = replace(rows.status, row=replace(rows.status.row, holder=None))
     freed = replace(rows, status=status)
-    assert "nobody works on it" in head_lines(freed, status.row.created_at)[0][0]
+    head = head_lines(freed, status.row.created_at)[0][0]
+    assert "nobody works on it now" in head and "the same `sweep run` continues it" in head
     assert {line["phase"] for line in lines(TableName.RUNNING, freed)} == {"interrupted"}
     assert {line["search"] for line in lines(TableName.CELLS, freed)} == {"not finished"}
 

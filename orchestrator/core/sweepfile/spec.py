@@ -83,12 +83,17 @@ def batch_mistake(sequences_given: bool, tokens_given: bool) -> str | None:
     return None
 
 
+# What people write for the GPUs of the machine that they are on.
+_WORDS_FOR_THIS_MACHINE = frozenset({"cuda", "gpu", "nvidia"})
+
+
 def _device(value: str) -> str:
     if value not in _DEVICE_NAMES:
         asked = value.strip().lower()
         known = from_driver_name(value)
         begun = [name for name in _DEVICE_NAMES if asked and name.startswith(asked)]
-        close = [known.name] if known is not None else begun
+        of_here = ["auto"] if asked in _WORDS_FOR_THIS_MACHINE else []
+        close = [known.name] if known is not None else begun or of_here
         hint = f"; did you mean {' or '.join(close)}?" if close else did_you_mean(asked, DEVICES)
         raise ValueError(f"{value!r} is not one of {', '.join(_DEVICE_NAMES)}{hint}")
     return value

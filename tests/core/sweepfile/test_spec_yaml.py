@@ -457,6 +457,7 @@ BAD = [
         "device: H100",
         "6:9: device: 'H100' is not one of auto, cpu, ... did you mean h100-sxm or h100-pcie?",
     ),
+    (6, "device: cuda", "6:9: device: 'cuda' is not one of auto, cpu, ... did you mean auto?"),
     (
         6,
         "device: NVIDIA H100 PCIe",
