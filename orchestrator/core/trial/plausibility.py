@@ -182,7 +182,8 @@ def _why_too_long(told: ToldSteps, ratio: float, layout: Layout, *, is_exact: bo
         return f"the time since the start? They rise from step to step; {wanted}"
     near = [unit for unit in _UNITS if 0.7 < ratio / unit < 1.4]
     if near or (not is_exact and ratio > 30):
-        return f"{_UNITS[near[0] if near else 1e3]}? Seconds are wanted"
+        unit = _UNITS[near[0] if near else 1e3]
+        return f"{unit}? Seconds are wanted; name the unit of printed numbers in `metrics.unit`"
     if is_exact and 2 <= round(ratio) <= 100 and abs(ratio / round(ratio) - 1) < 0.1:
         num = round(ratio)
         by_ranks = layout.world_size % num == 0
