@@ -17,18 +17,19 @@ NOTHING_FASTER = "No single change that fits is predicted to be faster."
 def memory_sentence(found: Explanation) -> str:
     """`Memory: 61.2 of 79.1 GiB predicted: fits with 17.9 GiB to spare (...)`."""
     limit, total = found.memory_limit_bytes, found.memory_bytes
+    probability = found.probability_of_fitting
     text = f"Memory: {show_as.memory_of(total, limit)} predicted"
     if limit is None:
         text += "; no limit is known (name a device: device=h100-sxm)"
-    elif found.fits and (found.probability_of_fitting or 1.0) < 0.5:
+    elif found.fits and probability is not None and probability < 0.5:
         left = show_as.memory(limit - total)
         text += f": {left} below the limit, and yet more likely not to fit"
     elif found.fits:
         text += f": fits with {show_as.memory(limit - total)} to spare"
     else:
         text += f": {show_as.memory(total - limit)} too much"
-    if limit is not None and found.probability_of_fitting is not None:
-        text += f" (probability of fitting {found.probability_of_fitting:.0%})"
+    if limit is not None and probability is not None:
+        text += f" (probability of fitting {probability:.0%})"
     return text
 
 

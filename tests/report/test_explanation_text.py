@@ -47,6 +47,8 @@ def test_memory_is_said_with_what_is_to_spare_or_missing() -> None:
         "Memory: 60.0 of 80.0 GiB predicted: 20.0 GiB below the limit, and yet more likely not to"
         " fit (probability of fitting 37%)"
     )
+    surely_not = replace(found, probability_of_fitting=0.0)
+    assert "more likely not to fit (probability of fitting 0%)" in say.memory_sentence(surely_not)
     unlimited = replace(found, memory_limit_bytes=None)
     assert "no limit is known" in say.memory_sentence(unlimited)
 

@@ -364,9 +364,10 @@ def constants_of(log_constants: Floats) -> StepTimeConstants:
 def _bounded_variance(variance: Floats, slopes: Floats, covariance: Floats) -> Floats:
     """Return the variance of each log peak, n, where amounts may be far larger than the peak.
 
-    `slopes`: n x k, log peak by constant. A reserve of one GiB more or less is 40 times the peak of
-    a tiny model, and no error of its logarithm. A lognormal value with the relative variance v has
-    the log variance log(1 + v), which is v if v is small; factors are lognormal as they are.
+    `slopes`: n x k, of the log peak by each constant. A GiB of reserve more or less is 40 times the
+    peak of a tiny model; taken for an error of the logarithm, it would be a factor of e^40. A
+    lognormal value whose relative variance is v has the log variance log(1 + v), which is about v
+    if v is small. Only the part of the variance that comes from amounts is replaced.
     """
     each = slopes**2 * np.diag(covariance)
     share = each[:, _NUM_FACTORS:].sum(axis=1) / np.maximum(each.sum(axis=1), 1e-300)

@@ -8,21 +8,12 @@ import pytest
 
 from orchestrator.core.trial.line_count import next_line_patience_seconds
 from orchestrator.core.trial.line_plan import LinePlan
-from orchestrator.core.trial.protocol import MeasurementPlan
 from orchestrator.core.trial.stopping import begin
-
-STEPS = MeasurementPlan(
-    warmup_steps=3,
-    min_steps=5,
-    max_steps=50,
-    relative_confidence=0.02,
-    warmup_seconds=2.0,
-    min_seconds=5.0,
-)
+from tests.core.trial.test_stopping import GPU
 
 
 def plan(*, steps_per_line: int = 1, counts_lines: bool = False) -> LinePlan:
-    return LinePlan.of(STEPS, steps_per_line=steps_per_line, counts_lines=counts_lines)
+    return LinePlan.of(GPU, steps_per_line=steps_per_line, counts_lines=counts_lines)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +31,13 @@ def test_lines_cover_the_steps_of_the_plan(
 
 @pytest.mark.parametrize(("of_timing", "num"), [(None, 3), (2, 3), (20, 20), (40, 26)])
 def test_half_of_the_lines_are_timed_in_any_case(of_timing: int | None, num: int) -> None:
-    timing = replace(begin(STEPS), num_warmup=of_timing)
+    timing = replace(begin(GPU), num_warmup=of_timing)
     assert plan().num_warmup(timing) == num
 
 
 def test_a_program_ends_early_unless_later_lines_could_show_more() -> None:
     even, uneven = [1.0] * 11, [1.0] * 10 + [9.0]
-    timing = replace(begin(STEPS), num_warmup=3, is_enough=True)
+    timing = replace(begin(GPU), num_warmup=3, is_enough=True)
     assert plan().are_enough(even, timing)
     assert not plan().are_enough(even, replace(timing, is_enough=False))
     assert not plan().are_enough(uneven, timing)
