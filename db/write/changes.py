@@ -21,7 +21,7 @@ from db.read import records, trials
 from db.types import AttemptState, now
 from db.write import event_log, lease
 from db.write.batch import Batch
-from db.write.inserts import INSERTS
+from db.write.inserts import INSERTS, without_empty
 from db.write.writes import NewAttempt, NewTrial, Pruned
 from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.problem.layout import to_columns
@@ -331,7 +331,8 @@ def _add(
     absent = {one.key: one for one in additions}
     values = [one.columns(sweeps[cell_id]) for (cell_id, _), one in absent.items()]
     # Rows are matched by cell and layout: the database promises no order.
-    rows = connection.execute(_INSERT_TRIAL[connection.dialect.name], values).fetchall()
+    statement = _INSERT_TRIAL[connection.dialect.name]
+    rows = connection.execute(statement, without_empty(values)).fetchall()
     added = {(row.cell_id, row.layout_key): int(row.id) for row in rows}
     entries = [
         entry

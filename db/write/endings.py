@@ -20,7 +20,7 @@ from db.read import records
 from db.types import AttemptState, now
 from db.write import pooling, software
 from db.write.batch import Batch
-from db.write.inserts import INSERTS
+from db.write.inserts import INSERTS, without_empty
 from db.write.pooling import Pooled
 from db.write.writes import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
 from orchestrator.core.errors import UsageInvalid
@@ -165,7 +165,7 @@ class _Endings:
         for (is_running, _), values in self._updates.items():
             self._connection.execute(_UPDATE_RUNNING if is_running else _UPDATE_LATE, values)
         if self._measurements:
-            self._connection.execute(_INSERT_MEASUREMENT, _without_empty(self._measurements))
+            self._connection.execute(_INSERT_MEASUREMENT, without_empty(self._measurements))
         changed = [
             (cell_id, digest)
             for cell_id, digest in self._current.items()
@@ -305,15 +305,6 @@ def _ensure_fingerprints(
     if new:
         connection.execute(_INSERT_FINGERPRINTS[connection.dialect.name], new)
     return digests
-
-
-def _without_empty(rows: Sequence[records.Columns]) -> list[records.Columns]:
-    """Return the rows without the columns that are NULL in each of them.
-
-    Without a GPU that is nearly half of them, and to bind a value costs time.
-    """
-    known = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    return [{name: row[name] for name in known} for row in rows]
 
 
 def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records.Columns:
