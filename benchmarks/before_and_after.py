@@ -6,7 +6,8 @@ python -m benchmarks.before_and_after --before CHECKOUT --after CHECKOUT [--tabl
 Each checkout has its own environment in `.venv`. In every round both run at once, each pinned to a
 core of its own, and the cores are swapped after it: these machines are half as fast in some minutes
 as in others, and both versions meet the same minutes. `orchestration` and `start` need all cores,
-so the two take turns there, and the first one changes.
+so the two take turns there, and the first one changes; in `write_path` they take turns batch by
+batch.
 
 A ratio is that of the means over the rounds. `rounds` in FILE holds the ratio of each round: the
 spread says how much a ratio is worth.
@@ -21,16 +22,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.machine import describe_machine, parser_of, write_result
 
 VERSIONS = ("before", "after")
 NUM_STARTS = 20  # of each command and round
 TRIALS = {"orchestration": 1000, "simulated_scale": 12_000}
+# Batches that are written by each checkout in a round, by their size.
+NUM_BATCHES = {1: 100, 8: 60, 64: 40, 512: 12}
 # The sweep that `sweep status` is asked about.
 STARTED = """
 name: started
@@ -52,16 +56,6 @@ class Benchmark:
     name: str
     arguments: Sequence[str]
     on_one_core: bool = True
-    # False if its parts are few and short: a garbage collection would fall into some by chance.
-    collects_garbage: bool = True
-
-    @property
-    def program(self) -> list[str]:
-        """What Python runs, without its path and the arguments."""
-        if self.collects_garbage:
-            return ["-m", f"benchmarks.{self.name}"]
-        run = f"runpy.run_module('benchmarks.{self.name}', run_name='__main__', alter_sys=True)"
-        return ["-c", f"import gc, runpy; gc.disable(); {run}"]
 
 
 def main() -> None:
@@ -69,7 +63,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, help="a checkout with a .venv")
     parser.add_argument("--after", type=Path, required=True, help="another one")
     parser.add_argument("--tables", type=Path, help="for search_efficiency; without it left out")
-    names = [*(one.name for one in _benchmarks(Path())), "start"]
+    names = [*(one.name for one in _benchmarks(Path())), "write_path", "start"]
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=4)
     arguments = parser.parse_args()
@@ -79,7 +73,7 @@ def main() -> None:
     # By name, a round with both checkouts.
     measure = {
         one.name: partial(_round, one, checkouts) for one in _benchmarks(arguments.tables)
-    } | {"start": partial(_starts, checkouts)}
+    } | {"write_path": partial(_writes, checkouts), "start": partial(_starts, checkouts)}
     for name, round_of in measure.items():
         if name in arguments.only:
             found[name] = _compared([round_of(number) for number in range(arguments.rounds)])
@@ -93,7 +87,6 @@ def _benchmarks(tables: Path | None) -> list[Benchmark]:
     tpe = ["--arms", "sweep_tpe", "--rounds", "1", "--trials", driver]
     some = [
         Benchmark("simulated_scale", ["--trials", scale]),
-        Benchmark("write_path", [], collects_garbage=False),
         Benchmark("enumerate", ["--repeat", "7"]),
         Benchmark("orchestration", tpe, on_one_core=False),
     ]
@@ -113,7 +106,7 @@ def _round(
         running = {}
         for place, version in enumerate(order):
             out = Path(folder) / f"{version}.json"
-            command = [".venv/bin/python", *benchmark.program]
+            command = [".venv/bin/python", "-m", f"benchmarks.{benchmark.name}"]
             command += [*benchmark.arguments, "--out", str(out)]
             if benchmark.on_one_core:
                 command = ["taskset", "--cpu-list", str(cores[place % len(cores)]), *command]
@@ -156,17 +149,6 @@ def _of_simulated_scale(result: Mapping[str, Any], _: float) -> dict[str, float]
     return {"ms a launch": result["milliseconds_per_attempt"], "ms of CPU a launch": cpu}
 
 
-def _of_write_path(result: Mapping[str, Any], _: float) -> dict[str, float]:
-    found = {}
-    for database, name in (("sqlite", "SQLite"), ("postgresql", "PostgreSQL")):
-        for batch in result[database]["batches"]:
-            found[f"ms a trial, {name}, {batch['size']} together"] = batch["ms_per_trial"]
-            found[f"ms of CPU a trial, {name}, {batch['size']} together"] = batch[
-                "cpu_ms_per_trial"
-            ]
-    return found
-
-
 def _of_enumerate(result: Mapping[str, Any], _: float) -> dict[str, float]:
     return {
         f"{what} {kind}": result[kind.replace(" ", "_")][f"{what}_seconds"]
@@ -194,11 +176,73 @@ def _of_search_efficiency(result: Mapping[str, Any], cpu_seconds: float) -> dict
 
 _NUMBERS = {
     "simulated_scale": _of_simulated_scale,
-    "write_path": _of_write_path,
     "enumerate": _of_enumerate,
     "orchestration": _of_orchestration,
     "search_efficiency": _of_search_efficiency,
 }
+
+
+def _writes(checkouts: Mapping[str, Path], number: int) -> dict[str, dict[str, float]]:
+    """Median milliseconds a trial of batches in a store, by turns; one batch at any time."""
+    # Read here and run in each checkout: the older one may not have the file.
+    program = Path(__file__).with_name("write_turns.py").read_text()
+    order = VERSIONS if number % 2 == 0 else VERSIONS[::-1]
+    found: dict[str, dict[str, float]] = {version: {} for version in VERSIONS}
+    with ExitStack() as stack:
+        writers = {}
+        for version in order:
+            log = stack.enter_context(tempfile.TemporaryFile())
+            writer = _Writes(program, checkouts[version], log)
+            writers[version] = stack.enter_context(writer)
+        for database, name in (("sqlite", "SQLite"), ("postgresql", "PostgreSQL")):
+            for size, times in NUM_BATCHES.items():
+                taken: dict[str, list[tuple[float, float]]] = {version: [] for version in VERSIONS}
+                for turn in range(times):
+                    for version in order if turn % 2 == 0 else order[::-1]:
+                        taken[version].append(writers[version].write(database, size))
+                for version, batches in taken.items():
+                    wall, cpu = (statistics.median(values) for values in zip(*batches, strict=True))
+                    found[version][f"ms a trial, {name}, {size} together"] = wall
+                    found[version][f"ms of CPU a trial, {name}, {size} together"] = cpu
+    return found
+
+
+class _Writes:
+    """A checkout that writes a batch when told; its last words are shown if it fails."""
+
+    def __init__(self, program: str, checkout: Path, log: IO[bytes]) -> None:
+        self._log = log
+        self._process = subprocess.Popen(
+            [".venv/bin/python", "-c", program],
+            cwd=checkout,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+
+    def __enter__(self) -> _Writes:
+        self._answer()  # "ready"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def write(self, database: str, size: int) -> tuple[float, float]:
+        """Return milliseconds a trial, and milliseconds of CPU a trial."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{database} {size}\n")
+        self._process.stdin.flush()
+        wall, cpu = self._answer().split()
+        return float(wall), float(cpu)
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            self._log.seek(0)
+            said = self._log.read().decode(errors="replace")[-2000:]
+            raise SystemExit(f"write_turns ended with an error:\n{said}")
+        return line
 
 
 def _starts(checkouts: Mapping[str, Path], number: int) -> dict[str, dict[str, float]]:
