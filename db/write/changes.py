@@ -39,6 +39,10 @@ from orchestrator.core.trial.purpose import Purpose
 
 sweep, cell, trial, attempt = schema.sweep, schema.cell, schema.trial, schema.attempt
 
+# From so many rows on, one INSERT is so long a text that it pays to leave out empty columns. Below,
+# a text for each set of columns would drive others out of the caches of prepared statements.
+MANY = 32
+
 # Statements are built once: building a wide one costs more than running it.
 _INSERT_TRIAL = {
     name: insert(trial)
@@ -331,8 +335,9 @@ def _add(
     absent = {one.key: one for one in additions}
     values = [one.columns(sweeps[cell_id]) for (cell_id, _), one in absent.items()]
     # Rows are matched by cell and layout: the database promises no order.
-    statement = _INSERT_TRIAL[connection.dialect.name]
-    rows = connection.execute(statement, without_empty(values)).fetchall()
+    if len(values) >= MANY:
+        values = without_empty(values)
+    rows = connection.execute(_INSERT_TRIAL[connection.dialect.name], values).fetchall()
     added = {(row.cell_id, row.layout_key): int(row.id) for row in rows}
     entries = [
         entry

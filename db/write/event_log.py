@@ -16,7 +16,6 @@ from db.connection.engine import Change
 from db.connection.portions import portions
 from db.read import records
 from db.types import now
-from db.write.inserts import without_empty
 from orchestrator.core.trial.lifecycle import TrialState
 
 _table = schema.event
@@ -53,8 +52,7 @@ def node_entry(sweep_id: int, event: str, epoch: int, detail: Mapping[str, Any])
 
 def append(connection: Connection, change: Change, entries: Sequence[records.Columns]) -> None:
     if entries:
-        rows = [{**entry, "change_id": change.id} for entry in entries]
-        connection.execute(_INSERT, without_empty(rows))
+        connection.execute(_INSERT, [{**entry, "change_id": change.id} for entry in entries])
 
 
 def is_done(connection: Connection, change: Change) -> bool:

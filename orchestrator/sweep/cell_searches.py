@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.search.planner import rank_space
@@ -12,7 +9,7 @@ from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import PlannedSearch
-from orchestrator.sweep.prior_knowledge import PriorKnowledge, read_prior_knowledge
+from orchestrator.sweep.prior_knowledge import Fits, PriorKnowledge, read_prior_knowledge
 
 
 class CellSearches:
@@ -71,9 +68,7 @@ class CellSearches:
         return True
 
 
-def read(
-    call: Call, hardware: Hardware | None, *, begin: Mapping[str, Calibration] | None = None
-) -> PriorKnowledge:
+def read(call: Call, hardware: Hardware | None, *, begin: Fits | None = None) -> PriorKnowledge:
     """Return what the store knows of the sweep's relatives. `begin`: fits to begin from."""
     slots = call.scheduler.slots
     return read_prior_knowledge(

@@ -74,6 +74,10 @@ class Dispatch:
             for confirms in (False, True)
         }
         self._options = call.spec.workload.options.as_written()
+        # A trial that cannot be the fastest may still be on a front.
+        device = call.scheduler.slots.device
+        is_only_speed = call.spec.merits == (Merit.SPEED,)
+        self._stops_early = is_only_speed and call.spec.search.stops_early(device)
 
     def start_what_fits(self) -> None:
         """Start attempts until no more may start, or no cell wants one."""
@@ -440,8 +444,6 @@ class Dispatch:
         ]
         search = self._call.searches[attempt.cell_id]
         best = search.confirmation.best()
-        # A trial that cannot be the fastest may still be on a front.
-        may_stop = self._spec.merits == (Merit.SPEED,) and self._settings.stops_early(device)
         # Only a trial's first attempt may be ended early.
         is_first = attempt.number == 1 and not attempt.is_repeat
         may_count = workload.name == "command" and not attempt.is_repeat
@@ -450,7 +452,7 @@ class Dispatch:
             seconds = predicted.seconds if predicted is not None else None
             every = steps_per_line(workload)
             plan = counting_plan(plan, predicted_seconds=seconds, steps_per_line=every)
-        elif best is not None and is_first and may_stop:
+        elif best is not None and is_first and self._stops_early:
             plan = plan.model_copy(update={"beat_seconds": best[1]})
         limits = resolve_limits(
             self._limits,

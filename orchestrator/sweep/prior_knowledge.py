@@ -18,7 +18,7 @@ from db.read.observations import ObservationRow
 from db.read.rows import LinkRow
 from db.store_reads import StoreReads
 from orchestrator.core.physics.calibration import Calibration
-from orchestrator.core.physics.calibration_fit import calibrate, with_memory_of
+from orchestrator.core.physics.calibration_fit import calibrate_times, with_memory_of
 from orchestrator.core.physics.fit_quality import agreement
 from orchestrator.core.physics.links import Network, network_of
 from orchestrator.core.physics.observation import Observation
@@ -63,6 +63,26 @@ class RelativeTrial:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Fits:
+    """The fits of some knowledge, by which trials they rest on: older or current software."""
+
+    # Without the trials of one cell; None: of all.
+    times: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
+    # The same, for the memory of a model; None: of any model.
+    memory: dict[tuple[str, Cell | None, ModelShape | None], Calibration] = field(
+        default_factory=dict
+    )
+
+    @property
+    def of_all_cells(self) -> Fits:
+        """The fits without none of the cells."""
+        return Fits(
+            times={key: found for key, found in self.times.items() if key[1] is None},
+            memory={key: found for key, found in self.memory.items() if key[1] is None},
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PriorKnowledge:
     """The device of a sweep, and its relatives' trials. Each fit is made once."""
 
@@ -77,16 +97,16 @@ class PriorKnowledge:
     # Trials of other sweeps that this sweep has taken over: they count as its own.
     reused: frozenset[int] = frozenset()
     # `fits` of earlier knowledge: new fits begin there.
-    begin: Mapping[str, Calibration] = field(default_factory=dict)
-    _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
+    begin: Fits = field(default_factory=Fits)
+    _fits: Fits = field(default_factory=Fits)
 
     @property
-    def fits(self) -> Mapping[str, Calibration]:
-        """The fits made so far, by the relatives that they rest on; else those to begin from."""
-        return {
-            **self.begin,
-            **{which: found for (which, without), found in self._fits.items() if without is None},
-        }
+    def fits(self) -> Fits:
+        """The fits made so far, of all cells; else those to begin from."""
+        mine = self._fits.of_all_cells
+        return Fits(
+            times={**self.begin.times, **mine.times}, memory={**self.begin.memory, **mine.memory}
+        )
 
     @cached_property
     def network(self) -> Network | None:
@@ -143,19 +163,17 @@ class PriorKnowledge:
         own = self._own.get(cell, []) if cell is not None else []
         mine = set(map(id, own))
         others = [trial for trial in self.rows if id(trial) not in mine] if own else self.rows
+        model = cell.model if cell is not None else None
         if own and others:
             # Where the fits without each of the cells begin.
-            self._of(self.rows, without=None)
-        found = self._of(others, without=cell if own else None)
+            self._of(self.rows, model, without=None)
+        found = self._of(others, model, without=cell if own else None)
         if cell is None:
             return found
-        found = self._for_model(cell.model, found, others, without=cell if own else None)
         prior = found.widened() if others else found
         if not own or not with_own:
             return prior
-        fitted = self._fitted(("own", cell), own, prior)
-        observed = [trial.observation for trial in own]
-        return with_memory_of(cell.model, fitted, observed, prior)
+        return self._fitted("own", own, prior, model, without=cell)
 
     @cached_property
     def _own(self) -> dict[Cell, list[RelativeTrial]]:
@@ -166,49 +184,37 @@ class PriorKnowledge:
                 found.setdefault(trial.row.cell, []).append(trial)
         return found
 
-    def _of(self, rows: Sequence[RelativeTrial], *, without: Cell | None) -> Calibration:
+    def _of(
+        self, rows: Sequence[RelativeTrial], model: ModelShape | None, *, without: Cell | None
+    ) -> Calibration:
+        """Return the constants by these rows, those of memory for a model: its peaks count most."""
         prior = self.prior
         older = [trial for trial in rows if not trial.is_current]
         if older:
-            prior = self._fitted(("older", without), older, prior).widened()
-        return self._fitted(
-            ("current", without), [trial for trial in rows if trial.is_current], prior
-        )
+            prior = self._fitted("older", older, prior, model, without=without).widened()
+        current = [trial for trial in rows if trial.is_current]
+        return self._fitted("current", current, prior, model, without=without)
 
-    def _for_model(
+    def _fitted(
         self,
-        model: ModelShape,
-        found: Calibration,
+        which: str,
         rows: Sequence[RelativeTrial],
+        prior: Calibration,
+        model: ModelShape | None,
         *,
         without: Cell | None,
     ) -> Calibration:
-        """Return the fit of these rows with the memory constants of a model.
-
-        Its own peaks count most. Times are those of `found`.
-        """
-        prior = self.prior
-        for which, is_current in (("older", False), ("current", True)):
-            some = [trial.observation for trial in rows if trial.is_current is is_current]
-            if some:
-                fit = self._fits[which, without]
-                prior = with_memory_of(model, fit, some, prior)
-                prior = prior if is_current else prior.widened()
-        return replace(
-            found,
-            memory_values=prior.memory_values,
-            memory_covariance=prior.memory_covariance,
-            memory_residual_sd=prior.memory_residual_sd,
-        )
-
-    def _fitted(
-        self, key: tuple[str, Cell | None], rows: Sequence[RelativeTrial], prior: Calibration
-    ) -> Calibration:
-        if key not in self._fits:
-            which, _ = key
-            begin = self._fits.get((which, None)) or self.begin.get(which)
-            self._fits[key] = _fitted([trial.observation for trial in rows], prior, begin)
-        return self._fits[key]
+        observations = [trial.observation for trial in rows]
+        times, memory = self._fits.times, self._fits.memory
+        if (which, without) not in times:
+            begin = times.get((which, None)) or self.begin.times.get((which, None))
+            times[which, without] = _fitted_times(observations, prior, begin)
+        if (which, without, model) not in memory:
+            begin = memory.get((which, None, model)) or self.begin.memory.get((which, None, model))
+            memory[which, without, model] = with_memory_of(
+                model, times[which, without], observations, prior, begin=begin
+            )
+        return memory[which, without, model]
 
 
 def read_prior_knowledge(
@@ -219,7 +225,7 @@ def read_prior_knowledge(
     device_name: str | None,
     gpus_per_node: int,
     nodes: Collection[str] | None = None,
-    begin: Mapping[str, Calibration] | None = None,
+    begin: Fits | None = None,
 ) -> PriorKnowledge:
     """Return what the store has of a sweep's relatives. `begin`: the `fits` of what it had before.
 
@@ -278,7 +284,7 @@ def read_prior_knowledge(
         rows=trials,
         links=_links(store, spec, device, nodes),
         reused=store.reused_by(spec.name) if store is not None else frozenset(),
-        begin=begin or {},
+        begin=begin or Fits(),
     )
 
 
@@ -326,14 +332,14 @@ def _is_hardware(device_name: str | None, hardware: Hardware) -> bool:
     return (known.name if known is not None else device_name) == hardware.name
 
 
-def _fitted(
+def _fitted_times(
     observations: Sequence[Observation], prior: Calibration, begin: Calibration | None
 ) -> Calibration:
     """Fit, and fit again if whole cells stay far off.
 
     If all errors of a cell are large, the robust fit ignores them as if each run were disturbed.
     """
-    found = calibrate(observations, prior, begin=begin)
+    found = calibrate_times(observations, prior, begin=begin)
     times = agreement(observations, found).step_time
     errors: dict[tuple[Cell, str], list[float]] = {}
     for place, ratio in zip(times.places, times.ratios, strict=True):
@@ -348,7 +354,7 @@ def _fitted(
         return found
     begun = {cell: found.cell_offsets.get(cell, 0.0) + error for cell, error in far.items()}
     corrected = replace(prior, cell_offsets={**prior.cell_offsets, **begun})
-    return calibrate(
+    return calibrate_times(
         observations, corrected, begin=replace(found, cell_offsets={**found.cell_offsets, **begun})
     )
 

@@ -306,7 +306,8 @@ def test_what_is_learned_is_the_same_wherever_the_fits_began(
             store, spec(), H100, device_name=None, gpus_per_node=8, begin=before.fits
         ),
     )
-    assert set(on.begin) == {"current"}
+    assert set(on.begin.times) == {("current", None)}
+    assert set(on.begin.memory) == {("current", None, None)}
     for cell in cells.values():
         assert ratio(on, cell) == pytest.approx(ratio(anew, cell), rel=0.02)
 

@@ -58,19 +58,36 @@ def calibrate(
     return _with_memory(_with_times(prior, groups, begin), groups, begin, model)
 
 
-def with_memory_of(
-    model: ModelShape, found: Calibration, observations: Iterable[Observation], prior: Calibration
+def calibrate_times(
+    observations: Iterable[Observation], prior: Calibration, *, begin: Calibration | None = None
 ) -> Calibration:
-    """Return the fit `found` of these observations, with the memory constants fitted for a model.
+    """Return the prior with its constants of step time fitted to observations.
 
-    `prior` is that of the memory constants.
+    `begin`: as in `calibrate`.
     """
-    fitted = _with_memory(prior, by_cell(observations), found, model)
+    return _with_times(prior, by_cell(observations), begin)
+
+
+def with_memory_of(
+    model: ModelShape | None,
+    times: Calibration,
+    observations: Iterable[Observation],
+    prior: Calibration,
+    *,
+    begin: Calibration | None = None,
+) -> Calibration:
+    """Return `times` with the memory constants fitted to observations, for a model.
+
+    `prior` is that of the memory constants, `begin` and `model` are as in `calibrate`.
+    """
+    fitted = _with_memory(prior, by_cell(observations), begin, model)
     return replace(
-        found,
+        times,
         memory_values=fitted.memory_values,
         memory_covariance=fitted.memory_covariance,
         memory_residual_sd=fitted.memory_residual_sd,
+        num_peaks=fitted.num_peaks,
+        num_out_of_memory=fitted.num_out_of_memory,
     )
 
 
