@@ -883,7 +883,7 @@ def test_a_file_that_is_no_database_is_one_line(sweep: Sweep, tmp_path: Path) ->
         "this is no database at all, but a longer text than its header needs to be\n" * 20
     )
     assert "not a SQLite database" in sweep(
-        "status", "--db", f"sqlite:///{tmp_path}/text.sqlite", code=75
+        "status", "--db", f"sqlite:///{tmp_path}/text.sqlite", code=2
     )
 
 
