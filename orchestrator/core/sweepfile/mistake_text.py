@@ -99,7 +99,7 @@ _BOUNDS: Mapping[str, Callable[[Mapping[str, Any], str], str]] = MappingProxyTyp
 
 # The least likeness of two words that differ by a slip of the fingers: `nmae`, name.
 _TYPO = 0.75
-# Of a word in another section, which is more often none that was meant.
+# The same between sections, where a likeness is more often by chance.
 _TYPO_ELSEWHERE = 0.8
 # The longest list of keys that a message shows, and the most that a hint names.
 _MOST_LISTED, _MOST_MEANT = 8, 3
