@@ -149,6 +149,14 @@ def test_a_file_of_another_program_does_not_become_a_store(sqlite_url: str) -> N
             ask(sqlite_url)
 
 
+def test_a_store_that_another_process_has_just_made_is_no_stranger(store_url: str) -> None:
+    Store.open(store_url).close()
+    database = Database(url.resolve(store_url))
+    # Between the look at the version and this one the other process was faster.
+    migrate._refuse_foreign(database)
+    database.close()
+
+
 def test_several_processes_that_meet_an_empty_database_create_it_once(store_url: str) -> None:
     errors: list[BaseException] = []
 
