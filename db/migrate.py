@@ -184,7 +184,8 @@ def _refuse_foreign(database: Database) -> None:
     found = database.read(lambda connection: set(sa.inspect(connection).get_table_names()))
     strangers = found & set(schema.metadata.tables)
     if _VERSION_TABLE in found and database.read(current_version) is not None:
-        return  # another process has made the store since
+        # Another process has made the store since.
+        return
     if strangers == set(schema.metadata.tables) and _VERSION_TABLE in found:
         raise StoreUnavailable(
             f"{url.display(database.url)} has lost its schema version: {_VERSION_TABLE} is empty. "
