@@ -23,6 +23,8 @@ MIGRATIONS = _FOLDER / "migrations"
 _VERSION_TABLE = "alembic_version"
 # PostgreSQL's advisory lock, so that two processes create the tables of an empty database once.
 _LOCK_KEY = 0x53574545
+# Tables of another program, in the message that refuses them.
+_NAMES_SHOWN = 5
 
 
 def ensure_head(database: Database, *, to_read: bool = False) -> None:
@@ -77,7 +79,10 @@ def advice_for(version: str) -> str:
 
 
 def current_version(connection: sa.Connection, *, where: str = "the database") -> str | None:
-    """The schema's version; None: the database is new. Raises StoreUnavailable for no version."""
+    """The schema's version; None: the database is new.
+
+    Raises StoreUnavailable for what is no version, and UsageInvalid for another program's table.
+    """
     if not sa.inspect(connection).has_table(_VERSION_TABLE):
         return None
     try:
@@ -86,7 +91,7 @@ def current_version(connection: sa.Connection, *, where: str = "the database") -
     except (sa.exc.OperationalError, sa.exc.ProgrammingError) as exc:
         if "version_num" not in str(exc.orig):
             raise
-        raise StoreUnavailable(
+        raise UsageInvalid(
             f"{where} has a table {_VERSION_TABLE} of other origin. Choose an empty database"
         ) from None
     if len(rows) > 1 or any(not _is_version(row) for row in rows):
@@ -172,18 +177,28 @@ def _comment(connection: sa.Connection) -> None:
 
 
 def _refuse_foreign(database: Database) -> None:
-    """Raise StoreUnavailable if the database has a table of ours from another program."""
+    """Raise UsageInvalid if another program made a table of our names, or a SQLite file.
+
+    A server's database may be shared with tables of other names.
+    """
     found = database.read(lambda connection: set(sa.inspect(connection).get_table_names()))
     strangers = found & set(schema.metadata.tables)
+    if _VERSION_TABLE in found and database.read(current_version) is not None:
+        # Another process has made the store since.
+        return
     if strangers == set(schema.metadata.tables) and _VERSION_TABLE in found:
         raise StoreUnavailable(
             f"{url.display(database.url)} has lost its schema version: {_VERSION_TABLE} is empty. "
             "Put a backup back"
         )
+    if database.is_sqlite:
+        strangers |= found - {_VERSION_TABLE}
     if strangers:
-        raise StoreUnavailable(
-            f"{url.display(database.url)} has tables of other origin "
-            f"({', '.join(sorted(strangers))}). Choose an empty database"
+        names = sorted(strangers)
+        shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+        raise UsageInvalid(
+            f"{url.display(database.url)} has tables of other origin ({shown}). "
+            "Choose an empty database, or a new file"
         )
 
 

@@ -26,7 +26,12 @@ from tenacity import (
 
 from db.connection import postgresql_advice
 from db.connection import url as urls
-from db.connection.sqlite_file import OpenedFile, ReadableFile, can_be_written
+from db.connection.sqlite_file import (
+    OpenedFile,
+    ReadableFile,
+    can_be_written,
+    refuse_other_format,
+)
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 logger = logging.getLogger(__name__)
@@ -204,7 +209,10 @@ class Database:
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Turn errors of a driver into StoreUnavailable: one line with database, error and fix."""
+        """Turn errors of a driver into one line with database, error and fix.
+
+        Raises UsageInvalid for a wrong address, and StoreUnavailable for anything else.
+        """
         try:
             yield
         except (PoolTimeout, DBAPIError) as exc:
@@ -226,8 +234,10 @@ class Database:
         try:
             if self._file is not None and self._was_reached:
                 self._file.refuse_another()
-        except StoreUnavailable as is_another:  # clearer than SQLite's error
-            return is_another
+            elif self._file is not None and "not a database" in str(exc):
+                refuse_other_format(self._file.path)
+        except (StoreUnavailable, UsageInvalid) as clearer:  # than SQLite's error
+            return clearer
         line = f"store {urls.display(self.url)}: {self._explain(exc)}"
         is_mistyped = (
             not self.is_sqlite

@@ -13,14 +13,33 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-from orchestrator.core.errors import StoreUnavailable
+from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 _TIMEOUT_SECONDS = 30.0
+# The first bytes of every SQLite file (https://www.sqlite.org/fileformat.html).
+_FIRST_BYTES = b"SQLite format 3\0"
 
 
 def can_be_written(file: Path) -> bool:
     """True if this user may write the file, and make the files that SQLite needs next to it."""
     return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+
+
+def refuse_other_format(file: Path) -> None:
+    """Raise UsageInvalid if a file that SQLite refuses never was one of its own.
+
+    One that begins as SQLite's do is damaged.
+    """
+    try:
+        with file.open("rb") as content:
+            first = content.read(len(_FIRST_BYTES))
+    except OSError:
+        return
+    if first != _FIRST_BYTES:
+        raise UsageInvalid(
+            f"store {file} is not a SQLite database, and a store in a file is one: name another"
+            " with SWEEP_DB or --db. If your store was here, put a copy back"
+        )
 
 
 class OpenedFile:
@@ -73,7 +92,7 @@ class ReadableFile:
         self._copied_state: object = None
 
     def connect(self) -> sqlite3.Connection:
-        """Raises StoreUnavailable."""
+        """Raises StoreUnavailable, and UsageInvalid for a file that is no database."""
         try:
             file, query = self._how_to_open()
             address = f"file:{quote(os.fsencode(file))}?{query}"
@@ -86,6 +105,8 @@ class ReadableFile:
             )
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         except (sqlite3.Error, OSError) as exc:
+            if "not a database" in str(exc):
+                refuse_other_format(self._file)
             raise StoreUnavailable(
                 f"store {self._file} cannot be read: {self._reason(exc)}"
             ) from None

@@ -35,7 +35,12 @@ def logs(
         typer.Option(min=0, help="The rank. Default: the one that failed first, else rank 0."),
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="The attempt's number. Default: the last attempt.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="The attempt's number. Default: the one whose numbers count; if none does, or"
+            " with -f, the last.",
+        ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Print new lines until the attempt ends.")
@@ -58,7 +63,7 @@ def logs(
         )
     with existing_store(db) as store:
         detail = store.trial(trial)
-        selected = _select_attempt(detail, attempt)
+        selected = _select_attempt(detail, attempt, follow=follow)
         if rank is None:
             rank = (selected.failure.rank if selected.failure is not None else None) or 0
         path = _log_path(detail, selected, rank)
@@ -76,22 +81,48 @@ def logs(
             )
             write(plain(text.rstrip("\n"), lines=True))
         else:
-            note(f"{path}")
+            if not follow and not text:
+                note(f"rank {rank} of attempt {selected.number} printed nothing")
+            note(f"{path}{_which(detail, selected)}")
             for part in _lines(path, store, trial, selected.number) if follow else [text]:
                 sys.stdout.write(part)
                 sys.stdout.flush()
 
 
-def _select_attempt(detail: TrialDetail, number: int | None) -> AttemptRow:
+def _select_attempt(detail: TrialDetail, number: int | None, *, follow: bool) -> AttemptRow:
+    """Return the attempt of this number; without one, that whose numbers count, or the last.
+
+    Raises UsageInvalid if there is none.
+    """
     trial = detail.trial
     if not detail.attempts:
         state = trial.state.replace("_", " ")
         raise UsageInvalid(f"trial {trial.id} is {state} and was never launched: it has no logs")
-    for attempt in reversed(detail.attempts):
-        if number in (None, attempt.number):
+    if number is None:
+        counting = _counting(detail) if not follow else None
+        return counting or detail.attempts[-1]
+    for attempt in detail.attempts:
+        if number == attempt.number:
             return attempt
     known = ", ".join(str(attempt.number) for attempt in detail.attempts)
     raise UsageInvalid(f"trial {trial.id} has no attempt {number}; it has {known}")
+
+
+def _counting(detail: TrialDetail) -> AttemptRow | None:
+    """The attempt whose numbers are the trial's; None if none was measured."""
+    from db.types import AttemptState  # SQLAlchemy
+
+    measured = (one for one in detail.attempts if one.state is AttemptState.MEASURED)
+    return next((one for one in measured if not one.superseded), None)
+
+
+def _which(detail: TrialDetail, attempt: AttemptRow) -> str:
+    """Say which of several attempts is shown, and whether its numbers count."""
+    num = len(detail.attempts)
+    if num == 1:
+        return ""
+    counts = ", whose numbers count" if attempt is _counting(detail) else ""
+    return f" (attempt {attempt.number} of {num}{counts})"
 
 
 def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | None:

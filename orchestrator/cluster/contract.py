@@ -49,13 +49,18 @@ class Slots:
         return FreeSlots(self.nodes).holds(shape)
 
 
-def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dict[Cell, Shape]:
-    """Return the gang of each cell. Raises ResourcesInsufficient if no empty cluster holds one."""
+def shapes_of(
+    cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int, device: str
+) -> dict[Cell, Shape]:
+    """Return the gang of each cell. Raises ResourcesInsufficient if no empty cluster holds one.
+
+    `device` is that of the sweep file.
+    """
     is_cuda = slots.device is Device.CUDA
     unit, meaning = ("GPU", "") if is_cuda else ("core", " (without GPUs a slot is a core)")
     if not slots.nodes:
         raise ResourcesInsufficient(
-            "the sweep asks for GPUs, and there are none."
+            f"device: {device} asks for GPUs, and there are none."
             " Use device: cpu, --ray-address of a cluster that has them, or --simulate"
         )
     shapes = {}

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.core.trial.protocol import STACKS_BEGIN
 from orchestrator.node.processes import children, environment_of, state_of
 
 # Reading a stack takes 50 ms of a core; more at once would each take longer.
@@ -130,7 +131,7 @@ def _read_stacks(processes: Iterable[_ProcessStack], deadline: float) -> None:
 
 def _told(tree: _Tree, began_unix_seconds: float) -> RankStacks:
     rank, *below = tree.processes
-    lines = ["", "--- where the processes of this rank are, now that its time is up ---"]
+    lines = ["", STACKS_BEGIN]
     for process in tree.processes:
         if process.stack is not None:
             lines.append(process.stack)

@@ -42,7 +42,9 @@ def open_loop(call: Call) -> Loop:
     """Recover what was left; open the session and the cells. Raises ResourcesInsufficient."""
     spec, store, scheduler = call.spec, call.store, call.scheduler
     _take_up_what_was_left(call)
-    shapes = shapes_of(spec.cells(), scheduler.slots, gpus_per_node=call.gpus_per_node)
+    shapes = shapes_of(
+        spec.cells(), scheduler.slots, gpus_per_node=call.gpus_per_node, device=spec.device
+    )
     _bind_conditions(call)
     if call.reused is not None:
         reuse_measured(call, call.reused)

@@ -131,7 +131,7 @@ def started_profile(
     cell = detail.cell.cell
     asked = spec.gpus_per_node
     per_node = asked if isinstance(asked, int) else scheduler.slots.per_node
-    shape = shapes_of([cell], scheduler.slots, gpus_per_node=per_node)[cell]
+    shape = shapes_of([cell], scheduler.slots, gpus_per_node=per_node, device=spec.device)[cell]
     nodes = _nodes_for(detail, shape, scheduler.slots.nodes)
     number = store.begin_profile(detail.trial.id, epoch=epoch)
     request = _request(detail, spec, plan, number, scheduler.slots.device, nodes)

@@ -40,6 +40,7 @@ from tests.db.builders import (
     cell,
     measure_runs,
     record_measurement,
+    start_repeat,
 )
 from tests.kept_loggers import kept_loggers
 
@@ -559,6 +560,31 @@ def test_logs_come_from_the_run_folder_of_this_machine(
     assert "no log of rank 0" in sweep("logs", str(ids.measured), code=2)
 
 
+def test_logs_are_of_the_attempt_whose_numbers_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/sweep.sqlite")
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path))
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        trial_id = bench.measure()
+        start_repeat(store, trial_id, bench.epoch)
+        runs = tmp_path / "runs" / store.sweep_named("tiny").run_folder / f"trial-{trial_id}"
+    for number, text in ((1, ""), (2, "of the repeat\n")):
+        folder = runs / f"attempt-{number}" / "node-0"
+        folder.mkdir(parents=True)
+        (folder / "log-0.txt").write_text(text)
+    assert cli.main(["logs", str(trial_id)]) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "rank 0 of attempt 1 printed nothing\n" in told.err
+    assert "log-0.txt (attempt 1 of 2, whose numbers count)" in told.err
+    assert cli.main(["logs", str(trial_id), "--attempt", "2"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "of the repeat\n"
+    assert "log-0.txt (attempt 2 of 2)" in told.err
+
+
 def test_logs_fall_back_to_what_the_store_keeps(
     sweep: Sweep, ids: Filled, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -883,7 +909,7 @@ def test_a_file_that_is_no_database_is_one_line(sweep: Sweep, tmp_path: Path) ->
         "this is no database at all, but a longer text than its header needs to be\n" * 20
     )
     assert "not a SQLite database" in sweep(
-        "status", "--db", f"sqlite:///{tmp_path}/text.sqlite", code=75
+        "status", "--db", f"sqlite:///{tmp_path}/text.sqlite", code=2
     )
 
 

@@ -74,6 +74,12 @@ CELL = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=64, sequence_length=4096, gl
     ("device", "nodes", "per_node", "words"),
     [
         (
+            Device.CUDA,
+            [],
+            8,
+            "device: h100-sxm asks for GPUs, and there are none. Use device: cpu,",
+        ),
+        (
             Device.CPU,
             [2],
             2,
@@ -89,5 +95,5 @@ def test_a_gang_that_no_empty_cluster_holds_is_refused_with_what_there_is(
 ) -> None:
     slots = Slots(device=device, device_name=None, nodes=dict(zip("abc", nodes, strict=False)))
     with pytest.raises(ResourcesInsufficient) as refused:
-        shapes_of([CELL], slots, gpus_per_node=per_node)
+        shapes_of([CELL], slots, gpus_per_node=per_node, device="h100-sxm")
     assert words in str(refused.value)

@@ -16,7 +16,7 @@ from db.connection import url
 from db.connection.engine import Database
 from db.sql import readonly
 from db.store import Store
-from orchestrator.core.errors import StoreUnavailable
+from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 from tests.db import next_version
 from tests.db.builders import Bench
 
@@ -135,10 +135,25 @@ def test_a_newer_database_is_not_upgraded_backwards(store_url: str) -> None:
 
 def test_somebody_elses_database_is_left_alone(store_url: str) -> None:
     run(store_url, "CREATE TABLE trial (id int)")
-    with pytest.raises(StoreUnavailable, match=r"has tables of other origin \(trial\)"):
+    with pytest.raises(UsageInvalid, match=r"has tables of other origin \(trial\)"):
         Store.open(store_url)
     database = Database(url.resolve(store_url))
     assert database.read(lambda connection: sa.inspect(connection).get_table_names()) == ["trial"]
+    database.close()
+
+
+def test_a_file_of_another_program_does_not_become_a_store(sqlite_url: str) -> None:
+    run(sqlite_url, "CREATE TABLE studies (id int)")
+    for ask in (Store.open, migrate.upgrade, lambda place: Store.open(place, to_read=True)):
+        with pytest.raises(UsageInvalid, match=r"has tables of other origin \(studies\)"):
+            ask(sqlite_url)
+
+
+def test_a_store_that_another_process_has_just_made_is_no_stranger(store_url: str) -> None:
+    Store.open(store_url).close()
+    database = Database(url.resolve(store_url))
+    # Between the look at the version and this one the other process was faster.
+    migrate._refuse_foreign(database)
     database.close()
 
 
@@ -203,8 +218,10 @@ def test_rubbish_in_the_version_table_is_said_in_one_short_line(
     Store.open(store_url).close()
     run(store_url, statement)
     for ask in (Store.open, migrate.upgrade, lambda place: Store.open(place, to_read=True)):
-        with pytest.raises(StoreUnavailable) as caught:
+        with pytest.raises(SweepError) as caught:
             ask(store_url)
+        # A table of another program stays one, however often the command is given.
+        assert caught.value.exit_code == (2 if "other origin" in says else 75)
         assert says in str(caught.value)
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 300

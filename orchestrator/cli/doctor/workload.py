@@ -290,6 +290,7 @@ def _run(
         steps_per_line=every,
         ranks=seen.ranks,
         connected_ranks=seen.connected_ranks,
+        pattern=_pattern(spec),
     )
     if (num := steps_for_pace(run)) is None:
         return run
@@ -298,6 +299,15 @@ def _run(
     again = _watched(_order(spec, smallest, device, devices, longer)).report
     found = [one.result for one in again.ranks if one.result is not None]
     return replace(run, longer=found[0] if again.failure is None and found else None)
+
+
+def _pattern(spec: SweepSpec) -> str | None:
+    from orchestrator.core.sweepfile.command_options import CommandOptions
+
+    options = spec.workload.options
+    if not isinstance(options, CommandOptions) or options.metrics is None:
+        return None
+    return options.metrics.log
 
 
 def _watched(order: LaunchOrder) -> WatchedRun:

@@ -81,7 +81,7 @@ def check_this_machine(spec: SweepSpec) -> None:
         slots = Slots(device=Device.CUDA, device_name=None, nodes={})
     per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores
     try:
-        shapes_of(spec.cells(), slots, gpus_per_node=per_node)
+        shapes_of(spec.cells(), slots, gpus_per_node=per_node, device=spec.device)
     except ResourcesInsufficient as exc:
         # Where a batch does not fit such a number either, other hardware would not help.
         unsplit = [text for cell in spec.cells() if (text := unsplit_batch(spec, cell)) is not None]

@@ -276,11 +276,24 @@ class _SweepRun:
         def open_scheduler() -> Scheduler:
             # Only now: a call that does not get the sweep prints that error and nothing else.
             self.progress.say(at)
+            self._say_new_cells()
             scheduler = self._open_scheduler()
             self.signals.defer()
             return scheduler
 
         return self._measure(open_scheduler)
+
+    def _say_new_cells(self) -> None:
+        """Say which cells a changed global batch adds to the sweep, beside what was measured."""
+        from orchestrator.core.problem.cell import other_batches
+
+        name = self.spec.name
+        stored = [row.cell for row in self.store.cells(self.store.sweep_named(name).id)]
+        for new, old in other_batches(self.spec.cells(), stored):
+            self.progress.say(
+                f"{new.key} is a new cell of sweep {name} beside {old.key}: only the global batch"
+                " differs, and layouts are compared within a cell"
+            )
 
     def _wait_for_nodes(self, ray_address: str, seconds: float) -> None:
         from orchestrator.cluster.ray.cluster import await_nodes  # ray takes seconds to import

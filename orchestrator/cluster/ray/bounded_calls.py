@@ -30,5 +30,6 @@ def within(
 
 
 def first_line(exc: BaseException) -> str:
+    """Return the kind of an error and its first line, without a full stop."""
     text = str(exc).strip().splitlines()
-    return f"{type(exc).__name__}: {text[0] if text else ''}"
+    return f"{type(exc).__name__}: {text[0].rstrip('. ') if text else ''}"

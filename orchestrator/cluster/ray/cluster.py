@@ -53,6 +53,7 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
     }
     if address is not None:
         _check_port(address)
+    began = time.monotonic()
     try:
         with _own_handler_of_sigterm(), _in_own_folder():
             if guard is not None:
@@ -62,16 +63,27 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
                 ray.init(address=address, **options)
     # Ray raises many kinds, even a bare Exception. Each means that there is no cluster.
     except Exception as exc:
-        where, hint = "a local Ray", ""
-        if address is not None:
-            where = address
-            hint = (
-                " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token"
-                " (RAY_AUTH_MODE=token)?"
-            )
-        raise ClusterUnavailable(f"no connection to {where}: {first_line(exc)}.{hint}") from exc
+        if address is None:
+            raise ClusterUnavailable(_why_not_local(exc, time.monotonic() - began)) from exc
+        raise ClusterUnavailable(
+            f"no connection to {address}: {first_line(exc)}. Is the address right, and does"
+            " RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?"
+        ) from exc
     local.stop_error_listener()
     _protect_token()
+
+
+def _why_not_local(exc: Exception, seconds: float) -> str:
+    """Say what to do about a local Ray that did not start, and in a second line what it said.
+
+    Its own logs are removed with its folder, and no setting makes Ray wait longer.
+    """
+    return (
+        f"a local Ray did not start within {seconds:.0f} s. If this machine is busy, give the same"
+        " command later. If it happens again, start Ray yourself (ray start --head), read its logs"
+        " in /tmp/ray/session_latest/logs (raylet.out, gcs_server.out), and add --ray-address auto"
+        f"\nthe cause: {first_line(exc)}"
+    )
 
 
 @contextmanager

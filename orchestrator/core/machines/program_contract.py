@@ -5,6 +5,7 @@ Each check states the observation, and what to do about it. It knows no process 
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,12 @@ from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.plausibility import judge_groups, judge_pace
-from orchestrator.core.trial.protocol import Device, DriverMemoryKind, RankResult
+from orchestrator.core.trial.protocol import (
+    STACKS_BEGIN,
+    Device,
+    DriverMemoryKind,
+    RankResult,
+)
 
 # An axis need not be passed if these are, from which it follows.
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
@@ -62,6 +68,8 @@ class ContractRun:
     connected_ranks: Collection[int]  # that were connected to another
     # The result of another attempt with more steps: see `steps_for_pace`.
     longer: RankResult | None = None
+    # The pattern of metrics.log, if the program's output is searched for step times.
+    pattern: str | None = None
 
     @property
     def result(self) -> RankResult | None:
@@ -204,8 +212,36 @@ def _steps(run: ContractRun) -> Check:
     return fail(
         "steps",
         "no step came; `end` says what did" if is_told else "no step came",
-        'have rank 0 append {"step_seconds": 0.52} to the file SWEEP_METRICS_FILE after each'
-        " optimizer step and flush it, or name a pattern of what it prints (metrics)",
+        _pattern_advice(run) if run.pattern is not None else _TELL_STEPS,
+    )
+
+
+_TELL_STEPS = (
+    'have rank 0 append {"step_seconds": 0.52} to the file SWEEP_METRICS_FILE after each'
+    " optimizer step and flush it, or name a pattern of what it prints (metrics)"
+)
+# Characters of a line that a pattern was tried on.
+_MOST_QUOTED = 120
+
+
+def _pattern_advice(run: ContractRun) -> str:
+    """Quote the pattern, and a line that it should have found a number in: the last with a digit.
+
+    The last line of all often says only that the program is done.
+    """
+    failure = run.report.failure
+    log, message = (failure.log_tail, failure.message) if failure is not None else ("", "")
+    # The rank's own error is the last line of its log, and the end of the message.
+    own = message.partition(": ")[2]
+    printed = log.partition(STACKS_BEGIN)[0].splitlines()
+    lines = [line for line in printed if line.strip() not in ("", own)]
+    lines = [line for line in lines if re.search(r"\d", line)] or lines
+    tried = "the program printed no line"
+    if lines:
+        tried = f"it was tried on lines such as '{lines[-1].strip()[:_MOST_QUOTED]}'"
+    return (
+        f"metrics.log is '{run.pattern}', and {tried}: correct the pattern, which takes the number"
+        " in its ( )"
     )
 
 

@@ -6,7 +6,8 @@ and its global batch do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 
@@ -29,3 +30,18 @@ class Cell:
         if PRESETS.get(model) != self.model:
             model += f"-{self.model.digest[:8]}"
         return f"{model}_{self.num_gpus}gpu_s{self.sequence_length}_gb{self.global_batch_size}"
+
+
+def other_batches(asked: Collection[Cell], stored: Collection[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return each new cell with a stored one that it differs from in the global batch only.
+
+    A stored cell that is still asked for has a batch of its own beside the new one.
+    """
+    left = [cell for cell in stored if cell not in asked]
+    return [
+        (new, old)
+        for new in asked
+        if new not in stored
+        for old in left
+        if replace(old, global_batch_size=new.global_batch_size) == new
+    ]

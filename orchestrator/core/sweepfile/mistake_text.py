@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -31,10 +31,26 @@ _OTHER_WORDS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("num_gpus", "world_size", "gpu"), "gpus"),
         **dict.fromkeys(("num_nodes", "nodes"), "gpus (nodes x gpus_per_node)"),
         **dict.fromkeys(
-            ("gradient_accumulation_steps", "grad_acc", "gas"), "axes.grad_accum_steps"
+            ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
+            "axes.micro_batch_size",
         ),
-        **dict.fromkeys(("activation_checkpointing", "checkpointing", "ac"), "axes.recompute"),
-        **dict.fromkeys(("zero", "sharding"), "axes.zero_stage"),
+        **dict.fromkeys(
+            ("gradient_accumulation_steps", "gradient_accumulation", "grad_acc", "gas", "accum"),
+            "axes.grad_accum_steps",
+        ),
+        **dict.fromkeys(
+            ("activation_checkpointing", "gradient_checkpointing", "checkpointing", "ac", "remat"),
+            "axes.recompute",
+        ),
+        **dict.fromkeys(
+            ("tensor", "tensor_parallel", "tensor_model_parallel_size"),
+            "axes.tensor_parallel_size",
+        ),
+        **dict.fromkeys(
+            ("pipeline", "pipeline_parallel", "pipeline_model_parallel_size"),
+            "axes.pipeline_parallel_size",
+        ),
+        **dict.fromkeys(("zero", "zero_optimization", "sharding"), "axes.zero_stage"),
         **dict.fromkeys(("dtype", "mixed_precision"), "precision"),
         **dict.fromkeys(("n_layers", "layers"), "num_layers"),
         **dict.fromkeys(("dim", "d_model"), "hidden_size"),
@@ -81,6 +97,21 @@ _BOUNDS: Mapping[str, Callable[[Mapping[str, Any], str], str]] = MappingProxyTyp
 )
 
 
+# The least likeness of two words that differ by a slip of the fingers: `nmae`, name.
+_TYPO = 0.75
+# The same between sections, where a likeness is more often by chance.
+_TYPO_ELSEWHERE = 0.8
+# The longest list of keys that a message shows, and the most that a hint names.
+_MOST_LISTED, _MOST_MEANT = 8, 3
+
+# What people write to switch something on or off.
+_SWITCHES: Mapping[str, bool] = MappingProxyType(
+    dict.fromkeys(("off", "no", "false", "none", "disabled"), False)
+    | dict.fromkeys(("on", "yes", "true", "enabled"), True)
+)
+# Keys that are always there -> what switches them off.
+_SWITCHED_OFF: Mapping[Path, str] = MappingProxyType({("search", "confirm"): "{repeats: 0}"})
+
 # Pydantic's errors for a `name` that is none of several sections.
 WRONG_NAME = ("union_tag_invalid", "union_tag_not_found")
 
@@ -110,34 +141,70 @@ def message_of(error: ErrorDetails, path: Path) -> str:
         expected += f" of {', '.join(keys)}"
     if kind == "string_type" and isinstance(given, (int, float)):
         hint = "; in quotes it is one"
-    return f"expected {expected}, got {shown(given)}{hint}"
+    return f"expected {expected}, got {shown(given)}{hint or _switch_hint(kind, path, given)}"
+
+
+def _switch_hint(kind: str, path: Path, given: Any) -> str:
+    """The hint for `off` and its like, where the file has another word for it."""
+    is_on = _SWITCHES.get(str(given).lower())
+    if is_on is None:
+        return ""
+    if kind in ("bool_type", "bool_parsing"):
+        return f"; did you mean {str(is_on).lower()}?"
+    off = "null" if _may_be_null(path) else _SWITCHED_OFF.get(path)
+    return f"; {off} switches it off" if off is not None and not is_on else ""
 
 
 def _not_one_of(given: Any, allowed: Sequence[str]) -> str:
     hint = did_you_mean(str(given).lower(), allowed)
+    if given is False and "off" in allowed:
+        hint = "; did you mean off?"
     return f"{shown(given)} is not one of {', '.join(allowed)}{hint}"
 
 
 def _unknown_key(loc: Path) -> str:
     *section, key = loc
-    allowed, word = _keys(tuple(section)), str(key).lower()
-    hint = did_you_mean(word, allowed)
-    if not hint and str(key) in _OTHER_WORDS:
-        hint = f"; did you mean {_OTHER_WORDS[str(key)]}?"
-    if not hint:
-        hint = _of_another_section(str(key))
-    return f"unknown key; allowed: {', '.join(allowed)}{hint}"
+    allowed = _keys(tuple(section))
+    known = f"allowed: {', '.join(allowed)}"
+    if len(allowed) > _MOST_LISTED:
+        known = f"`sweep schema` lists all {len(allowed)}"
+    return f"unknown key; {known}{_key_hint(str(key), allowed)}"
 
 
-def _of_another_section(key: str) -> str:
-    """The hint for a key that another section has, or one that is nearly the same."""
+def _key_hint(key: str, allowed: Sequence[str]) -> str:
+    """The hint at the key that was meant: a slip, another program's word, a part of a name."""
+    word = key.lower()
+    if hint := did_you_mean(word, allowed, cutoff=_TYPO):
+        return hint
+    if word in _OTHER_WORDS:
+        return _meant([_OTHER_WORDS[word]])
+    if parts := [name for name in allowed if _is_part(word, name)]:
+        return _meant(parts)
     for section in _sections():
         if key in section.keys:
             where = f"{section.path}{section.of}" or "the top level"
             return f"; {key} belongs to {where}"
     names = {name: s.of_key(name) for s in reversed(_sections()) for name in s.keys}
-    close = get_close_matches(key.lower(), list(names), n=1, cutoff=0.8)
-    return f"; did you mean {names[close[0]]}?" if close else ""
+    elsewhere = get_close_matches(word, list(names), n=1, cutoff=_TYPO_ELSEWHERE)
+    # A name's first part says more than one in the middle, and an outer section more than an inner.
+    parts = sorted(
+        (name for name in reversed(names) if _is_part(word, name)),
+        key=lambda name: (not name.startswith(word), names[name].count(".")),
+    )
+    return _meant([names[name] for name in elsewhere or parts])
+
+
+def _is_part(word: str, name: str) -> bool:
+    """True if a name begins with a word, or a later part of it does: `trial`, max_trials."""
+    return len(word) >= 3 and (name.startswith(word) or f"_{word}" in name)
+
+
+def _meant(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    *others, last = names[:_MOST_MEANT]
+    first = f"{', '.join(others)} or " if others else ""
+    return f"; did you mean {first}{last}?"
 
 
 def shown(value: Any) -> str:
@@ -232,7 +299,16 @@ def _sections() -> Sequence[_Section]:
 
 
 def takes_auto(path: Path) -> bool:
+    return "'auto'" in str(_annotation(path))
+
+
+def _may_be_null(path: Path) -> bool:
+    return NoneType in get_args(_annotation(path))
+
+
+def _annotation(path: Path) -> Any:
+    """The type of the key at a place; None if there is no such key."""
     *section, name = (part for part in path if isinstance(part, str))
     owner = _section(tuple(section))
     field = owner.model_fields.get(name) if owner is not None else None
-    return field is not None and "'auto'" in str(field.annotation)
+    return field.annotation if field is not None else None

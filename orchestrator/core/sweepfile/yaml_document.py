@@ -122,7 +122,7 @@ def read(text: str) -> Document:
         begins = exc.context_mark or exc.problem_mark
         raise YamlRefused(
             _place(exc.problem_mark or begins) if begins is not None else Place(1, 1),
-            _plain_problem(exc),
+            _plain_problem(exc, text),
             begins=_place(begins) if begins is not None else None,
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
@@ -231,16 +231,22 @@ def _check_event(
         raise _refused(event.start_mark, message)
 
 
-def _plain_problem(exc: yaml.MarkedYAMLError) -> str:
+def _plain_problem(exc: yaml.MarkedYAMLError, text: str) -> str:
     problem = exc.problem or exc.context or "cannot be read"
+    if exc.problem_mark is not None and "\t" in _indentation(text, exc.problem_mark.line):
+        return "not YAML: a tab at the start of the line; indent with spaces"
     if "found another document" in problem:
         return "a second document starts here; a sweep is one document"
     hint = ""
-    if "'\\t'" in problem or "tab" in problem:
-        hint = "; indent with spaces"
-    elif "mapping values are not allowed" in problem:
+    if "mapping values are not allowed" in problem:
         hint = "; quote a text that holds ': ', and check the indentation"
     return f"not YAML: {problem}{hint}"
+
+
+def _indentation(text: str, line: int) -> str:
+    """Return the white space that a line of a text, counted from 0, begins with."""
+    content = text.split("\n")[line : line + 1]
+    return content[0][: len(content[0]) - len(content[0].lstrip())] if content else ""
 
 
 class _Mark(Protocol):

@@ -50,6 +50,10 @@ def log_file(rank: int) -> str:
     return f"log-{rank}.txt"
 
 
+# The line of a rank's log that the stacks of its processes follow, if a limit has passed.
+STACKS_BEGIN = "--- where the processes of this rank are, now that its time is up ---"
+
+
 class Phase(StrEnum):
     """The stage that a rank is in. Each phase has its own time limit."""
 

@@ -14,7 +14,6 @@ from orchestrator.report.pictures.picture import (
     COLORS,
     GIB,
     GREY,
-    HOVER_TRIAL,
     Picture,
     PictureAxis,
     Trace,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 # Pixels of a panel, and between two panels, for the title of the upper one's axis.
 PANEL_HEIGHT, GAP = 420, 70
+_HOVER = "trial %{customdata}: %{text}<extra></extra>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,18 @@ class Candidate:
     may_be_on_front: bool = False
     # Tokens/s/GPU with the 95 % interval by which layouts were compared; None: speed was not.
     compared: Valued | None = None
+    # Half of the 95 % interval of its run alone, over its speed; None: not known.
+    of_run: float | None = None
+
+    @property
+    def speed_text(self) -> str:
+        """The speed with its interval: by which it was compared, else of its run alone."""
+        speed = f"{show.tokens_rate(self.speed.value)} tokens/s/GPU"
+        if self.compared is not None:
+            return f"{speed} {show.confidence(self.compared.relative_confidence)}"
+        return (
+            speed if self.of_run is None else f"{speed} {show.confidence(self.of_run)} in its run"
+        )
 
     @property
     def speed(self) -> Valued:
@@ -161,6 +173,7 @@ def _candidate(sweep: SweepRows, detail: TrialDetail, point: ShownPoint | None) 
         is_on_front=point is not None and point.is_on_front,
         may_be_on_front=point is not None and not point.is_on_front,
         compared=None if point is None else _speed(point, detail),
+        of_run=trial.relative_confidence,
     )
 
 
@@ -281,7 +294,8 @@ def _trace(
         "x": [one.value for one in xs],
         "y": [one.value for one in ys],
         "customdata": [one.trial_id for one in some],
-        "hovertemplate": HOVER_TRIAL,
+        "text": [one.speed_text for one in some],
+        "hovertemplate": _HOVER,
         "marker": {
             "color": color,
             "symbol": symbol,

@@ -10,16 +10,19 @@ import logging
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray._private import parameter, services, utils
 
-from orchestrator.cluster.ray import local
+from orchestrator.cluster.ray import cluster, local
 from orchestrator.cluster.ray.local import lean_ray
+from orchestrator.core.errors import ClusterUnavailable
 
 REPLACED = (
     (parameter, "RayParams"),
@@ -189,3 +192,23 @@ def test_a_ray_without_an_error_listener_is_no_error(
     with caplog.at_level("DEBUG", logger=local.__name__):
         local.stop_error_listener()
     assert "error listener goes on" in caplog.text
+
+
+def test_a_ray_that_does_not_start_is_told_in_a_sentence_with_the_cause_below(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: Any) -> None:
+        raise Exception("The current node timed out during startup. It may be overloaded.\nmore")
+
+    monkeypatch.setattr(local.ray, "init", fail)
+    guard = SimpleNamespace(starting=nullcontext, end_processes=starts.end_processes)
+    with pytest.raises(ClusterUnavailable) as refused:
+        cluster.connect(None, guard)  # type: ignore[arg-type]
+    said, cause = str(refused.value).splitlines()
+    assert said.startswith("a local Ray did not start within 0 s. ")
+    assert "ray start --head" in said
+    assert "--ray-address auto" in said
+    # Ray ends its text with a full stop.
+    assert cause == (
+        "the cause: Exception: The current node timed out during startup. It may be overloaded"
+    )

@@ -22,6 +22,7 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.measurement import Measurement, StepTime
 from orchestrator.core.trial.node_report import NodeReport, RankOutcome
 from orchestrator.core.trial.protocol import (
+    STACKS_BEGIN,
     Device,
     DriverMemoryKind,
     LinesRead,
@@ -383,6 +384,21 @@ def test_ranks_have_met_if_each_connected_to_another(
     assert (check.status, check.found) == (status, found)
 
 
+def _without_steps(failure: Failure) -> ContractRun:
+    return ContractRun(
+        world_size=1,
+        layout=LAYOUT,
+        device=Device.CPU,
+        report=NodeReport(node="a", ranks=[], failure=failure),
+        outcome=failure,
+        seconds=7.0,
+        steps=StepTimes(num_steps=[], at_seconds=[]),
+        num_steps_asked=NUM_STEPS,
+        ranks=[0],
+        connected_ranks=[],
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "found"),
     [
@@ -395,18 +411,30 @@ def test_ranks_have_met_if_each_connected_to_another(
 def test_a_program_that_told_no_step_is_told_how_unless_it_broke(
     kind: FailureKind, found: str | None
 ) -> None:
-    failure = Failure(kind=kind, message="m")
-    run = ContractRun(
-        world_size=1,
-        layout=LAYOUT,
-        device=Device.CPU,
-        report=NodeReport(node="a", ranks=[], failure=failure),
-        outcome=failure,
-        seconds=7.0,
-        steps=StepTimes(num_steps=[], at_seconds=[]),
-        num_steps_asked=NUM_STEPS,
-        ranks=[0],
-        connected_ranks=[],
-    )
+    run = _without_steps(Failure(kind=kind, message="m"))
     steps = [check for check in judge_run(run) if check.name == "steps"]
     assert [check.found for check in steps] == ([] if found is None else [found])
+
+
+@pytest.mark.parametrize(
+    ("log", "tried"),
+    [
+        ("step 1 took 52 ms\nTraining finished\n", "lines such as 'step 1 took 52 ms'"),
+        (f"step 1 {'x' * 200}\n", f"lines such as 'step 1 {'x' * 113}'"),
+        ("step 1 took 52 ms\nwrote 0 steps\n", "lines such as 'step 1 took 52 ms'"),
+        (f"step 1 took 52 ms\n{STACKS_BEGIN}\nProcess 7\n", "lines such as 'step 1 took 52 ms'"),
+        ("Training finished\n", "lines such as 'Training finished'"),
+        ("", "and the program printed no line"),
+    ],
+)
+def test_a_pattern_that_found_nothing_is_quoted_with_a_line_it_was_tried_on(
+    log: str, tried: str
+) -> None:
+    failure = Failure(
+        kind=FailureKind.BAD_RESULT, message="rank 0 ended: wrote 0 steps", log_tail=log
+    )
+    run = replace(_without_steps(failure), pattern=r"time/step ([\d.]+) ms")
+    (steps,) = [check for check in judge_run(run) if check.name == "steps"]
+    assert steps.advice is not None
+    assert r"metrics.log is 'time/step ([\d.]+) ms', " in steps.advice
+    assert tried in steps.advice

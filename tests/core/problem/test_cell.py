@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.cell import Cell, other_batches
 from orchestrator.core.problem.model_shape import PRESETS
 
 LLAMA_8B = PRESETS["llama-3.1-8b"]
@@ -33,3 +33,13 @@ def test_the_same_sizes_under_another_label_are_the_same_cell() -> None:
 
 def test_tokens_per_step_are_sequences_times_their_length() -> None:
     assert cell().tokens_per_step == 256 * 4096
+
+
+def test_a_new_cell_that_differs_in_its_batch_only_is_paired_with_the_old_one() -> None:
+    old, new = cell(), cell(global_batch_size=512)
+    assert other_batches([new], [old]) == [(new, old)]
+    assert other_batches([old], [old]) == []
+    # Both are in the file, so that nobody took one for the other.
+    assert other_batches([old, new], [old]) == []
+    assert other_batches([cell(global_batch_size=512, num_gpus=16)], [old]) == []
+    assert other_batches([new], []) == []

@@ -85,7 +85,7 @@ def test_options_of_a_workload_that_is_not_known_are_no_mistakes() -> None:
     ("broken", "place"),
     [
         ("search: {confirm: {repeats: 3}", "7:1: not YAML: did not find expected ','"),
-        ("search:\n\tconfirm: 3", "7:1: not YAML: found character that cannot"),
+        ("search:\n\tconfirm: 3", "7:1: not YAML: a tab at the start of the line"),
         ("objective: 'tokens", "10:1: not YAML: found unexpected end of stream"),
         ("constraints: [a, b: c: d]", "6:22: not YAML: "),
     ],

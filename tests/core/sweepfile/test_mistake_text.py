@@ -56,9 +56,49 @@ def test_a_mistyped_key_is_answered_with_the_one_that_is_meant(section: Any) -> 
         ("measurement", "stedy", "; did you mean measurement.limits.steady?"),
         ("", "max_trials", "; max_trials belongs to search"),
         ("axes", "argv", "; argv belongs to workload.options of command"),
-        ("search", "zzzzzz", "dominance"),
+        ("search", "zzzzzz", "`sweep schema` lists all 13"),
+        ("search.confirm", "zzzzzz", "; allowed: contenders, repeats"),
     ],
 )
 def test_a_key_of_another_section_is_sent_there(path: str, key: str, hint: str) -> None:
     (line,) = [line for line in told(path, key, "") if f"{key}: unknown key" in line]
     assert line.endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "hint"),
+    [
+        # Half of its letters are those of `mirror`.
+        ("", "micro", "; did you mean axes.micro_batch_size?"),
+        ("axes", "micro", "; did you mean micro_batch_size?"),
+        ("", "MBS", "; did you mean axes.micro_batch_size?"),
+        ("", "gas", "; did you mean axes.grad_accum_steps?"),
+        ("", "zero", "; did you mean axes.zero_stage?"),
+        ("", "recomp", "; did you mean axes.recompute?"),
+        ("search", "max", "; did you mean max_trials, max_gpu_hours or max_cost?"),
+        ("search", "trial", "; did you mean max_trials or max_parallel_trials?"),
+    ],
+)
+def test_the_hint_shares_a_part_with_the_key_or_is_the_fields_word(
+    path: str, key: str, hint: str
+) -> None:
+    (line,) = [line for line in told(path, key, "") if f"{key}: unknown key" in line]
+    assert line.endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("confirm", "off", "got 'off'; {repeats: 0} switches it off"),
+        ("confirm", "false", "got false; {repeats: 0} switches it off"),
+        ("plateau", "no", "got 'no'; null switches it off"),
+        ("max_trials", "off", "got 'off'; null switches it off"),
+        ("early_stop", "off", "got 'off'; did you mean false?"),
+        ("early_stop", "on", "got 'on'; did you mean true?"),
+        ("dominance", "false", "is not one of trusted, confirmed, off; did you mean off?"),
+    ],
+)
+def test_what_switches_a_key_off_is_named(key: str, value: str, hint: str) -> None:
+    with pytest.raises(SpecInvalid) as refused:
+        load(json.dumps(BASE), source="s.yaml", overrides=[f"search.{key}={value}"])
+    assert str(refused.value).endswith(hint)

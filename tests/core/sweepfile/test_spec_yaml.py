@@ -314,7 +314,7 @@ BAD = [
     (
         15,
         "  options: {atention: eager}",
-        "15:13: workload.options.atention: unknown key; allowed: compile, ... did you"
+        "15:13: workload.options.atention: unknown key; `sweep schema` lists all ... did you"
         " mean attention?",
     ),
     (

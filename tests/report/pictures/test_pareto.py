@@ -41,6 +41,10 @@ def test_each_point_of_the_front_has_its_interval(scaling: SweepRows) -> None:
     assert figure is not None
     dominated, on = figure["data"]
     assert "error_y" not in dominated
+    # Their texts have the intervals of their runs.
+    own = {one.trial.id: one.trial.relative_confidence for one in scaling.trials}
+    for trial_id, text in zip(dominated["customdata"], dominated["text"], strict=True):
+        assert text.endswith(f" tokens/s/GPU ±{own[trial_id]:.1%} in its run")
     points = {point.trial.id: point for front in scaling.fronts for point in front.points}
     ends = zip(on["customdata"], on["y"], on["error_y"]["array"], strict=True)
     for trial_id, speed, above in ends:
