@@ -195,10 +195,11 @@ def _difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
     if margin is None:
         return ""
     first, second = verdict.best, margin.runner_up
+    digits = 1 if margin.value >= 0.01 else 2
+    value, low, high = (f"{share:.{digits}%}" for share in (margin.value, margin.low, margin.high))
     return (
-        f". Trials {first} and {second} differ by {margin.value:.2%} (95 % interval:"
-        f" {margin.low:.2%} to {margin.high:.2%}, from {num_runs(first)} and {num_runs(second)}"
-        " runs)"
+        f". Trials {first} and {second} differ by {value} (95 % interval: {low} to {high}, from"
+        f" {num_runs(first)} and {num_runs(second)} runs)"
     )
 
 
