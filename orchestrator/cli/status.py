@@ -199,11 +199,11 @@ def _print(ranked: RankedStatus, num_with_longer_steps: int) -> None:
         return
     write()
     columns = [*numbers("running"), Column("phase"), *numbers("for"), *layout_and_cell]
-    has_holder, now = row.holder is not None, datetime.now(tz=UTC)
+    is_worked_on, now = sweep.is_worked_on, datetime.now(tz=UTC)
     running = [
         [
             str(trial.trial_id),
-            phase_text(trial, phase_and_step(row, trial), has_holder=has_holder),
+            phase_text(trial, phase_and_step(row, trial), is_worked_on=is_worked_on),
             show.duration(max(show.age_seconds(trial.since, now), 0.0)),
             trial_line.short(trial.layout),
             trial.cell,

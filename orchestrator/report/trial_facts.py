@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.trial.lifecycle import UNDER_WAY
 from orchestrator.core.trial.machine_load import MachineLoad, disturbance_text
 from orchestrator.report import quantities as show_as
 from orchestrator.report.json_text import json_text
+from orchestrator.report.sweep_status import INTERRUPTED, WHAT_INTERRUPTED_IS
 
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail, TrialRow
@@ -29,14 +31,17 @@ COMPARED_COLUMNS = ("predicted", "measured", "predicted/measured")
 EVENT_COLUMNS = ("at (UTC)", "event", "attempt", "state", "detail")
 
 
-def title(trial: TrialRow) -> str:
-    """`Trial 7: out of memory`."""
-    return f"Trial {trial.id}: {trial.state.replace('_', ' ')}"
+def title(trial: TrialRow, *, is_worked_on: bool = True) -> str:
+    """`Trial 7: out of memory`. `is_worked_on`: its sweep has an orchestrator."""
+    interrupted = f" ({INTERRUPTED})" if not is_worked_on and trial.state in UNDER_WAY else ""
+    return f"Trial {trial.id}: {trial.state.replace('_', ' ')}{interrupted}"
 
 
-def head_facts(detail: TrialDetail) -> list[Fact]:
-    """Its sweep, cell and layout, and why it was tried or pruned."""
+def head_facts(detail: TrialDetail, *, is_worked_on: bool = True) -> list[Fact]:
+    """Its sweep, cell and layout, why it was tried or pruned, and whether it was interrupted."""
     trial, layout = detail.trial, detail.trial.layout
+    # A measured trial may have an attempt that repeats it.
+    is_under_way = trial.state in UNDER_WAY or any(one.ended_at is None for one in detail.attempts)
     sizes = f"world size {layout.world_size}, global batch {layout.global_batch_size}"
     proof = None
     if trial.condemned_by is not None:
@@ -48,6 +53,7 @@ def head_facts(detail: TrialDetail) -> list[Fact]:
         ("", f"{sizes}, {layout.short}"),
         ("why", trial.why),
         ("pruned because of", proof),
+        (INTERRUPTED, WHAT_INTERRUPTED_IS if not is_worked_on and is_under_way else None),
     ]
 
 
