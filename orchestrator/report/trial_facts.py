@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LOG_LINES_SHOWN = 50
 EVENT_DETAIL_CHARACTERS = 160  # --json has all of it
+SHORTEST_SHOWN_SECONDS = 0.1
 # By the value of DriverMemoryKind.
 _SEEN_MEMORY = {
     "nvml": "used on the device, as the driver saw it",
@@ -108,10 +109,7 @@ def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
         f"{phase.replace('_', ' ')} {show_as.duration(value)}"
         for phase, value in attempt.phase_seconds.items()
     ]
-    hours = None
-    seconds_of = attempt.reserved(num_gpus)
-    if seconds_of is not None and seconds_of.reserved:
-        hours = f"{show_as.gpu_hours(seconds_of.reserved)}: {show_as.shares(seconds_of.parts)}"
+    in_all = f"; {show_as.duration(sum(attempt.phase_seconds.values()))} in all"
     killed = attempt.processes_killed
     facts = [
         ("made for", attempt.purpose),
@@ -119,9 +117,9 @@ def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
         ("nodes", ", ".join(attempt.nodes or ())),
         ("shared nodes", "other trials ran on them too" if attempt.shared_nodes else None),
         ("machine load", _load_text(attempt.load)),
-        ("phases", ", ".join(phases)),
+        ("phases", ", ".join(phases) + in_all if phases else None),
         ("", _compiling_text(attempt)),
-        ("GPU-hours", hours),
+        *_reserved_facts(attempt, num_gpus),
         ("", _more_than_reserved(attempt, num_gpus)),
         ("processes killed", f"{killed} in addition to the ranks" if killed else None),
         ("environment", _environment_text(attempt.environment or {})),
@@ -153,6 +151,23 @@ def event_rows(detail: TrialDetail) -> list[list[str]]:
         ]
         for event in detail.events
     ]
+
+
+def _reserved_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
+    """Return what its GPUs were reserved for, and for how long before and after its phases."""
+    seconds_of = attempt.reserved(num_gpus)
+    if seconds_of is None or not seconds_of.reserved:
+        return []
+    held = seconds_of.reserved / num_gpus
+    total = f"{show_as.duration(held)} of {show_as.counted(num_gpus, 'GPU')}"
+    hours = f"{show_as.gpu_hours(seconds_of.reserved)}: {show_as.shares(seconds_of.parts)}"
+    outside, text = held - sum(attempt.phase_seconds.values()), None
+    if seconds_of.startup and outside >= SHORTEST_SHOWN_SECONDS:
+        text = (
+            f"start-up is all but the steps: parts of the phases, and {show_as.duration(outside)}"
+            " before and after them (agents, launcher, clean-up)"
+        )
+    return [("GPU-hours", f"{hours} ({total})"), ("", text)]
 
 
 def _compiling_text(attempt: AttemptRow) -> str | None:
