@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.read.rows import Holder
+from db.read.rows import Holder, SweepRow
 
 
 def live_holder(row: sa.Row[*tuple[Any, ...]]) -> Holder | None:
@@ -38,6 +38,14 @@ def holder_is_gone(holder: Holder) -> bool:
         return True
     # Dead, but not yet reaped by its parent.
     return state in "ZX"
+
+
+def is_worked_on(sweep: SweepRow) -> bool:
+    """Return whether an orchestrator that may be alive has the sweep.
+
+    If not, what is under way in the store was interrupted, and the next `sweep run` takes it up.
+    """
+    return sweep.holder is not None and not holder_is_gone(sweep.holder)
 
 
 def process_namespace() -> str:

@@ -105,6 +105,8 @@ def _speed(one: Speed) -> str:
 
 
 def _print(found: Comparison) -> None:
+    from orchestrator.report.comparison import INTERVALS  # numpy
+
     for cell in dict.fromkeys(one.cell for one in found.layouts):
         write_line(f"{cell}, tokens/s/GPU", style="bold")
         rows: list[TableRow] = []
@@ -114,5 +116,7 @@ def _print(found: Comparison) -> None:
                 rows.append([*texts, StyledText(change, _STYLES[change]), short(one.layout)])
         write_table([*numbers(*_NUMBERS), Column(), Column("layout", wrap=True)], rows)
     write_line(found.text())
+    if found.layouts:
+        write_line(INTERVALS, style="dim")
     if found.changed:
         write_line(f"changed: {found.changed}", style="dim")

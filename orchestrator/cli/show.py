@@ -34,14 +34,17 @@ def show(trial: TrialArgument, db: Db = None, as_json: Json = False) -> None:
       sweep show 17
       sweep show 17 --json
     """
+    from db.read.holder import is_worked_on  # SQLAlchemy
+
     with existing_store(db) as store:
         detail = store.trial(trial)
+        is_alive = is_worked_on(store.sweep_named(detail.sweep_name))
     if as_json:
         from orchestrator.report import records  # every column
 
         write_json("show", records.detail_record(detail))
         return
-    _print_head(detail)
+    _print_head(detail, is_worked_on=is_alive)
     for attempt in detail.attempts:
         _print_attempt(attempt, detail)
     if detail.profiles:
@@ -50,10 +53,11 @@ def show(trial: TrialArgument, db: Db = None, as_json: Json = False) -> None:
     _print_events(detail)
 
 
-def _print_head(detail: TrialDetail) -> None:
+def _print_head(detail: TrialDetail, *, is_worked_on: bool) -> None:
     trial = detail.trial
-    write_line(trial_facts.title(trial), style=STATE_STYLES.get(trial.state, "bold"))
-    write_facts(trial_facts.head_facts(detail))
+    title = trial_facts.title(trial, is_worked_on=is_worked_on)
+    write_line(title, style=STATE_STYLES.get(trial.state, "bold"))
+    write_facts(trial_facts.head_facts(detail, is_worked_on=is_worked_on))
     write()
     columns = [Column(), *numbers(*trial_facts.COMPARED_COLUMNS)]
     write_table(columns, trial_facts.compared_rows(trial))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +27,7 @@ from orchestrator.cli.terminal.output import (
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show
 from orchestrator.report import trial_line
-from orchestrator.report.ranked_cells import rank_status
+from orchestrator.report.ranked_cells import RankedStatus, rank_status
 from orchestrator.report.ranking import why_no_best
 from orchestrator.report.sweep_status import (
     COUNTED,
@@ -40,7 +40,7 @@ from orchestrator.report.sweep_status import (
 )
 
 if TYPE_CHECKING:
-    from db.read.rows import CellStatus, NoiseFloor
+    from db.read.rows import CellStatus
     from db.store_reads import StoreReads
     from orchestrator.report.records import Record
 
@@ -96,18 +96,15 @@ def _show(store: StoreReads, name: str | None, *, as_json: bool) -> bool:
     if name is not None or len(rows) == 1:
         rows = [select_sweep(store, name)]
     sweeps = [read_status(store, row) for row in rows]
-    drifts: Sequence[str] = ()
-    if len(sweeps) == 1:
-        ranked = rank_status(store, sweeps[0])
-        sweeps, drifts = [ranked.status], ranked.drifts
+    ranked = rank_status(store, sweeps[0]) if len(sweeps) == 1 else None
+    if ranked is not None:
+        sweeps = [ranked.status]
     if as_json:
         write_json("status", {"sweeps": [_record(store, one) for one in sweeps]})
     elif not sweeps:
         write_line(f"{store.url} holds no sweep yet; start one: sweep run FILE")
-    elif len(sweeps) == 1:
-        sweep_id = rows[0].id
-        noise = store.noise_floors(sweep_id)
-        _print(sweeps[0], store.num_with_longer_steps(sweep_id), drifts, noise)
+    elif ranked is not None:
+        _print(ranked, store.num_with_longer_steps(rows[0].id))
     else:
         _print_all(sweeps)
     return all(row.holder is None and row.state in ("finished", "stopped") for row in rows)
@@ -156,12 +153,8 @@ def _running_records(sweep: SweepStatus) -> list[Record]:
     return rows
 
 
-def _print(
-    sweep: SweepStatus,
-    num_with_longer_steps: int,
-    drifts: Sequence[str],
-    noise: Mapping[int, NoiseFloor],
-) -> None:
+def _print(ranked: RankedStatus, num_with_longer_steps: int) -> None:
+    sweep = ranked.status
     row, cells, reserved = sweep.row, sweep.cells, sweep.reserved
     write_line(f"Sweep {row.name}: {state_text(sweep)}", style="bold")
     trials = show.counted(sum(sweep.totals.values()), "trial")
@@ -198,19 +191,19 @@ def _print(
     layout_and_cell = [Column("layout", wrap=True), Column("cell", wrap=True)]
     columns = [*numbers("best so far", "MFU"), *layout_and_cell]
     write_table(columns, [_best_so_far(cell) for cell in cells])
-    for line in _noise_texts(cells, noise):
+    for line in ranked.variations:
         write_line(line, style="dim")
-    for line in drifts:
+    for line in ranked.drifts:
         write_line(line, style="yellow")
     if not sweep.running:
         return
     write()
     columns = [*numbers("running"), Column("phase"), *numbers("for"), *layout_and_cell]
-    has_holder, now = row.holder is not None, datetime.now(tz=UTC)
+    is_worked_on, now = sweep.is_worked_on, datetime.now(tz=UTC)
     running = [
         [
             str(trial.trial_id),
-            phase_text(trial, phase_and_step(row, trial), has_holder=has_holder),
+            phase_text(trial, phase_and_step(row, trial), is_worked_on=is_worked_on),
             show.duration(max(show.age_seconds(trial.since, now), 0.0)),
             trial_line.short(trial.layout),
             trial.cell,
@@ -218,15 +211,6 @@ def _print(
         for trial in sweep.running
     ]
     write_table(columns, running)
-
-
-def _noise_texts(cells: Sequence[CellStatus], noise: Mapping[int, NoiseFloor]) -> Iterator[str]:
-    for cell in cells:
-        if cell.cell.id in noise:
-            floor = noise[cell.cell.id]
-            of_cell = f"{cell.cell.cell.key}: " if len(cells) > 1 else ""
-            repeats = show.counted(floor.num_repeats, "repeat")
-            yield f"{of_cell}two runs of one layout differ by {floor.relative:.1%} ({repeats})"
 
 
 def _why_untried(sweep: SweepStatus) -> list[str]:

@@ -102,7 +102,7 @@ def rm(
       sweep rm old-sweep
       sweep rm old-sweep --yes
     """
-    from db.read.holder import holder_is_gone  # needs SQLAlchemy
+    from db.read.holder import holder_is_gone, is_worked_on  # needs SQLAlchemy
 
     with writable_store(db) as store:
         # An earlier `sweep rm` may have been killed.
@@ -114,7 +114,7 @@ def rm(
         summary = next(one for one in store.summaries() if one.sweep.id == row.id)
         others = _elsewhere(store, row)
         # The store refuses to remove a sweep that runs, so there is nothing to ask.
-        is_confirmed = yes or not _is_held(row)
+        is_confirmed = yes or not is_worked_on(row)
         if is_confirmed:
             _confirm(store, summary, is_sure=yes, as_json=as_json)
         removal = Removal(name=row.name, run_token=row.run_token, store=_address(store))
@@ -161,7 +161,9 @@ def _row(summary: SweepSummary) -> tuple[object, ...]:
 
     row = summary.sweep
     # A sweep whose orchestrator died is still `running` in the store.
-    state = "interrupted" if row.state == "running" and not _is_held(row) else str(row.state)
+    from db.read.holder import is_worked_on  # needs SQLAlchemy
+
+    state = "interrupted" if row.state == "running" and not is_worked_on(row) else str(row.state)
     return (
         row.name,
         state,
@@ -174,13 +176,6 @@ def _row(summary: SweepSummary) -> tuple[object, ...]:
         summary.changed_at,
         folder_bytes(row.run_folder),
     )
-
-
-def _is_held(row: SweepRow) -> bool:
-    """Return whether an orchestrator that may be alive works on a sweep."""
-    from db.read.holder import holder_is_gone  # needs SQLAlchemy
-
-    return row.holder is not None and not holder_is_gone(row.holder)
 
 
 def _line(row: Sequence[object]) -> Sequence[str]:

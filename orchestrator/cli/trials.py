@@ -24,9 +24,10 @@ from orchestrator.cli.terminal.output import (
     write_table,
 )
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialState
 from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.report import trial_line
+from orchestrator.report.sweep_status import INTERRUPTED, WHAT_INTERRUPTED_IS
 
 if TYPE_CHECKING:
     from db.read.rows import CellRow, SweepRow, TrialRow
@@ -79,6 +80,7 @@ def trials(
       sweep trials 8b --cell 8gpu --sort memory --limit 20
       sweep trials --json
     """
+    from db.read.holder import is_worked_on  # SQLAlchemy
     from orchestrator.report import records  # every column
 
     format = output_format(format, as_json=as_json)
@@ -102,7 +104,7 @@ def trials(
         case Format.MD:
             trial_text.write_markdown([(trial, cells[trial.cell_id]) for trial in found])
         case Format.TABLE:
-            _print(found, cells)
+            _print(found, cells, is_worked_on=is_worked_on(row))
     if len(found) < total:
         note(f"{len(found)} of {total} trials; a higher --limit shows more")
 
@@ -116,7 +118,7 @@ def _matching_cells(store: StoreReads, sweep: SweepRow, part: str | None) -> lis
     return matching
 
 
-def _print(found: Sequence[TrialRow], cells: Mapping[int, CellRow]) -> None:
+def _print(found: Sequence[TrialRow], cells: Mapping[int, CellRow], *, is_worked_on: bool) -> None:
     """Print a table for each cell: speeds of different cells are not to be compared."""
     if not found:
         write_line("No trial matches.")
@@ -128,9 +130,7 @@ def _print(found: Sequence[TrialRow], cells: Mapping[int, CellRow]) -> None:
         rows = [
             [
                 str(trial.id),
-                StyledText(
-                    trial.state.replace("_", " "), trial_text.STATE_STYLES.get(trial.state, "")
-                ),
+                _state_cell(trial, is_worked_on=is_worked_on),
                 *trial_text.speed_cells(trial),
                 trial_text.explained_layout(trial),
             ]
@@ -139,3 +139,11 @@ def _print(found: Sequence[TrialRow], cells: Mapping[int, CellRow]) -> None:
         ]
         write_table([first, Column("state"), *rest], rows)
     trial_text.print_why_unsure(found)
+    if not is_worked_on and any(trial.state in UNDER_WAY for trial in found):
+        write_line(f"{INTERRUPTED}: {WHAT_INTERRUPTED_IS}", style="yellow")
+
+
+def _state_cell(trial: TrialRow, *, is_worked_on: bool) -> StyledText:
+    if not is_worked_on and trial.state in UNDER_WAY:
+        return StyledText(INTERRUPTED, "yellow")
+    return StyledText(trial.state.replace("_", " "), trial_text.STATE_STYLES.get(trial.state, ""))

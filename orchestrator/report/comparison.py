@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from orchestrator.core.trial.fingerprint import Fingerprint
 
 
+# Below a table of such speeds. Those of `sweep best` are of the steps of one run.
+INTERVALS = (
+    "±: the 95 % interval of the mean of a layout's runs, which are taken to vary by at least"
+    f" {USUAL_SD:.0%}. `sweep best` shows another: that of the steps within one run"
+)
+
+
 class SpeedDifference(StrEnum):
     """The verdict of the intervals of two speeds."""
 

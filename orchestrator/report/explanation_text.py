@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from orchestrator.report import quantities as show_as
@@ -15,10 +16,11 @@ NOTHING_FASTER = "No single change that fits is predicted to be faster."
 
 
 def memory_sentence(found: Explanation) -> str:
-    """`Memory: 61.2 of 79.1 GiB predicted: fits with 17.9 GiB to spare (...)`."""
+    """`Memory: 61.2 of 79.1 GiB (56.2 GiB to 73.1 GiB in four of five cases) predicted: fits`."""
     limit, total = found.memory_limit_bytes, found.memory_bytes
     probability = found.probability_of_fitting
-    text = f"Memory: {show_as.memory_of(total, limit)} predicted"
+    band = _band_text(memory_band(found), show_as.memory)
+    text = f"Memory: {show_as.memory_of(total, limit)}{band} predicted"
     if limit is None:
         text += "; no limit is known (name a device: device=h100-sxm)"
     elif found.fits and probability is not None and probability < 0.5:
@@ -43,11 +45,17 @@ def step_sentence(found: Explanation, *, why_no_times: str) -> str:
     """`Step: 4.1 s (3.0 s to 5.6 s in four of five cases) predicted, 9,900 tokens/s/GPU`."""
     if found.step_seconds is None:
         return f"Step: no time is predicted: {why_no_times}"
-    text = f"Step: {show_as.step_time(found.step_seconds)}"
-    if (band := step_band(found)) is not None:
-        low, high = map(show_as.step_time, band)
-        text += f" ({low} to {high} in four of five cases)"
+    band = _band_text(step_band(found), show_as.step_time)
+    text = f"Step: {show_as.step_time(found.step_seconds)}{band}"
     return f"{text} predicted, {show_as.tokens_rate(found.tokens_per_second_per_gpu)} tokens/s/GPU"
+
+
+def _band_text(band: tuple[float, float] | None, text: Callable[[float], str]) -> str:
+    """` (3.0 s to 5.6 s in four of five cases)`; empty without a band."""
+    if band is None:
+        return ""
+    low, high = map(text, band)
+    return f" ({low} to {high} in four of five cases)"
 
 
 def faster_sentence(found: Explanation, change: LayoutChange) -> str:

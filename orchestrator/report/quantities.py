@@ -43,6 +43,11 @@ def percent(fraction: float | None) -> str:
     return UNKNOWN if fraction is None else f"{fraction:.1%}"
 
 
+def variation(fraction: float) -> str:
+    """How much numbers differ: `5.7%`, `less than 0.1%`."""
+    return "less than 0.1%" if 0 < fraction < 0.001 else f"{fraction:.1%}"
+
+
 def step_time(seconds: float | None) -> str:
     """The time of one step, in the unit that needs the fewest zeros."""
     if seconds is None:

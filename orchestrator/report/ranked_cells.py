@@ -22,22 +22,26 @@ class RankedStatus:
     """A sweep's status whose best layouts are those of the ranking."""
 
     status: SweepStatus
+    # A line for each cell with a repeat: how much runs of one layout vary there.
+    variations: Sequence[str] = ()
     # A line for each cell in which the machine drifted.
-    drifts: Sequence[str]
+    drifts: Sequence[str] = ()
 
 
 def rank_status(store: StoreReads, status: SweepStatus) -> RankedStatus:
-    """Give each cell the best layout of its ranking."""
+    """Give each cell the best layout of its ranking, and say how runs vary as `best` does."""
     repeated = store.repeated_cells(status.row.id).get(status.row.id, frozenset())
     rankings = rank_cells(store, status.row.id, repeated)
-    drifts = []
+    variations, drifts = [], []
     for cell in status.cells:
         ranking = rankings.get(cell.cell.id)
+        of_cell = f"{cell.cell.cell.key}: " if len(status.cells) > 1 else ""
+        if ranking is not None and ranking.spread is not None:
+            variations.append(f"{of_cell}{ranking.varies}")
         if ranking is not None and ranking.drift is not None:
-            of_cell = f"{cell.cell.cell.key}: " if len(status.cells) > 1 else ""
             drifts.append(f"{of_cell}{ranking.drift}")
     best = {cell_id: ranking.leading[0] for cell_id, ranking in rankings.items()}
-    return RankedStatus(status=with_best(status, best), drifts=drifts)
+    return RankedStatus(status=with_best(status, best), variations=variations, drifts=drifts)
 
 
 def rank_summaries(store: StoreReads, summaries: Sequence[SweepSummary]) -> list[SweepSummary]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -80,6 +80,13 @@ class Ranking:
     drift: str | None
     # None: nothing else was measured.
     margin: Margin | None = None
+    # Relative, of runs of one layout as they were measured. None: nothing was repeated.
+    spread: float | None = None
+    # How much runs of one layout vary, in words.
+    varies: str = ""
+    # Each of the first two must run about so often until their difference shows. None: nothing to
+    # decide, or they are equal.
+    runs_to_decide: int | None = None
     # By trial id. Layouts that were far from the best are not compared.
     compared: Mapping[int, Compared] = field(default_factory=dict)
 
@@ -107,25 +114,21 @@ def rank_cell(
     store: StoreReads, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]
 ) -> Ranking:
     """Order the layouts of a cell. `leading`: its fastest layouts by their stored numbers."""
-    from orchestrator.core.trial.winner import USUAL_VARIATION
     from orchestrator.sweep.stored_confirmation import leading_confirmation  # needs SQLAlchemy
 
     confirmation, rows = leading_confirmation(store, sweep_id, cell_id, leading)
     verdict = confirmation.verdict()
     if verdict is None:
         return Ranking(leading=leading, tied=(), text="", drift=None)
-    varies = f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
-    if verdict.spread is not None:
-        repeats = show.counted(verdict.num_repeats, "repeat")
-        varies = f"runs of one layout vary by {verdict.spread:.1%} ({repeats})"
-        if verdict.spread > LARGER_SPREAD * verdict.run_sd:
-            varies += f", and by {verdict.run_sd:.1%} without drift and the load of others"
+    varies = varies_text(verdict)
     num_runs = confirmation.num_runs(verdict.best)
     if not verdict.is_settled:
         tied = ", ".join(map(str, verdict.tied[:MAX_TIED_SHOWN]))
         more = " and others" if len(verdict.tied) > MAX_TIED_SHOWN else ""
         text = f"No single winner: trials {tied}{more} are tied; {varies}"
-        text += f"{why_tied(verdict, rows)}, and with that any of them could be the fastest"
+        text += _assumed_text(verdict) + why_tied(verdict, rows)
+        text += ", and with that any of them could be the fastest"
+        text += _difference_text(verdict, confirmation.num_runs)
     elif len(rows) == 1:
         text = (
             f"Trial {verdict.best} is the only layout measured with the current code and software"
@@ -146,6 +149,9 @@ def rank_cell(
         text=text,
         drift=drift,
         margin=verdict.margin,
+        spread=verdict.spread,
+        varies=varies,
+        runs_to_decide=verdict.runs_to_decide,
         compared={row.id: _compared(row, verdict.intervals[row.id]) for row in rows},
     )
 
@@ -160,6 +166,40 @@ def _compared(row: TrialRow, interval: tuple[float, float]) -> Compared:
         step_seconds=seconds,
         tokens_per_second_per_gpu=rate,
         relative_confidence=(high - low) / 2 / seconds,
+    )
+
+
+def varies_text(verdict: Verdict) -> str:
+    """Say how much runs of one layout vary."""
+    from orchestrator.core.trial.winner import USUAL_VARIATION  # numpy
+
+    if verdict.spread is None:
+        return f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
+    repeats = show.counted(verdict.num_repeats, "repeat")
+    text = f"runs of one layout vary by {show.variation(verdict.spread)} ({repeats})"
+    if verdict.spread > LARGER_SPREAD * verdict.run_sd:
+        text += f", and by {verdict.run_sd:.1%} without drift and the load of others"
+    return text
+
+
+def _assumed_text(verdict: Verdict) -> str:
+    """Say what is assumed if few repeats show less variation; empty if they show as much."""
+    if verdict.spread is None or verdict.run_sd <= LARGER_SPREAD * verdict.spread:
+        return ""
+    return f"; since so few may miss some of it, {verdict.run_sd:.1%} is assumed"
+
+
+def _difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
+    """Describe how far the first two of a tie are apart, as a sentence of its own."""
+    margin = verdict.margin
+    if margin is None:
+        return ""
+    first, second = verdict.best, margin.runner_up
+    digits = 1 if margin.value >= 0.01 else 2
+    value, low, high = (f"{share:.{digits}%}" for share in (margin.value, margin.low, margin.high))
+    return (
+        f". Trials {first} and {second} differ by {value} (95 % interval: {low} to {high}, from"
+        f" {num_runs(first)} and {num_runs(second)} runs)"
     )
 
 

@@ -26,6 +26,10 @@ COUNTED: Mapping[str, tuple[TrialState, ...]] = {
 }
 _ALWAYS_SHOWN = ("measured", "OOM", "failed")
 
+# A trial or attempt that was under way when its orchestrator died.
+INTERRUPTED = "interrupted"
+WHAT_INTERRUPTED_IS = "under way when its orchestrator ended; the same `sweep run` continues"
+
 # Phase and step of an attempt's slowest rank; None: not known here.
 PhaseAndStep = tuple[str | None, int | None]
 
@@ -39,6 +43,13 @@ class SweepStatus:
     running: Sequence[UnderWayRow]
     reserved: ReservedBySweep
     session: SessionRow | None  # of its newest call
+
+    @property
+    def is_worked_on(self) -> bool:
+        """True if an orchestrator has it that may be alive."""
+        from db.read.holder import is_worked_on  # needs SQLAlchemy
+
+        return is_worked_on(self.row)
 
     @property
     def totals(self) -> dict[TrialState, int]:
@@ -94,33 +105,24 @@ def use_text(sweep: SweepStatus) -> str:
 
 def state_text(sweep: SweepStatus) -> str:
     """Tell who has worked on a sweep since when, or how it ended."""
-    from db.read.holder import holder_is_gone  # needs SQLAlchemy
-
     row, holder = sweep.row, sweep.row.holder
-    if holder is None:
-        # Its last owner died without releasing it.
-        if row.state == "running":
-            return (
-                "nobody works on it now: its orchestrator is gone;"
-                " the same `sweep run` continues it"
-            )
+    if holder is None and row.state != "running":
         why = "; ".join(sweep.stop_reasons)
         return f"{row.state} ({why})" if why else str(row.state)
-    if holder_is_gone(holder):
-        return (
-            f"nobody works on it now: its orchestrator (pid {holder.pid}) is dead; the same"
-            " `sweep run` continues it"
-        )
+    if holder is None or not sweep.is_worked_on:
+        # Its lease has ended, or its process is seen to be dead.
+        gone = "is gone" if holder is None else f"(pid {holder.pid}) is dead"
+        return f"nobody works on it now: its orchestrator {gone}; the same `sweep run` continues it"
     asked = f", asked to {row.stop_requested}" if row.stop_requested else ""
     since = show.at(holder.since)
     return f"running on host {holder.host}, pid {holder.pid}, since {since} UTC{asked}"
 
 
-def phase_text(trial: UnderWayRow, progress: PhaseAndStep, *, has_holder: bool) -> str:
+def phase_text(trial: UnderWayRow, progress: PhaseAndStep, *, is_worked_on: bool) -> str:
     """Describe the phase and the step of a running trial."""
-    if not has_holder:
+    if not is_worked_on:
         # The next `sweep run` returns it to the queue first.
-        return "interrupted"
+        return INTERRUPTED
     phase, step = progress
     if phase is not None:
         return f"{phase.replace('_', ' ')}{f', step {step}' if step else ''}"

@@ -6,16 +6,20 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.core.trial.machine_load import is_disturbed
+
 if TYPE_CHECKING:
     from db.read.rows import SweepRow, TrialRow
+    from orchestrator.report.ranking import Ranking
 
 # At least this many repeats are advised, and at most those that `search.confirm` accepts.
 FEWEST_REPEATS = 2
 MOST_REPEATS, MOST_CONTENDERS = 32, 64
 
 
-def tie_advice(sweep: SweepRow, tied: Sequence[TrialRow]) -> str:
-    """Say what would decide between tied layouts, and which to take otherwise."""
+def tie_advice(sweep: SweepRow, ranking: Ranking) -> str:
+    """Say what would decide between the tied layouts of a cell, and which to take otherwise."""
+    tied = [trial for trial in ranking.leading if trial.id in ranking.tied]
     # The first of equals is the fastest.
     simplest = min(tied, key=lambda row: row.layout.num_techniques)
     take = f"take trial {simplest.id}, the simplest of them"
@@ -23,16 +27,38 @@ def tie_advice(sweep: SweepRow, tied: Sequence[TrialRow]) -> str:
     confirm = json.loads(sweep.spec_json).get("search", {}).get("confirm")
     if confirm is None or sweep.conditions.get("workload") == "replay":
         return f"To choose one: {take}"
+    num_runs = ranking.runs_to_decide
+    if num_runs is not None and num_runs > 1 + MOST_REPEATS:
+        rounded = int(float(f"{num_runs:.2g}"))
+        return (
+            f"About {rounded:,} runs of each of the first two would be needed to see which is"
+            f" faster, more than search.confirm allows: {take}"
+        )
     wanted = {
-        "repeats": min(max(2 * confirm["repeats"], FEWEST_REPEATS), MOST_REPEATS),
+        "repeats": min(
+            max(2 * confirm["repeats"], (num_runs or 1) - 1, FEWEST_REPEATS), MOST_REPEATS
+        ),
         "contenders": min(max(len(tied), confirm["contenders"]), MOST_CONTENDERS),
     }
     keys = [f"search.confirm.{name}={n}" for name, n in wanted.items() if n > confirm[name]]
-    quieter = "measure on a quieter machine, where runs differ less"
-    if not keys:
-        return f"To decide between them, {quieter}; or {take}"
-    simulate = " --simulate" if sweep.is_simulated else ""
-    more = f"repeat them more often (sweep run FILE{simulate} {' '.join(keys)})"
-    if sweep.is_simulated:
-        return f"To decide between them, {more}; or {take}"
-    return f"To decide between them, {more}, or {quieter}; or {take}"
+    ways = []
+    if keys:
+        simulate = " --simulate" if sweep.is_simulated else ""
+        about = f"; about {num_runs} runs of each of the first two may do" if num_runs else ""
+        ways.append(f"repeat them more often (sweep run FILE{simulate} {' '.join(keys)}{about})")
+    if not sweep.is_simulated and _is_noisy(ranking, tied):
+        ways.append("measure on a quieter machine, where runs differ less")
+    if not ways:
+        return f"To choose one: {take}"
+    return f"To decide between them, {', or '.join(ways)}; or {take}"
+
+
+def _is_noisy(ranking: Ranking, tied: Sequence[TrialRow]) -> bool:
+    """Return whether runs of one layout differ more than the tied layouts do.
+
+    Or somebody else used the machine while one of these was measured.
+    """
+    if any(is_disturbed(trial.load) for trial in tied):
+        return True
+    lead = 0.0 if ranking.margin is None else ranking.margin.value
+    return ranking.spread is not None and ranking.spread > lead

@@ -303,7 +303,7 @@ def _running_lines(
         "longest": lambda one: one.since,
         "cell": lambda one: (one.cell, one.trial_id),
     }
-    has_holder = status.row.holder is not None
+    is_worked_on = status.is_worked_on
 
     def line(one: UnderWayRow) -> ScreenLine:
         where = progress.get(one.trial_id, (None, None))
@@ -311,7 +311,7 @@ def _running_lines(
             key=f"trial {one.trial_id}",
             texts=(
                 str(one.trial_id),
-                phase_text(one, where, has_holder=has_holder),
+                phase_text(one, where, is_worked_on=is_worked_on),
                 show.duration(max(show.age_seconds(one.since, now), 0.0)),
                 nodes_text(one.nodes),
                 str(one.num_gpus),
@@ -319,7 +319,7 @@ def _running_lines(
                 one.cell,
                 str(one.purpose or show.UNKNOWN),
             ),
-            tone=Tone.BUSY if has_holder else Tone.WARNING,
+            tone=Tone.BUSY if is_worked_on else Tone.WARNING,
             trial_id=one.trial_id,
         )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.trial.lifecycle import UNDER_WAY
 from orchestrator.core.trial.machine_load import MachineLoad, disturbance_text
 from orchestrator.report import quantities as show_as
 from orchestrator.report.json_text import json_text
+from orchestrator.report.sweep_status import INTERRUPTED, WHAT_INTERRUPTED_IS
 
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail, TrialRow
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 LOG_LINES_SHOWN = 50
 EVENT_DETAIL_CHARACTERS = 160  # --json has all of it
+SHORTEST_SHOWN_SECONDS = 0.1
 # By the value of DriverMemoryKind.
 _SEEN_MEMORY = {
     "nvml": "used on the device, as the driver saw it",
@@ -29,14 +32,17 @@ COMPARED_COLUMNS = ("predicted", "measured", "predicted/measured")
 EVENT_COLUMNS = ("at (UTC)", "event", "attempt", "state", "detail")
 
 
-def title(trial: TrialRow) -> str:
-    """`Trial 7: out of memory`."""
-    return f"Trial {trial.id}: {trial.state.replace('_', ' ')}"
+def title(trial: TrialRow, *, is_worked_on: bool = True) -> str:
+    """`Trial 7: out of memory`. `is_worked_on`: its sweep has an orchestrator."""
+    interrupted = f" ({INTERRUPTED})" if not is_worked_on and trial.state in UNDER_WAY else ""
+    return f"Trial {trial.id}: {trial.state.replace('_', ' ')}{interrupted}"
 
 
-def head_facts(detail: TrialDetail) -> list[Fact]:
-    """Its sweep, cell and layout, and why it was tried or pruned."""
+def head_facts(detail: TrialDetail, *, is_worked_on: bool = True) -> list[Fact]:
+    """Its sweep, cell and layout, why it was tried or pruned, and whether it was interrupted."""
     trial, layout = detail.trial, detail.trial.layout
+    # A measured trial may have an attempt that repeats it.
+    is_under_way = trial.state in UNDER_WAY or any(one.ended_at is None for one in detail.attempts)
     sizes = f"world size {layout.world_size}, global batch {layout.global_batch_size}"
     proof = None
     if trial.condemned_by is not None:
@@ -48,6 +54,7 @@ def head_facts(detail: TrialDetail) -> list[Fact]:
         ("", f"{sizes}, {layout.short}"),
         ("why", trial.why),
         ("pruned because of", proof),
+        (INTERRUPTED, WHAT_INTERRUPTED_IS if not is_worked_on and is_under_way else None),
     ]
 
 
@@ -102,10 +109,7 @@ def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
         f"{phase.replace('_', ' ')} {show_as.duration(value)}"
         for phase, value in attempt.phase_seconds.items()
     ]
-    hours = None
-    seconds_of = attempt.reserved(num_gpus)
-    if seconds_of is not None and seconds_of.reserved:
-        hours = f"{show_as.gpu_hours(seconds_of.reserved)}: {show_as.shares(seconds_of.parts)}"
+    in_all = f"; {show_as.duration(sum(attempt.phase_seconds.values()))} in all"
     killed = attempt.processes_killed
     facts = [
         ("made for", attempt.purpose),
@@ -113,9 +117,9 @@ def attempt_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
         ("nodes", ", ".join(attempt.nodes or ())),
         ("shared nodes", "other trials ran on them too" if attempt.shared_nodes else None),
         ("machine load", _load_text(attempt.load)),
-        ("phases", ", ".join(phases)),
+        ("phases", ", ".join(phases) + in_all if phases else None),
         ("", _compiling_text(attempt)),
-        ("GPU-hours", hours),
+        *_reserved_facts(attempt, num_gpus),
         ("", _more_than_reserved(attempt, num_gpus)),
         ("processes killed", f"{killed} in addition to the ranks" if killed else None),
         ("environment", _environment_text(attempt.environment or {})),
@@ -147,6 +151,23 @@ def event_rows(detail: TrialDetail) -> list[list[str]]:
         ]
         for event in detail.events
     ]
+
+
+def _reserved_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
+    """Return what its GPUs were reserved for, and for how long before and after its phases."""
+    seconds_of = attempt.reserved(num_gpus)
+    if seconds_of is None or not seconds_of.reserved:
+        return []
+    held = seconds_of.reserved / num_gpus
+    total = f"{show_as.duration(held)} of {show_as.counted(num_gpus, 'GPU')}"
+    hours = f"{show_as.gpu_hours(seconds_of.reserved)}: {show_as.shares(seconds_of.parts)}"
+    outside, text = held - sum(attempt.phase_seconds.values()), None
+    if seconds_of.startup and outside >= SHORTEST_SHOWN_SECONDS:
+        text = (
+            f"start-up is all but the steps: parts of the phases, and {show_as.duration(outside)}"
+            " before and after them (agents, launcher, clean-up)"
+        )
+    return [("GPU-hours", f"{hours} ({total})"), ("", text)]
 
 
 def _compiling_text(attempt: AttemptRow) -> str | None:

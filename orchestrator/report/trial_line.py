@@ -82,6 +82,6 @@ def why_unsure_lines(trials: Sequence[TrialRow]) -> list[str]:
             unsure.setdefault(why, []).append(trial.id)
     lines = []
     for reason, ids in unsure.items():
-        of = f", of {show.numbered('trial', ids)}" if len(unsure) > 1 else ""
-        lines.append(f"?: {reason}{of}")
+        of = f"{show.numbered('trial', ids)}: " if len(unsure) > 1 else ""
+        lines.append(f"?: {of}{reason}")
     return lines

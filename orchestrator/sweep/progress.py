@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum, StrEnum
 
 from db.read.rows import TrialRow
@@ -176,6 +177,7 @@ class FailedTrials:
     num: int
     last_id: int
     last: str  # its kind and its message
+    last_at: datetime  # when it failed
 
 
 def failed_trials(trials: Iterable[TrialRow]) -> FailedTrials | None:
@@ -185,7 +187,7 @@ def failed_trials(trials: Iterable[TrialRow]) -> FailedTrials | None:
         return None
     last = max(failed, key=lambda trial: trial.updated_at)
     told = f"{last.failure_kind}: {last.failure_message}" if last.failure_kind else "unknown"
-    return FailedTrials(num=len(failed), last_id=last.id, last=told)
+    return FailedTrials(num=len(failed), last_id=last.id, last=told, last_at=last.updated_at)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,6 +250,18 @@ def _program_digest(
     )
 
 
+def changed_since(argv: Sequence[str], *, cwd: Path | None, moment: float) -> Path | None:
+    """Return a file that a program's arguments name and that was written after a time, if any."""
+    return next((path for _, path in _named_files(argv, cwd) if _written_at(path) > moment), None)
+
+
+def _written_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _named_files(argv: Sequence[str], cwd: Path | None) -> Iterator[tuple[str, Path]]:
     """Return the arguments, also as `--name=value`, that name existing files other than logs."""
     for argument in argv:

@@ -211,8 +211,10 @@ class Snapshots:
         if not search.is_searched:
             return search.launched
         waiting = sum(trial.num_attempts == 0 for trial in search.retries.waiting)
-        possible = search.launched + waiting + _untried_of(search)
-        return min(possible, self._settings.max_trials or possible)
+        # Those that wait are launched whatever the limit, which may be lower than in earlier calls.
+        fewest = search.launched + waiting
+        possible = fewest + _untried_of(search)
+        return max(min(possible, self._settings.max_trials or possible), fewest)
 
     def _time_left(self, num_new: int, repeats: Sequence[int], requested: Stop) -> TimeLeft | None:
         """`num_new`: attempts that are no repeats. `repeats`: of each cell."""

@@ -19,6 +19,7 @@ def test_two_sweeps_are_compared_and_noise_is_called_noise(store: Store, sweep: 
     assert "+1.0%  noise" in out
     assert "of 2 layouts that both measured, 1 faster, 0 slower, 1 noise." in out
     assert "1 were measured in old alone" in out
+    assert "`sweep best` shows another" in out
     found = json.loads(sweep("compare", "old", "new", "--json")[0])
     assert [one["change"] for one in found["layouts"]] == ["faster", "noise"]
     assert sweep("compare", "old", "new", "--format", "md")[0].startswith("| cell | before |")

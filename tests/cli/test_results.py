@@ -306,6 +306,8 @@ def test_best_says_how_sure_its_order_is(
     measured_at(tmp_path, monkeypatch, runs)
     assert f"  {said}" in sweep("best")
     found = document(sweep("best", "--json"))
+    variation = re.search(r"runs of one layout vary by .*? repeats?\)", sweep("best"))
+    assert variation is None or variation[0] in sweep("status"), "one number for both"
     if runs is SLOW_START:
         assert found["drift"]["llama-tiny_2gpu_s128_gb64"].startswith(said)
         assert said in sweep("status")
@@ -335,6 +337,7 @@ def test_best_report_and_notebook_say_by_how_much_the_winner_leads(
     assert said in repr(open_store(f"sqlite:///{tmp_path}/runs.sqlite").sweep().best())
     measured_at(tmp_path / "tied", monkeypatch, {1: [(1.0, 0)], 2: [(1.01, 1)]})
     assert "faster than trial" not in sweep("best")
+    assert "Trials 1 and 2 differ by 1.0% (95 % interval: -4" in sweep("best")
     measured_at(tmp_path / "alone", monkeypatch, {1: [(1.0, 0)]})
     assert "faster than trial" not in sweep("best")
 
@@ -977,7 +980,8 @@ def test_of_several_reasons_each_names_its_trials(
         for micro_batch_size, num_steps in ((1, 1), (2, 5), (4, 4)):
             unsure_trial(bench, micro_batch_size, num_steps, None)
     marks = [line for line in sweep("best", "--top", "3").splitlines() if line.startswith("?: ")]
-    assert [line.partition(", of ")[2] for line in sorted(marks)] == ["trial 1", "trials 2 and 3"]
+    named = [line.removeprefix("?: ").partition(": ")[0] for line in sorted(marks)]
+    assert named == ["trial 1", "trials 2 and 3"]
 
 
 def test_numbers_that_cannot_be_true_are_left_out_of_the_best_and_explained(

@@ -11,15 +11,27 @@ import pytest
 from db.store import Store
 from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
+from orchestrator.core.trial.winner import Margin
 from orchestrator.report import tie_advice
+from orchestrator.report.ranking import Ranking
+from tests.cli.cli_store import BUSY
 from tests.cli.conftest import Sweep
 from tests.db.builders import Bench, fingerprint, measurement, record_measurement
 
 
 def tied_in(
-    *, repeats: int = 2, contenders: int = 3, num: int = 2, workload: str = "llama", name: str = "a"
+    *,
+    repeats: int = 2,
+    contenders: int = 3,
+    num: int = 2,
+    workload: str = "llama",
+    name: str = "a",
+    spread: float | None = 0.03,
+    load: MachineLoad = NO_LOAD,
+    runs_to_decide: int | None = None,
 ) -> str:
-    """What is advised of so many tied trials; the last has the simplest layout."""
+    """What is advised of so many tied trials, 1 % apart; the last has the simplest layout."""
     confirm = {"repeats": repeats, "contenders": contenders}
     simulated = name.endswith("-simulated")
     sweep: Any = SimpleNamespace(
@@ -29,10 +41,19 @@ def tied_in(
     )
     layouts = [Layout(grad_accum_steps=2, recompute=Recompute.parse("full"))] * (num - 1)
     rows: Any = [
-        SimpleNamespace(id=place, layout=layout)
+        SimpleNamespace(id=place, layout=layout, load=load)
         for place, layout in enumerate([*layouts, Layout(micro_batch_size=2)], 1)
     ]
-    return tie_advice.tie_advice(sweep, rows)
+    ranking = Ranking(
+        leading=rows,
+        tied=[row.id for row in rows],
+        text="",
+        drift=None,
+        margin=Margin(runner_up=2, value=0.01, low=-0.01, high=0.03),
+        spread=spread,
+        runs_to_decide=runs_to_decide,
+    )
+    return tie_advice.tie_advice(sweep, ranking)
 
 
 def test_of_tied_layouts_it_is_said_what_decides_and_which_is_the_simplest() -> None:
@@ -56,6 +77,32 @@ def test_the_keys_to_set_follow_from_those_of_the_file(file: dict[str, Any], key
     advice = tied_in(**file)
     assert keys in advice
     assert ("quieter" in advice) is ("name" not in file)
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_advised"),
+    [
+        ({"spread": 0.0004}, False),
+        ({"spread": None}, False),
+        ({"spread": 0.0004, "load": BUSY}, True),
+        ({"spread": 0.0004, "repeats": 32, "contenders": 64}, False),
+    ],
+    ids=["narrower than the difference", "unknown", "disturbed", "no more repeats"],
+)
+def test_a_quieter_machine_is_advised_only_against_noise(
+    measured: dict[str, Any], is_advised: bool
+) -> None:
+    assert ("quieter" in tied_in(**measured)) is is_advised
+
+
+def test_the_repeats_that_are_advised_may_show_the_difference() -> None:
+    advice = tied_in(runs_to_decide=13)
+    assert "search.confirm.repeats=12; about 13 runs of each of the first two may do)" in advice
+    enough = tied_in(runs_to_decide=3)
+    assert "search.confirm.repeats=4;" in enough, "the other layouts have fewer runs"
+    equal = tied_in(runs_to_decide=2000)
+    assert equal.startswith("About 2,000 runs of each of the first two would be needed")
+    assert "sweep run" not in equal and equal.endswith("take trial 2, the simplest of them")
 
 
 def test_no_more_repeats_are_advised_than_there_can_be() -> None:

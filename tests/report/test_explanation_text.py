@@ -37,9 +37,12 @@ def change(found: Explanation, seconds: float | None) -> LayoutChange:
 def test_memory_is_said_with_what_is_to_spare_or_missing() -> None:
     found = explained()
     assert say.memory_sentence(found) == (
-        "Memory: 60.0 of 80.0 GiB predicted: fits with 20.0 GiB to spare"
+        "Memory: 60.0 of 80.0 GiB (54.0 GiB to 72.0 GiB in four of five cases) predicted: fits with"
+        " 20.0 GiB to spare"
         " (probability of fitting 97%)"
     )
+    # Without a device no band is known.
+    found = replace(found, memory_band=None)
     small = replace(found, memory_limit_bytes=50.0 * GIB, probability_of_fitting=None)
     assert say.memory_sentence(small) == "Memory: 60.0 of 50.0 GiB predicted: 10.0 GiB too much"
     doubtful = replace(found, probability_of_fitting=0.37)

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from orchestrator.core.trial.protocol import Phase
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.trial_facts import attempt_facts
 
@@ -33,3 +34,23 @@ def test_an_attempt_says_how_long_it_took_unless_that_is_not_what_its_phases_say
     )
     facts = dict(attempt_facts(attempt, 2))
     assert facts["started"].endswith(told)
+
+
+def test_shares_of_the_reserved_time_name_their_total_and_what_no_phase_has(
+    scaling: SweepRows,
+) -> None:
+    attempt = next(one for _, one in scaling.attempts() if one.measurement is not None)
+    attempt = replace(
+        attempt,
+        phase_seconds={Phase.START: 0.3, Phase.STEADY: 1.0},
+        # 4.7 s of 2 GPUs: 79.9 % are neither timed steps nor warm-up.
+        gpu_seconds=9.4,
+        timed_seconds=0.7,
+        warmup_seconds=0.245,
+    )
+    facts = attempt_facts(attempt, 2)
+    assert dict(facts)["phases"] == "start 0.3 s, steady 1.0 s; 1.3 s in all"
+    place = next(place for place, (name, _) in enumerate(facts) if name == "GPU-hours")
+    hours, around = facts[place][1], facts[place + 1][1]
+    assert hours == "0.0026: useful 14.9%, warm-up 5.2%, start-up 79.9% (4.7 s of 2 GPUs)"
+    assert around is not None and "and 3.4 s before and after them" in around

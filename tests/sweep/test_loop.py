@@ -1433,3 +1433,12 @@ def test_untried_layouts_are_counted_also_once_a_search_has_ended(store: Store) 
     assert [(one.reason, one.untried) for snapshot in seen for one in snapshot.searched] == [
         (StopReason.TRIALS, 4)
     ]
+
+
+def test_no_more_trials_are_launched_than_a_call_says_at_most(store: Store) -> None:
+    """Trials that were invalidated run again, whatever `max_trials` is by then."""
+    run(store, fast, spec=spec(gpus=1, search={"max_trials": 3}))
+    assert store.invalidate("state = 'measured'")
+    seen: list[Snapshot] = []
+    run(store, fast, spec=spec(gpus=1, search={"max_trials": 1}), observe=seen.append)
+    assert {(one.num_launched, one.at_most) for one in seen} == {(3, 3)}

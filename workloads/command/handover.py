@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from layout_sweep.regular_file import read_regular
+from orchestrator.core.trial.line_count import TELL_NUM_STEPS
 from orchestrator.core.trial.protocol import (
     MAX_RESULT_BYTES,
     BadResult,
@@ -187,7 +188,7 @@ class Handover:
                 f"was {metrics.file.path.name} written anew for each step? If so, {APPEND}"
             )
         asked = plan.warmup_steps + plan.max_steps
-        fix = f"let it run {asked} steps ({{num_steps}}), and report each"
+        fix = f"let it run {asked} steps ({TELL_NUM_STEPS}), and report each"
         return "; ".join([text, *(reasons or [fix])])
 
     def _completed(self, result: RankResult) -> RankResult:

@@ -218,8 +218,7 @@ def _print_cell(sweep: SweepRow, of_cell: Ranking, top: int) -> list[TrialRow]:
     write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
     if len(of_cell.tied) > 1:
-        tied = [trial for trial in of_cell.leading if trial.id in of_cell.tied]
-        write_line(f"  {tie_advice(sweep, tied)}", style="dim")
+        write_line(f"  {tie_advice(sweep, of_cell)}", style="dim")
     for remark in (load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")

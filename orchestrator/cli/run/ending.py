@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.terminal.output import note
@@ -59,7 +60,14 @@ def print_ending(
     num_failed = count(TrialState.FAILED, 0)
     if num_failed and not result.interrupted:
         is_code = exit_code(result, received, strict=strict) == EXIT_SOME_FAILED
-        note(_failed_text(spec, num_failed, f" (exit code {EXIT_SOME_FAILED})" * is_code))
+        note(
+            _failed_text(
+                spec,
+                num_failed,
+                f" (exit code {EXIT_SOME_FAILED})" * is_code,
+                changed=_program_changed_since(spec, result),
+            )
+        )
     if spec.search.strategy is Strategy.EXHAUSTIVE and (num := count(TrialState.PRUNED, 0)):
         note(
             f"{num} of the layouts were not launched: others ran out of memory, and these need at"
@@ -100,17 +108,39 @@ def print_ending(
         )
 
 
-def _failed_text(spec: SweepSpec, num: int, exit_code_text: str) -> str:
+def _program_changed_since(spec: SweepSpec, result: SweepResult) -> Path | None:
+    """Return a file of the program that changed after the trials of a cell had failed.
+
+    None: no file did, or every cell has a measurement.
+    """
+    from orchestrator.core.sweepfile.command_options import CommandOptions
+    from orchestrator.sweep.provenance import changed_since
+
+    options = spec.workload.options
+    if not isinstance(options, CommandOptions) or not result.failed:
+        return None
+    return changed_since(
+        [*options.argv, *options.env.values()],
+        cwd=Path(options.cwd) if options.cwd is not None else None,
+        moment=max(one.last_at.timestamp() for one in result.failed.values()),
+    )
+
+
+def _failed_text(spec: SweepSpec, num: int, exit_code_text: str, *, changed: Path | None) -> str:
     shows = (
         f"{counted(num, 'trial')} failed{exit_code_text}: `sweep trials {spec.name} --state failed`"
         " shows how."
     )
     if spec.workload.name == "replay":
         return f"{shows} The replayed table has these failures, so they would fail again."
-    return (
-        f"{shows} To try them again once the cause is fixed:"
-        f" sweep invalidate --sweep {spec.name} --where \"state = 'failed'\" --yes"
-    )
+    again = f"sweep invalidate --sweep {spec.name} --where \"state = 'failed'\" --yes"
+    if changed is not None:
+        return (
+            f"{shows} {changed} was changed after they failed, and `sweep run` does not try them"
+            f" again by itself. To try them with the changed program, run this and then the same"
+            f" `sweep run`: {again}"
+        )
+    return f"{shows} To try them again once the cause is fixed: {again}"
 
 
 def _why_nothing(spec: SweepSpec, result: SweepResult, cell: Cell) -> str:

@@ -19,6 +19,7 @@ from orchestrator.core.trial.failure_kinds import (
     Failure,
     FailureKind,
 )
+from orchestrator.core.trial.line_count import RUN_AS_ASKED
 from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import NodeReport
@@ -248,7 +249,7 @@ def _pattern_advice(run: ContractRun) -> str:
 _TOO_FEW = (
     "it ended by itself before all came. If a line covers several steps, write one for each, or"
     ' give each a field "step": a sweep may end the program before this shows. If it ran no more,'
-    " let it run {num_steps}"
+    f" {RUN_AS_ASKED}"
 )
 
 

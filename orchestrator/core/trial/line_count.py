@@ -13,6 +13,11 @@ from collections.abc import Sequence
 
 from orchestrator.core.trial.protocol import MeasurementPlan
 
+# How a program is told its number of steps; the braces are a name that a sweep fills in.
+TELL_NUM_STEPS = (
+    'write "{num_steps}" in argv where it takes that number, or have it read SWEEP_NUM_STEPS'
+)
+RUN_AS_ASKED = f"have it run as many as it is asked for ({TELL_NUM_STEPS})"
 # Lines written over lines asked for: from this on, a line is not one step.
 MORE_LINES = 1.5
 # Such a trial asks for steps that take this long by their prediction, and for this many lines at

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.digits import decimals, is_fine
-from orchestrator.core.trial.line_count import FEWEST_COUNTED, MORE_LINES
+from orchestrator.core.trial.line_count import FEWEST_COUNTED, MORE_LINES, RUN_AS_ASKED
 from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.measurement import FEWEST_STEPS, ImplausibleMeasurement
 from orchestrator.core.trial.pace import PACE_FACTOR, Pace, ToldSteps
@@ -249,7 +249,7 @@ def _count_reason(
     every = round(asked / num)
     return (
         f"it was asked for {asked} steps, and wrote {num} lines: one line for {every} steps? "
-        "One for each is wanted. If it ran no more, let it run {num_steps}, or give its lines a "
+        f"One for each is wanted. If it ran no more, {RUN_AS_ASKED}, or give its lines a "
         'field "step"'
     )
 
@@ -258,7 +258,7 @@ def _for_each_micro_batch(asked: int, num: int, accumulated: int) -> str:
     return (
         f"it was asked for {asked} steps, and reported {num} times: one for each of the "
         f"{accumulated} micro-batches of a step? One for all of them and the update is wanted. "
-        "If it ran more steps, let it run {num_steps}"
+        f"If it ran more steps, {RUN_AS_ASKED}"
     )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, hypot, log, sqrt
+from math import ceil, exp, hypot, log, log1p, sqrt
+from statistics import NormalDist
 
 import numpy as np
 
@@ -65,6 +66,9 @@ class Verdict:
     change: SpeedChange | None  # of the machine; None: only noise
     repeat: int | None  # next; None: settled, or none left
     margin: Margin | None  # None: nothing else was measured
+    # Each of the first two must run about so often until their difference shows. None: nothing to
+    # decide, or they are equal.
+    runs_to_decide: int | None
 
     @property
     def is_settled(self) -> bool:
@@ -119,6 +123,7 @@ def judge(
         change=ranking.change,
         repeat=repeat,
         margin=ranking.margin,
+        runs_to_decide=_runs_to_decide(runs, ranking) if len(ranking.tied) > 1 else None,
     )
 
 
@@ -150,6 +155,21 @@ def ended_early_that_could_win(
 def median_run(runs: Sequence[Run]) -> Run:
     """Return the run with the median step time; of an even number of runs the slower median."""
     return sorted(runs, key=lambda run: run.step_seconds)[len(runs) // 2]
+
+
+def _runs_to_decide(runs: Mapping[int, Sequence[Run]], ranking: _RankedTrials) -> int | None:
+    """Estimate how often each of the first two must run until their difference shows.
+
+    It is taken to stay as large as it is, and its variance to fall with the number of runs.
+    None: they do not differ.
+    """
+    margin = ranking.margin
+    if margin is None or margin.value <= 0:
+        return None
+    sd = (log1p(margin.high) - log1p(margin.low)) / (2 * WIDTH)
+    in_one_run = sd**2 / sum(1 / len(runs[key]) for key in (ranking.order[0], margin.runner_up))
+    needed_sd = log1p(margin.value) / NormalDist().inv_cdf(1 - COULD_WIN)
+    return ceil(2 * in_one_run / needed_sd**2)
 
 
 def _spread(runs: Mapping[int, Sequence[Run]]) -> float | None:

@@ -74,8 +74,7 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
         )
     shown = _shown(ranking)
     best = next(one for one in sweep.trials if one.trial.id == ranking.leading[0].id)
-    tied = [trial for trial in ranking.leading if trial.id in ranking.tied]
-    advice = tie_advice(sweep.sweep, tied) if len(tied) > 1 else None
+    advice = tie_advice(sweep.sweep, ranking) if len(ranking.tied) > 1 else None
     without_drift = ranking.without_drift(shown)
     added = {} if without_drift is None else without_drift.texts
     order = None if without_drift is None else without_drift.remark

@@ -185,10 +185,10 @@ def _text(one: HeatCell) -> str:
 
 
 def _caption(found: Sequence[HeatCell]) -> str:
-    counts = Counter(one.found for one in found)
-    parts = [f"{counts[kind]} {kind.value}" for kind in Found if counts[kind]]
-    text = f"{show.counted(len(found), 'cell')}: {', '.join(parts)}."
-    tied = sum(one.num_tied > 1 for one in found)
+    alone = Counter(one.found for one in found if one.num_tied == 1)
+    tied = sorted(one.num_tied for one in found if one.num_tied > 1)
+    parts = [f"{alone[kind]} {kind.value}" for kind in Found if alone[kind]]
     if tied:
-        text += f" In {show.counted(tied, 'cell')} several layouts are tied."
-    return text
+        most = f" to {tied[-1]}" if tied[-1] > tied[0] else ""
+        parts.insert(0, f"{len(tied)} with {tied[0]}{most} tied layouts, the fastest of them shown")
+    return f"{show.counted(len(found), 'cell')}: {', '.join(parts)}."

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from orchestrator.cli.run.ending import EXIT_SOME_FAILED, exit_code, print_ending
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.sweep.progress import StopReason, SweepResult
+from orchestrator.sweep.progress import FailedTrials, StopReason, SweepResult
 
 SPEC = SweepSpec.model_validate(
     {
@@ -51,6 +53,25 @@ def test_failed_trials_have_their_fix_and_with_strict_the_code_its_reason(
     assert (exit_code(result, None, strict=strict) == EXIT_SOME_FAILED) is strict
     assert "`sweep trials mine --state failed` shows how" in line
     assert line.endswith("sweep invalidate --sweep mine --where \"state = 'failed'\" --yes")
+
+
+@pytest.mark.parametrize(("later_seconds", "is_said"), [(60.0, True), (-60.0, False)])
+def test_a_program_that_was_changed_after_its_failures_is_named_with_what_tries_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], later_seconds: float, is_said: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    failed_at = datetime.fromtimestamp(script.stat().st_mtime - later_seconds, UTC)
+    options = {"argv": ["python", "train.py"], "cwd": str(tmp_path)}
+    fields = SPEC.model_dump() | {"workload": {"name": "command", "options": options}}
+    failed = FailedTrials(num=1, last_id=1, last="user_error: no", last_at=failed_at)
+    result = replace(
+        ending({TrialState.FAILED: 1}), nothing_feasible=(CELL,), failed={CELL: failed}
+    )
+    print_ending(SweepSpec.model_validate(fields), result, "sqlite:///s", None)
+    told = capsys.readouterr().err
+    assert (f"{script} was changed after they failed" in told) is is_said
+    assert "sweep invalidate --sweep mine --where \"state = 'failed'\" --yes" in told
 
 
 def test_failures_of_a_table_that_is_replayed_have_no_fix(

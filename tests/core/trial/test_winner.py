@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, log, sqrt
+from math import ceil, exp, log, sqrt
 from random import Random
 
 import pytest
@@ -69,6 +69,22 @@ def test_the_margin_is_that_of_the_speeds_and_excludes_zero_where_one_layout_win
     assert close.margin.low < 0 < close.margin.high
     alone = judge({1: [run(1.0)]}, contenders=0, repeats=0)
     assert alone is not None and alone.margin is None
+
+
+def test_a_tie_says_about_how_often_the_first_two_must_run() -> None:
+    """Single runs are computed by hand: 2.652 is the normal quantile of 1 - 0.004."""
+    once = judge({1: [run(1.0)], 2: [run(1.02)]}, contenders=0, repeats=0)
+    assert once is not None and len(once.tied) == 2
+    assert once.runs_to_decide == ceil(2 * (2.652 * USUAL_SD / log(1.02)) ** 2)
+    few = judge({1: [run(1.0)] * 3, 2: [run(1.01)] * 3}, contenders=0, repeats=0)
+    assert few is not None and len(few.tied) == 2 and few.runs_to_decide is not None
+    assert few.runs_to_decide > 3
+    num = 2 * few.runs_to_decide
+    assert tied({1: [run(1.0)] * num, 2: [run(1.01)] * num}) == [1]
+    equal = judge({1: [run(1.0)], 2: [run(1.0)]}, contenders=0, repeats=0)
+    assert equal is not None and equal.runs_to_decide is None
+    won = judge({1: [run(1.0)] * 3, 2: [run(1.5)]}, contenders=0, repeats=0)
+    assert won is not None and won.runs_to_decide is None
 
 
 def test_nothing_measured_has_no_winner() -> None:

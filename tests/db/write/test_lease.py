@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from db.read.holder import holder_is_gone, process_namespace
+from db.read.holder import holder_is_gone, is_worked_on, process_namespace
 from db.read.rows import Holder
 from db.store import Store
 from db.types import StopRequest, SweepState
@@ -160,6 +160,17 @@ def test_only_a_process_of_this_machine_and_namespace_is_ever_judged_dead(store:
     assert holder_is_gone(gone)
     assert not holder_is_gone(replace(gone, host="another"))
     assert not holder_is_gone(replace(gone, namespace="another"))
+
+
+def test_nobody_works_on_a_sweep_whose_owner_is_dead_or_whose_lease_has_ended(
+    store: Store,
+) -> None:
+    Bench.on(store)
+    row = store.sweep_named("tiny")
+    assert row.holder is not None
+    assert is_worked_on(row)
+    assert not is_worked_on(replace(row, holder=replace(row.holder, pid=_pid_of_nobody())))
+    assert not is_worked_on(replace(row, holder=None))
 
 
 def _pid_of_nobody() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -82,6 +83,20 @@ def test_the_heat_map_is_what_the_exported_csv_says_cell_by_cell(
             assert trace["z"][y][x] == pytest.approx(float(best["mfu"]))
             assert f"MFU {show.percent(float(best['mfu']))}" in text
             assert short(best["layout"]) in text
+
+
+def test_the_caption_counts_a_cell_with_tied_layouts_once(tiny: SweepRows) -> None:
+    (status, *_) = tiny.cells
+    ranking = tiny.rankings[status.cell.id]
+    ids = [trial.id for trial in ranking.leading]
+
+    def caption(num_tied: int) -> str:
+        tied = replace(ranking, tied=(ids * 3)[:num_tied])
+        one = replace(tiny, cells=[status], rankings={status.cell.id: tied})
+        return heat_map.picture([one]).caption
+
+    assert caption(1) == "1 cell: 1 best."
+    assert caption(3) == "1 cell: 1 with 3 tied layouts, the fastest of them shown."
 
 
 def _speed(row: dict[str, str]) -> float:

@@ -138,7 +138,8 @@ def test_a_printed_loss_that_is_no_number_means_that_the_training_diverged(
         (
             "print('time 5 ms')",
             FailureKind.BAD_RESULT,
-            "more than 1; let it run 9 steps ({num_steps})",
+            'more than 1; let it run 9 steps (write "{num_steps}" in argv where it takes that'
+            " number, or have it read SWEEP_NUM_STEPS), and report each",
         ),
         ("print('time 5 ms'); raise SystemExit(3)", FailureKind.USER_ERROR, "3"),
     ],

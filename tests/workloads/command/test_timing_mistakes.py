@@ -433,7 +433,8 @@ def test_a_program_that_goes_on_without_an_end_is_marked_if_it_was_told_when_to_
         """
     outcome = told(launcher, program, plan=FIRST)
     assert isinstance(outcome, Measurement) and outcome.implausible is not None
-    assert "If it ran more steps, let it run {num_steps}" in outcome.implausible
+    said = 'If it ran more steps, have it run as many as it is asked for (write "{num_steps}" in'
+    assert said in outcome.implausible
     # One that was told no number, or has one micro-batch in a step, runs as long as it likes.
     alone = told(launcher, program, plan=FIRST, layout=Layout(micro_batch_size=4))
     assert isinstance(alone, Measurement) and alone.implausible is None, alone
