@@ -20,7 +20,8 @@ from orchestrator.core.search.lattice import Floats
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.search.proposer import Choice
 from orchestrator.core.search.told import Told
-from orchestrator.core.sweepfile.sections import Objective, Search
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.sections import Search
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import free_axes, lattice_of

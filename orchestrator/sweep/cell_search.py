@@ -10,13 +10,13 @@ from db.read.rows import Repeats, TrialRow
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
+from orchestrator.core.sweepfile.objective import LayoutNumbers, Objective
+from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.core.trial.cell_plausibility import ToldLayout
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind, Fault
-from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
-from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.merit import NOTHING_ELSE, Merit, OtherMerits
 from orchestrator.core.trial.run import Run
 from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Proposal, Searcher
 from orchestrator.sweep.attempt_cost import AttemptCost
@@ -27,11 +27,10 @@ from orchestrator.sweep.ended_trials import EndedTrials
 from orchestrator.sweep.known_outcome import known_of, with_proofs
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.retries import Retries
-from orchestrator.sweep.stored_confirmation import confirmation_of, others_of
+from orchestrator.sweep.stored_confirmation import confirmation_of
 from orchestrator.sweep.told_layouts import ToldLayouts
+from orchestrator.sweep.trial_numbers import others_of
 
-# For a trial whose speed alone was read.
-UNKNOWN = OtherMerits()
 # With fewer ended trials the model mostly repeats its prior.
 FEWEST_TO_BOUND = 3
 # Share of a trial: a search that thinks longer keeps the GPUs waiting, so it thinks while they run.
@@ -414,12 +413,12 @@ class CellSearch:
 
     def value_of(self, step_seconds: float) -> float:
         """Return the objective of a step time."""
-        if self.objective is Objective.STEP_SECONDS:
-            return step_seconds
-        return self.cell.tokens_per_step / step_seconds / self.cell.num_gpus
+        value = LayoutNumbers.of_step(self.cell, step_seconds).value(self.objective)
+        assert value is not None, f"{self.objective} is no objective of speed"
+        return value
 
     def note_measured(
-        self, trial_id: int, layout: Layout, run: Run, others: OtherMerits = UNKNOWN
+        self, trial_id: int, layout: Layout, run: Run, others: OtherMerits = NOTHING_ELSE
     ) -> None:
         """Note that a trial was measured for the first time."""
         self.confirmation.note(trial_id, layout, run)
@@ -501,7 +500,7 @@ class CellSearch:
 
     def _note(self, step_seconds: float | None, others: OtherMerits | None = None) -> None:
         if self._ended.is_of_front:
-            self._ended.note_point(_merits_of(step_seconds, others or UNKNOWN))
+            self._ended.note_point(_merits_of(step_seconds, others or NOTHING_ELSE))
         else:
             self._ended.note(None if step_seconds is None else self.value_of(step_seconds))
 

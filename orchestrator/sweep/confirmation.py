@@ -19,9 +19,9 @@ from orchestrator.core.trial.drift import Drift, SpeedChange, fit
 from orchestrator.core.trial.failure_kinds import FailureKind, event_after
 from orchestrator.core.trial.front import most_repeats as most_repeats_of_front
 from orchestrator.core.trial.front import next_to_repeat
-from orchestrator.core.trial.front_verdict import FrontVerdict, OtherMerits, judge_front
+from orchestrator.core.trial.front_verdict import FrontVerdict, judge_front
 from orchestrator.core.trial.lifecycle import TrialEvent
-from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.merit import Merit, OtherMerits
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import (

@@ -25,11 +25,10 @@ from orchestrator.core.trial.failure_kinds import (
 )
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint, changes
-from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import disturbance_text, relative_sd
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.merit import headroom
+from orchestrator.core.trial.merit import OtherMerits, headroom
 from orchestrator.core.trial.peak_memory import held_peak, taken_peak
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run

@@ -13,7 +13,8 @@ from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
-from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.searcher import Measured, Outcome, OutOfMemory, Searcher
 
 NUM_LAYERS = 32

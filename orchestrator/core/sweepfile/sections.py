@@ -5,7 +5,7 @@ Rules that concern several sections are in `spec`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any, Self
@@ -40,7 +40,6 @@ from orchestrator.core.sweepfile.spec_values import (
     whole,
 )
 from orchestrator.core.sweepfile.suggestion import did_you_mean
-from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.protocol import Device, LimitName, MeasurementPlan
 
 # A node reboots, or is replaced, within ten minutes. 64 nodes that wait so long cost 128 GPU-hours.
@@ -513,39 +512,3 @@ class Search(Section):
         if self.early_stop != "auto":
             return self.early_stop
         return device is Device.CUDA and self.strategy is not Strategy.EXHAUSTIVE
-
-
-class Objective(StrEnum):
-    TOKENS_PER_SECOND_PER_GPU = "tokens_per_second_per_gpu"
-    STEP_SECONDS = "step_seconds"
-    MEMORY_HEADROOM = "memory_headroom"
-    DOLLARS_PER_BILLION_TOKENS = "dollars_per_billion_tokens"
-    JOULES_PER_TOKEN = "joules_per_token"
-
-    @property
-    def merit(self) -> Merit:
-        """The merit that orders a cell's layouts as this does: one price holds for all of them."""
-        match self:
-            case Objective.MEMORY_HEADROOM:
-                return Merit.HEADROOM
-            case Objective.JOULES_PER_TOKEN:
-                return Merit.EFFICIENCY
-            case _:
-                return Merit.SPEED
-
-    @property
-    def is_larger_better(self) -> bool:
-        """True if it is maximised."""
-        return self in (Objective.TOKENS_PER_SECOND_PER_GPU, Objective.MEMORY_HEADROOM)
-
-
-def ranked_by(objectives: Sequence[Objective]) -> Objective:
-    """Return the objective by which layouts are ranked, one of speed."""
-    speeds = (Objective.TOKENS_PER_SECOND_PER_GPU, Objective.STEP_SECONDS)
-    return next((one for one in objectives if one in speeds), speeds[0])
-
-
-def objectives_of(stored: str | Sequence[str] | None) -> tuple[Objective, ...]:
-    """Return the objectives of a stored sweep file: one, several, or the default."""
-    names = [stored] if isinstance(stored, str) else stored or ["tokens_per_second_per_gpu"]
-    return tuple(map(Objective, names))

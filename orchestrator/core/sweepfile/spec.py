@@ -28,17 +28,10 @@ from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.constraint import Constraint, UnparsedConstraint
 from orchestrator.core.sweepfile.mirror_section import MirrorSection
 from orchestrator.core.sweepfile.notify_section import NotifyTargets
+from orchestrator.core.sweepfile.objective import Objective, ranked_by
 from orchestrator.core.sweepfile.objective_mistakes import objective_mistake
 from orchestrator.core.sweepfile.option_mistakes import Mistake, option_mistakes
-from orchestrator.core.sweepfile.sections import (
-    Axes,
-    Measuring,
-    Model,
-    Objective,
-    Search,
-    Strategy,
-    ranked_by,
-)
+from orchestrator.core.sweepfile.sections import Axes, Measuring, Model, Search, Strategy
 from orchestrator.core.sweepfile.spec_values import (
     AlsoSingleValue,
     Count,

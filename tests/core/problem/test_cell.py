@@ -33,3 +33,7 @@ def test_the_same_sizes_under_another_label_are_the_same_cell() -> None:
 
 def test_tokens_per_step_are_sequences_times_their_length() -> None:
     assert cell().tokens_per_step == 256 * 4096
+
+
+def test_the_speed_of_a_layout_is_per_gpu() -> None:
+    assert cell().tokens_per_second_per_gpu(16.0) == 256 * 4096 / 8 / 16
