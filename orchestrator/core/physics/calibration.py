@@ -12,12 +12,13 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.links import Network
 from orchestrator.core.physics.memory import Stage, peaks_by_trainer, predict_peak
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import jacobian
-from orchestrator.core.physics.step_time import Floats, StepTimeModel
+from orchestrator.core.physics.step_time import StepTimeModel
 from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import MEMORY_CONSTANTS, Trainer
 from orchestrator.core.problem.cell import Cell

@@ -19,12 +19,13 @@ from orchestrator.core.physics.calibration import (
     constants_of,
     trainer_of,
 )
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.memory import Stage, peaks_by_trainer
 from orchestrator.core.physics.observation import CellObservations, Observation, by_cell
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import fit, jacobian, robust_sd
-from orchestrator.core.physics.step_time import Floats, StepTimeModel
+from orchestrator.core.physics.step_time import StepTimeModel
 from orchestrator.core.physics.step_time_constants import CONSTANTS
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
