@@ -33,6 +33,7 @@ from orchestrator.sweep.requests import RequestTaker
 from orchestrator.sweep.reuse import reuse_measured
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spending import Spending
+from orchestrator.sweep.trial_requests import TrialRequests
 from orchestrator.sweep.winner_profiles import WinnerProfiles
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ def open_loop(call: Call) -> Loop:
     node_pool.refresh(now=True)
     hardware = call.hardware(scheduler.slots)
     stored_peaks, device_name = store.measured_peaks(call.sweep_id), scheduler.slots.device_name
-    outcomes = Outcomes(call, MeasuredPeaks(stored_peaks, device_name=device_name))
+    peaks = MeasuredPeaks(stored_peaks, device_name=device_name)
+    outcomes = Outcomes(call, peaks)
     price = price_of(spec, hardware)
     check_objectives(
         spec,
@@ -83,6 +85,7 @@ def open_loop(call: Call) -> Loop:
         missing_nodes=MissingNodes(call, placement, node_pool),
         budgets=Budgets(call, spending),
         cell_searches=cell_searches,
+        requests=TrialRequests(call, peaks),
     )
     newest = [search.confirmation.newest or 0.0 for search in call.searches.values()]
     return Loop(

@@ -66,7 +66,7 @@ class Outcomes:
 
     def __init__(self, call: Call, peaks: MeasuredPeaks) -> None:
         self._call, self._store, self._epoch = call, call.store, call.epoch
-        self._attempts, self._slots, self.peaks = call.attempts, call.scheduler.slots, peaks
+        self._attempts, self._slots, self._peaks = call.attempts, call.scheduler.slots, peaks
         self._plan = call.spec.measurement.plan(call.scheduler.slots.device)
         # Trials of the sweep by their state in the store. `counts` adds those under way.
         self._stored: Counter[TrialState] = Counter()
@@ -274,7 +274,7 @@ class Outcomes:
             cell=attempt.cell,
             layout=layout,
             plan=self._plan,
-            peaks=self.peaks,
+            peaks=self._peaks,
             code=self._call.code,
             device_name=self._slots.device_name,
             is_repeat=attempt.is_repeat,
@@ -283,7 +283,7 @@ class Outcomes:
         if isinstance(verdict.outcome, Measurement) and verdict.fingerprint is not None:
             # Note the peak now: the next attempt of this poll is judged with it.
             device_name = verdict.fingerprint.stack.device_name
-            self.peaks.note(
+            self._peaks.note(
                 event.reports, verdict.outcome, precision=layout.precision, device_name=device_name
             )
         return verdict
