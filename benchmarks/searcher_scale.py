@@ -21,7 +21,8 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.sections import Search, Strategy
-from orchestrator.search.searcher import Known, Measured, Outcome, OutOfMemory, Searcher
+from orchestrator.search.layout_outcome import Known, Measured, Outcome, OutOfMemory
+from orchestrator.search.searcher import Searcher
 
 NUM_LAYERS = 32
 GPUS, BATCH = 64, 2048

@@ -125,7 +125,8 @@ class Truth:
     def _launches(self, seed: int) -> int:
         """Launches until a layout within NEAR of the best was measured."""
         # Its samplers import Optuna, which may be missing where GPUs are.
-        from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Searcher
+        from orchestrator.search.layout_outcome import Failed, Measured, OutOfMemory
+        from orchestrator.search.searcher import Searcher
 
         records = {attempt.layout: self._record(attempt) for attempt in self.attempts}
         best = max(r["tokens_per_second"] for r in records.values() if is_measured(r))

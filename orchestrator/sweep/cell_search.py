@@ -18,7 +18,9 @@ from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.merit import NOTHING_ELSE, Merit, OtherMerits
 from orchestrator.core.trial.run import Run
-from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Proposal, Searcher
+from orchestrator.search.layout_outcome import Failed, Measured, OutOfMemory
+from orchestrator.search.proposal import Proposal
+from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.attempts import CellAttempts
 from orchestrator.sweep.cell_life import CellEvent, CellLife, CellState

@@ -15,7 +15,7 @@ from orchestrator.core.machines.packing import FreeOnNode
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.purpose import DOUBTS, Purpose
-from orchestrator.search.searcher import Proposal
+from orchestrator.search.proposal import Proposal
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.budgets import Budgets
 from orchestrator.sweep.call import Call

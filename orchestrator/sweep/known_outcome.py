@@ -11,7 +11,7 @@ from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.peak_memory import held_peak
-from orchestrator.search.searcher import (
+from orchestrator.search.layout_outcome import (
     Condemned,
     Failed,
     Known,

@@ -32,7 +32,7 @@ from orchestrator.core.trial.merit import OtherMerits, headroom
 from orchestrator.core.trial.peak_memory import held_peak, taken_peak
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
-from orchestrator.search.searcher import OutOfMemory
+from orchestrator.search.layout_outcome import OutOfMemory
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import CellSearch

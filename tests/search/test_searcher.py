@@ -21,16 +21,16 @@ from orchestrator.core.search.planner import Candidates
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search import optuna_proposals
-from orchestrator.search.searcher import (
+from orchestrator.search.layout_outcome import (
     Condemned,
     Failed,
     Known,
     Measured,
     Outcome,
     OutOfMemory,
-    Searcher,
     UnderWay,
 )
+from orchestrator.search.searcher import Searcher
 from tests.search.planted_cell import (
     LIMIT_BYTES,
     NUM_LAYERS,

@@ -20,15 +20,15 @@ from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
-from orchestrator.search.searcher import (
+from orchestrator.search.layout_outcome import (
     Condemned,
     Failed,
     Known,
     Measured,
     OutOfMemory,
-    Searcher,
     UnderWay,
 )
+from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.attempts import CellAttempts
 from orchestrator.sweep.cell_life import CellLife

@@ -22,8 +22,9 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.search.proposal import Proposal
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
-from orchestrator.search.searcher import Proposal, Searcher
+from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.finished import finished_before
 from orchestrator.sweep.progress import Stop, StopReason
