@@ -20,7 +20,7 @@ from orchestrator.core.search.lattice import Lattice, LatticeAxis
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.objective import Objective
-from orchestrator.core.sweepfile.sections import Search, Strategy
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import all_axes, free_axes
 from orchestrator.search.layout_outcome import Failed, Measured, Outcome, OutOfMemory

@@ -20,7 +20,7 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.sweepfile.objective import Objective
-from orchestrator.core.sweepfile.sections import Search, Strategy
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search.layout_outcome import Known, Measured, Outcome, OutOfMemory
 from orchestrator.search.searcher import Searcher
 

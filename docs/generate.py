@@ -41,19 +41,14 @@ from orchestrator.core.problem.hardware import DEVICES, GIB
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
+from orchestrator.core.sweepfile.axes_section import Axes
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
+from orchestrator.core.sweepfile.measurement_section import Limits, Measuring
 from orchestrator.core.sweepfile.metrics_section import MetricsSection
 from orchestrator.core.sweepfile.mirror_section import MirrorSection
+from orchestrator.core.sweepfile.model_section import ModelSizes
 from orchestrator.core.sweepfile.notify_section import NotifyTarget
-from orchestrator.core.sweepfile.sections import (
-    Axes,
-    Confirm,
-    Limits,
-    Measuring,
-    ModelSizes,
-    Plateau,
-    Search,
-)
+from orchestrator.core.sweepfile.search_section import Confirm, Plateau, Search
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.synthetic_options import (
     DRIFTS,

@@ -23,7 +23,7 @@ from orchestrator.core.problem.hardware import Hardware, from_driver_name, from_
 from orchestrator.core.search.planner import Candidates, plan_cell, rank_space, trainer_of
 from orchestrator.core.search.space import CellSpace
 from orchestrator.core.sweepfile.objective import Objective
-from orchestrator.core.sweepfile.sections import Search, Strategy
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
 

@@ -21,7 +21,7 @@ from orchestrator.core.search.planner import Candidates
 from orchestrator.core.search.proposer import Choice
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.objective import Objective
-from orchestrator.core.sweepfile.sections import Search
+from orchestrator.core.sweepfile.search_section import Search
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import free_axes, lattice_of

@@ -11,7 +11,7 @@ from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.objective import LayoutNumbers, Objective
-from orchestrator.core.sweepfile.sections import Search, Strategy
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.cell_plausibility import ToldLayout
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind, Fault
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState

@@ -36,7 +36,7 @@ from orchestrator.sweep.contradicting_trials import ContradictingTrials
 
 if TYPE_CHECKING:
     # Its models of a sweep file take as long to import as numpy, and `sweep status` needs none.
-    from orchestrator.core.sweepfile.sections import Confirm
+    from orchestrator.core.sweepfile.search_section import Confirm
 
 # The distance between anchors is doubled at most this often while the machine stays the same.
 MOST_QUIET = 3

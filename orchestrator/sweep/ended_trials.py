@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator.core.problem.hypervolume import hypervolume, on_front
 from orchestrator.core.sweepfile.objective import Objective
-from orchestrator.core.sweepfile.sections import Plateau
+from orchestrator.core.sweepfile.search_section import Plateau
 from orchestrator.core.trial.merit import Merit
 
 

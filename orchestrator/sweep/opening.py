@@ -14,7 +14,7 @@ from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.search.planner import memory_limit_bytes
 from orchestrator.core.sweepfile.budget import Price, budget_of, check_objectives, price_of
-from orchestrator.core.sweepfile.sections import Exclusive
+from orchestrator.core.sweepfile.measurement_section import Exclusive
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
 from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.budgets import Budgets

@@ -10,7 +10,7 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.problem.layout import Layout, Recompute
-from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.sweepfile.search_section import Confirm
 from orchestrator.report import tie_advice
 from tests.cli.conftest import Sweep
 from tests.db.builders import Bench, fingerprint, measurement, record_measurement

@@ -19,7 +19,7 @@ from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.sweepfile.objective import Objective
-from orchestrator.core.sweepfile.sections import Search, Strategy
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search import optuna_proposals
 from orchestrator.search.layout_outcome import (
     Condemned,

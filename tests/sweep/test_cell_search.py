@@ -15,7 +15,7 @@ from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.objective import Objective
-from orchestrator.core.sweepfile.sections import Strategy
+from orchestrator.core.sweepfile.search_section import Strategy
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
