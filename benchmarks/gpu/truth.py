@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.session import Attempt, Session, is_measured
+from benchmarks.gpu.attempt import Attempt
+from benchmarks.gpu.attempt_record import is_measured
+from benchmarks.gpu.session import Session
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.observation import Observation
