@@ -14,7 +14,7 @@ from db.write.writes import NewAttempt, NewTrial
 from orchestrator.core.machines.packing import FreeOnNode
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.limits import PredictedStep
-from orchestrator.core.trial.purpose import DOUBTS, Purpose
+from orchestrator.core.trial.purpose import DOUBTS
 from orchestrator.search.proposal import Proposal
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.budgets import Budgets
@@ -239,9 +239,7 @@ class Dispatch:
             if repeat is not None and self._repeat(search, nodes, repeat):
                 return None
             if repeat is None and (doubt := search.take_doubt()) is not None:
-                trial_id, layout, why = doubt
-                repeat = Repeat(trial_id=trial_id, layout=layout, purpose=Purpose.DOUBT, why=why)
-                if self._repeat(search, nodes, repeat):
+                if self._repeat(search, nodes, doubt):
                     return None
                 search.put_back_doubt(doubt)
         reason = self._new(search, nodes)

@@ -142,7 +142,7 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
     run.confirmation.begin(1)
     found = run.take_doubt()
     assert found is not None
-    assert found[:2] == (2, lone)
+    assert (found.trial_id, found.layout, found.purpose) == (2, lone, Purpose.DOUBT)
     assert run.take_doubt() is None
 
 
