@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 
 from orchestrator.cluster.contract import Prober, shapes_of
 from orchestrator.core.machines.packing import Shape
@@ -67,11 +68,7 @@ def open_loop(call: Call) -> Loop:
     spending = _begin_session(call, price)
     cell_searches = CellSearches(call, hardware, read(call, hardware))
     node_pool.usable(scheduler.slots.nodes)  # they answer while cells are opened
-    for cell, shape in shapes.items():
-        _open_cell(call, cell, shape, outcomes, cell_searches)
-        # Opening many cells may take longer than the lease lasts.
-        if call.lease.is_due:
-            call.lease.renew(scheduler.leased())
+    _open_cells(call, shapes, outcomes, cell_searches)
     placement = Placement(
         scheduler.slots.nodes,
         exclusive=spec.measurement.exclusive is Exclusive.NODE,
@@ -164,6 +161,16 @@ def _begin_session(call: Call, price: Price | None) -> Spending:
         leased=scheduler.leased(),
     )
     return spending
+
+
+def _open_cells(
+    call: Call, shapes: Mapping[Cell, Shape], outcomes: Outcomes, cell_searches: CellSearches
+) -> None:
+    for cell, shape in shapes.items():
+        _open_cell(call, cell, shape, outcomes, cell_searches)
+        # Opening many cells may take longer than the lease lasts.
+        if call.lease.is_due:
+            call.lease.renew(call.scheduler.leased())
 
 
 def _open_cell(
