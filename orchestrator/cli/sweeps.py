@@ -78,8 +78,8 @@ def rename(
         from db.read.rows import run_folder  # needs SQLAlchemy
 
         row = store.sweep_named(old)
-        _refuse_pretence(row, new)
-        # First: a link too many does no harm if the store then refuses.
+        _refuse_misleading_name(row, new)
+        # Link the folder first: an extra link does no harm if the store then refuses.
         link_folder(row.run_folder, run_folder(new, row.run_token))
         store.rename(row.id, new)
     if as_json:
@@ -114,7 +114,7 @@ def rm(
         summary = next(one for one in store.summaries() if one.sweep.id == row.id)
         others = _elsewhere(store, row)
         # The store refuses to remove a sweep that runs, so there is nothing to ask.
-        is_confirmed = yes or not _is_held(row)
+        is_confirmed = yes or not _has_owner(row)
         if is_confirmed:
             _confirm(store, summary, is_sure=yes, as_json=as_json)
         removal = Removal(name=row.name, run_token=row.run_token, store=_address(store))
@@ -161,7 +161,7 @@ def _row(summary: SweepSummary) -> tuple[object, ...]:
 
     row = summary.sweep
     # A sweep whose orchestrator died is still `running` in the store.
-    state = "interrupted" if row.state == "running" and not _is_held(row) else str(row.state)
+    state = "interrupted" if row.state == "running" and not _has_owner(row) else str(row.state)
     return (
         row.name,
         state,
@@ -176,7 +176,7 @@ def _row(summary: SweepSummary) -> tuple[object, ...]:
     )
 
 
-def _is_held(row: SweepRow) -> bool:
+def _has_owner(row: SweepRow) -> bool:
     """Return whether an orchestrator that may be alive works on a sweep."""
     from db.read.holder import holder_is_gone  # needs SQLAlchemy
 
@@ -200,7 +200,7 @@ def _line(row: Sequence[object]) -> Sequence[str]:
     ]
 
 
-def _refuse_pretence(row: SweepRow, new: str) -> None:
+def _refuse_misleading_name(row: SweepRow, new: str) -> None:
     """Raise UsageInvalid for a name that hides that a sweep is simulated, or that says so."""
     if row.is_simulated and not new.endswith(SIMULATED_SUFFIX):
         raise UsageInvalid(
@@ -234,7 +234,7 @@ def _confirm(store: Store, summary: SweepSummary, *, is_sure: bool, as_json: boo
     files = "no files on this machine" if size is None else f"{show.memory(size)} of files"
     if not as_json:
         note(f"sweep {row.name}: {trials} in {counted(summary.num_cells, 'cell')}, {files}")
-        for line in _resting(store, summary):
+        for line in _losses_of_others(store, summary):
             note(line)
     if is_sure:
         return
@@ -246,7 +246,7 @@ def _confirm(store: Store, summary: SweepSummary, *, is_sure: bool, as_json: boo
         raise typer.Exit(1)
 
 
-def _resting(store: Store, summary: SweepSummary) -> Sequence[str]:
+def _losses_of_others(store: Store, summary: SweepSummary) -> Sequence[str]:
     """Return a line for each thing that other sweeps of the store lose with a sweep."""
     from orchestrator.core.trial.lifecycle import TrialState
 

@@ -73,15 +73,15 @@ class Predicted:
 
     log_step_seconds: Floats
     log_step_sd: Floats  # from the constants alone
-    # D log seconds / d log constants.
+    # Derivatives of log seconds by log constants.
     step_jacobian: Floats
-    # K x k, of the log constants; layouts share the kernel J C J^T.
+    # Covariance of the log constants (k x k): layouts share the kernel J C J^T.
     step_covariance: Floats
     step_residual_sd: float  # what the formula does not explain
     memory_bytes: Floats
     # Above the prediction, of constants and formula together.
     memory_relative_sd: Floats
-    # D log bytes / d memory constants.
+    # Derivatives of log bytes by constants of memory.
     memory_jacobian: Floats
     memory_covariance: Floats
     memory_residual_sd: float
