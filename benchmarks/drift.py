@@ -31,7 +31,7 @@ from orchestrator.cluster.simulated import SimulatedScheduler, simulated
 from orchestrator.core.pretend.synthetic import step_seconds
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.sweepfile.search_section import Confirm
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.purpose import REPEATS, Purpose

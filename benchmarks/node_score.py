@@ -72,8 +72,8 @@ def outcome(how: Mapping[str, Any], *, seeds: int, healthy: int) -> dict[str, An
         "trials_nine_in_ten": float(np.quantile(counts, 0.9)),
         "trials_most": max(counts),
         "not_found": sum(not names for _, names in firsts),
-        "others_accused": sum(bool(names - {f"n{SLOW}"}) for _, names in firsts),
-        "false_alarms": wrong,
+        "others_called_slow": sum(bool(names - {f"n{SLOW}"}) for _, names in firsts),
+        "healthy_called_slow": wrong,
     }
 
 

@@ -41,7 +41,7 @@ from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
 from orchestrator.core.problem.hypervolume import hypervolume, on_front
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
-from orchestrator.core.sweepfile.sections import Strategy
+from orchestrator.core.sweepfile.search_section import Strategy
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import free_axes
 

@@ -19,11 +19,13 @@ from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.search.lattice import Lattice, LatticeAxis
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.search.told import Told
-from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import all_axes, free_axes
+from orchestrator.search.layout_outcome import Failed, Measured, Outcome, OutOfMemory
 from orchestrator.search.row_searcher import RowSearcher
-from orchestrator.search.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
+from orchestrator.search.searcher import Searcher
 
 METHODS = ("auto", "tpe", "gp", "random", "heuristic")
 # Launches after which the classification of out-of-memories is scored again.

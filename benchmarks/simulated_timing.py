@@ -1,7 +1,7 @@
 """Simulates programs that tell the times of their steps, rightly or wrongly, and their rank.
 
 No clock runs: a program is the times at which its steps end and its lines are written, and its rank
-looks for new lines as workload command does, ends it by the same rule, and judges what it told.
+reads new lines as workload command does, ends it by the same rule, and judges what it told.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def judged(
 
 
 class _Reader:
-    """The rank of a program: it looks for lines, and ends the program once they are enough."""
+    """The rank of a program: it reads lines, and ends the program once they are enough."""
 
     def __init__(self, told: Told, plan: MeasurementPlan, random: Random) -> None:
         self._told, self._random = told, random
@@ -200,20 +200,20 @@ class _Reader:
         )
 
     def _follow(self) -> tuple[bool, float]:
-        """Look for lines until the program ends or is ended; return which, and when."""
-        at = looked_at = self._random.uniform(0, _POLL_SECONDS)
+        """Read lines until the program ends or is ended; return which, and when."""
+        at = previous_at = self._random.uniform(0, _POLL_SECONDS)
         until = math.inf
         while at < self._told.ended_at and at < until:
-            self._look(looked_at, at)
+            self._read_lines(previous_at, at)
             if self._num_counted is not None and until == math.inf and not self._awaits_more(at):
                 until = at + end_patience_seconds(self._seconds(self._num_counted))
-            looked_at, at = at, at + self._poll()
+            previous_at, at = at, at + self._poll()
             if self._num_counted is None:
-                # Looks that find nothing are left out.
+                # Skip the polls that would read no line.
                 shift = max(0.0, self._next_at() - at - _POLL_SECONDS * self._random.random())
-                looked_at, at = looked_at + shift, at + shift
+                previous_at, at = previous_at + shift, at + shift
         at = min(at, self._told.ended_at, until)
-        self._look(looked_at, max(at, looked_at))
+        self._read_lines(previous_at, max(at, previous_at))
         return self._num_counted is None, at
 
     def _next_at(self) -> float:
@@ -222,18 +222,19 @@ class _Reader:
         return lines[num].written_at if num < len(lines) else self._told.ended_at
 
     def _poll(self) -> float:
-        """Seconds until the next look: now and then others have the core."""
+        """Return the seconds until the next read: sometimes another process has the core."""
         is_busy = self._random.random() < 0.005
         return _POLL_SECONDS + (self._random.expovariate(5.0) if is_busy else 0.002)
 
-    def _look(self, looked_at: float, at: float) -> None:
+    def _read_lines(self, previous_at: float, at: float) -> None:
+        """Read the lines that were written since the previous read."""
         before = self._reads[-1].num_steps if self._reads else 0
         lines, num = self._told.lines, before
         while num < len(lines) and lines[num].written_at <= at:
             num += 1
         if num == before:
             return
-        self._reads.append(LinesRead(after=looked_at, at=at, num_steps=num))
+        self._reads.append(LinesRead(after=previous_at, at=at, num_steps=num))
         if self._num_counted is None:
             counted = min(num, self._plan.num_asked)
             if self._has_enough(counted):

@@ -1,4 +1,4 @@
-"""Counts which mistakes of timing are found, and how often an honest program is accused.
+"""Counts which mistakes of timing are found, and how often an honest program is marked too.
 
 python -m benchmarks.timing_mistakes [--honest 20000] [--seeds 25] [--out FILE.json]
 
@@ -56,25 +56,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=25)
     arguments = parser.parse_args()
     machine = describe_machine()
-    alarms = false_alarms(arguments.honest)
-    print("honest:", json.dumps(alarms), flush=True)
+    of_honest = honest_marked(arguments.honest)
+    print("honest:", json.dumps(of_honest), flush=True)
     found = {}
     for name in MISTAKES:
         found[name] = marked(name, seeds=arguments.seeds)
         print(name, json.dumps(found[name]), flush=True)
     result = {
         "honest": arguments.honest,
-        "false_alarms": alarms,
+        "honest_marked": of_honest,
         "seeds": arguments.seeds,
         "marked": found,
     }
     write_result(arguments.out, benchmark="timing_mistakes", machine=machine, result=result)
 
 
-def false_alarms(num: int, *, first_seed: int = 0) -> dict[str, Any]:
-    """Return how many of so many honest programs are accused, by the time that they pause.
+def honest_marked(num: int, *, first_seed: int = 0) -> dict[str, Any]:
+    """Return how many of so many honest programs are marked, by the time that they pause.
 
-    The few reasons are returned as they are.
+    The first reasons are returned with them.
     """
     found: dict[str, Any] = {}
     for seed in range(first_seed, first_seed + num):
@@ -82,11 +82,11 @@ def false_alarms(num: int, *, first_seed: int = 0) -> dict[str, Any]:
         trainer = honest(random)
         plan = random.choice((CPU, GPU))
         kind = "pauses most of the time" if trainer.pause_share > MOST_PAUSE else "others"
-        one = found.setdefault(kind, {"programs": 0, "accused": 0, "reasons": []})
+        one = found.setdefault(kind, {"programs": 0, "marked": 0, "reasons": []})
         reason = judged(trainer, random, plan=plan, counts_lines=random.random() < 0.5)
         one["programs"] += 1
         if reason is not None:
-            one["accused"] += 1
+            one["marked"] += 1
             one["reasons"] += [f"seed {seed}: {reason}"] * (len(one["reasons"]) < REASONS_SHOWN)
     return found
 

@@ -159,8 +159,11 @@ class StoreReads:
         """The trials of these ids, in their order."""
         return self._read(trials.trials_by_id, trial_ids) if trial_ids else []
 
-    def best(self, sweep_id: int, top: int = 1) -> dict[int, list[TrialRow]]:
-        """The fastest trials of each cell under its current fingerprint, the fastest first."""
+    def best(self, sweep_id: int, top: int | None = 1) -> dict[int, list[TrialRow]]:
+        """The fastest trials of each cell under its current fingerprint, the fastest first.
+
+        `top`: how many of each cell; None: all that are measured.
+        """
         return self._read(trials.best, sweep_id, top)
 
     def status(self, sweep_id: int) -> list[CellStatus]:

@@ -56,7 +56,7 @@ def score_rows() -> list[tuple[str, ...]]:
             f"{case['trials_median']:.0f}",
             f"{case['trials_nine_in_ten']:.0f}",
             f"{result['seeds'] - case['not_found']} of {result['seeds']}",
-            f"{case['false_alarms']} of {result['healthy_sweeps']}",
+            f"{case['healthy_called_slow']} of {result['healthy_sweeps']}",
         )
         for name, case in result["cases"].items()
     ]

@@ -15,7 +15,9 @@ import yaml
 from db.sql import readonly
 from db.store import Store
 from docs.figures import chaos_lacks, newest
-from docs.generate import DOCS, SECTIONS, documents, generated, view_columns
+from docs.generate import DOCS, documents, generated
+from docs.key_tables import SECTIONS
+from docs.store_tables import view_columns
 from orchestrator.core import errors
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.sweepfile.spec import SweepSpec

@@ -12,7 +12,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.gpu.session import Attempt, Session, is_measured, layout
+from benchmarks.gpu.attempt import Attempt, layout
+from benchmarks.gpu.attempt_record import is_measured
+from benchmarks.gpu.session import Session
 
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full")
 

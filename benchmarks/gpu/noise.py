@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.arm_job import ArmJob
-from benchmarks.gpu.session import Attempt, Session, is_measured, layout, spread
+from benchmarks.gpu.attempt import Attempt, layout
+from benchmarks.gpu.attempt_record import is_measured, spread
+from benchmarks.gpu.session import Session
 
 RUNS, PAIRS, LONG_SECONDS = 10, 3, 60.0
 

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.arm_job import ArmJob, can_import
-from benchmarks.gpu.session import Attempt, Session, layout, spread
+from benchmarks.gpu.attempt import Attempt, layout
+from benchmarks.gpu.attempt_record import spread
+from benchmarks.gpu.session import Session
 from benchmarks.gpu.truth_8b import cell_of
 
 PROGRAMS = ("llama", "torchtitan", "transformers")

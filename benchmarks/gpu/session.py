@@ -12,12 +12,11 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,18 +25,16 @@ from typing import Any, Self
 import psutil
 
 from benchmarks.arm_job import ArmJob, run_arm
+from benchmarks.gpu.attempt import Attempt
+from benchmarks.gpu.attempt_record import record_of
 from benchmarks.machine import PROJECT, describe_machine
-from orchestrator.core.problem.layout import Layout, Options, Precision, Recompute
-from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.launch_order import LaunchOrder
-from orchestrator.core.trial.measurement import ImplausibleMeasurement, measure
 from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.protocol import (
     Device,
     MeasurementPlan,
     PhaseLimits,
-    RankResult,
     TrialRequest,
 )
 from orchestrator.node.launcher import NodeLauncher
@@ -55,49 +52,6 @@ SEED = 0
 # Where compiled kernels are kept between attempts and between commands.
 COMPILE_CACHE = Path(tempfile.gettempdir()) / "layout-sweep-compiled"
 MIB = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """One layout to run on one GPU, or on one core in a rehearsal."""
-
-    model: str | ModelShape
-    sequence_length: int
-    layout: Layout
-    # Options of workload llama, in addition to the layout's.
-    options: Mapping[str, Any]
-    # Timed work: at least so many seconds (of a GPU) and steps.
-    seconds: float = 3.0
-    min_steps: int = 6
-    run: int = 0  # numbers the repeats of one layout
-
-    @property
-    def shape(self) -> ModelShape:
-        return PRESETS[self.model] if isinstance(self.model, str) else self.model
-
-    @property
-    def key(self) -> str:
-        words = [f"{name}={self.options[name]}".lower() for name in sorted(self.options)]
-        run = [f"run{self.run}"] if self.run else []
-        cell = f"{self.shape.name}_s{self.sequence_length}"
-        return " ".join([cell, self.layout.key, *words, *run])
-
-
-def layout(
-    recompute: str = "none", *, mbs: int = 1, ga: int = 1, precision: str = "bf16", **options: Any
-) -> Layout:
-    """A layout on one device; `options` are the workload's that vary."""
-    return Layout(
-        micro_batch_size=mbs,
-        grad_accum_steps=ga,
-        recompute=Recompute.parse(recompute),
-        precision=Precision(precision),
-        options=_sorted(options),
-    )
-
-
-def _sorted(options: Mapping[str, Any]) -> Options:
-    return tuple(sorted(options.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +161,7 @@ class Session:
 
     def measure(self, attempt: Attempt) -> dict[str, Any] | None:
         """The record of an attempt; None if it had to be left out."""
-        return self.keep(attempt.key, lambda: self._run(attempt), kind=_kind(attempt))
+        return self.keep(attempt.key, lambda: self._run(attempt), kind=attempt.kind)
 
     def train(self, key: str, job: ArmJob, **facts: Any) -> dict[str, Any] | None:
         """The record of a process of `trainer_arm.py`, with facts about it."""
@@ -372,76 +326,6 @@ class Session:
         temporary = self.path.with_suffix(".new")
         temporary.write_text(json.dumps(self._known, indent=1) + "\n", encoding="utf-8")
         temporary.replace(self.path)
-
-
-def record_of(request: TrialRequest, report: NodeReport) -> dict[str, Any]:
-    """What an attempt came to, with every number that its rank and its launcher told."""
-    attempt = {
-        "model": request.model.name,
-        "sequence_length": request.sequence_length,
-        "layout": request.layout.key,
-        "options": dict(request.options),
-        "gpu": _told(asdict(report.gpu)),
-        "load": _told(asdict(report.load)),
-    }
-    failure = report.failure
-    if failure is not None:
-        is_oom = failure.kind in (FailureKind.OOM_GPU, FailureKind.OOM_HOST)
-        return {
-            **attempt,
-            "outcome": failure.kind.value,
-            "message": failure.message[:500],
-            "phase": failure.phase,
-            "step": failure.step,
-            "log_tail": "" if is_oom else failure.log_tail[-1500:],
-        }
-    results = [rank.result for rank in report.ranks if rank.result is not None]
-    return {**attempt, "outcome": "measured", **numbers_of(request, results)}
-
-
-def numbers_of(request: TrialRequest, results: Sequence[RankResult]) -> dict[str, Any]:
-    first = results[0]
-    told = first.model_dump(mode="json", exclude={"step_seconds", "warmup_seconds", "extra"})
-    try:
-        found = measure(
-            results,
-            model=request.model,
-            sequence_length=request.sequence_length,
-            layout=request.layout,
-            plan=request.measurement,
-        )
-    except ImplausibleMeasurement as exc:
-        return {"implausible": str(exc), "told": told}
-    return {
-        "tokens_per_second": found.tokens_per_second_per_gpu,
-        "step_seconds_median": found.step_time.median,
-        "relative_confidence": found.step_time.relative_confidence,
-        "mfu": found.mfu,
-        "hfu": found.hfu,
-        "step_seconds": [round(seconds, 6) for seconds in found.step_seconds],
-        "told": told,
-    }
-
-
-def is_measured(record: Mapping[str, Any] | None) -> bool:
-    return record is not None and record.get("tokens_per_second") is not None
-
-
-def spread(values: Sequence[float]) -> float | None:
-    """(largest - smallest) / median; None: fewer than two."""
-    if len(values) < 2:
-        return None
-    return (max(values) - min(values)) / statistics.median(values)
-
-
-def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value not in (None, (), [], {})}
-
-
-def _kind(attempt: Attempt) -> str:
-    """Attempts that take about as long: compiling takes most of the time."""
-    options = {**attempt.options, **dict(attempt.layout.options)}
-    return f"{attempt.shape.name} {attempt.seconds} {options.get('compile')}"
 
 
 def _headline(record: Mapping[str, Any]) -> str:

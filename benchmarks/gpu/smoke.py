@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.gpu.session import MIB, Attempt, Session, is_measured, layout, record_of
+from benchmarks.gpu.attempt import Attempt, layout
+from benchmarks.gpu.attempt_record import is_measured, record_of
+from benchmarks.gpu.session import MIB, Session
 from orchestrator.core.trial.failure_kinds import FailureKind
 
 RECOMPUTES = ("none", "selective_ops", "selective_attention", "full", "full:2")

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.session import Attempt, Session, is_measured
+from benchmarks.gpu.attempt import Attempt
+from benchmarks.gpu.attempt_record import is_measured
+from benchmarks.gpu.session import Session
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.observation import Observation
@@ -22,7 +24,8 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware, from_driver_name, from_label
 from orchestrator.core.search.planner import Candidates, plan_cell, rank_space, trainer_of
 from orchestrator.core.search.space import CellSpace
-from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
 
@@ -124,7 +127,8 @@ class Truth:
     def _launches(self, seed: int) -> int:
         """Launches until a layout within NEAR of the best was measured."""
         # Its samplers import Optuna, which may be missing where GPUs are.
-        from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Searcher
+        from orchestrator.search.layout_outcome import Failed, Measured, OutOfMemory
+        from orchestrator.search.searcher import Searcher
 
         records = {attempt.layout: self._record(attempt) for attempt in self.attempts}
         best = max(r["tokens_per_second"] for r in records.values() if is_measured(r))

@@ -54,10 +54,10 @@ def trials_by_id(connection: Connection, trial_ids: Sequence[int]) -> list[Trial
     return [found[trial_id] for trial_id in trial_ids if trial_id in found]
 
 
-def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[TrialRow]]:
+def best(connection: Connection, sweep_id: int, top: int | None) -> dict[int, list[TrialRow]]:
     """The `top` fastest measured trials of each cell id under the cell's current fingerprint.
 
-    Trials whose numbers cannot be true are left out.
+    None: all of them. Trials whose numbers cannot be true are left out.
     """
     place = sa.func.row_number().over(
         partition_by=trial.c.cell_id,
@@ -77,11 +77,9 @@ def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[Tria
         )
         .subquery()
     )
-    statement = (
-        sa.select(ranked.c.id)
-        .where(ranked.c.place <= top)
-        .order_by(ranked.c.cell_id, ranked.c.place)
-    )
+    statement = sa.select(ranked.c.id).order_by(ranked.c.cell_id, ranked.c.place)
+    if top is not None:
+        statement = statement.where(ranked.c.place <= top)
     result: dict[int, list[TrialRow]] = {}
     for row in trials_by_id(connection, [int(i) for i in connection.execute(statement).scalars()]):
         result.setdefault(row.cell_id, []).append(row)

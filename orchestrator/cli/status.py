@@ -28,7 +28,7 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show
 from orchestrator.report import trial_line
 from orchestrator.report.ranked_cells import RankedStatus, rank_status
-from orchestrator.report.ranking import why_no_best
+from orchestrator.report.remarks import why_no_best
 from orchestrator.report.sweep_status import (
     COUNTED,
     SweepStatus,

@@ -78,8 +78,8 @@ def rename(
         from db.read.rows import run_folder  # needs SQLAlchemy
 
         row = store.sweep_named(old)
-        _refuse_pretence(row, new)
-        # First: a link too many does no harm if the store then refuses.
+        _refuse_misleading_name(row, new)
+        # Link the folder first: an extra link does no harm if the store then refuses.
         link_folder(row.run_folder, run_folder(new, row.run_token))
         store.rename(row.id, new)
     if as_json:
@@ -195,7 +195,7 @@ def _line(row: Sequence[object]) -> Sequence[str]:
     ]
 
 
-def _refuse_pretence(row: SweepRow, new: str) -> None:
+def _refuse_misleading_name(row: SweepRow, new: str) -> None:
     """Raise UsageInvalid for a name that hides that a sweep is simulated, or that says so."""
     if row.is_simulated and not new.endswith(SIMULATED_SUFFIX):
         raise UsageInvalid(
@@ -229,7 +229,7 @@ def _confirm(store: Store, summary: SweepSummary, *, is_sure: bool, as_json: boo
     files = "no files on this machine" if size is None else f"{show.memory(size)} of files"
     if not as_json:
         note(f"sweep {row.name}: {trials} in {counted(summary.num_cells, 'cell')}, {files}")
-        for line in _resting(store, summary):
+        for line in _losses_of_others(store, summary):
             note(line)
     if is_sure:
         return
@@ -241,7 +241,7 @@ def _confirm(store: Store, summary: SweepSummary, *, is_sure: bool, as_json: boo
         raise typer.Exit(1)
 
 
-def _resting(store: Store, summary: SweepSummary) -> Sequence[str]:
+def _losses_of_others(store: Store, summary: SweepSummary) -> Sequence[str]:
     """Return a line for each thing that other sweeps of the store lose with a sweep."""
     from orchestrator.core.trial.lifecycle import TrialState
 

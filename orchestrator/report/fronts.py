@@ -11,23 +11,18 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.sweepfile.objective import LayoutNumbers, Objective, objectives_of
 from orchestrator.core.trial.front import FrontPoint, front_of
-from orchestrator.core.trial.merit import Merit, dollars_per_billion_tokens
+from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.winner import WIDTH
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
-    # The rows need SQLAlchemy, and the models of a sweep file pydantic.
+    # The rows need SQLAlchemy.
     from db.read.rows import CellRow, SweepRow, TrialRow
     from db.store_reads import StoreReads
     from orchestrator.core.problem.cell import Cell
-    from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.core.trial.front_verdict import FrontVerdict
-
-# Objectives that order the layouts of a cell as their speed does.
-OF_SPEED = frozenset({"tokens_per_second_per_gpu", "step_seconds", "dollars_per_billion_tokens"})
-# Measured layouts that are read of a cell: all.
-EVERY = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +127,7 @@ class ShownFront:
 
 def asks_for_front(sweep: SweepRow) -> bool:
     """Return whether the file of a sweep has other objectives than speed."""
-    asked = json.loads(sweep.spec_json).get("objective") or []
-    return bool({asked} - OF_SPEED if isinstance(asked, str) else set(asked) - OF_SPEED)
+    return any(one.merit is not Merit.SPEED for one in _asked(sweep))
 
 
 def read_fronts(store: StoreReads, sweep: SweepRow) -> list[ShownFront]:
@@ -142,15 +136,12 @@ def read_fronts(store: StoreReads, sweep: SweepRow) -> list[ShownFront]:
     If the file has no objective but speed, they are speed and free memory, and energy if any GPU
     told of it.
     """
-    from orchestrator.core.sweepfile.sections import objectives_of
-
     session = store.newest_session(sweep.id)
     price = session.price_per_gpu_hour if session is not None else None
     cells = {cell.id: cell for cell in store.cells(sweep.id)}
-    trials = store.best(sweep.id, EVERY)
+    trials = store.best(sweep.id, top=None)
     told = [trial for some in trials.values() for trial in some]
-    asked = objectives_of(json.loads(sweep.spec_json).get("objective"))
-    objectives = _shown(asked, told)
+    objectives = _shown(_asked(sweep), told)
     groups: dict[tuple[str, int, int], list[CellRow]] = {}
     for cell in cells.values():
         size = cell.cell
@@ -184,9 +175,11 @@ def device_memory_bytes(store: StoreReads, sweep: SweepRow) -> float | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _shown(asked: Sequence[Objective], trials: Sequence[TrialRow]) -> tuple[Objective, ...]:
-    from orchestrator.core.sweepfile.sections import Objective
+def _asked(sweep: SweepRow) -> tuple[Objective, ...]:
+    return objectives_of(json.loads(sweep.spec_json).get("objective"))
 
+
+def _shown(asked: Sequence[Objective], trials: Sequence[TrialRow]) -> tuple[Objective, ...]:
     if any(objective.merit is not Merit.SPEED for objective in asked) or len(asked) > 1:
         return tuple(asked)
     energy = [Objective.JOULES_PER_TOKEN] if any(trial.joules_per_token for trial in trials) else []
@@ -201,7 +194,6 @@ def _front(
     objectives: Sequence[Objective],
     device: _Device,
 ) -> ShownFront:
-    from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.sweep.stored_confirmation import confirmation_of  # needs SQLAlchemy
 
     merits = tuple(dict.fromkeys(objective.merit for objective in objectives))
@@ -251,25 +243,18 @@ def _values(
     device: _Device,
 ) -> dict[Objective, Valued] | None:
     """Return what a trial has of each objective; None if one is unknown."""
-    from orchestrator.core.sweepfile.sections import Objective
-    from orchestrator.sweep.stored_confirmation import others_of
+    from orchestrator.sweep.trial_numbers import others_of  # needs SQLAlchemy
 
     mean, sd = verdict.log_seconds[trial.id]
-    seconds, others = exp(mean), others_of(trial, device.memory_bytes)
-    price = device.price_per_gpu_hour
-    per_gpu = cell.tokens_per_step / seconds / cell.num_gpus
-    known: dict[Objective, float | None] = {
-        Objective.TOKENS_PER_SECOND_PER_GPU: per_gpu,
-        Objective.STEP_SECONDS: seconds,
-        Objective.MEMORY_HEADROOM: others.headroom,
-        Objective.DOLLARS_PER_BILLION_TOKENS: None
-        if price is None
-        else dollars_per_billion_tokens(per_gpu, price),
-        Objective.JOULES_PER_TOKEN: others.joules_per_token,
-    }
+    numbers = LayoutNumbers.of_step(
+        cell,
+        exp(mean),
+        others=others_of(trial, device.memory_bytes),
+        price_per_gpu_hour=device.price_per_gpu_hour,
+    )
     found = {}
     for objective in objectives:
-        value = known[objective]
+        value = numbers.value(objective)
         if value is None:
             return None
         factor = 1.0 if objective is Objective.MEMORY_HEADROOM else exp(WIDTH * sd)
@@ -292,8 +277,6 @@ def _point(key: int, values: Mapping[Objective, Valued], sd: float) -> FrontPoin
 
 def objective_text(objective: Objective, valued: Valued) -> list[str]:
     """The value of an objective and its interval as the cells of a table."""
-    from orchestrator.core.sweepfile.sections import Objective
-
     sure = show.confidence(valued.relative_confidence)
     match objective:
         case Objective.MEMORY_HEADROOM:
@@ -304,14 +287,12 @@ def objective_text(objective: Objective, valued: Valued) -> list[str]:
             return [f"{valued.value:,.2f}", sure]
         case Objective.JOULES_PER_TOKEN:
             return [f"{valued.value:.3g}", sure]
-        case _:
+        case Objective.TOKENS_PER_SECOND_PER_GPU:
             return [show.tokens_rate(valued.value), sure]
 
 
 def objective_titles(objective: Objective) -> list[str]:
     """The column titles of `objective_text`."""
-    from orchestrator.core.sweepfile.sections import Objective
-
     match objective:
         case Objective.MEMORY_HEADROOM:
             return ["memory free"]
@@ -321,5 +302,5 @@ def objective_titles(objective: Objective) -> list[str]:
             return ["$/1e9 tokens", "±95%"]
         case Objective.JOULES_PER_TOKEN:
             return ["J/token", "±95%"]
-        case _:
+        case Objective.TOKENS_PER_SECOND_PER_GPU:
             return ["tokens/s/GPU", "±95%"]

@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.report import quantities as show
 from orchestrator.report.pages.summary import plain_line
-from orchestrator.report.top_screen import (
-    COLUMNS,
-    SORTS,
-    ScreenLine,
-    TableName,
-    Tone,
-    head_lines,
-    table,
-)
+from orchestrator.report.top_head import head_lines
+from orchestrator.report.top_screen import COLUMNS, SORTS, ScreenLine, TableName, Tone, table
 
 if TYPE_CHECKING:
     from orchestrator.report.live_sweep import LiveRows

@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass, field, fields
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from orchestrator.core.trial.lifecycle import UNFINISHED, TrialState
-from orchestrator.core.trial.machine_load import disturbance_text, is_disturbed, relative_sd
+from orchestrator.core.trial.machine_load import relative_sd
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
-    from db.read.rows import CellStatus, TrialRow
+    from db.read.rows import TrialRow
     from db.store_reads import StoreReads
     from orchestrator.core.trial.drift import SpeedChange
     from orchestrator.core.trial.winner import Margin, Verdict
@@ -213,21 +212,6 @@ def _margin_text(margin: Margin | None) -> str:
     )
 
 
-def why_no_best(status: CellStatus) -> str:
-    """Say why a cell has no best layout: nothing fits, nothing worked, or nothing is known yet."""
-    count = status.num_trials.get
-    oom, pruned = count(TrialState.OUT_OF_MEMORY, 0), count(TrialState.PRUNED, 0)
-    failed = count(TrialState.FAILED, 0)
-    if count(TrialState.MEASURED, 0):
-        return "nothing is measured under the current conditions"
-    if any(count(state, 0) for state in UNFINISHED) or not (oom or pruned or failed):
-        return "nothing measured yet"
-    memory = f"{oom} out of memory, {pruned} pruned with them"
-    if failed:
-        return f"nothing could be measured: {memory}, {failed} failed"
-    return f"nothing has fitted: {memory}"
-
-
 def _drift_text(change: SpeedChange) -> str:
     """A line about a change of the machine's speed."""
     later = "later"
@@ -251,32 +235,3 @@ def why_tied(verdict: Verdict, rows: Sequence[TrialRow]) -> str:
     if load > verdict.run_sd:
         return f"; the load of others may have slowed a run by {2 * load:.0%} or more"
     return "; between runs that were not repeated the machine's speed may have changed"
-
-
-def load_text(trials: Sequence[TrialRow]) -> str | None:
-    """A line about the worst load by others; None if no trial was disturbed."""
-    busy = [trial for trial in trials if is_disturbed(trial.load)]
-    if not busy:
-        return None
-    worst = max(busy, key=lambda trial: relative_sd(trial.load))
-    load, trial_ids = (
-        disturbance_text(worst.load),
-        show.numbered("trial", [trial.id for trial in busy]),
-    )
-    if len(busy) == 1:
-        return f"{trial_ids}: {load} while it was measured"
-    return f"{trial_ids}: {load} while they were measured, at the worst (trial {worst.id})"
-
-
-def implausible_text(why: Mapping[int, str]) -> str:
-    """A line about trials whose numbers cannot be true, and why, by trial id."""
-    which = show.numbered("trial", list(why))
-    reasons = list(dict.fromkeys(why.values()))
-    more = f" ({len(reasons) - 1} other reasons: sweep trials)" if len(reasons) > 1 else ""
-    return f"Left out, because the numbers cannot be true: {which}; {reasons[0]}{more}"
-
-
-def ended_early_text(trial_ids: Sequence[int]) -> str:
-    """A line about trials that were ended early."""
-    which = show.numbered("trial", trial_ids)
-    return f"Ended early, since they could not be the fastest, and not ranked: {which}"

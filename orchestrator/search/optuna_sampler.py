@@ -39,7 +39,7 @@ from optuna.trial import FrozenTrial, TrialState
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
 from orchestrator.core.search.told import Told
-from orchestrator.core.sweepfile.sections import Search, Strategy
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 
 # The user attribute of a trial that read it.

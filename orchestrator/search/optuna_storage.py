@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import COLUMNS
-from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.sweepfile.objective import Objective
 
 
 class StudyState(StrEnum):

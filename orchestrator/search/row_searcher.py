@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from orchestrator.core.search.lattice import Floats, Ints, Lattice, LatticeAxis
 from orchestrator.core.search.proposer import Choice, Mask, Proposer
 from orchestrator.core.search.told import Told
-from orchestrator.core.sweepfile.sections import Search, Strategy
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.auto_sampler import AutoSampler, considered_rows
 from orchestrator.search.fixed_orders import FixedOrder

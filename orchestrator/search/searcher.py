@@ -1,15 +1,15 @@
 """Ask and tell: which layout of a cell to measure next, and what its outcome shows of the others.
 
 The candidates are finite and enumerated. The store is the truth: `restore` rebuilds a Searcher from
-it. Layouts only: the states of rows, models and Optuna's samplers are in row_searcher.py.
+it. Layouts only: the states of rows, models and Optuna's samplers are in row_searcher.py, the
+reasons of proposals in proposal.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from math import exp, inf, isnan, log
 
 import numpy as np
 
@@ -20,74 +20,27 @@ from orchestrator.core.search.lattice import Floats
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.search.proposer import Choice
 from orchestrator.core.search.told import Told
-from orchestrator.core.sweepfile.sections import Objective, Search
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.search_section import Search
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import free_axes, lattice_of
+from orchestrator.search.layout_outcome import (
+    Condemned,
+    Failed,
+    Known,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    SetAside,
+    UnderWay,
+)
+from orchestrator.search.proposal import DoubtfulResult, Proposal, Proposals
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
+from orchestrator.search.score_scale import ScoreScale
 
 # A correction of the logarithm below this is within what runs vary by.
 CORRECTED_FROM = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    # The sweep's objective. 0, infinity and NaN teach nothing, and the layout is not asked for
-    # again.
-    value: float
-    # As the prediction counts it; None: not read.
-    peak_memory_bytes: float | None = None
-    joules_per_token: float | None = None  # None: not read
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutOfMemory:
-    # Over the limit, relative to it; None: unknown.
-    excess: float | None = None
-    # Attempts whose failure proves that the layout does not fit. 0: the cause may be another.
-    num_proofs: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failed:
-    """The layout or the code is at fault. For the machine's fault, call `Searcher.forget`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnderWay:
-    """Asked for, and neither told nor forgotten yet."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Condemned:
-    """Needs at least the memory of layouts that ran out of it; never launched."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SetAside:
-    """A trial that told us nothing: it is not proposed again."""
-
-
-Outcome = Measured | OutOfMemory | Failed
-Known = Outcome | UnderWay | Condemned | SetAside
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    layout: Layout
-    why: str  # one line, for people
-    predicted_tokens_per_second_per_gpu: float | None
-    predicted_memory_bytes: int | None
-    # None: nothing is predicted on this device.
-    predicted_step: PredictedStep | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoubtfulResult:
-    """A measured layout to measure once more."""
-
-    layout: Layout
-    why: str
 
 
 class Searcher:
@@ -119,7 +72,6 @@ class Searcher:
         Raises UsageInvalid when the strategy needs packages that are not installed.
         """
         self._candidates = candidates
-        self._objective = objective
         self._row_of = candidates.table.row_of
         self._rows = RowSearcher(
             order=candidates.order,
@@ -132,9 +84,9 @@ class Searcher:
             steps_per_trial=steps_per_trial,
             merits=merits,
         )
-        self._scale = _scale(candidates)
+        self._scores = ScoreScale(candidates, objective)
+        self._proposals = Proposals(candidates, self._scores)
         self._repeated: set[int] = set()  # rows that `doubtful` has returned
-        self._step_log_sd = candidates.step_log_sd()
         self._proofs = Proofs(
             candidates.table,
             num_layers=num_layers,
@@ -150,7 +102,7 @@ class Searcher:
     def predicted_step(self, layout: Layout) -> PredictedStep | None:
         """The step time predicted when the search began. None: nothing is predicted."""
         row = self._row_of.get(layout)
-        return None if row is None else self._predicted_step(Choice(row=row))
+        return None if row is None else self._proposals.predicted_step(Choice(row=row))
 
     @property
     def memory_limit_bytes(self) -> float | None:
@@ -173,7 +125,9 @@ class Searcher:
     def ask(self) -> Proposal | None:
         """Propose an untried layout, which is under way from now on; None when there is none."""
         asked = self._rows.ask()
-        return None if asked is None else self._proposal(asked)
+        if asked is None:
+            return None
+        return self._proposals.of(asked, rank=int(self._rows.rank[asked.row]))
 
     def tell(self, layout: Layout, outcome: Outcome) -> list[Layout]:
         """Record how a layout ended; a second telling replaces the first.
@@ -182,7 +136,7 @@ class Searcher:
         `take_freed` returns those that a measurement frees.
         """
         row = self._row_of.get(layout)
-        if row is not None and _is_useless(outcome):
+        if row is not None and isinstance(outcome, Measured) and outcome.is_useless:
             self._rows.set_aside(row)
         elif row is not None:
             self._rows.tell(self._told(row, outcome))
@@ -215,7 +169,7 @@ class Searcher:
         told = self._rows.told.get(row) if row is not None else None
         if row is None or told is None or told.score is None:
             return
-        score = self._score(value)
+        score = self._scores.score(value)
         if abs(score - told.score) > CORRECTED_FROM:
             self._rows.tell(replace(told, score=score))
 
@@ -244,7 +198,7 @@ class Searcher:
                     was_condemned[row] = layout
                 case SetAside():
                     set_aside.append(row)
-                case Measured() if _is_useless(fact):
+                case Measured(is_useless=True):
                     set_aside.append(row)
                 case Measured() | OutOfMemory() | Failed():
                     told.append(self._told(row, fact))
@@ -285,8 +239,8 @@ class Searcher:
         assert was is not None
         return DoubtfulResult(
             layout=self._candidates.table.layout(row),
-            why=f"measured {self._in_words(was)}, but its neighbours say "
-            f"{self._in_words(expected)}: measured once more before it is used",
+            why=f"measured {self._scores.text(was)}, but its neighbours say "
+            f"{self._scores.text(expected)}: measured once more before it is used",
         )
 
     def expected_gain(self) -> float | None:
@@ -329,14 +283,12 @@ class Searcher:
     def _layouts(self, rows: Ints) -> list[Layout]:
         return self._candidates.table.take(rows).layouts() if len(rows) else []
 
-    # -- scores: logarithms of the seconds of a step, or of what replaces them ------------------
-
     def _told(self, row: int, outcome: Outcome) -> Told:
         match outcome:
             case Measured(value=value, peak_memory_bytes=peak, joules_per_token=joules):
                 return Told(
                     row=row,
-                    score=self._score(value),
+                    score=self._scores.score(value),
                     peak_memory_bytes=peak,
                     joules_per_token=joules,
                 )
@@ -345,111 +297,8 @@ class Searcher:
             case Failed():
                 return Told(row=row)
 
-    def _score(self, value: float) -> float:
-        return log(value if self._is_time else self._scale / value)
-
-    def _in_words(self, score: float) -> str:
-        if self._is_time:
-            return f"{exp(score):,.3g} s a step"
-        value = self._scale / exp(score)
-        return f"{value:,.0f} tokens/s/GPU" if value >= 100 else f"{value:,.3g} tokens/s/GPU"
-
-    @property
-    def _is_time(self) -> bool:
-        return self._objective is Objective.STEP_SECONDS
-
-    # -- the reasons of a proposal ----------------------------------------------------------------
-
-    def _proposal(self, choice: Choice) -> Proposal:
-        row = choice.row
-        tokens = float(self._candidates.tokens_per_second_per_gpu[row])
-        memory = float(self._candidates.memory_bytes[row])
-        if choice.why is not None:
-            why = f"{choice.why}; {self._ranked(row)}" if choice.why else self._ranked(row)
-        else:
-            why = self._expected(choice)
-            # Measured neighbours predict a layout also on a device that physics does not know.
-            is_predicted = not isnan(tokens) or choice.improvement is not None
-            if choice.score is not None and not self._is_time and is_predicted:
-                tokens = self._scale / exp(choice.score)
-            if choice.memory_bytes is not None and not isnan(memory):
-                memory = choice.memory_bytes
-        return Proposal(
-            layout=self._candidates.table.layout(row),
-            why=why,
-            predicted_tokens_per_second_per_gpu=None if isnan(tokens) else tokens,
-            predicted_memory_bytes=None if isnan(memory) else int(memory),
-            predicted_step=self._predicted_step(choice),
-        )
-
-    def _predicted_step(self, choice: Choice) -> PredictedStep | None:
-        """The step time by physics, or by the search's model if measured trials show it longer."""
-        if self._step_log_sd is None:
-            return None
-        seconds, log_sd = float(self._candidates.step_seconds[choice.row]), self._step_log_sd
-        if choice.score is not None and exp(choice.score) > seconds:
-            seconds, log_sd = exp(choice.score), max(choice.score_sd, log_sd)
-        return PredictedStep(seconds=seconds, log_sd=log_sd)
-
-    def _expected(self, choice: Choice) -> str:
-        """Describe what `auto` expects, for example:
-
-        predicted 9,800 tokens/s/GPU, give or take a factor of 1.10 (6% better than the best so
-        far), 71.0 of 79.0 GiB, 93% likely to fit
-        """
-        if choice.score is None:
-            return "far from every known layout; nothing is predicted yet"
-        if choice.improvement is None and isnan(self._candidates.step_seconds[choice.row]):
-            return "the least work per token; nothing is predicted on this device yet"
-        score, factor = self._in_words(choice.score), exp(choice.score_sd)
-        facts = [f"predicted {score}, give or take a factor of {factor:.2f}"]
-        if choice.front_gain is not None:
-            facts[0] += f" (expected to enlarge the front by {choice.front_gain:.1%})"
-        elif (better := choice.improvement) is not None:
-            gain = 1 - exp(-better) if self._is_time else exp(better) - 1
-            word = "better" if gain > 0 else "worse"
-            facts[0] += f" ({abs(gain):.0%} {word} than the best so far)"
-        limit = self._candidates.memory_limit_bytes
-        if choice.memory_bytes is not None and limit is not None:
-            facts.append(f"{choice.memory_bytes / 2**30:.1f} of {limit / 2**30:.1f} GiB")
-        if choice.fits is not None:
-            facts.append(f"{choice.fits:.0%} likely to fit")
-        if choice.fails > 0.15:
-            facts.append(f"{choice.fails:.0%} likely to fail as similar layouts did")
-        return ", ".join(facts)
-
-    def _ranked(self, row: int) -> str:
-        candidates = self._candidates
-        tokens, memory = candidates.tokens_per_second_per_gpu[row], candidates.memory_bytes[row]
-        limit = candidates.memory_limit_bytes
-        facts = []
-        if not isnan(tokens):
-            facts.append(f"{tokens:,.0f} tokens/s/GPU")
-        if not isnan(memory):
-            of_limit = "" if limit is None else f" of {limit / 2**30:.1f}"
-            facts.append(f"{memory / 2**30:.1f}{of_limit} GiB")
-        if not candidates.fits[row]:
-            facts.append("predicted not to fit")
-        rank = f"prediction ranks it {int(self._rows.rank[row]) + 1} of {len(candidates)}"
-        return f"{rank}: {', '.join(facts)}" if facts else rank
-
 
 def _proof(layout: Layout, outcome: OutOfMemory) -> MemoryProof:
     return MemoryProof(
         layout=layout, num_attempts=outcome.num_proofs, is_measured=outcome.excess is not None
     )
-
-
-def _is_useless(outcome: Outcome) -> bool:
-    """True for a measured value that is none: from a clock that stood still, 0 or infinite."""
-    return isinstance(outcome, Measured) and not 0 < outcome.value < inf
-
-
-def _scale(candidates: Candidates) -> float:
-    """Seconds of a step times tokens per second and GPU: the same for every layout of a cell.
-
-    1 if nothing is predicted.
-    """
-    products = candidates.step_seconds * candidates.tokens_per_second_per_gpu
-    known = products[np.isfinite(products)]
-    return float(known[0]) if len(known) else 1.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.search.trial_cost import TrialCost
-from orchestrator.search.searcher import Proposal
+from orchestrator.search.proposal import Proposal
 
 
 @dataclass(eq=False, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from orchestrator.core.search.trial_cost import TrialCost
-from orchestrator.search.searcher import Proposal
+from orchestrator.search.proposal import Proposal
 from orchestrator.sweep import sharing
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import CellSearch

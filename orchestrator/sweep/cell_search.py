@@ -10,28 +10,30 @@ from db.read.rows import Repeats, TrialRow
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
+from orchestrator.core.sweepfile.objective import LayoutNumbers, Objective
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.cell_plausibility import ToldLayout
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind, Fault
-from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
-from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.merit import NOTHING_ELSE, Merit, OtherMerits
+from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
-from orchestrator.search.searcher import Failed, Measured, OutOfMemory, Proposal, Searcher
+from orchestrator.search.layout_outcome import Failed, Measured, OutOfMemory
+from orchestrator.search.proposal import Proposal
+from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.attempts import CellAttempts
 from orchestrator.sweep.cell_life import CellEvent, CellLife, CellState
-from orchestrator.sweep.confirmation import Confirmation
+from orchestrator.sweep.confirmation import Confirmation, Repeat
 from orchestrator.sweep.ended_trials import EndedTrials
 from orchestrator.sweep.known_outcome import known_of, with_proofs
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.retries import Retries
-from orchestrator.sweep.stored_confirmation import confirmation_of, others_of
+from orchestrator.sweep.stored_confirmation import confirmation_of
 from orchestrator.sweep.told_layouts import ToldLayouts
+from orchestrator.sweep.trial_numbers import others_of
 
-# For a trial whose speed alone was read.
-UNKNOWN = OtherMerits()
 # With fewer ended trials the model mostly repeats its prior.
 FEWEST_TO_BOUND = 3
 # Share of a trial: a search that thinks longer keeps the GPUs waiting, so it thinks while they run.
@@ -77,8 +79,8 @@ class CellSearch:
     nothing_fits: str | None = None  # the evidence that no layout fits
     # Proposed while other trials ran, not launched yet.
     ahead: Proposal | None = None
-    # A measured trial to repeat, and why: taken from the search, not launched yet.
-    doubt: tuple[int, Layout, str] | None = None
+    # A doubtful result to repeat: taken from the search, not launched yet.
+    doubt: Repeat | None = None
     told: ToldLayouts = field(default_factory=ToldLayouts)
     # Digest of the fingerprint of the newest measurement.
     _fingerprint: str | None = None
@@ -115,11 +117,7 @@ class CellSearch:
         are condemned by this beyond what the store knows, as after axes were widened.
         """
         rows = list(trials)
-        self.launched, self.retries.waiting = 0, []
-        self._ended = EndedTrials(self.objective, self.merits)
-        self.ahead = self.doubt = None
-        self.life.take(CellEvent.READ_AGAIN)
-        self._is_checked = False
+        self._begin_to_read()
         # These were never launched, and may be proposed: their proof fell, or they were added just
         # before an orchestrator died.
         self.added = {
@@ -134,29 +132,7 @@ class CellSearch:
         )
         self.out_of_memory = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         for trial in rows:
-            self.launched += trial.was_launched
-            if trial.gpu_seconds is not None:
-                self.cost.note_reserved(
-                    trial.gpu_seconds, is_measured=trial.state is TrialState.MEASURED
-                )
-            # Keep waiting trials whose layout the file no longer names: their axis may
-            # come back.
-            if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
-                self.retries.waiting.append(trial)
-            is_over = trial.state in TERMINAL and trial.num_attempts
-            if is_over and trial.is_current_fingerprint is not False:
-                seconds = None if trial.implausible else trial.step_seconds_median
-                others = None
-                if self._ended.is_of_front:
-                    others = others_of(trial, self.searcher.memory_limit_bytes)
-                self._note(seconds, others)
-            if trial.is_current_fingerprint:
-                self._fingerprint = trial.fingerprint_digest
-        self.told = ToldLayouts()
-        for t in rows:
-            if t.is_current_fingerprint and t.step_seconds_median is not None:
-                told = ToldLayout(layout=t.layout, seconds=t.step_seconds_median)
-                self.told.note(t.id, told, is_implausible=t.implausible is not None)
+            self._read(trial)
         # The machine may have changed since earlier calls.
         self.confirmation = confirmation_of(
             rows,
@@ -171,6 +147,38 @@ class CellSearch:
         self._correct_search()
         self.nothing_fits = self.searcher.nothing_fits()
         return list(condemned)
+
+    def _begin_to_read(self) -> None:
+        """Forget what was known of the cell's trials, before they are read again."""
+        self.launched, self.retries.waiting = 0, []
+        self.told = ToldLayouts()
+        self._ended = EndedTrials(self.objective, self.merits)
+        self.ahead = self.doubt = None
+        self.life.take(CellEvent.READ_AGAIN)
+        self._is_checked = False
+
+    def _read(self, trial: TrialRow) -> None:
+        """Note a stored trial: its cost, its end, and whether it waits for another attempt."""
+        self.launched += trial.was_launched
+        if trial.gpu_seconds is not None:
+            is_measured = trial.state is TrialState.MEASURED
+            self.cost.note_reserved(trial.gpu_seconds, is_measured=is_measured)
+        # A layout that the file no longer names waits in the store: its axis may come back.
+        if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
+            self.retries.waiting.append(trial)
+        is_over = trial.state in TERMINAL and trial.num_attempts
+        if is_over and trial.is_current_fingerprint is not False:
+            seconds = None if trial.implausible else trial.step_seconds_median
+            others = None
+            if self._ended.is_of_front:
+                others = others_of(trial, self.searcher.memory_limit_bytes)
+            self._note(seconds, others)
+        if not trial.is_current_fingerprint:
+            return
+        self._fingerprint = trial.fingerprint_digest
+        if trial.step_seconds_median is not None:
+            told = ToldLayout(layout=trial.layout, seconds=trial.step_seconds_median)
+            self.told.note(trial.id, told, is_implausible=trial.implausible is not None)
 
     # -- the life of an attempt ------------------------------------------------------------------
 
@@ -363,28 +371,33 @@ class CellSearch:
             self.searcher.forget(self.ahead.layout)
             self.ahead = None
 
-    def take_doubt(self) -> tuple[int, Layout, str] | None:
-        """Return a measured trial that its neighbours contradict, and why; it is measured again."""
-        if self.doubt is not None and self.confirmation.was_doubted(self.doubt[0]):
+    def take_doubt(self) -> Repeat | None:
+        """Return the repeat of a measured trial that its neighbours contradict; None: no such."""
+        if self.doubt is not None and self.confirmation.was_doubted(self.doubt.trial_id):
             # Another repeat of it was begun since it was put back.
             self.doubt = None
         found = self._next_doubt()
-        if found is not None and found[0] in self.attempts.repeats:
+        if found is not None and found.trial_id in self.attempts.repeats:
             # An anchor of this trial runs, and a trial has one attempt at a time.
             return None
         self.doubt = None
         return found
 
-    def put_back_doubt(self, doubt: tuple[int, Layout, str]) -> None:
+    def put_back_doubt(self, doubt: Repeat) -> None:
         """Keep what `take_doubt` returned for the next time: it could not start yet."""
         self.doubt = doubt
 
-    def _next_doubt(self) -> tuple[int, Layout, str] | None:
+    def _next_doubt(self) -> Repeat | None:
         # Pass over a trial that was already repeated, before a restart or to confirm it.
         while self.doubt is None and (doubtful := self.searcher.doubtful()) is not None:
             trial_id = self.confirmation.trial_of(doubtful.layout)
             if trial_id is not None and not self.confirmation.was_doubted(trial_id):
-                self.doubt = trial_id, doubtful.layout, doubtful.why
+                self.doubt = Repeat(
+                    trial_id=trial_id,
+                    layout=doubtful.layout,
+                    purpose=Purpose.DOUBT,
+                    why=doubtful.why,
+                )
         return self.doubt
 
     def predicted_step(
@@ -414,12 +427,12 @@ class CellSearch:
 
     def value_of(self, step_seconds: float) -> float:
         """Return the objective of a step time."""
-        if self.objective is Objective.STEP_SECONDS:
-            return step_seconds
-        return self.cell.tokens_per_step / step_seconds / self.cell.num_gpus
+        value = LayoutNumbers.of_step(self.cell, step_seconds).value(self.objective)
+        assert value is not None, f"{self.objective} is no objective of speed"
+        return value
 
     def note_measured(
-        self, trial_id: int, layout: Layout, run: Run, others: OtherMerits = UNKNOWN
+        self, trial_id: int, layout: Layout, run: Run, others: OtherMerits = NOTHING_ELSE
     ) -> None:
         """Note that a trial was measured for the first time."""
         self.confirmation.note(trial_id, layout, run)
@@ -500,8 +513,9 @@ class CellSearch:
         return None if before == digest else before
 
     def _note(self, step_seconds: float | None, others: OtherMerits | None = None) -> None:
+        """Note the result of a trial that ended; None: it has no speed."""
         if self._ended.is_of_front:
-            self._ended.note_point(_merits_of(step_seconds, others or UNKNOWN))
+            self._ended.note_point(_merits_of(step_seconds, others or NOTHING_ELSE))
         else:
             self._ended.note(None if step_seconds is None else self.value_of(step_seconds))
 

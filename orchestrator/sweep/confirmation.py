@@ -19,9 +19,9 @@ from orchestrator.core.trial.drift import Drift, SpeedChange, fit
 from orchestrator.core.trial.failure_kinds import FailureKind, event_after
 from orchestrator.core.trial.front import most_repeats as most_repeats_of_front
 from orchestrator.core.trial.front import next_to_repeat
-from orchestrator.core.trial.front_verdict import FrontVerdict, OtherMerits, judge_front
+from orchestrator.core.trial.front_verdict import FrontVerdict, judge_front
 from orchestrator.core.trial.lifecycle import TrialEvent
-from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.merit import Merit, OtherMerits
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import (
@@ -36,7 +36,7 @@ from orchestrator.sweep.contradicting_trials import ContradictingTrials
 
 if TYPE_CHECKING:
     # Its models of a sweep file take as long to import as numpy, and `sweep status` needs none.
-    from orchestrator.core.sweepfile.sections import Confirm
+    from orchestrator.core.sweepfile.search_section import Confirm
 
 # The distance between anchors is doubled at most this often while the machine stays the same.
 MOST_QUIET = 3
@@ -104,7 +104,7 @@ class Confirmation:
         if trial_id == self._leader or len(some) > 1:
             self._leader = None  # it may have fallen behind
         elif self._leader is not None:
-            self._leader = min(self._leader, trial_id, key=self._place)
+            self._leader = min(self._leader, trial_id, key=self._speed_order)
 
     def _note_repeat(self, trial_id: int) -> None:
         self._fitted = None
@@ -195,7 +195,7 @@ class Confirmation:
             self.best()
         return self._leader is not None and self.was_repeated(self._leader)
 
-    def _place(self, trial_id: int) -> tuple[float, int]:
+    def _speed_order(self, trial_id: int) -> tuple[float, int]:
         return self.seconds_of(trial_id), trial_id
 
     def seconds_of(self, trial_id: int) -> float:
@@ -269,7 +269,7 @@ class Confirmation:
         if anchor is None or self.repeating:
             return None
         why = "to see whether the machine still works, since others hung one after the other"
-        return self._again(anchor, Purpose.ANCHOR, why)
+        return self._repeat_of(anchor, Purpose.ANCHOR, why)
 
     def next_check(
         self, confirm: Confirm, *, anchor_every: int, num_left: int = 0
@@ -281,20 +281,22 @@ class Confirmation:
         """
         if self._is_over or not confirm.repeats or not self._runs:
             return None
-        gap = (
-            anchor_every << (0 if self.change is not None else min(self._num_anchored, MOST_QUIET))
-            if anchor_every
-            else 0
-        )
-        if not self._num_repeated and num_left > anchor_every:
-            gap = min(gap, FIRST_ANCHOR)
-        if (
-            gap
-            and (self._since_anchor >= gap or self.was_paused)
-            and (anchor := self._next_anchor()) is not None
-        ):
-            return anchor
-        return self._next_wrong()
+        gap = self._anchor_gap(anchor_every, num_left)
+        is_due = gap and (self._since_anchor >= gap or self.was_paused)
+        anchor = self._next_anchor() if is_due else None
+        return anchor if anchor is not None else self._next_contradicting()
+
+    def _anchor_gap(self, anchor_every: int, num_left: int) -> int:
+        """Return after how many measured trials the next anchor is due; 0: there are none.
+
+        The gap doubles with each anchor while the machine's speed stays the same.
+        """
+        if not anchor_every:
+            return 0
+        doublings = 0 if self.change is not None else min(self._num_anchored, MOST_QUIET)
+        gap = anchor_every << doublings
+        is_first = not self._num_repeated and num_left > anchor_every
+        return min(gap, FIRST_ANCHOR) if is_first else gap
 
     def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
         """Return what to repeat after the search has ended.
@@ -305,7 +307,7 @@ class Confirmation:
             return None
         # As the next call would after reading them from the store.
         self._contradicting.compare_all()
-        wanted = self._next_wrong() or (
+        wanted = self._next_contradicting() or (
             self._next_of_front(confirm)
             if self.has_other_merits
             else self._next_to_confirm(confirm)
@@ -328,7 +330,7 @@ class Confirmation:
         if not confirm.repeats or not self._runs or self.is_best_repeated:
             return None
         assert self._leader is not None, "something was measured"
-        return self._again(
+        return self._repeat_of(
             self._leader,
             Purpose.CONFIRMATION,
             "run 2 to confirm it, the best when the budget ended the search",
@@ -367,7 +369,7 @@ class Confirmation:
             if others
             else "the best so far"
         )
-        return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
+        return self._repeat_of(verdict.repeat, Purpose.CONFIRMATION, why)
 
     @property
     def has_other_merits(self) -> bool:
@@ -405,7 +407,7 @@ class Confirmation:
         if found in front.rivals:
             place = "could be on the front"
         why = f"run {len(self._runs[found]) + 1} to confirm it, since it {place}"
-        return self._again(found, Purpose.CONFIRMATION, why)
+        return self._repeat_of(found, Purpose.CONFIRMATION, why)
 
     def _most_of_front(self, confirm: Confirm) -> int:
         verdict = self.front()
@@ -444,7 +446,9 @@ class Confirmation:
         num = self._since_anchor
         measured = f"after {num} measured {'trial' if num == 1 else 'trials'}"
         why = "after a pause" if self.was_paused else measured
-        return self._again(anchor, Purpose.ANCHOR, f"to see whether the machine has changed, {why}")
+        return self._repeat_of(
+            anchor, Purpose.ANCHOR, f"to see whether the machine has changed, {why}"
+        )
 
     def _anchor(self) -> int | None:
         """Return the trial that is measured again and again: the first that can be.
@@ -466,14 +470,14 @@ class Confirmation:
         at = self._runs[first][0].at
         return min((first, *takewhile(lambda trial_id: self._runs[trial_id][0].at == at, able)))
 
-    def _next_wrong(self) -> Repeat | None:
+    def _next_contradicting(self) -> Repeat | None:
         """Return a trial of a pair that contradicts physics; each is repeated once."""
         if self._contradicting.has_unchecked:
             best = self.best()
             assert best is not None, "something was measured"
             self._contradicting.check(self._timed, best_seconds=best[1], may_repeat=self._may_check)
         found = self._contradicting.next(self._may_check)
-        return None if found is None else self._again(found[0], Purpose.PHYSICS, found[1])
+        return None if found is None else self._repeat_of(found[0], Purpose.PHYSICS, found[1])
 
     def _may_check(self, trial_id: int) -> bool:
         return (
@@ -497,7 +501,7 @@ class Confirmation:
             for trial_id in trial_ids
         }
 
-    def _again(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
+    def _repeat_of(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
         return Repeat(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
 
     def ended_early_that_could_win(self) -> dict[int, frozenset[str]]:

@@ -1,7 +1,8 @@
 """Decides which attempt to start next, and starts it.
 
 Retries come first, then anchors and doubtful results, then new layouts, then confirmations.
-placement.py says which cell may start one; outcomes.py records how they end.
+placement.py says which cell may start one, trial_requests.py what its ranks are asked;
+outcomes.py records how they end.
 """
 
 from __future__ import annotations
@@ -12,19 +13,9 @@ from collections.abc import Mapping, Sequence
 from db.write.writes import NewAttempt, NewTrial
 from orchestrator.core.machines.packing import FreeOnNode
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.workload_section import (
-    compiles_layers,
-    is_one_process_per_node,
-    reports_on_last_node,
-    steps_per_line,
-    varying_options,
-)
-from orchestrator.core.trial.limits import PredictedStep, resolve_limits
-from orchestrator.core.trial.line_count import counting_plan
-from orchestrator.core.trial.merit import Merit
-from orchestrator.core.trial.protocol import Device, TrialRequest
-from orchestrator.core.trial.purpose import DOUBTS, Purpose
-from orchestrator.search.searcher import Proposal
+from orchestrator.core.trial.limits import PredictedStep
+from orchestrator.core.trial.purpose import DOUBTS
+from orchestrator.search.proposal import Proposal
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.budgets import Budgets
 from orchestrator.sweep.call import Call
@@ -37,6 +28,7 @@ from orchestrator.sweep.node_pool import NodePool
 from orchestrator.sweep.outcomes import Outcomes
 from orchestrator.sweep.placement import Placement, most_at_once
 from orchestrator.sweep.progress import BUDGETS, CONFIRMED, DECIDED, StopReason
+from orchestrator.sweep.trial_requests import TrialRequests
 
 logger = logging.getLogger(__name__)
 
@@ -60,24 +52,14 @@ class Dispatch:
         missing_nodes: MissingNodes,
         budgets: Budgets,
         cell_searches: CellSearches,
+        requests: TrialRequests,
     ) -> None:
-        self._call, self._spec, self._clock = call, call.spec, call.clock
+        self._call, self._clock = call, call.clock
         self._scheduler, self._attempts = call.scheduler, call.attempts
         self._outcomes, self._node_pool, self._placement = outcomes, node_pool, placement
         self._missing_nodes, self._budgets = missing_nodes, budgets
-        self._cell_searches = cell_searches
+        self._cell_searches, self._requests = cell_searches, requests
         self._settings = call.spec.search
-        self._limits = call.spec.measurement.limits.asked
-        # By whether the attempt confirms a layout.
-        self._plans = {
-            confirms: call.spec.measurement.plan(call.scheduler.slots.device, confirms=confirms)
-            for confirms in (False, True)
-        }
-        self._options = call.spec.workload.options.as_written()
-        # A trial that cannot be the fastest may still be on a front.
-        device = call.scheduler.slots.device
-        is_only_speed = call.spec.merits == (Merit.SPEED,)
-        self._stops_early = is_only_speed and call.spec.search.stops_early(device)
 
     def start_what_fits(self) -> None:
         """Start attempts until no more may start, or no cell wants one."""
@@ -257,9 +239,7 @@ class Dispatch:
             if repeat is not None and self._repeat(search, nodes, repeat):
                 return None
             if repeat is None and (doubt := search.take_doubt()) is not None:
-                trial_id, layout, why = doubt
-                repeat = Repeat(trial_id=trial_id, layout=layout, purpose=Purpose.DOUBT, why=why)
-                if self._repeat(search, nodes, repeat):
+                if self._repeat(search, nodes, doubt):
                     return None
                 search.put_back_doubt(doubt)
         reason = self._new(search, nodes)
@@ -434,49 +414,4 @@ class Dispatch:
                 logger.info("Trial %d again: %s", trial_id, attempt.begins.why, extra=extra)
             self._attempts.start(attempt, trial_id, number, now=self._clock())
             shape = self._call.searches[attempt.cell_id].shape
-            self._scheduler.start(self._request(attempt), shape, attempt.nodes)
-
-    def _request(self, attempt: Attempt) -> TrialRequest:
-        workload, layout = self._spec.workload, attempt.layout
-        begins, device = attempt.begins, self._scheduler.slots.device
-        plan = self._plans[
-            isinstance(begins, NewAttempt) and begins.purpose is Purpose.CONFIRMATION
-        ]
-        search = self._call.searches[attempt.cell_id]
-        best = search.confirmation.best()
-        # Only a trial's first attempt may be ended early.
-        is_first = attempt.number == 1 and not attempt.is_repeat
-        may_count = workload.name == "command" and not attempt.is_repeat
-        if may_count and search.told.has_to_count(layout):
-            predicted = attempt.predicted
-            seconds = predicted.seconds if predicted is not None else None
-            every = steps_per_line(workload)
-            plan = counting_plan(plan, predicted_seconds=seconds, steps_per_line=every)
-        elif best is not None and is_first and self._stops_early:
-            plan = plan.model_copy(update={"beat_seconds": best[1]})
-        limits = resolve_limits(
-            self._limits,
-            plan=plan,
-            num_ranks=layout.world_size,
-            predicted=attempt.predicted,
-            compiles=compiles_layers(workload, layout.options, on_gpu=device is Device.CUDA),
-        )
-        return TrialRequest(
-            sweep=self._spec.name,
-            trial_id=attempt.trial_id,
-            attempt=attempt.number,
-            workload=workload.name,
-            options={**self._options, **varying_options(workload, layout)},
-            model=attempt.cell.model,
-            sequence_length=attempt.cell.sequence_length,
-            layout=layout,
-            device=device,
-            measurement=plan,
-            limits=limits,
-            seed=self._settings.seed,
-            one_rank_per_node=is_one_process_per_node(workload),
-            reports_on_last_node=reports_on_last_node(workload),
-            peaks=self._outcomes.peaks.of(layout.precision),
-            elapsed_seconds=self._call.seconds,
-            nodes=attempt.nodes,
-        )
+            self._scheduler.start(self._requests.of(attempt), shape, attempt.nodes)

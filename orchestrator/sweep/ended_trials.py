@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from orchestrator.core.problem.hypervolume import hypervolume, on_front
-from orchestrator.core.sweepfile.sections import Objective, Plateau
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.search_section import Plateau
 from orchestrator.core.trial.merit import Merit
 
 
@@ -20,8 +21,7 @@ class EndedTrials:
     def __init__(self, objective: Objective, merits: Sequence[Merit] = (Merit.SPEED,)) -> None:
         self._merits = tuple(merits)
         self._is_of_front = self._merits != (Merit.SPEED,)
-        is_time = objective is Objective.STEP_SECONDS and not self._is_of_front
-        self._sign = -1.0 if is_time else 1.0
+        self._sign = 1.0 if self._is_of_front or objective.is_larger_better else -1.0
         self._front = np.empty((0, len(self._merits)))
         # Larger is better; -inf without a value.
         self._values: list[float] = []

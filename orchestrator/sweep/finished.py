@@ -15,7 +15,7 @@ from db.store import Store
 from db.types import SweepState
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Search
+from orchestrator.core.sweepfile.search_section import Search
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import INITIAL, UNDER_WAY, TrialState

@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import nan
 
 from db.read.rows import TrialRow
-from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.peak_memory import held_peak
-from orchestrator.search.searcher import (
+from orchestrator.search.layout_outcome import (
     Condemned,
     Failed,
     Known,
@@ -20,6 +20,7 @@ from orchestrator.search.searcher import (
     SetAside,
     UnderWay,
 )
+from orchestrator.sweep.trial_numbers import numbers_of
 from orchestrator.sweep.verdict import relative_excess
 
 
@@ -42,7 +43,7 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
         case TrialState.MEASURED if trial.is_current_fingerprint is False:
             return None
         case TrialState.MEASURED:
-            value = nan if trial.implausible else objective_of(trial, objective)
+            value = nan if trial.implausible else numbers_of(trial).value(objective)
             assert value is not None, f"trial {trial.id} is measured and has no number"
             return Measured(
                 value=value,
@@ -70,12 +71,3 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
             return Failed()
         case TrialState.QUEUED | TrialState.LAUNCHING | TrialState.RUNNING:
             return UnderWay()
-
-
-def objective_of(trial: TrialRow, objective: Objective) -> float | None:
-    """Return the number that the sweep ranks by; None if the trial has none."""
-    return (
-        trial.step_seconds_median
-        if objective is Objective.STEP_SECONDS
-        else trial.tokens_per_second_per_gpu
-    )

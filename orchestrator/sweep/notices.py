@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.sweep.progress import BUDGETS, CellSettled, Snapshot, StopReason, SweepResult

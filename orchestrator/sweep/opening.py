@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 
 from orchestrator.cluster.contract import Prober, shapes_of
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.search.planner import memory_limit_bytes
 from orchestrator.core.sweepfile.budget import Price, budget_of, check_objectives, price_of
-from orchestrator.core.sweepfile.sections import Exclusive
+from orchestrator.core.sweepfile.measurement_section import Exclusive
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
 from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.budgets import Budgets
@@ -33,6 +34,7 @@ from orchestrator.sweep.requests import RequestTaker
 from orchestrator.sweep.reuse import reuse_measured
 from orchestrator.sweep.snapshots import Snapshots
 from orchestrator.sweep.spending import Spending
+from orchestrator.sweep.trial_requests import TrialRequests
 from orchestrator.sweep.winner_profiles import WinnerProfiles
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,8 @@ def open_loop(call: Call) -> Loop:
     node_pool.refresh(now=True)
     hardware = call.hardware(scheduler.slots)
     stored_peaks, device_name = store.measured_peaks(call.sweep_id), scheduler.slots.device_name
-    outcomes = Outcomes(call, MeasuredPeaks(stored_peaks, device_name=device_name))
+    peaks = MeasuredPeaks(stored_peaks, device_name=device_name)
+    outcomes = Outcomes(call, peaks)
     price = price_of(spec, hardware)
     check_objectives(
         spec,
@@ -67,11 +70,7 @@ def open_loop(call: Call) -> Loop:
     spending = _begin_session(call, price)
     cell_searches = CellSearches(call, hardware, read(call, hardware))
     node_pool.usable(scheduler.slots.nodes)  # they answer while cells are opened
-    for cell, shape in shapes.items():
-        _open_cell(call, cell, shape, outcomes, cell_searches)
-        # Opening many cells may take longer than the lease lasts.
-        if call.lease.is_due:
-            call.lease.renew(scheduler.leased())
+    _open_cells(call, shapes, outcomes, cell_searches)
     placement = Placement(
         scheduler.slots.nodes,
         exclusive=spec.measurement.exclusive is Exclusive.NODE,
@@ -85,6 +84,7 @@ def open_loop(call: Call) -> Loop:
         missing_nodes=MissingNodes(call, placement, node_pool),
         budgets=Budgets(call, spending),
         cell_searches=cell_searches,
+        requests=TrialRequests(call, peaks),
     )
     newest = [search.confirmation.newest or 0.0 for search in call.searches.values()]
     return Loop(
@@ -163,6 +163,16 @@ def _begin_session(call: Call, price: Price | None) -> Spending:
         leased=scheduler.leased(),
     )
     return spending
+
+
+def _open_cells(
+    call: Call, shapes: Mapping[Cell, Shape], outcomes: Outcomes, cell_searches: CellSearches
+) -> None:
+    for cell, shape in shapes.items():
+        _open_cell(call, cell, shape, outcomes, cell_searches)
+        # Opening many cells may take longer than the lease lasts.
+        if call.lease.is_due:
+            call.lease.renew(call.scheduler.leased())
 
 
 def _open_cell(

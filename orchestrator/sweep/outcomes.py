@@ -25,15 +25,14 @@ from orchestrator.core.trial.failure_kinds import (
 )
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint, changes
-from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
-from orchestrator.core.trial.machine_load import disturbance_text, relative_sd
+from orchestrator.core.trial.machine_load import MachineLoad, disturbance_text, relative_sd
 from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.merit import headroom
+from orchestrator.core.trial.merit import OtherMerits, headroom
 from orchestrator.core.trial.peak_memory import held_peak, taken_peak
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
-from orchestrator.search.searcher import OutOfMemory
+from orchestrator.search.layout_outcome import OutOfMemory
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import CellSearch
@@ -67,7 +66,7 @@ class Outcomes:
 
     def __init__(self, call: Call, peaks: MeasuredPeaks) -> None:
         self._call, self._store, self._epoch = call, call.store, call.epoch
-        self._attempts, self._slots, self.peaks = call.attempts, call.scheduler.slots, peaks
+        self._attempts, self._slots, self._peaks = call.attempts, call.scheduler.slots, peaks
         self._plan = call.spec.measurement.plan(call.scheduler.slots.device)
         # Trials of the sweep by their state in the store. `counts` adds those under way.
         self._stored: Counter[TrialState] = Counter()
@@ -275,7 +274,7 @@ class Outcomes:
             cell=attempt.cell,
             layout=layout,
             plan=self._plan,
-            peaks=self.peaks,
+            peaks=self._peaks,
             code=self._call.code,
             device_name=self._slots.device_name,
             is_repeat=attempt.is_repeat,
@@ -284,7 +283,7 @@ class Outcomes:
         if isinstance(verdict.outcome, Measurement) and verdict.fingerprint is not None:
             # Note the peak now: the next attempt of this poll is judged with it.
             device_name = verdict.fingerprint.stack.device_name
-            self.peaks.note(
+            self._peaks.note(
                 event.reports, verdict.outcome, precision=layout.precision, device_name=device_name
             )
         return verdict
@@ -383,19 +382,8 @@ class Outcomes:
             search.note_implausible(trial_id, told, peak_memory_bytes=peak)
             self._free(search)
             return f"measured, but its numbers cannot be true: {measurement.implausible}"
-        if (bound := measurement.step_seconds_bound) is not None and not is_repeat:
-            self._stored[TrialState.MEASURED] += 1
-            told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
-            fastest = Run(
-                step_seconds=bound,
-                load_sd=relative_sd(load),
-                at=at.timestamp(),
-                nodes=attempt.nodes,
-                purpose=attempt.purpose,
-            )
-            search.note_ended_early(trial_id, told, fastest, peak_memory_bytes=peak)
-            self._free(search)
-            return f"ended early: a step takes {bound:.3g} s at least, too long to be the best"
+        if measurement.step_seconds_bound is not None and not is_repeat:
+            return self._ended_early(search, attempt, measurement, load, at)
         if is_repeat and not search.confirmation.has(trial_id):
             return "measured again, but the numbers of its trial cannot be true"
         run = Run(
@@ -423,8 +411,36 @@ class Outcomes:
                 joules_per_token=joules,
             )
             self._free(search)
+        return self._speed_text(measurement, load)
+
+    def _ended_early(
+        self,
+        search: CellSearch,
+        attempt: Attempt,
+        measurement: Measurement,
+        load: MachineLoad,
+        at: dt.datetime,
+    ) -> str:
+        bound = measurement.step_seconds_bound
+        assert bound is not None, "a trial that was ended early has a bound"
+        self._stored[TrialState.MEASURED] += 1
+        told = ToldLayout(layout=attempt.layout, seconds=measurement.step_time.median)
+        fastest = Run(
+            step_seconds=bound,
+            load_sd=relative_sd(load),
+            at=at.timestamp(),
+            nodes=attempt.nodes,
+            purpose=attempt.purpose,
+        )
+        peak = held_peak(measurement)
+        search.note_ended_early(attempt.trial_id, told, fastest, peak_memory_bytes=peak)
+        self._free(search)
+        return f"ended early: a step takes {bound:.3g} s at least, too long to be the best"
+
+    def _speed_text(self, measurement: Measurement, load: MachineLoad) -> str:
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
         spoiled = disturbance_text(load)
+        # The details are told once, until an attempt is not disturbed.
         was_told, self._is_load_told = self._is_load_told, spoiled is not None
         disturbed = "" if spoiled is None else " (disturbed)" if was_told else f"; {spoiled}"
         return f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}{disturbed}"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from orchestrator.cluster.contract import Slots
 from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape, WaitingGang
-from orchestrator.core.sweepfile.sections import Search
+from orchestrator.core.sweepfile.search_section import Search
 from orchestrator.sweep import sharing
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.cell_search import CellSearch

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.sweepfile.search_section import Confirm
 from orchestrator.sweep.cell_search import CellSearch
 
 # Trials of each cell before any cell continues: after this many a search is near its best, and a

@@ -8,14 +8,13 @@ from math import inf
 from db.read.rows import Repeats, TrialRow
 from db.store_reads import StoreReads
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.front_verdict import OtherMerits
 from orchestrator.core.trial.machine_load import relative_sd
-from orchestrator.core.trial.merit import Merit, headroom
-from orchestrator.core.trial.peak_memory import taken_peak
+from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT
 from orchestrator.sweep.confirmation import Confirmation
+from orchestrator.sweep.trial_numbers import others_of
 
 # How many of a cell's fastest trials are read from the store if its machine was seen to change.
 LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT
@@ -73,17 +72,6 @@ def confirmation_of(
             confirmation.note_others(trial.id, others_of(trial, device_memory_bytes))
     confirmation.was_paused = bool(runs) and was_paused
     return confirmation
-
-
-def others_of(trial: TrialRow, device_memory_bytes: float | None) -> OtherMerits:
-    """Return what is known of a measured trial besides its speed.
-
-    `device_memory_bytes`: of the device, if the trial does not name it.
-    """
-    return OtherMerits(
-        headroom=headroom(taken_peak(trial), trial.device_memory_bytes or device_memory_bytes),
-        joules_per_token=trial.joules_per_token,
-    )
 
 
 def _only_run(trial: TrialRow) -> Run:

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from db.read.rows import TrialRow
-from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.merit import dollars_per_billion_tokens
 from orchestrator.search.optuna_storage import StudyState, StudyTrial
-from orchestrator.sweep.stored_confirmation import others_of
+from orchestrator.sweep.trial_numbers import numbers_of
 
 OTHER_SOFTWARE = "measured with another fingerprint than the newest"
 NOT_ENDED = "not ended"
@@ -48,8 +47,12 @@ def study_trials(
             continue
         values = None
         if state is StudyState.COMPLETE:
-            known = _values(trial, price_per_gpu_hour, device_memory_bytes)
-            told = [known[objective] for objective in objectives]
+            known = numbers_of(
+                trial,
+                device_memory_bytes=device_memory_bytes,
+                price_per_gpu_hour=price_per_gpu_hour,
+            )
+            told = [known.value(objective) for objective in objectives]
             values = tuple(value for value in told if value is not None)
             if len(values) < len(told):
                 absent = objectives[told.index(None)]
@@ -68,23 +71,6 @@ def study_trials(
             )
         )
     return found, dict(left_out)
-
-
-def _values(
-    trial: TrialRow, price_per_gpu_hour: float | None, device_memory_bytes: float | None
-) -> dict[Objective, float | None]:
-    """Return a measured trial's value of each objective, as stored; None: unknown."""
-    speed, others = trial.tokens_per_second_per_gpu, others_of(trial, device_memory_bytes)
-    cost = None
-    if speed is not None and price_per_gpu_hour is not None:
-        cost = dollars_per_billion_tokens(speed, price_per_gpu_hour)
-    return {
-        Objective.TOKENS_PER_SECOND_PER_GPU: speed,
-        Objective.STEP_SECONDS: trial.step_seconds_median,
-        Objective.MEMORY_HEADROOM: others.headroom,
-        Objective.DOLLARS_PER_BILLION_TOKENS: cost,
-        Objective.JOULES_PER_TOKEN: others.joules_per_token,
-    }
 
 
 def _state(trial: TrialRow) -> StudyState | str:

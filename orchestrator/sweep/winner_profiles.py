@@ -11,7 +11,7 @@ from db.store import Store
 from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Profiled
+from orchestrator.core.sweepfile.measurement_section import Profiled
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.rank_profile import ProfilePlan
 from orchestrator.sweep.call import Call

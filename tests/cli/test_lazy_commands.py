@@ -24,7 +24,7 @@ NEVER = (
     "orchestrator.cli.run.command",
     "orchestrator.cli.ui.command",
     "orchestrator.core.frameworks",
-    "orchestrator.core.sweepfile.sections",
+    "orchestrator.core.sweepfile.search_section",
     "ray",
     "scipy",
     "sqlalchemy.orm",

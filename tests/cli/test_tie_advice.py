@@ -10,7 +10,7 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.problem.layout import Layout, Recompute
-from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.sweepfile.search_section import Confirm
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.winner import Margin
 from orchestrator.report import tie_advice

@@ -18,7 +18,7 @@ from orchestrator.cluster.simulated import NODE_AWAY_SECONDS, SimulatedScheduler
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.hardware import DEVICES
-from orchestrator.core.sweepfile.sections import WAIT_FOR_NODES_SECONDS
+from orchestrator.core.sweepfile.measurement_section import WAIT_FOR_NODES_SECONDS
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint

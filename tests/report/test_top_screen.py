@@ -14,7 +14,8 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.report.live_sweep import LiveRows, LiveSweep
-from orchestrator.report.top_screen import COLUMNS, SORTS, TableName, head_lines, table
+from orchestrator.report.top_head import head_lines
+from orchestrator.report.top_screen import COLUMNS, SORTS, TableName, table
 from tests.cli.cli_store import FORMULA, HOSTILE, Filled, fill
 from tests.db.builders import Bench, record_failure, start_repeat
 

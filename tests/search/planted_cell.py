@@ -13,8 +13,10 @@ from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
-from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
-from orchestrator.search.searcher import Measured, Outcome, OutOfMemory, Searcher
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.search_section import Search, Strategy
+from orchestrator.search.layout_outcome import Measured, Outcome, OutOfMemory
+from orchestrator.search.searcher import Searcher
 
 NUM_LAYERS = 32
 LIMIT_BYTES = 79.0 * 2**30

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
 from orchestrator.core.search.told import Told
-from orchestrator.core.sweepfile.sections import Search, Strategy
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search.auto_sampler import CONSIDERED
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 

@@ -18,18 +18,19 @@ from orchestrator.core.problem.dominance import needs_at_least
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.search.planner import Candidates
-from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search import optuna_proposals
-from orchestrator.search.searcher import (
+from orchestrator.search.layout_outcome import (
     Condemned,
     Failed,
     Known,
     Measured,
     Outcome,
     OutOfMemory,
-    Searcher,
     UnderWay,
 )
+from orchestrator.search.searcher import Searcher
 from tests.search.planted_cell import (
     LIMIT_BYTES,
     NUM_LAYERS,

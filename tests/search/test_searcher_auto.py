@@ -19,8 +19,9 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
-from orchestrator.core.sweepfile.sections import Search, Strategy
-from orchestrator.search.searcher import Failed, Known, Measured, OutOfMemory, Searcher
+from orchestrator.core.sweepfile.search_section import Search, Strategy
+from orchestrator.search.layout_outcome import Failed, Known, Measured, OutOfMemory
+from orchestrator.search.searcher import Searcher
 from tests.search.planted_cell import (
     LIMIT_BYTES,
     NUM_LAYERS,

@@ -9,7 +9,8 @@ import pytest
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.trial_cost import TrialCost
-from orchestrator.core.sweepfile.sections import Measuring, Strategy
+from orchestrator.core.sweepfile.measurement_section import Measuring
+from orchestrator.core.sweepfile.search_section import Strategy
 from orchestrator.sweep.attempt_cost import AttemptCost
 from tests.search.planted_cell import planted, searcher
 

@@ -14,20 +14,21 @@ from db.store import Store
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.sections import Objective, Strategy
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.search_section import Strategy
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
-from orchestrator.search.searcher import (
+from orchestrator.search.layout_outcome import (
     Condemned,
     Failed,
     Known,
     Measured,
     OutOfMemory,
-    Searcher,
     UnderWay,
 )
+from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.attempts import CellAttempts
 from orchestrator.sweep.cell_life import CellLife
@@ -141,7 +142,7 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
     run.confirmation.begin(1)
     found = run.take_doubt()
     assert found is not None
-    assert found[:2] == (2, lone)
+    assert (found.trial_id, found.layout, found.purpose) == (2, lone, Purpose.DOUBT)
     assert run.take_doubt() is None
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.problem.layout import Layout, Recompute
-from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.sweepfile.search_section import Confirm
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose

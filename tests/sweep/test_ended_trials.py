@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.sweepfile.sections import Objective, Plateau
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.search_section import Plateau
 from orchestrator.core.trial.merit import Merit
 from orchestrator.sweep.ended_trials import EndedTrials
 

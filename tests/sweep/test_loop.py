@@ -34,7 +34,9 @@ from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint, Software, Stack
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
-from orchestrator.search.searcher import DoubtfulResult, Failed, Measured, Proposal, Searcher
+from orchestrator.search.layout_outcome import Failed, Measured
+from orchestrator.search.proposal import DoubtfulResult, Proposal
+from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.cell_search import PlannedSearch
 from orchestrator.sweep.cell_searches import CellSearches
 from orchestrator.sweep.progress import Snapshot, Stop, StopReason, SweepResult

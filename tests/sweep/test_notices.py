@@ -11,7 +11,7 @@ from orchestrator.core.errors import StoreUnavailable
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.sweep.notices import EQUAL_FAILURES, NoticeEvent, Notices

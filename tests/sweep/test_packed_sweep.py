@@ -13,7 +13,7 @@ import pytest
 from db.store import Store
 from orchestrator.cluster.contract import SchedulerEvent, Slots
 from orchestrator.core.machines.packing import Shape
-from orchestrator.core.sweepfile.sections import WAIT_FOR_NODES_SECONDS
+from orchestrator.core.sweepfile.measurement_section import WAIT_FOR_NODES_SECONDS
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, TrialRequest

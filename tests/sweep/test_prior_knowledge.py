@@ -17,9 +17,10 @@ import pytest
 from db.read import observations
 from db.read.observations import ObservationRow
 from db.store import Store
+from orchestrator.core.physics.collective_group import ring_seconds
 from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.physics.memory import predict_memory
-from orchestrator.core.physics.step_time import predict_step_time, ring_seconds
+from orchestrator.core.physics.step_time import predict_step_time
 from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, UNLIMITED_BYTES, Hardware

@@ -12,7 +12,7 @@ from orchestrator.cli.run.progress import Progress
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.purpose import Purpose

@@ -22,9 +22,11 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.search.proposal import Proposal
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
-from orchestrator.search.searcher import Proposal, Searcher
+from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.cell_search import CellSearch
+from orchestrator.sweep.confirmation import Repeat
 from orchestrator.sweep.finished import finished_before
 from orchestrator.sweep.progress import Stop, StopReason
 from orchestrator.sweep.run import run_sweep
@@ -209,7 +211,7 @@ def test_a_repeat_of_older_software_does_not_make_it_the_current_one_again(
 ) -> None:
     asked: list[int] = []
 
-    def doubted(run_of_cell: CellSearch) -> tuple[int, Layout, str] | None:
+    def doubted(run_of_cell: CellSearch) -> Repeat | None:
         layout = next(
             (t.layout for t in store.trials(1) if t.id == 1 and t.state is TrialState.MEASURED),
             None,
@@ -217,7 +219,7 @@ def test_a_repeat_of_older_software_does_not_make_it_the_current_one_again(
         if layout is None or asked:
             return None
         asked.append(1)
-        return 1, layout, "doubt"
+        return Repeat(trial_id=1, layout=layout, purpose=Purpose.DOUBT, why="doubt")
 
     monkeypatch.setattr(CellSearch, "_next_doubt", doubted)
     scheduler = Mixed(

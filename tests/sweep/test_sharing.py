@@ -12,7 +12,7 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.sweepfile.search_section import Confirm
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState

@@ -12,7 +12,7 @@ import pytest
 
 from db.sql import readonly
 from db.store import Store
-from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.node_report import GpuUsage

@@ -42,7 +42,7 @@ class Recorder(Protocol):
     def recording(self) -> AbstractContextManager[object]: ...
 
     def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
-        """Say what these tensors are, which are alive now."""
+        """Note the kind of these tensors, which exist now."""
         ...
 
     def allocations(self) -> list[Allocation]: ...
@@ -54,7 +54,7 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
     def __init__(self) -> None:
         super().__init__()
         self._allocations: list[Allocation] = []
-        self._alive: dict[int, int] = {}  # storage -> its allocation
+        self._index_by_storage: dict[int, int] = {}  # of what is not freed
         # So that the end of a storage is noticed, and its key may be used again.
         self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._changes = 0
@@ -70,12 +70,12 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
             yield
 
     def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
-        """Say what these tensors are, which are alive now, unless it is known."""
+        """Note the kind of these tensors, which exist now, unless it is known."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             # It may have been there before: only results of operations are seen.
             self._follow(storage)
-            index = self._alive.get(storage._cdata)
+            index = self._index_by_storage.get(storage._cdata)
             if index is not None and self._allocations[index].kind is None:
                 self._allocations[index] = replace(self._allocations[index], kind=kind)
 
@@ -108,11 +108,11 @@ class TrackedTensors(LiveTensors):  # type: ignore[no-untyped-call]  # as LiveTe
 
     def _begin(self, key: int, num_bytes: int, *, kind: MemoryKind | None = None) -> None:
         self._changes += 1
-        self._alive[key] = len(self._allocations)
+        self._index_by_storage[key] = len(self._allocations)
         self._allocations.append(Allocation(num_bytes=num_bytes, made_at=self._changes, kind=kind))
 
     def _end(self, key: int, *, kind: MemoryKind | None = None) -> None:
-        index = self._alive.pop(key, None)
+        index = self._index_by_storage.pop(key, None)
         if index is not None:
             self._changes += 1
             allocation = self._allocations[index]
@@ -152,7 +152,7 @@ class AllocatorHistory:
             self._records = False
 
     def note(self, kind: MemoryKind, tensors: Iterable[Tensor]) -> None:
-        """Say what these tensors are, which are alive now."""
+        """Note the kind of these tensors, which exist now."""
         storages = [tensor.untyped_storage() for tensor in tensors if tensor.is_cuda]
         if not self._records:
             self._before |= {each.data_ptr(): each.nbytes() for each in storages}

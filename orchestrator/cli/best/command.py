@@ -30,12 +30,9 @@ from orchestrator.report.ranking import (
     MAX_TIED_SHOWN,
     NOT_COMPARED,
     Ranking,
-    ended_early_text,
-    implausible_text,
-    load_text,
     rank_cell,
-    why_no_best,
 )
+from orchestrator.report.remarks import ended_early_text, implausible_text, load_text, why_no_best
 from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:

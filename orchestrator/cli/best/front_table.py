@@ -28,7 +28,7 @@ from orchestrator.report.fronts import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.core.sweepfile.sections import Objective
+    from orchestrator.core.sweepfile.objective import Objective
 
 # Layouts that could be on a front, the likeliest; JSON and CSV have all of them.
 MAX_POSSIBLE_SHOWN = 8

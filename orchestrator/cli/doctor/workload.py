@@ -72,9 +72,9 @@ def check_workload(file: Path, overrides: list[str] | None, *, as_json: bool) ->
     if not as_json:
         note(f"Running some steps of {smallest.cell.key}, {smallest.layout.short} ...")
     run = _run(spec, smallest, device, devices[: smallest.cell.num_gpus])
-    from orchestrator.core.machines.program_contract import judge_run
+    from orchestrator.core.machines.program_contract import judge_contract
 
-    checks += judge_run(run)
+    checks += judge_contract(run)
     log = run.failure.log_tail.rstrip().splitlines() if run.failure is not None else []
     _show(checks, smallest, log[-LOG_LINES_SHOWN:], as_json=as_json)
     if any(check.status is Status.FAIL for check in checks):

@@ -212,7 +212,7 @@ def _export_optuna(
     """Write a study SWEEP/CELL for each cell, and say what was left out."""
     # Optuna takes 0.5 s to import.
     from db.connection.foreign_storage import errors_in_one_line
-    from orchestrator.core.sweepfile.sections import objectives_of
+    from orchestrator.core.sweepfile.objective import objectives_of
     from orchestrator.report.fronts import device_memory_bytes
     from orchestrator.search.optuna_storage import export_study
     from orchestrator.sweep.study_trials import study_trials

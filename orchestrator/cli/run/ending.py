@@ -43,7 +43,7 @@ def print_ending(
     strict: bool = False,
 ) -> None:
     """Say on stderr why the sweep ended and what is missing. `received`: the signal that did it."""
-    from orchestrator.core.sweepfile.sections import Strategy
+    from orchestrator.core.sweepfile.search_section import Strategy
     from orchestrator.sweep.progress import StopReason
 
     count = result.counts.get

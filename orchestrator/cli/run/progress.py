@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.terminal.output import plain, shortened
-from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.purpose import REASONS, REPEATS
 from orchestrator.report.quantities import counted

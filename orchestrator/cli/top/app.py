@@ -24,16 +24,8 @@ from orchestrator.cli.terminal.output import plain
 from orchestrator.cli.top.dialogs import Detail, Entry, Question
 from orchestrator.core.errors import SweepError
 from orchestrator.report.quantities import duration
-from orchestrator.report.top_screen import (
-    COLUMNS,
-    SORTS,
-    ScreenLine,
-    Table,
-    TableName,
-    Tone,
-    head_lines,
-    table,
-)
+from orchestrator.report.top_head import head_lines
+from orchestrator.report.top_screen import COLUMNS, SORTS, ScreenLine, Table, TableName, Tone, table
 
 REST_SECONDS = 1.0
 # So reading takes a tenth of one core at most, however large the sweep is.

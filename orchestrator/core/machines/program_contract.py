@@ -39,7 +39,7 @@ _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
 # The number of ranks tells it.
 _TOLD_BY_RANKS = frozenset({"data_parallel_size", "world_size"})
 MIB = 1 << 20
-# A shorter attempt may end before its ranks were looked at.
+# A shorter attempt may end before its ranks are seen.
 _SEEN_SECONDS = 1.0
 
 
@@ -139,7 +139,7 @@ def steps_for_pace(run: ContractRun) -> int | None:
     return num if num > len(steps) else None
 
 
-def judge_run(run: ContractRun) -> list[Check]:
+def judge_contract(run: ContractRun) -> list[Check]:
     """Return the points of the contract, in the order in which a program reaches them."""
     checks = [_ranks(run)]
     if run.steps.num_steps or _may_have_told_no_step(run):

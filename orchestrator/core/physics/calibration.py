@@ -12,12 +12,13 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.links import Network
 from orchestrator.core.physics.memory import Stage, peaks_by_trainer, predict_peak
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import jacobian
-from orchestrator.core.physics.step_time import Floats, StepTimeModel
+from orchestrator.core.physics.step_time import StepTimeModel
 from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import MEMORY_CONSTANTS, Trainer
 from orchestrator.core.problem.cell import Cell
@@ -72,15 +73,15 @@ class Predicted:
 
     log_step_seconds: Floats
     log_step_sd: Floats  # from the constants alone
-    # D log seconds / d log constants.
+    # Derivatives of log seconds by log constants.
     step_jacobian: Floats
-    # K x k, of the log constants; layouts share the kernel J C J^T.
+    # Covariance of the log constants (k x k): layouts share the kernel J C J^T.
     step_covariance: Floats
     step_residual_sd: float  # what the formula does not explain
     memory_bytes: Floats
     # Above the prediction, of constants and formula together.
     memory_relative_sd: Floats
-    # D log bytes / d memory constants.
+    # Derivatives of log bytes by constants of memory.
     memory_jacobian: Floats
     memory_covariance: Floats
     memory_residual_sd: float

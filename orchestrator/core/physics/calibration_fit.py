@@ -6,7 +6,7 @@ It starts from a prior: data sheets and papers, or what related cells showed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -19,12 +19,13 @@ from orchestrator.core.physics.calibration import (
     constants_of,
     trainer_of,
 )
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.memory import Stage, peaks_by_trainer
 from orchestrator.core.physics.observation import CellObservations, Observation, by_cell
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import fit, jacobian, robust_sd
-from orchestrator.core.physics.step_time import Floats, StepTimeModel
+from orchestrator.core.physics.step_time import StepTimeModel
 from orchestrator.core.physics.step_time_constants import CONSTANTS
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
@@ -145,17 +146,10 @@ def _with_times(
     )
     left = found.residuals[: len(measured)] * sd
     offsets = found.parameters[known:].tolist()
-    errors, missed = {}, dict(prior.residuals)
-    with_errors = zip(timed, np.split(-left, np.cumsum(sizes)[:-1]), offsets, strict=True)
-    for name, same in groupby(with_errors, key=lambda one: _hardware_name(one[0])):
-        errors[name] = one = _fit_errors(*zip(*same, strict=True))
-        # The residual of one cell alone may not hold for others; within it, a search models it row
-        # by row (core/search/surrogate.py).
-        if len(set(one.cells.tolist())) > 1:
-            missed[name] = (*missed.get(name, ()), Residual.fit(one.places, one.errors))
+    errors = _errors_by_hardware(timed, np.split(-left, np.cumsum(sizes)[:-1]), offsets)
     return replace(
         prior,
-        residuals=missed,
+        residuals=_with_residuals(prior.residuals, errors),
         errors=errors,
         log_constants=found.parameters[:known],
         step_covariance=found.covariance[:known, :known],
@@ -165,6 +159,30 @@ def _with_times(
         cell_offsets={**prior.cell_offsets, **dict(zip(cells, offsets, strict=True))},
         num_times=prior.num_times + len(measured),
     )
+
+
+def _errors_by_hardware(
+    timed: Sequence[CellObservations], errors: Sequence[Floats], offsets: Sequence[float]
+) -> dict[str, FitErrors]:
+    """Return the errors that a fit left, by the name of the hardware; `timed` is in that order."""
+    found = {}
+    with_errors = zip(timed, errors, offsets, strict=True)
+    for name, same in groupby(with_errors, key=lambda one: _hardware_name(one[0])):
+        found[name] = _fit_errors(*zip(*same, strict=True))
+    return found
+
+
+def _with_residuals(
+    known: Mapping[str, tuple[Residual, ...]], errors: Mapping[str, FitErrors]
+) -> dict[str, tuple[Residual, ...]]:
+    """Return the known residuals of each hardware, with that of another fit."""
+    found = dict(known)
+    for name, one in errors.items():
+        # The residual of one cell alone may not hold for others; within it, a search models it row
+        # by row (core/search/surrogate.py).
+        if len(set(one.cells.tolist())) > 1:
+            found[name] = (*found.get(name, ()), Residual.fit(one.places, one.errors))
+    return found
 
 
 def _fit_errors(

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.physics.stage_rows import ELEMENT_BYTES, Floats, StageRows
+from orchestrator.core.physics.columns import Floats
+from orchestrator.core.physics.stage_rows import ELEMENT_BYTES, StageRows
 from orchestrator.core.problem.layout import (
     Precision,
     Recompute,

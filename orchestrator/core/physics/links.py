@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.core.physics.collective_group import ring_seconds
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.link_sample import (
     PASSES,
     Collective,
@@ -14,8 +16,7 @@ from orchestrator.core.physics.link_sample import (
     Span,
     bus_factor,
 )
-from orchestrator.core.physics.robust_fit import Floats, fit, robust_sd
-from orchestrator.core.physics.step_time import ring_seconds
+from orchestrator.core.physics.robust_fit import fit, robust_sd
 from orchestrator.core.physics.step_time_constants import PRIORS, StepTimeConstants
 from orchestrator.core.problem.hardware import Hardware
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.micro_batch_memory import MicroBatchMemory
 from orchestrator.core.physics.stage_peak import StagePeak
-from orchestrator.core.physics.stage_rows import Floats, StageRows
+from orchestrator.core.physics.stage_rows import StageRows
 from orchestrator.core.physics.step_moments import Moments, Units
 from orchestrator.core.problem.layout_table import Ints, Mask
 

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.llama_memory import llama_peak
 from orchestrator.core.physics.micro_batch_memory import (
@@ -24,7 +25,7 @@ from orchestrator.core.physics.micro_batch_memory import (
     traced_micro_batch,
 )
 from orchestrator.core.physics.stage_peak import StagePeak
-from orchestrator.core.physics.stage_rows import Floats, StageRows
+from orchestrator.core.physics.stage_rows import StageRows
 from orchestrator.core.physics.trainer import MICRO_BATCH_CONSTANTS, Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout_table import BLOCK_ROWS, LayoutTable

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from orchestrator.core.physics.columns import Floats
 
 MAX_STEPS = 40
 # Step of a parameter in a numerical derivative. Parameters are logarithms and shares, of order 1.

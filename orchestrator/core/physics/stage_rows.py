@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.problem.pipeline_schedule import ScheduleKind
-
-Floats = NDArray[np.float64]
 
 # fp8 products still keep bf16 activations.
 ELEMENT_BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2, Precision.FP8: 2}
@@ -225,16 +223,16 @@ class Schedule:
         kinds = table.pipeline_schedules
         virtual = np.array([s.virtual_stages for s in kinds])[table.pipeline_schedule]
         behind = np.ones_like(pp) if last else pp
-        held = np.minimum(behind, num)
+        waiting = np.minimum(behind, num)
         gpipe = np.array([s.kind is ScheduleKind.GPIPE for s in kinds])[table.pipeline_schedule]
         if any(s.kind is not ScheduleKind.ONE_F_ONE_B for s in kinds):
             chunks = np.minimum((virtual - 1) * pp + 2 * behind - 1, virtual * num)
-            held = np.where(virtual > 1, chunks, np.where(gpipe, num, held))
+            waiting = np.where(virtual > 1, chunks, np.where(gpipe, num, waiting))
         interleaved = virtual > 1
         return cls(
             virtual_stages=virtual.astype(np.float64),
-            in_flight=np.where(pp > 1, held / virtual, 1.0),
-            received=np.where(interleaved, 0.0, held if last else 0.0),
-            sent=np.where(interleaved, held + 2.0, np.where(gpipe, 0.0, held)),
+            in_flight=np.where(pp > 1, waiting / virtual, 1.0),
+            received=np.where(interleaved, 0.0, waiting if last else 0.0),
+            sent=np.where(interleaved, waiting + 2.0, np.where(gpipe, 0.0, waiting)),
             heads=np.where(gpipe & (pp > 1), num, 1.0),
         )

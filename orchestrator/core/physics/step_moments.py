@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.problem.layout_table import Mask
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.problem.layout import Recompute
 from orchestrator.core.problem.layout_table import Ints
-
-Floats = NDArray[np.float64]
 
 NO_RECOMPUTE = str(Recompute())
 

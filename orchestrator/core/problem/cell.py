@@ -23,6 +23,10 @@ class Cell:
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.sequence_length
 
+    def tokens_per_second_per_gpu(self, step_seconds: float) -> float:
+        """Return the speed of a layout that takes so long for a step."""
+        return self.tokens_per_step / step_seconds / self.num_gpus
+
     @property
     def key(self) -> str:
         """A readable, stable name, with the digest of a model that is not its name's preset."""

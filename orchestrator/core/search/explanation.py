@@ -84,7 +84,7 @@ class Explanation:
     def tokens_per_second_per_gpu(self) -> float | None:
         """The predicted speed. None on an unknown device."""
         seconds = self.step_seconds
-        return None if seconds is None else self.cell.tokens_per_step / seconds / self.cell.num_gpus
+        return None if seconds is None else self.cell.tokens_per_second_per_gpu(seconds)
 
     @property
     def mfu(self) -> float | None:

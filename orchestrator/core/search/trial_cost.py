@@ -16,7 +16,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.quantile import Z90
 from orchestrator.core.search.expectation import even_selection
 from orchestrator.core.search.planner import Candidates
-from orchestrator.core.sweepfile.sections import Measuring
+from orchestrator.core.sweepfile.measurement_section import Measuring
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 from orchestrator.core.trial.protocol import Device
 

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.hardware import Hardware
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.objective_mistakes import objective_mistake
-from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.protocol import Device
 

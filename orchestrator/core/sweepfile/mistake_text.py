@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from orchestrator.core.problem.layout import SHORT_NAMES
-from orchestrator.core.sweepfile.sections import ModelSizes
+from orchestrator.core.sweepfile.model_section import ModelSizes
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 from orchestrator.core.sweepfile.workload_section import WORKLOADS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
+from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.merit import Merit
 
 NO_ENERGY = frozenset({"synthetic", "replay"})  # workloads that compute nothing

@@ -25,20 +25,16 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, from_driver_name
 from orchestrator.core.problem.layout import NAMED_AXES, Precision
 from orchestrator.core.problem.proofs import Dominance
+from orchestrator.core.sweepfile.axes_section import Axes
 from orchestrator.core.sweepfile.constraint import Constraint, UnparsedConstraint
+from orchestrator.core.sweepfile.measurement_section import Measuring
 from orchestrator.core.sweepfile.mirror_section import MirrorSection
+from orchestrator.core.sweepfile.model_section import Model
 from orchestrator.core.sweepfile.notify_section import NotifyTargets
+from orchestrator.core.sweepfile.objective import Objective, ranked_by
 from orchestrator.core.sweepfile.objective_mistakes import objective_mistake
 from orchestrator.core.sweepfile.option_mistakes import Mistake, option_mistakes
-from orchestrator.core.sweepfile.sections import (
-    Axes,
-    Measuring,
-    Model,
-    Objective,
-    Search,
-    Strategy,
-    ranked_by,
-)
+from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.sweepfile.spec_values import (
     AlsoSingleValue,
     Count,

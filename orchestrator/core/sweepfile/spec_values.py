@@ -208,6 +208,7 @@ def _number_or_text(kind: str, description: str) -> Any:
 
 
 Flag = Annotated[bool, Field(strict=True)]
+FLAG_TAKES = "`true`, `false`"
 Count = Annotated[int, whole(1, 1 << 24)]
 Name = Annotated[str, AfterValidator(checked_name), _text(pattern=f"^{_NAME.pattern}$")]
 Duration = Annotated[

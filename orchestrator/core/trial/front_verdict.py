@@ -13,20 +13,12 @@ import numpy as np
 
 from orchestrator.core.trial.drift import Drift, fit
 from orchestrator.core.trial.front import Front, FrontPoint, front_of, minor_of
-from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.merit import Merit, OtherMerits
 from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import CONSIDERED_WITH_DRIFT, WIDTH, median_run
 
 # Relative, of a step time before drift is known: layouts dominated by more are not looked at.
 WIDE_SD = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherMerits:
-    """The values of a layout that are compared besides its speed; None: not read."""
-
-    headroom: float | None = None
-    joules_per_token: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,34 +169,16 @@ def measure(
     different numbers of steps, or MFU or HFU exceeds 1.
     """
     timed = [r for r in results if r.step_seconds]
-    counts = {len(r.step_seconds) for r in timed}
-    if len(counts) != 1:
-        raise ImplausibleMeasurement(f"ranks timed different numbers of steps: {sorted(counts)}")
-    slowest = tuple(max(step) for step in zip(*(r.step_seconds for r in timed), strict=True))
+    slowest = _slowest_steps(timed)
     bounds = [r.step_seconds_bound for r in results if r.step_seconds_bound is not None]
     bound = max(bounds, default=None)
     step_time = summarise_steps(slowest)
     unsteady = why_unsteady(slowest, plan) if bound is None else None
     tokens = timed[0].tokens_per_step or layout.global_batch_size * sequence_length
     per_gpu = tokens / step_time.median / layout.world_size
-    peak, source = min(
-        ((r.peak_flops, r.peak_flops_source) for r in results if r.peak_flops is not None),
-        key=lambda peak: peak[0],
-        default=(None, None),
+    utilisation = _utilisation(
+        results, per_gpu, model=model, sequence_length=sequence_length, layout=layout
     )
-    mfu = hfu = None
-    if peak is not None:
-        model_flops = model.flops_per_token(sequence_length)
-        flops = hardware_flops_per_token(model, sequence_length=sequence_length, layout=layout)
-        mfu, hfu = per_gpu * model_flops / peak, per_gpu * flops / peak
-        if hfu > 1:
-            raise ImplausibleMeasurement(
-                f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} "
-                f"tokens/s/GPU at {model_flops:.3g} FLOPs a token, peak {peak:.3g} FLOP/s "
-                f"({source or 'unknown source'}). The reported steps are too short (call "
-                "torch.cuda.synchronize() before you read the clock), or the peak or the sizes of "
-                "`model` are wrong"
-            )
     retries = _worst(r.allocator_retries for r in results)
     capacities = [r.device_memory_bytes for r in results if r.device_memory_bytes is not None]
     return Measurement(
@@ -208,11 +190,11 @@ def measure(
         and step_time.relative_confidence <= plan.relative_confidence
         and unsteady is None
         and bound is None,
-        mfu=mfu,
-        hfu=hfu,
+        mfu=utilisation.mfu,
+        hfu=utilisation.hfu,
         mfu_formula=MFU_FORMULA,
-        peak_flops=peak,
-        peak_flops_source=source,
+        peak_flops=utilisation.peak_flops,
+        peak_flops_source=utilisation.peak_flops_source,
         peak_memory_allocated_bytes=_worst(r.peak_memory_allocated_bytes for r in results),
         peak_memory_reserved_bytes=_worst(r.peak_memory_reserved_bytes for r in results),
         peak_memory_active_bytes=_worst(r.peak_memory_active_bytes for r in results),
@@ -235,6 +217,54 @@ def measure(
         unsteady=unsteady,
         step_seconds_bound=bound,
     )
+
+
+def _slowest_steps(timed: Sequence[RankResult]) -> tuple[float, ...]:
+    """Return each step's seconds on its slowest rank. Raises ImplausibleMeasurement."""
+    counts = {len(r.step_seconds) for r in timed}
+    if len(counts) != 1:
+        raise ImplausibleMeasurement(f"ranks timed different numbers of steps: {sorted(counts)}")
+    return tuple(max(step) for step in zip(*(r.step_seconds for r in timed), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Utilisation:
+    """The use of a device's FLOP/s; None: no rank knows their peak."""
+
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_flops: float | None = None
+    peak_flops_source: str | None = None
+
+
+def _utilisation(
+    results: Sequence[RankResult],
+    per_gpu: float,
+    *,
+    model: ModelShape,
+    sequence_length: int,
+    layout: Layout,
+) -> _Utilisation:
+    """Return MFU and HFU at `per_gpu` tokens per second. Raises ImplausibleMeasurement above 1."""
+    peak, source = min(
+        ((r.peak_flops, r.peak_flops_source) for r in results if r.peak_flops is not None),
+        key=lambda peak: peak[0],
+        default=(None, None),
+    )
+    if peak is None:
+        return _Utilisation()
+    model_flops = model.flops_per_token(sequence_length)
+    flops = hardware_flops_per_token(model, sequence_length=sequence_length, layout=layout)
+    mfu, hfu = per_gpu * model_flops / peak, per_gpu * flops / peak
+    if hfu > 1:
+        raise ImplausibleMeasurement(
+            f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} "
+            f"tokens/s/GPU at {model_flops:.3g} FLOPs a token, peak {peak:.3g} FLOP/s "
+            f"({source or 'unknown source'}). The reported steps are too short (call "
+            "torch.cuda.synchronize() before you read the clock), or the peak or the sizes of "
+            "`model` are wrong"
+        )
+    return _Utilisation(mfu=mfu, hfu=hfu, peak_flops=peak, peak_flops_source=source)
 
 
 def with_driver_memory(measurement: Measurement, reports: Sequence[NodeReport]) -> Measurement:

@@ -7,6 +7,7 @@ Times are numbers that grow, of any clock.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -81,22 +82,22 @@ def timeline(
             for allocation in known
             if allocation.freed_at is not None
         ],
-        # What is freed at a time makes room first.
+        # At one time, frees come before allocations.
         key=lambda change: change[:2],
     )
     found = []
-    held = dict.fromkeys(MemoryKind, 0)
+    live_bytes = dict.fromkeys(MemoryKind, 0)
     at = 0
     for start, stop, mark in _bins(marks, end, [change[0] for change in changes]):
         while at < len(changes) and changes[at][0] <= start:
-            _apply(held, changes[at])
+            _apply(live_bytes, changes[at])
             at += 1
-        fullest = dict(held)
+        fullest = dict(live_bytes)
         while at < len(changes) and changes[at][0] < stop:
-            _apply(held, changes[at])
+            _apply(live_bytes, changes[at])
             at += 1
-            if sum(held.values()) > sum(fullest.values()):
-                fullest = dict(held)
+            if sum(live_bytes.values()) > sum(fullest.values()):
+                fullest = dict(live_bytes)
         found.append(Moment(step=mark.step, part=mark.part, num_bytes=fullest))
     return found
 
@@ -112,9 +113,9 @@ def _with_kind(allocation: Allocation, marks: Sequence[Mark]) -> Allocation:
     return replace(allocation, kind=MemoryKind.ACTIVATIONS if kept else MemoryKind.TEMPORARIES)
 
 
-def _apply(held: dict[MemoryKind, int], change: tuple[float, int, MemoryKind | None]) -> None:
+def _apply(live_bytes: dict[MemoryKind, int], change: tuple[float, int, MemoryKind | None]) -> None:
     assert change[2] is not None  # since _with_kind
-    held[change[2]] += change[1]
+    live_bytes[change[2]] += change[1]
 
 
 def _bins(
@@ -166,24 +167,26 @@ def allocations_of_history(
     of what is allocated at its time.
     """
     allocations = [Allocation(num_bytes=size, made_at=float("-inf")) for size in before.values()]
-    alive = dict(zip(before, range(len(allocations)), strict=True))
-    waiting = sorted(notes, key=lambda note: note.at)
+    # The place in `allocations` of each that is not freed yet.
+    index_by_address = dict(zip(before, range(len(allocations)), strict=True))
+    pending_notes = deque(sorted(notes, key=lambda note: note.at))
 
-    def take(note: Note) -> None:
-        for index in (alive[address] for address in note.addresses if address in alive):
-            if allocations[index].kind is None:
+    def assign_kind(note: Note) -> None:
+        for address in note.addresses:
+            index = index_by_address.get(address)
+            if index is not None and allocations[index].kind is None:
                 allocations[index] = replace(allocations[index], kind=note.kind)
 
     for entry in sorted(entries, key=lambda entry: float(entry["time_us"])):
         at, address = float(entry["time_us"]), int(entry.get("addr", 0))
-        while waiting and waiting[0].at <= at:
-            take(waiting.pop(0))
+        while pending_notes and pending_notes[0].at <= at:
+            assign_kind(pending_notes.popleft())
         if entry["action"] == "alloc":
-            alive[address] = len(allocations)
+            index_by_address[address] = len(allocations)
             allocations.append(Allocation(num_bytes=int(entry["size"]), made_at=at))
-        elif entry["action"] == "free_completed" and address in alive:
-            index = alive.pop(address)
+        elif entry["action"] == "free_completed" and address in index_by_address:
+            index = index_by_address.pop(address)
             allocations[index] = replace(allocations[index], freed_at=at)
-    for note in waiting:
-        take(note)
+    for note in pending_notes:
+        assign_kind(note)
     return allocations

@@ -5,6 +5,7 @@ Within a cell every objective of a sweep file orders layouts as one of these doe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -14,6 +15,18 @@ class Merit(StrEnum):
     SPEED = "speed"  # tokens per second
     HEADROOM = "headroom"  # free share of the device's memory
     EFFICIENCY = "efficiency"  # tokens per joule
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherMerits:
+    """The values of a layout that are compared besides its speed; None: not read."""
+
+    headroom: float | None = None
+    joules_per_token: float | None = None
+
+
+# For a layout whose speed alone is known.
+NOTHING_ELSE = OtherMerits()
 
 
 def headroom(peak_bytes: float | None, device_bytes: float | None) -> float | None:

@@ -134,7 +134,7 @@ def _numbers(found: Explanation) -> list[tuple[str, str, str]]:
     memory, step = say.memory_band(found), say.step_band(found)
     rates = None
     if step is not None:
-        rates = tuple(found.cell.tokens_per_step / seconds / num_gpus for seconds in step[::-1])
+        rates = tuple(found.cell.tokens_per_second_per_gpu(seconds) for seconds in step[::-1])
     chance = found.probability_of_fitting
     return [
         ("peak memory", show.memory(found.memory_bytes), _between(memory, show.memory)),

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING
 from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.report import quantities as show
 from orchestrator.report.other_conditions import fastest_of_others, with_changes
-from orchestrator.report.ranking import (
-    DRIFT_TITLES,
-    MAX_TIED_SHOWN,
-    Ranking,
-    ended_early_text,
-    implausible_text,
-    load_text,
-    why_no_best,
-)
+from orchestrator.report.ranking import DRIFT_TITLES, MAX_TIED_SHOWN, Ranking
+from orchestrator.report.remarks import ended_early_text, implausible_text, load_text, why_no_best
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.tie_advice import tie_advice
 from orchestrator.report.trial_commands import UNTRAINED, export_command

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.trial.lifecycle import UNFINISHED, TrialState
 from orchestrator.report import quantities as show
 from orchestrator.report.pictures.picture import SCALE, Picture, PictureAxis, figure
-from orchestrator.report.ranking import why_no_best
+from orchestrator.report.remarks import why_no_best
 from orchestrator.report.sweep_rows import SweepRows
 
 if TYPE_CHECKING:

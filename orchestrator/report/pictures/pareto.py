@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.trial.merit import dollars_per_billion_tokens
+from orchestrator.core.sweepfile.objective import LayoutNumbers, Objective
 from orchestrator.core.trial.peak_memory import taken_peak
 from orchestrator.report import quantities as show
 from orchestrator.report.fronts import Valued, objective_titles
@@ -31,16 +31,14 @@ _HOVER = "trial %{customdata}: %{text}<extra></extra>"
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A measured layout by its speed, memory, energy and price, and whether it is on the front."""
+    """A measured layout by its numbers and memory, and whether it is on the front."""
 
     trial_id: int
     # Only layouts of one problem are compared: a model, a sequence length and a batch.
     problem: str
-    tokens_per_second_per_gpu: float
+    numbers: LayoutNumbers
     num_gpus: int
     memory_bytes: int | None  # None: it was not read
-    joules_per_token: float | None = None  # None: it was not read
-    price_per_gpu_hour: float | None = None  # US dollars; None: unknown
     is_on_front: bool = False
     # Not on the front, but dominated by less than noise.
     may_be_on_front: bool = False
@@ -62,21 +60,21 @@ class Candidate:
     @property
     def speed(self) -> Valued:
         """Tokens/s/GPU as they were compared, else as they were measured."""
-        measured = self.tokens_per_second_per_gpu
-        return self.compared or Valued(value=measured, low=measured, high=measured)
+        if self.compared is not None:
+            return self.compared
+        measured = self.numbers.value(Objective.TOKENS_PER_SECOND_PER_GPU)
+        assert measured is not None, f"trial {self.trial_id} is a candidate without a speed"
+        return _exact(measured)
 
     @property
     def memory(self) -> Valued | None:
         """GiB taken of the device, without an interval."""
-        if self.memory_bytes is None:
-            return None
-        taken = self.memory_bytes / GIB
-        return Valued(value=taken, low=taken, high=taken)
+        return None if self.memory_bytes is None else _exact(self.memory_bytes / GIB)
 
     @property
     def energy(self) -> Valued | None:
         """Joules per token, with the relative interval of the speed."""
-        joules, speed = self.joules_per_token, self.speed
+        joules, speed = self.numbers.value(Objective.JOULES_PER_TOKEN), self.speed
         if joules is None:
             return None
         of_all = joules * speed.value
@@ -85,18 +83,26 @@ class Candidate:
     @property
     def cost(self) -> Valued | None:
         """US dollars for a billion tokens, with the relative interval of the speed."""
-        price, speed = self.price_per_gpu_hour, self.speed
-        if price is None:
+        speed = self.speed
+        value, low, high = map(self._cost_at, (speed.value, speed.high, speed.low))
+        if value is None or low is None or high is None:
             return None
-        ends = (speed.value, speed.high, speed.low)
-        value, low, high = (dollars_per_billion_tokens(one, price) for one in ends)
         return Valued(value=value, low=low, high=high)
+
+    def _cost_at(self, tokens_per_second_per_gpu: float) -> float | None:
+        at_speed = replace(self.numbers, tokens_per_second_per_gpu=tokens_per_second_per_gpu)
+        return at_speed.value(Objective.DOLLARS_PER_BILLION_TOKENS)
 
     @property
     def total_speed(self) -> Valued:
         """Tokens per second of all GPUs."""
         num, speed = self.num_gpus, self.speed
         return Valued(value=num * speed.value, low=num * speed.low, high=num * speed.high)
+
+
+def _exact(value: float) -> Valued:
+    """Return a value without an interval."""
+    return Valued(value=value, low=value, high=value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,19 +163,19 @@ def candidates(sweeps: Sequence[SweepRows]) -> tuple[Candidate, ...]:
 
 
 def _candidate(sweep: SweepRows, detail: TrialDetail, point: ShownPoint | None) -> Candidate | None:
+    from orchestrator.sweep.trial_numbers import numbers_of  # needs SQLAlchemy
+
     trial, cell = detail.trial, detail.cell.cell
-    speed = trial.tokens_per_second_per_gpu
-    if not trial.is_ranked or speed is None:
+    if not trial.is_ranked or trial.tokens_per_second_per_gpu is None:
         return None
+    price = sweep.sessions[-1].price_per_gpu_hour if sweep.sessions else None
     return Candidate(
         trial_id=trial.id,
         problem=f"{cell.model.name}, sequence {cell.sequence_length:,},"
         f" batch {cell.global_batch_size:,}",
-        tokens_per_second_per_gpu=speed,
+        numbers=numbers_of(trial, price_per_gpu_hour=price),
         num_gpus=cell.num_gpus,
         memory_bytes=taken_peak(trial),
-        joules_per_token=trial.joules_per_token,
-        price_per_gpu_hour=sweep.sessions[-1].price_per_gpu_hour if sweep.sessions else None,
         is_on_front=point is not None and point.is_on_front,
         may_be_on_front=point is not None and not point.is_on_front,
         compared=None if point is None else _speed(point, detail),
@@ -178,17 +184,13 @@ def _candidate(sweep: SweepRows, detail: TrialDetail, point: ShownPoint | None) 
 
 
 def _speed(point: ShownPoint, detail: TrialDetail) -> Valued | None:
-    from orchestrator.core.sweepfile.sections import Objective  # pydantic
-
     if (speed := point.values.get(Objective.TOKENS_PER_SECOND_PER_GPU)) is not None:
         return speed
-    seconds, cell = point.values.get(Objective.STEP_SECONDS), detail.cell.cell
-    if seconds is None:
+    if (seconds := point.values.get(Objective.STEP_SECONDS)) is None:
         return None
-    tokens = cell.tokens_per_step / cell.num_gpus
-    return Valued(
-        value=tokens / seconds.value, low=tokens / seconds.high, high=tokens / seconds.low
-    )
+    ends = (seconds.value, seconds.high, seconds.low)
+    value, low, high = map(detail.cell.cell.tokens_per_second_per_gpu, ends)
+    return Valued(value=value, low=low, high=high)
 
 
 def picture(sweeps: Sequence[SweepRows]) -> Picture:

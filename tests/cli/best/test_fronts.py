@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 
 from db.store import Store
-from orchestrator.core.sweepfile.sections import Objective
-from orchestrator.core.trial.merit import Merit
-from orchestrator.report.fronts import OF_SPEED
 from tests.cli.conftest import Sweep
 from tests.sweep.test_front_search import asked, trained
 from tests.sweep.test_loop import run
@@ -77,10 +74,6 @@ def test_a_sweep_with_one_objective_has_a_front_too(store: Store, sweep: Sweep) 
     assert sum(point["is_on_front"] for point in front["points"]) == 4
     out, _ = sweep("best")
     assert "--pareto" not in out
-
-
-def test_the_objectives_of_speed_are_those_of_the_sweep_file() -> None:
-    assert {one for one in Objective if one.merit is Merit.SPEED} == OF_SPEED
 
 
 def test_layouts_without_one_of_the_objectives_are_left_out_by_name(

@@ -90,10 +90,10 @@ def test_healthy_nodes_are_left_alone_at_2_percent_noise(how: dict[str, object])
     assert alarms == 0
 
 
-def test_among_two_thousand_healthy_nodes_none_is_accused() -> None:
+def test_among_two_thousand_healthy_nodes_none_is_called_slow() -> None:
     """Test each sweep with all of its past runs.
 
-    Before prediction errors were per cell, three of the eight sweeps accused a node.
+    Before prediction errors were per cell, three of the eight sweeps called a node slow.
     """
     assert [
         names for seed in range(8) if (names := slow_nodes(trials_of_many_nodes(seed=seed)))
@@ -105,7 +105,7 @@ def test_one_slow_node_of_two_thousand_is_found_all_the_same() -> None:
 
 
 def test_the_more_nodes_are_looked_at_the_surer_it_has_to_be() -> None:
-    """The chance that any healthy node is accused stays what it is among few."""
+    """The chance that any healthy node is called slow stays what it is among few."""
     assert [how_sure(num) for num in (1, 2, FEW)] == pytest.approx([SURE] * 3)
     for num in (16, 256, MANY_NODES):
         assert num * NormalDist().cdf(-how_sure(num)) == pytest.approx(
@@ -149,7 +149,7 @@ def test_a_node_that_was_only_beside_the_slow_one_is_not_blamed() -> None:
     assert slow_nodes(runs) == {"n0"}
 
 
-def test_nodes_that_always_ran_together_are_told_and_not_accused() -> None:
+def test_nodes_that_always_ran_together_are_told_and_not_called_slow() -> None:
     runs = [
         NodeRun(nodes=("a", "b"), cell=0, trial=i, log_seconds=0.2 + 0.01 * (i % 3))
         for i in range(10)

@@ -12,7 +12,7 @@ from orchestrator.core.machines.check import Check, Status
 from orchestrator.core.machines.program_contract import (
     ContractRun,
     StepTimes,
-    judge_run,
+    judge_contract,
     layout_check,
     steps_for_pace,
 )
@@ -82,7 +82,7 @@ def check_of(
         ranks=ranks,
         connected_ranks=connected,
     )
-    return next(check for check in judge_run(run) if check.name == name)
+    return next(check for check in judge_contract(run) if check.name == name)
 
 
 def test_a_program_that_keeps_its_pace_shows_both_times() -> None:
@@ -177,7 +177,7 @@ def test_the_pace_of_the_longer_attempt_counts() -> None:
     short = RankResult(step_seconds=[0.005] * 10, seen=ProgramSeen(seconds=2.0))
     told = [STEP_SECONDS + step / 1000 for step in range(NUM_STEPS)]
     run = replace(contract_run(short, seconds=2.0), longer=result([one / 10 for one in told]))
-    (pace,) = [check for check in judge_run(run) if check.name == "pace"]
+    (pace,) = [check for check in judge_contract(run) if check.name == "pace"]
     assert pace.status is Status.FAIL and "torch.cuda.synchronize()" in pace.found
 
 
@@ -350,7 +350,7 @@ def judged(name: str, device: Device, **known: Any) -> Check:
         ranks=[0],
         connected_ranks=[],
     )
-    return next(check for check in judge_run(run) if check.name == name)
+    return next(check for check in judge_contract(run) if check.name == name)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_a_program_that_told_no_step_is_told_how_unless_it_broke(
     kind: FailureKind, found: str | None
 ) -> None:
     run = _without_steps(Failure(kind=kind, message="m"))
-    steps = [check for check in judge_run(run) if check.name == "steps"]
+    steps = [check for check in judge_contract(run) if check.name == "steps"]
     assert [check.found for check in steps] == ([] if found is None else [found])
 
 
@@ -434,7 +434,7 @@ def test_a_pattern_that_found_nothing_is_quoted_with_a_line_it_was_tried_on(
         kind=FailureKind.BAD_RESULT, message="rank 0 ended: wrote 0 steps", log_tail=log
     )
     run = replace(_without_steps(failure), pattern=r"time/step ([\d.]+) ms")
-    (steps,) = [check for check in judge_run(run) if check.name == "steps"]
+    (steps,) = [check for check in judge_contract(run) if check.name == "steps"]
     assert steps.advice is not None
     assert r"metrics.log is 'time/step ([\d.]+) ms', " in steps.advice
     assert tried in steps.advice

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.collective_group import ring_seconds
 from orchestrator.core.physics.link_sample import (
     PASSES,
     Collective,
@@ -23,7 +24,6 @@ from orchestrator.core.physics.links import (
     fit_links,
     network_of,
 )
-from orchestrator.core.physics.step_time import ring_seconds
 from orchestrator.core.physics.step_time_constants import PRIORS, StepTimeConstants
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES

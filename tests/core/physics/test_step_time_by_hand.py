@@ -12,12 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from orchestrator.core.physics.step_time import (
-    StepTimeModel,
-    StepTimePrediction,
-    predict_step_time,
-    ring_seconds,
-)
+from orchestrator.core.physics.collective_group import ring_seconds
+from orchestrator.core.physics.step_time import StepTimeModel, StepTimePrediction, predict_step_time
 from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell

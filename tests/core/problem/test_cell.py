@@ -43,3 +43,7 @@ def test_a_new_cell_that_differs_in_its_batch_only_is_paired_with_the_old_one() 
     assert other_batches([old, new], [old]) == []
     assert other_batches([cell(global_batch_size=512, num_gpus=16)], [old]) == []
     assert other_batches([new], []) == []
+
+
+def test_the_speed_of_a_layout_is_per_gpu() -> None:
+    assert cell().tokens_per_second_per_gpu(16.0) == 256 * 4096 / 8 / 16

@@ -19,7 +19,7 @@ from orchestrator.core.search.trial_cost import (
     cost_of,
     total,
 )
-from orchestrator.core.sweepfile.sections import Measuring
+from orchestrator.core.sweepfile.measurement_section import Measuring
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 from orchestrator.core.trial.protocol import Device

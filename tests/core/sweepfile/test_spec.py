@@ -9,12 +9,11 @@ from orchestrator.core.problem.layout import Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.command_options import CommandOptions
-from orchestrator.core.sweepfile.sections import Objective, objectives_of
+from orchestrator.core.sweepfile.objective import objectives_of
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.sweepfile.workload_section import compiles_layers, reports_on_last_node
 from orchestrator.core.trial.limits import resolve_limits
-from orchestrator.core.trial.merit import Merit
 from orchestrator.core.trial.protocol import Device
 
 
@@ -320,23 +319,6 @@ def test_shards_are_summed_up_where_llama_has_replicas(
 ) -> None:
     axes = {"micro_batch_size": [1], **({"options": axis} if axis else {})}
     assert sweep(workload={"name": "llama", "options": options}, axes=axes).sums_shards is sums
-
-
-@pytest.mark.parametrize(
-    ("objective", "larger", "merit"),
-    [
-        (Objective.TOKENS_PER_SECOND_PER_GPU, True, Merit.SPEED),
-        (Objective.STEP_SECONDS, False, Merit.SPEED),
-        (Objective.MEMORY_HEADROOM, True, Merit.HEADROOM),
-        (Objective.DOLLARS_PER_BILLION_TOKENS, False, Merit.SPEED),
-        (Objective.JOULES_PER_TOKEN, False, Merit.EFFICIENCY),
-    ],
-)
-def test_an_objective_orders_by_a_merit_up_or_down(
-    objective: Objective, larger: bool, merit: Merit
-) -> None:
-    assert objective.is_larger_better is larger
-    assert objective.merit is merit
 
 
 COMMAND = {"name": "command", "options": {"argv": ["a", "{micro_batch_size}"], "env": {"A": "1"}}}

@@ -7,8 +7,8 @@ from math import log
 
 import pytest
 
-from orchestrator.core.trial.front_verdict import FrontVerdict, OtherMerits, judge_front
-from orchestrator.core.trial.merit import Merit
+from orchestrator.core.trial.front_verdict import FrontVerdict, judge_front
+from orchestrator.core.trial.merit import Merit, OtherMerits
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 

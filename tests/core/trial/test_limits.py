@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.sections import Limits, Measuring
+from orchestrator.core.sweepfile.measurement_section import Limits, Measuring
 from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.limits import (
     COMPILE_SECONDS,

@@ -136,6 +136,6 @@ def test_a_part_with_many_changes_is_cut_where_equally_many_were_made() -> None:
     """
     allocations = [Allocation(num_bytes=1, made_at=(i + 1) / 100, freed_at=25) for i in range(1000)]
     moments = [one for one in timeline(allocations, STEP, end=30) if one.part is FORWARD]
-    held = [sum(one.num_bytes.values()) for one in moments]
+    live_bytes = [sum(one.num_bytes.values()) for one in moments]
     num = MOMENTS_PER_STEP // 2
-    assert held == [1000 // num * (number + 1) for number in range(num)]
+    assert live_bytes == [1000 // num * (number + 1) for number in range(num)]

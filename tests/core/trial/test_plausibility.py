@@ -343,7 +343,7 @@ def test_the_mean_of_all_steps_so_far_is_found_however_long_the_start_was(start:
     assert "the seconds of one optimizer step are wanted" in reason
 
 
-# --- no false alarm -------------------------------------------------------------------------------
+# --- honest programs -----------------------------------------------------------------------------
 
 HONEST = {
     "plain": run(noisy(0.3)),

@@ -6,7 +6,7 @@ import pytest
 
 from db.connection.foreign_storage import errors_in_one_line
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.sweepfile.sections import Objective
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.search.optuna_storage import export_study
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.sections import Measuring
+from orchestrator.core.sweepfile.measurement_section import Measuring
 from orchestrator.core.trial.cell_plausibility import ToldLayout, judge_cell
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.line_count import counting_plan
