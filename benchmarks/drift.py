@@ -265,6 +265,7 @@ class EarlierConfirmation(Confirmation):
             change=None,
             repeat=None,
             margin=None,
+            runs_to_decide=None,
         )
 
 
