@@ -19,6 +19,7 @@ from orchestrator.cli.store.defaults import existing_store
 from orchestrator.cli.store.home import attempt_folders
 from orchestrator.cli.terminal.output import note, plain, write, write_json
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
 from orchestrator.core.trial.lifecycle import UNDER_WAY
 
 if TYPE_CHECKING:
@@ -147,6 +148,10 @@ def _stored_lines(detail: TrialDetail, attempt: AttemptRow, rank: int) -> str:
     """The rank's last lines in the store. Raises UsageInvalid if there are none."""
     failure = attempt.failure
     if failure is None or not failure.log_tail or failure.rank not in (None, rank):
+        if detail.sweep_name.endswith(SIMULATED_SUFFIX):
+            raise UsageInvalid(
+                f"trial {detail.trial.id} was simulated: nothing ran, so it has no log"
+            )
         where = f" on {', '.join(attempt.nodes)}" if attempt.nodes else ""
         raise UsageInvalid(
             f"no log of rank {rank} of attempt {attempt.number} can be read on this machine,"

@@ -137,7 +137,8 @@ def rank_cell(
         text += f"; not confirmed by another (search.confirm){_margin_text(verdict.margin)}"
     else:
         text = f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; {varies}"
-        text += f", and with that no other could be faster{_margin_text(verdict.margin)}"
+        text += ", and with that no other that was measured could be faster"
+        text += _margin_text(verdict.margin)
     # Layouts that are not compared follow in the store's order.
     compared = {row.id for row in rows}
     rest = [row for row in leading if row.id not in compared]

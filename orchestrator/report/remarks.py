@@ -10,7 +10,7 @@ from orchestrator.core.trial.machine_load import disturbance_text, is_disturbed,
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
-    from db.read.rows import CellStatus, TrialRow
+    from db.read.rows import CellRow, CellStatus, TrialRow
 
 
 def why_no_best(status: CellStatus) -> str:
@@ -55,3 +55,9 @@ def ended_early_text(trial_ids: Sequence[int]) -> str:
     """A line about trials that were ended early."""
     which = show.numbered("trial", trial_ids)
     return f"Ended early, since they could not be the fastest, and not ranked: {which}"
+
+
+def untried_text(cell: CellRow) -> str:
+    """A line about the layouts of a cell that were never tried, and why."""
+    nums = show.counted(cell.num_untried or 0, "layout")
+    return f"{nums} of this cell never tried: {cell.stop_reason}"

@@ -187,8 +187,8 @@ class StopRules:
         if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
                 f"the first {self._same_failures} trials failed in the same way, so the layouts are"
-                f" not the cause: {self._first_failure}. Fix it, and give the same command. If you"
-                f" change nothing in the file, first:"
+                f" not the cause: {self._first_failure}. Fix it, then give the same command. If you"
+                f" changed the program, but nothing in the sweep file, before that:"
                 f" sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes"
             )
         if not open_cells:

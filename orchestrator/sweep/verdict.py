@@ -150,9 +150,10 @@ def _outcome(
         return Failure(
             kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result"
         )
+    length, load = cell.sequence_length, of_gang(report.load for report in end.reports)
     try:
         reasons = [
-            judge_run(result, layout=layout, sequence_length=cell.sequence_length, plan=plan)
+            judge_run(result, layout=layout, sequence_length=length, plan=plan, load=load)
             or judge_groups(result)
             for result in results
         ]

@@ -187,6 +187,8 @@ def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
         assert "Sweep tiny: finished (max_gpu_hours reached; nothing fits)" in text
         assert re.search(r"^llama-tiny_\S+ .* 1,204 +[\d.]+$", text, re.MULTILINE)
         assert "1,204 layouts never tried in 1 cell: max_gpu_hours reached\n" in text
+        untried = "1,204 layouts of this cell never tried: max_gpu_hours reached\n"
+        assert untried in sweep("best", "tiny", "--db", url)
         Bench.on(store, "other")
         assert re.search(r" never tried .*\n(.*\n)?tiny .* 1,204 ", sweep("status", "--db", url))
         # Another call goes on: what it will leave is not known.
@@ -195,6 +197,7 @@ def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
         found = document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]
         assert (found["num_untried"], found["cells"][0]["num_untried"]) == (None, None)
         assert "never tried" not in sweep("status", "tiny", "--db", url)
+        assert "never tried" not in sweep("best", "tiny", "--db", url)
 
 
 def test_status_imports_no_numpy_while_nothing_was_repeated(tmp_path: Path) -> None:
@@ -291,7 +294,7 @@ USUALLY = "runs of one layout usually vary by 1 to 4 % (nothing was repeated her
         (
             REPEATED,
             "Winner: trial 1, confirmed by 2 runs; runs of one layout vary by 0.7% (1 repeat), and"
-            " with that no other could be faster",
+            " with that no other that was measured could be faster",
         ),
         (
             AHEAD_AFTER_ONE,

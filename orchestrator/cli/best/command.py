@@ -32,7 +32,13 @@ from orchestrator.report.ranking import (
     Ranking,
     rank_cell,
 )
-from orchestrator.report.remarks import ended_early_text, implausible_text, load_text, why_no_best
+from orchestrator.report.remarks import (
+    ended_early_text,
+    implausible_text,
+    load_text,
+    untried_text,
+    why_no_best,
+)
 from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
@@ -191,6 +197,9 @@ def _print(found: _RankedSweep) -> None:
             shown += _print_cell(sweep, of_cell, found.top)
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
+        # While a call goes on, it is not known what it will leave.
+        if of_cell.leading and cell.cell.num_untried and sweep.state != "running":
+            write_line(f"  {untried_text(cell.cell)}", style="dim")
         found.remarks.print(cell.cell.id)
         shown += print_others(found.others, cell.cell.id)
     trial_text.print_why_unsure(shown)

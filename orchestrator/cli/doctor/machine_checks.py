@@ -27,6 +27,7 @@ from orchestrator.core.machines.check import Check, fail, ok, warn
 
 # Torch from a cold network file system takes minutes.
 IMPORT_SECONDS = 120.0
+NO_ANSWER = f"no answer within {IMPORT_SECONDS:.0f} s"
 SHARED_MEMORY = Path("/dev/shm")
 # NCCL takes up to 10 MiB for each pair of ranks; a container has 64 MiB unless told otherwise.
 GOOD_SHARED_MEMORY_BYTES = 1 << 30
@@ -105,7 +106,7 @@ def _last_line(process: subprocess.Popen[str]) -> tuple[str | None, str]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return None, f"no answer within {IMPORT_SECONDS:.0f} s"
+        return None, NO_ANSWER
     if process.returncode == 0 and out.strip():
         return out.strip().splitlines()[-1], ""
     lines = err.strip().splitlines()
@@ -118,7 +119,10 @@ def torch(process: subprocess.Popen[str]) -> Check:
         advice = "only training with workload llama needs it: pip install 'layout-sweep[train]'"
         return warn("torch", "not installed", advice)
     if answer is None:
-        return fail("torch", f"cannot be imported: {error}", "reinstall torch")
+        advice = "reinstall torch"
+        if error == NO_ANSWER:
+            advice = "is the machine very busy, or its disk slow? Each rank would wait as long"
+        return fail("torch", f"cannot be imported: {error}", advice)
     facts = json.loads(answer)
     devices: Sequence[str] = facts["devices"]
     found = f"{facts['version']}, CPU only"

@@ -64,6 +64,11 @@ def relative_sd(load: MachineLoad) -> float:
     return sqrt(sum(log(most) ** 2 / 12 for most in parts))
 
 
+def most_slowdown(load: MachineLoad) -> float:
+    """Return the factor by which the load may have slowed steps down, at most; 1: not at all."""
+    return _cpu_slowdown(load) * _foreign_slowdown(load) * _throttle_slowdown(load)
+
+
 def is_disturbed(load: MachineLoad) -> bool:
     """Return whether a number measured under this load needs a repeat before it is trusted."""
     return relative_sd(load) > 0

@@ -16,6 +16,7 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.digits import decimals, is_fine
 from orchestrator.core.trial.line_count import FEWEST_COUNTED, MORE_LINES, RUN_AS_ASKED
 from orchestrator.core.trial.line_groups import LineGroups
+from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad, most_slowdown
 from orchestrator.core.trial.measurement import FEWEST_STEPS, ImplausibleMeasurement
 from orchestrator.core.trial.pace import PACE_FACTOR, Pace, ToldSteps
 from orchestrator.core.trial.protocol import MeasurementPlan, ProgramSeen, RankResult
@@ -38,10 +39,16 @@ _SYNCHRONISE = (
 
 
 def judge_run(
-    result: RankResult, *, layout: Layout, sequence_length: int, plan: MeasurementPlan
+    result: RankResult,
+    *,
+    layout: Layout,
+    sequence_length: int,
+    plan: MeasurementPlan,
+    load: MachineLoad = NO_LOAD,
 ) -> str | None:
     """Return why the numbers of a program cannot be true, with the fix; None: nothing shows it.
 
+    `load`: of the machine meanwhile. Steps may have changed by as much as it explains.
     Raises ImplausibleMeasurement for steps that add up to more than the time that the program ran.
     A result without anything seen of its program is not judged.
     """
@@ -56,7 +63,7 @@ def judge_run(
         _count_reason(told, seen, plan, layout.grad_accum_steps),
         _tokens_reason(result, layout, sequence_length),
         _constant_reason(result, plan, layout.global_batch_size * sequence_length),
-        _trend_reason(result),
+        _trend_reason(result, most_slowdown(load)),
         _period_reason(told),
         _sum_reason(told, seen, layout),
     )
@@ -297,13 +304,14 @@ def _constant_reason(result: RankResult, plan: MeasurementPlan, tokens: int) -> 
     return f"{all_took}, rounded to {rounded:.0%}: write more digits"
 
 
-def _trend_reason(result: RankResult) -> str | None:
+def _trend_reason(result: RankResult, slowdown: float) -> str | None:
     steps = result.step_seconds
     if len(steps) < FEWEST_FOR_TREND:
         return None
     third = len(steps) // 3
     first, last = statistics.median(steps[:third]), statistics.median(steps[-third:])
-    if 1 / TREND_FACTOR <= first / last <= TREND_FACTOR:
+    usual = TREND_FACTOR * slowdown
+    if 1 / usual <= first / last <= usual:
         return None
     if first > last:
         why = (

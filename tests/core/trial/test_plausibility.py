@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import ImplausibleMeasurement
 from orchestrator.core.trial.plausibility import judge_run
 from orchestrator.core.trial.protocol import (
@@ -92,8 +93,10 @@ def run(
     return Run(told=told or steps, ends=ends, written=written, **how)
 
 
-def judge(result: RankResult, *, layout: Layout = LAYOUT) -> str | None:
-    return judge_run(result, layout=layout, sequence_length=SEQUENCE_LENGTH, plan=PLAN)
+def judge(
+    result: RankResult, *, layout: Layout = LAYOUT, load: MachineLoad = NO_LOAD
+) -> str | None:
+    return judge_run(result, layout=layout, sequence_length=SEQUENCE_LENGTH, plan=PLAN, load=load)
 
 
 def noisy(seconds: float, num: int = 52, *, noise: float = 0.02, seed: int = 1) -> list[float]:
@@ -288,6 +291,17 @@ def test_a_warm_up_that_is_too_short_is_found_by_the_trend() -> None:
     steps = [4 * step for step in steps[:22]] + steps[22:]
     reason = judge(run(steps).result())
     assert reason is not None and "raise measurement.warmup_steps" in reason
+
+
+def test_steps_that_the_load_of_others_may_have_slowed_are_disturbed_and_not_untrue() -> None:
+    steps = noisy(0.2)
+    told = run([4 * step for step in steps[:22]] + steps[22:]).result()
+    busy = MachineLoad(cpu_cores=2, own_cpu_cores=0.7, sweep_cpu_cores=0.0, others_cpu_cores=1.3)
+    assert judge(told, load=busy) is None
+    idle = replace(busy, others_cpu_cores=0.0)
+    assert judge(told, load=idle) is not None
+    slower = run([40 * step for step in steps[:22]] + steps[22:]).result()
+    assert judge(slower, load=busy) is not None
 
 
 def test_steps_that_get_longer_may_not_have_been_waited_for() -> None:
