@@ -1,13 +1,23 @@
-"""What reports say together about memory that ran out."""
+"""What an attempt came to, by the reports of its nodes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
+from orchestrator.cluster.contract import Finished
+from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import MemoryShortage
-from orchestrator.sweep.verdict import relative_excess
+from orchestrator.core.trial.fingerprint import Fingerprint, Stack
+from orchestrator.core.trial.machine_load import MachineLoad
+from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.node_report import NodeReport, RankOutcome
+from orchestrator.core.trial.protocol import LinesRead, MeasurementPlan, ProgramSeen, RankResult
+from orchestrator.sweep.measured_peaks import MeasuredPeaks
+from orchestrator.sweep.verdict import judge_attempt, relative_excess
+from tests.db.builders import cell
 
 GIB = 1 << 30
 REFUSED = MemoryShortage(is_reported=True, asked_bytes=6 * GIB, device_bytes=80 * GIB)
@@ -48,3 +58,40 @@ def test_the_excess_is_what_was_held_and_tried_beyond_the_device(
 ) -> None:
     found = relative_excess(peak_bytes, device_bytes, memory)
     assert found == (None if excess is None else pytest.approx(excess))
+
+
+def slowing_down(load: MachineLoad) -> Finished:
+    """The end of a user's program whose first ten steps took four times as long as the others."""
+    steps = [(4.0 if number < 12 else 1.0) * (1 + 0.001 * (number % 5)) for number in range(32)]
+    ends = list(accumulate(steps))
+    reads = [
+        LinesRead(after=end - 0.05, at=end, num_steps=number)
+        for number, end in enumerate(ends, start=1)
+    ]
+    result = RankResult(
+        warmup_seconds=steps[:2],
+        step_seconds=steps[2:],
+        stack=Stack(torch="2.13.0"),
+        seen=ProgramSeen(seconds=ends[-1] + 1, reads=reads),
+    )
+    outcome = RankOutcome(rank=0, exit_code=0, result=result)
+    report = NodeReport(node="a", ranks=[outcome], load=load)
+    return Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=ends[-1])
+
+
+@pytest.mark.parametrize(("others", "is_implausible"), [(0.0, True), (1.3, False)])
+def test_a_program_that_others_slowed_down_is_not_blamed(
+    others: float, is_implausible: bool
+) -> None:
+    load = MachineLoad(cpu_cores=2, own_cpu_cores=0.7, sweep_cpu_cores=0.0, others_cpu_cores=others)
+    verdict = judge_attempt(
+        slowing_down(load),
+        cell=cell(num_gpus=1, global_batch_size=1),
+        layout=Layout(),
+        plan=MeasurementPlan(warmup_steps=2, min_steps=8, max_steps=30, relative_confidence=0.02),
+        peaks=MeasuredPeaks([], device_name=None),
+        code=Fingerprint(orchestrator_version="test"),
+        device_name=None,
+    )
+    assert isinstance(verdict.outcome, Measurement)
+    assert (verdict.outcome.implausible is not None) is is_implausible
