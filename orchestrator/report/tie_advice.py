@@ -54,9 +54,10 @@ def tie_advice(sweep: SweepRow, ranking: Ranking) -> str:
 
 
 def _is_noisy(ranking: Ranking, tied: Sequence[TrialRow]) -> bool:
-    """Return whether runs of one layout differ more than the tied layouts do.
+    """Return whether noise may have caused the tie.
 
-    Or somebody else used the machine while one of these was measured.
+    It may if runs of one layout differ more than the first two layouts do, or if somebody else used
+    the machine while a tied layout was measured.
     """
     if any(is_disturbed(trial.load) for trial in tied):
         return True
