@@ -164,8 +164,8 @@ def _reserved_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
     outside, text = held - sum(attempt.phase_seconds.values()), None
     if seconds_of.startup and outside >= SHORTEST_SHOWN_SECONDS:
         text = (
-            f"start-up is all but the steps: parts of the phases, and {show_as.duration(outside)}"
-            " before and after them (agents, launcher, clean-up)"
+            "start-up is the time without steps: part of it is in the phases, and"
+            f" {show_as.duration(outside)} of it before and after them (agents, launcher, clean-up)"
         )
     return [("GPU-hours", f"{hours} ({total})"), ("", text)]
 

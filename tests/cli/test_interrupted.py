@@ -24,7 +24,7 @@ def test_all_commands_say_that_nobody_works_on_a_trial_whose_orchestrator_died(
     shown = sweep("show", str(trial_id))[0].splitlines()
     assert f"(pid {dead.pid}) is dead; the same `sweep run` continues it" in status
     assert "interrupted" in status
-    said = "under way when its orchestrator ended; the same `sweep run` continues"
+    said = "under way when its orchestrator ended; the same `sweep run` starts it again"
     assert "interrupted: " + said in trials and "running" not in trials
     assert shown[0].endswith("(interrupted)")
     assert ["interrupted", said] in [line.split(maxsplit=1) for line in shown]
