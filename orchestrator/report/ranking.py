@@ -126,9 +126,9 @@ def rank_cell(
         tied = ", ".join(map(str, verdict.tied[:MAX_TIED_SHOWN]))
         more = " and others" if len(verdict.tied) > MAX_TIED_SHOWN else ""
         text = f"No single winner: trials {tied}{more} are tied; {varies}"
-        text += _assumed_text(verdict) + why_tied(verdict, rows)
+        text += assumed_text(verdict) + why_tied(verdict, rows)
         text += ", and with that any of them could be the fastest"
-        text += _difference_text(verdict, confirmation.num_runs)
+        text += difference_text(verdict, confirmation.num_runs)
     elif len(rows) == 1:
         text = (
             f"Trial {verdict.best} is the only layout measured with the current code and software"
@@ -182,14 +182,14 @@ def varies_text(verdict: Verdict) -> str:
     return text
 
 
-def _assumed_text(verdict: Verdict) -> str:
+def assumed_text(verdict: Verdict) -> str:
     """Say how much more variation is assumed than repeats show; empty if they show as much."""
     if verdict.spread is None or verdict.run_sd <= LARGER_SPREAD * verdict.spread:
         return ""
     return f"; {show.variation(verdict.run_sd)} is assumed, since other runs may vary more"
 
 
-def _difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
+def difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
     """Describe how far the first two are apart, as a sentence of its own.
 
     Empty if they are not tied with each other.

@@ -44,7 +44,9 @@ def tie_advice(sweep: SweepRow, ranking: Ranking) -> str:
     ways = []
     if keys:
         simulate = " --simulate" if sweep.is_simulated else ""
-        about = f"; about {num_runs} runs of each of the first two may do" if num_runs else ""
+        about = (
+            f"; about {num_runs} runs of each of the first two may be enough" if num_runs else ""
+        )
         ways.append(f"repeat them more often (sweep run FILE{simulate} {' '.join(keys)}{about})")
     if not sweep.is_simulated and _is_noisy(ranking, tied):
         ways.append("measure on a quieter machine, where runs differ less")

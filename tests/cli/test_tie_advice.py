@@ -97,7 +97,9 @@ def test_a_quieter_machine_is_advised_only_against_noise(
 
 def test_the_repeats_that_are_advised_may_show_the_difference() -> None:
     advice = tied_in(runs_to_decide=13)
-    assert "search.confirm.repeats=12; about 13 runs of each of the first two may do)" in advice
+    assert (
+        "search.confirm.repeats=12; about 13 runs of each of the first two may be enough)" in advice
+    )
     enough = tied_in(runs_to_decide=3)
     assert "search.confirm.repeats=4;" in enough, "the other layouts have fewer runs"
     equal = tied_in(runs_to_decide=2000)
