@@ -51,7 +51,7 @@ def log_file(rank: int) -> str:
     return f"log-{rank}.txt"
 
 
-# The line of a rank's log that the stacks of its processes follow, if a limit has passed.
+# The line above the stacks in a rank's log, which are written when its time is up.
 STACKS_BEGIN = "--- where the processes of this rank are, now that its time is up ---"
 
 
