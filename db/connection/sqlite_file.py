@@ -38,7 +38,7 @@ def refuse_other_format(file: Path) -> None:
     if first != _FIRST_BYTES:
         raise UsageInvalid(
             f"store {file} is not a SQLite database: name another file with SWEEP_DB or --db."
-            " If your store was here, put a backup back"
+            " If your store was here, put a copy back"
         )
 
 
