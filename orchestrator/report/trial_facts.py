@@ -32,13 +32,13 @@ COMPARED_COLUMNS = ("predicted", "measured", "predicted/measured")
 EVENT_COLUMNS = ("at (UTC)", "event", "attempt", "state", "detail")
 
 
-def title(trial: TrialRow, *, is_worked_on: bool = True) -> str:
+def title(trial: TrialRow, *, is_worked_on: bool) -> str:
     """`Trial 7: out of memory`. `is_worked_on`: its sweep has an orchestrator."""
     interrupted = f" ({INTERRUPTED})" if not is_worked_on and trial.state in UNDER_WAY else ""
     return f"Trial {trial.id}: {trial.state.replace('_', ' ')}{interrupted}"
 
 
-def head_facts(detail: TrialDetail, *, is_worked_on: bool = True) -> list[Fact]:
+def head_facts(detail: TrialDetail, *, is_worked_on: bool) -> list[Fact]:
     """Its sweep, cell and layout, why it was tried or pruned, and whether it was interrupted."""
     trial, layout = detail.trial, detail.trial.layout
     # A measured trial may have an attempt that repeats it.
