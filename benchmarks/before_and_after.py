@@ -208,7 +208,7 @@ def _writes(checkouts: Mapping[str, Path], number: int) -> dict[str, dict[str, f
 
 
 class _Writes:
-    """A checkout that writes a batch when told; its last words are shown if it fails."""
+    """A checkout that writes a batch when told. If it fails, the end of its log is shown."""
 
     def __init__(self, program: str, checkout: Path, log: IO[bytes]) -> None:
         self._log = log

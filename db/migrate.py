@@ -34,7 +34,8 @@ def ensure_head(database: Database, *, to_read: bool = False) -> None:
     """
     version = database.read(partial(current_version, where=url.display(database.url)))
     if version is None:
-        _refuse_foreign(database)
+        version = _refuse_foreign(database)
+    if version is None:
         if to_read:
             raise UsageInvalid(
                 database.read(partial(_nothing_here, where=url.display(database.url)))
@@ -56,8 +57,8 @@ def upgrade(database_url: str | None) -> tuple[str | None, str, Path | None]:
     try:
         before = database.read(partial(current_version, where=url.display(database.url)))
         if before is None:
-            _refuse_foreign(database)
-        elif not schema.FIRST_VERSION <= before <= schema.SCHEMA_VERSION:
+            before = _refuse_foreign(database)
+        if before is not None and not schema.FIRST_VERSION <= before <= schema.SCHEMA_VERSION:
             raise StoreUnavailable(_mismatch(url.display(database.url), before))
         copy = _back_up(database, before)
         after = database.write(lambda connection, change: _move(connection), durable=True)
@@ -176,16 +177,18 @@ def _comment(connection: sa.Connection) -> None:
     )
 
 
-def _refuse_foreign(database: Database) -> None:
-    """Raise UsageInvalid if another program made a table of our names, or a SQLite file.
+def _refuse_foreign(database: Database) -> str | None:
+    """Raise UsageInvalid if another program made a table with one of our names, or a SQLite file.
 
-    A server's database may be shared with tables of other names.
+    A server's database may have tables with other names. Returns the version if another process has
+    made the store since the caller looked; None: there is no store yet.
     """
     found = database.read(lambda connection: set(sa.inspect(connection).get_table_names()))
+    if _VERSION_TABLE in found:
+        version = database.read(partial(current_version, where=url.display(database.url)))
+        if version is not None:
+            return version
     strangers = found & set(schema.metadata.tables)
-    if _VERSION_TABLE in found and database.read(current_version) is not None:
-        # Another process has made the store since.
-        return
     if strangers == set(schema.metadata.tables) and _VERSION_TABLE in found:
         raise StoreUnavailable(
             f"{url.display(database.url)} has lost its schema version: {_VERSION_TABLE} is empty. "
@@ -200,6 +203,7 @@ def _refuse_foreign(database: Database) -> None:
             f"{url.display(database.url)} has tables of other origin ({shown}). "
             "Choose an empty database, or a new file"
         )
+    return None
 
 
 def _nothing_here(connection: sa.Connection, *, where: str) -> str:

@@ -26,9 +26,9 @@ def can_be_written(file: Path) -> bool:
 
 
 def refuse_other_format(file: Path) -> None:
-    """Raise UsageInvalid if a file that SQLite refuses never was one of its own.
+    """Raise UsageInvalid if a file that SQLite refuses has another format.
 
-    One that begins as SQLite's do is damaged.
+    A file that begins as SQLite's files do has the right format and is damaged.
     """
     try:
         with file.open("rb") as content:
@@ -37,8 +37,8 @@ def refuse_other_format(file: Path) -> None:
         return
     if first != _FIRST_BYTES:
         raise UsageInvalid(
-            f"store {file} is not a SQLite database, and a store in a file is one: name another"
-            " with SWEEP_DB or --db. If your store was here, put a copy back"
+            f"store {file} is not a SQLite database: name another file with SWEEP_DB or --db."
+            " If your store was here, put a copy back"
         )
 
 

@@ -157,12 +157,11 @@ def list(format: FormatOption = None, db: Db = None, as_json: Json = False) -> N
 
 
 def _row(summary: SweepSummary) -> tuple[object, ...]:
+    from db.read.holder import is_worked_on  # needs SQLAlchemy
     from orchestrator.core.trial.lifecycle import TrialState
 
     row = summary.sweep
     # A sweep whose orchestrator died is still `running` in the store.
-    from db.read.holder import is_worked_on  # needs SQLAlchemy
-
     state = "interrupted" if row.state == "running" and not is_worked_on(row) else str(row.state)
     return (
         row.name,

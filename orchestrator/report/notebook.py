@@ -115,9 +115,13 @@ class NotebookSweep:
 
     def trial(self, trial_id: int) -> NotebookTrial:
         """Return one trial of the sweep. Raises UsageInvalid if it has none with this number."""
+        from db.read.holder import is_worked_on  # SQLAlchemy
+
+        row = self.rows.sweep
         for one in self.rows.trials:
             if one.trial.id == trial_id:
-                return NotebookTrial(detail=one, files=TrialFiles.of(self.rows.sweep.spec_json))
+                files = TrialFiles.of(row.spec_json)
+                return NotebookTrial(detail=one, files=files, is_worked_on=is_worked_on(row))
         raise UsageInvalid(f"sweep {self.rows.name} has no trial {trial_id}")
 
     def plot(self, name: str, *others: NotebookSweep) -> Plot:
@@ -173,6 +177,7 @@ class NotebookTrial:
 
     detail: TrialDetail
     files: TrialFiles
+    is_worked_on: bool  # its sweep has an orchestrator
 
     @property
     def sweep_file(self) -> str | None:
@@ -182,7 +187,9 @@ class NotebookTrial:
     def _parts(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """Titles with facts."""
         num_gpus = self.detail.cell.cell.num_gpus
-        found = [(trial_facts.title(self.detail.trial), trial_facts.head_facts(self.detail))]
+        alive = {"is_worked_on": self.is_worked_on}
+        title = trial_facts.title(self.detail.trial, **alive)
+        found = [(title, trial_facts.head_facts(self.detail, **alive))]
         found += [
             (
                 trial_facts.attempt_title(it, self.detail.attempts),

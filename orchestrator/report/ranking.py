@@ -83,8 +83,8 @@ class Ranking:
     spread: float | None = None
     # How much runs of one layout vary, in words.
     varies: str = ""
-    # Each of the first two must run about so often until their difference shows. None: nothing to
-    # decide, or they are equal.
+    # Each of the first two must run about so often until their difference shows. None: they are not
+    # tied with each other, or they are equal.
     runs_to_decide: int | None = None
     # By trial id. Layouts that were far from the best are not compared.
     compared: Mapping[int, Compared] = field(default_factory=dict)
@@ -125,9 +125,9 @@ def rank_cell(
         tied = ", ".join(map(str, verdict.tied[:MAX_TIED_SHOWN]))
         more = " and others" if len(verdict.tied) > MAX_TIED_SHOWN else ""
         text = f"No single winner: trials {tied}{more} are tied; {varies}"
-        text += _assumed_text(verdict) + why_tied(verdict, rows)
+        text += assumed_text(verdict) + why_tied(verdict, rows)
         text += ", and with that any of them could be the fastest"
-        text += _difference_text(verdict, confirmation.num_runs)
+        text += difference_text(verdict, confirmation.num_runs)
     elif len(rows) == 1:
         text = (
             f"Trial {verdict.best} is the only layout measured with the current code and software"
@@ -182,17 +182,20 @@ def varies_text(verdict: Verdict) -> str:
     return text
 
 
-def _assumed_text(verdict: Verdict) -> str:
-    """Say what is assumed if few repeats show less variation; empty if they show as much."""
+def assumed_text(verdict: Verdict) -> str:
+    """Say how much more variation is assumed than repeats show; empty if they show as much."""
     if verdict.spread is None or verdict.run_sd <= LARGER_SPREAD * verdict.spread:
         return ""
-    return f"; since so few may miss some of it, {verdict.run_sd:.1%} is assumed"
+    return f"; {show.variation(verdict.run_sd)} is assumed, since other runs may vary more"
 
 
-def _difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
-    """Describe how far the first two of a tie are apart, as a sentence of its own."""
+def difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
+    """Describe how far the first two are apart, as a sentence of its own.
+
+    Empty if they are not tied with each other.
+    """
     margin = verdict.margin
-    if margin is None:
+    if margin is None or margin.runner_up not in verdict.tied:
         return ""
     first, second = verdict.best, margin.runner_up
     digits = 1 if margin.value >= 0.01 else 2

@@ -26,9 +26,8 @@ COUNTED: Mapping[str, tuple[TrialState, ...]] = {
 }
 _ALWAYS_SHOWN = ("measured", "OOM", "failed")
 
-# A trial or attempt that was under way when its orchestrator died.
 INTERRUPTED = "interrupted"
-WHAT_INTERRUPTED_IS = "under way when its orchestrator ended; the same `sweep run` continues"
+WHAT_INTERRUPTED_IS = "under way when its orchestrator ended; the same `sweep run` starts it again"
 
 # Phase and step of an attempt's slowest rank; None: not known here.
 PhaseAndStep = tuple[str | None, int | None]

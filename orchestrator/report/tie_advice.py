@@ -27,12 +27,15 @@ def tie_advice(sweep: SweepRow, ranking: Ranking) -> str:
     confirm = json.loads(sweep.spec_json).get("search", {}).get("confirm")
     if confirm is None or sweep.conditions.get("workload") == "replay":
         return f"To choose one: {take}"
+    quieter = []
+    if not sweep.is_simulated and _is_noisy(ranking, tied):
+        quieter = ["measure on a quieter machine, where runs differ less"]
     num_runs = ranking.runs_to_decide
     if num_runs is not None and num_runs > 1 + MOST_REPEATS:
         rounded = int(float(f"{num_runs:.2g}"))
         return (
             f"About {rounded:,} runs of each of the first two would be needed to see which is"
-            f" faster, more than search.confirm allows: {take}"
+            f" faster, more than search.confirm allows: {', or '.join([*quieter, take])}"
         )
     wanted = {
         "repeats": min(
@@ -44,19 +47,21 @@ def tie_advice(sweep: SweepRow, ranking: Ranking) -> str:
     ways = []
     if keys:
         simulate = " --simulate" if sweep.is_simulated else ""
-        about = f"; about {num_runs} runs of each of the first two may do" if num_runs else ""
+        about = (
+            f"; about {num_runs} runs of each of the first two may be enough" if num_runs else ""
+        )
         ways.append(f"repeat them more often (sweep run FILE{simulate} {' '.join(keys)}{about})")
-    if not sweep.is_simulated and _is_noisy(ranking, tied):
-        ways.append("measure on a quieter machine, where runs differ less")
+    ways += quieter
     if not ways:
         return f"To choose one: {take}"
     return f"To decide between them, {', or '.join(ways)}; or {take}"
 
 
 def _is_noisy(ranking: Ranking, tied: Sequence[TrialRow]) -> bool:
-    """Return whether runs of one layout differ more than the tied layouts do.
+    """Return whether noise may have caused the tie.
 
-    Or somebody else used the machine while one of these was measured.
+    It may if runs of one layout differ more than the first two layouts do, or if somebody else used
+    the machine while a tied layout was measured.
     """
     if any(is_disturbed(trial.load) for trial in tied):
         return True

@@ -22,7 +22,7 @@ def head_lines(rows: LiveRows, now: datetime) -> list[tuple[str, Tone]]:
     """The lines above the tables: the sweep's state, its trials, its budget."""
     status = rows.status
     simulated = ", simulated: nothing is measured" if status.row.is_simulated else ""
-    tone = Tone.BUSY if status.row.holder is not None else Tone.PLAIN
+    tone = Tone.BUSY if status.is_worked_on else Tone.PLAIN
     return [
         (f"{status.row.name}: {sweep_state_text(status)}{simulated}", tone),
         (_trials_line(status), Tone.PLAIN),
@@ -35,7 +35,7 @@ def _trials_line(status: SweepStatus) -> str:
     parts = [f"{number:,} {title}" for title, number in counts.items() if number]
     used = sum(one.num_gpus for one in status.running)
     gpus = ""
-    if status.session is not None and status.row.holder is not None:
+    if status.session is not None and status.is_worked_on:
         gpus = f"; {used:,} of {show.counted(status.session.num_gpus, 'GPU')} in use"
     return f"{', '.join(parts) or 'no trial yet'}{gpus}"
 
@@ -54,7 +54,7 @@ def _budget_line(status: SweepStatus, now: datetime) -> str:
         launched = sum(cell.num_launched for cell in status.cells)
         parts.append(f"{launched:,} of {search['max_trials'] * len(status.cells):,} trials")
     session = status.session
-    if session is not None and status.row.holder is not None:
+    if session is not None and status.is_worked_on:
         seconds = show.age_seconds(session.started_at, now)
         wall = search.get("max_wall_time")
         of = f" of {show.duration(wall)}" if wall else ""

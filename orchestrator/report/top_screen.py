@@ -194,7 +194,7 @@ def _cell_lines(status: SweepStatus, order: str) -> _Lines:
 
 def _search_text(status: SweepStatus, cell: CellStatus, running: Sequence[UnderWayRow]) -> str:
     """Describe what the search of a cell does, or why it ended."""
-    if status.row.holder is None:
+    if not status.is_worked_on:
         return cell.cell.stop_reason or "not finished"
     if not running:
         return "nothing runs now"

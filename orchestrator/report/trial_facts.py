@@ -32,13 +32,13 @@ COMPARED_COLUMNS = ("predicted", "measured", "predicted/measured")
 EVENT_COLUMNS = ("at (UTC)", "event", "attempt", "state", "detail")
 
 
-def title(trial: TrialRow, *, is_worked_on: bool = True) -> str:
+def title(trial: TrialRow, *, is_worked_on: bool) -> str:
     """`Trial 7: out of memory`. `is_worked_on`: its sweep has an orchestrator."""
     interrupted = f" ({INTERRUPTED})" if not is_worked_on and trial.state in UNDER_WAY else ""
     return f"Trial {trial.id}: {trial.state.replace('_', ' ')}{interrupted}"
 
 
-def head_facts(detail: TrialDetail, *, is_worked_on: bool = True) -> list[Fact]:
+def head_facts(detail: TrialDetail, *, is_worked_on: bool) -> list[Fact]:
     """Its sweep, cell and layout, why it was tried or pruned, and whether it was interrupted."""
     trial, layout = detail.trial, detail.trial.layout
     # A measured trial may have an attempt that repeats it.
@@ -164,8 +164,8 @@ def _reserved_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
     outside, text = held - sum(attempt.phase_seconds.values()), None
     if seconds_of.startup and outside >= SHORTEST_SHOWN_SECONDS:
         text = (
-            f"start-up is all but the steps: parts of the phases, and {show_as.duration(outside)}"
-            " before and after them (agents, launcher, clean-up)"
+            "start-up is the time without steps: part of it is in the phases, and"
+            f" {show_as.duration(outside)} of it before and after them (agents, launcher, clean-up)"
         )
     return [("GPU-hours", f"{hours} ({total})"), ("", text)]
 

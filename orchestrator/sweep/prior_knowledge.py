@@ -64,18 +64,22 @@ class RelativeTrial:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fits:
-    """The fits of some knowledge, by which trials they rest on: older or current software."""
+    """The fits of some knowledge, each made once.
 
-    # Without the trials of one cell; None: of all.
+    The first part of a key is which trials were fitted: those with `older` software, those with
+    `current` software, or a cell's `own`.
+    """
+
+    # The second part is the cell whose trials were left out, or whose own they are; None: none was.
     times: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
-    # The same, for the memory of a model; None: of any model.
+    # The third part is the model whose memory will be predicted; None: any model.
     memory: dict[tuple[str, Cell | None, ModelShape | None], Calibration] = field(
         default_factory=dict
     )
 
     @property
     def of_all_cells(self) -> Fits:
-        """The fits without none of the cells."""
+        """The fits of the trials of all cells."""
         return Fits(
             times={key: found for key, found in self.times.items() if key[1] is None},
             memory={key: found for key, found in self.memory.items() if key[1] is None},
@@ -102,7 +106,7 @@ class PriorKnowledge:
 
     @property
     def fits(self) -> Fits:
-        """The fits made so far, of all cells; else those to begin from."""
+        """The fits of all cells: those made so far, and those to begin from for the others."""
         mine = self._fits.of_all_cells
         return Fits(
             times={**self.begin.times, **mine.times}, memory={**self.begin.memory, **mine.memory}
@@ -187,7 +191,7 @@ class PriorKnowledge:
     def _of(
         self, rows: Sequence[RelativeTrial], model: ModelShape | None, *, without: Cell | None
     ) -> Calibration:
-        """Return the constants by these rows, those of memory for a model: its peaks count most."""
+        """Return the constants fitted to these rows. The model's own peaks count most."""
         prior = self.prior
         older = [trial for trial in rows if not trial.is_current]
         if older:

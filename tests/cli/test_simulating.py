@@ -33,7 +33,7 @@ def test_what_stands_at_the_top_is_confirmed_and_said_to_be(
     assert repeats == sum(counts) - 4
 
 
-def test_a_changed_global_batch_is_said_to_be_a_new_cell_beside_the_old_one(
+def test_a_changed_global_batch_is_said_to_be_a_new_cell(
     command: CommandHere, tmp_path: Path
 ) -> None:
     axes = {"micro_batch_size": [1], "recompute": "none"}
@@ -42,7 +42,8 @@ def test_a_changed_global_batch_is_said_to_be_a_new_cell_beside_the_old_one(
     (old,) = (key for (key,) in command.sql("select cell from v_cell"))
     told = command.ok("run", file, "--simulate", "global_batch_size=32").stderr
     new = re.sub("gb[0-9]+$", "gb32", old)
-    assert f"{new} is a new cell of sweep t-simulated beside {old}: " in " ".join(told.split())
+    said = f"{new} is a new cell of sweep t-simulated. It has another global batch than {old}, so"
+    assert said in " ".join(told.split())
 
 
 def test_when_nothing_fits_the_exit_code_says_so(command: CommandHere, tmp_path: Path) -> None:

@@ -149,11 +149,19 @@ def test_a_file_of_another_program_does_not_become_a_store(sqlite_url: str) -> N
             ask(sqlite_url)
 
 
-def test_a_store_that_another_process_has_just_made_is_no_stranger(store_url: str) -> None:
+@pytest.mark.parametrize("to_read", [False, True])
+def test_a_store_that_another_process_has_just_made_is_opened(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, to_read: bool
+) -> None:
     Store.open(store_url).close()
     database = Database(url.resolve(store_url))
-    # Between the look at the version and this one the other process was faster.
-    migrate._refuse_foreign(database)
+    first_look, read = [None], database.read
+    # The other process was faster than everything after our first look at the version.
+    monkeypatch.setattr(
+        database, "read", lambda look: first_look.pop() if first_look else read(look)
+    )
+    migrate.ensure_head(database, to_read=to_read)
+    assert not first_look
     database.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -145,8 +146,15 @@ def test_the_head_says_who_works_what_is_spent_and_what_is_left(sqlite_store: St
     assert "at most 50 min 00 s left" in _head(rows, max_wall_time=3600)
 
 
-def test_a_sweep_that_nobody_holds_says_how_it_ended(rows: LiveRows) -> None:
-    status = replace(rows.status, row=replace(rows.status.row, holder=None))
+@pytest.mark.parametrize("has_lease", [False, True])
+def test_a_sweep_that_nobody_holds_says_how_it_ended(rows: LiveRows, *, has_lease: bool) -> None:
+    holder = rows.status.row.holder
+    assert holder is not None
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    # Until its lease ends, the store still names an orchestrator that has died.
+    gone = replace(holder, pid=dead.pid) if has_lease else None
+    status = replace(rows.status, row=replace(rows.status.row, holder=gone))
     freed = replace(rows, status=status)
     head = head_lines(freed, status.row.created_at)[0][0]
     assert "nobody works on it now" in head and "the same `sweep run` continues it" in head

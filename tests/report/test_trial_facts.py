@@ -53,4 +53,4 @@ def test_shares_of_the_reserved_time_name_their_total_and_what_no_phase_has(
     place = next(place for place, (name, _) in enumerate(facts) if name == "GPU-hours")
     hours, around = facts[place][1], facts[place + 1][1]
     assert hours == "0.0026: useful 14.9%, warm-up 5.2%, start-up 79.9% (4.7 s of 2 GPUs)"
-    assert around is not None and "and 3.4 s before and after them" in around
+    assert around is not None and "and 3.4 s of it before and after them" in around

@@ -284,15 +284,15 @@ class _SweepRun:
         return self._measure(open_scheduler)
 
     def _say_new_cells(self) -> None:
-        """Say which cells a changed global batch adds to the sweep, beside what was measured."""
+        """Say which cells a changed global batch adds to the sweep."""
         from orchestrator.core.problem.cell import other_batches
 
         name = self.spec.name
         stored = [row.cell for row in self.store.cells(self.store.sweep_named(name).id)]
         for new, old in other_batches(self.spec.cells(), stored):
             self.progress.say(
-                f"{new.key} is a new cell of sweep {name} beside {old.key}: only the global batch"
-                " differs, and layouts are compared within a cell"
+                f"{new.key} is a new cell of sweep {name}. It has another global batch than"
+                f" {old.key}, so layouts of the two cells are not compared with each other"
             )
 
     def _wait_for_nodes(self, ray_address: str, seconds: float) -> None:

@@ -274,7 +274,8 @@ class TopApp(App[None]):
         if line is None or line.trial_id is None:
             self._say("No trial is chosen.")
             return
-        trial_id = line.trial_id
+        trial_id, reading = line.trial_id, self._reading
+        is_worked_on = reading is None or reading.rows.status.is_worked_on
 
         def read() -> None:
             try:
@@ -282,7 +283,7 @@ class TopApp(App[None]):
             except SweepError as exc:
                 self._tell(partial(self._say, str(exc), is_bad=True))
             else:
-                self._tell(lambda: self._show_detail(Detail(detail)))
+                self._tell(lambda: self._show_detail(Detail(detail, is_worked_on=is_worked_on)))
 
         self.run_worker(read, thread=True)
 

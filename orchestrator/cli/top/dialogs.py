@@ -64,20 +64,23 @@ class Detail(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,enter", "dismiss(None)", "Back")]
 
-    def __init__(self, detail: TrialDetail) -> None:
+    def __init__(self, detail: TrialDetail, *, is_worked_on: bool) -> None:
         super().__init__()
-        self._detail = detail
+        self._detail, self._is_worked_on = detail, is_worked_on
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="page"):
-            yield Static(detail_text(self._detail))
+            yield Static(detail_text(self._detail, is_worked_on=self._is_worked_on))
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
 
 
-def detail_text(detail: TrialDetail) -> Text:
-    """The same facts as `sweep show`, as one text."""
+def detail_text(detail: TrialDetail, *, is_worked_on: bool) -> Text:
+    """The same facts as `sweep show`, as one text.
+
+    `is_worked_on`: its sweep has an orchestrator.
+    """
     text = Text()
 
     def add(line: str, style: str = "") -> None:
@@ -89,8 +92,9 @@ def detail_text(detail: TrialDetail) -> Text:
                 text.append(f"  {name:<18}", "dim")
                 text.append(f"{plain(str(value))}\n")
 
-    add(f"{trial_facts.title(detail.trial)}      (Escape: back)", "bold")
-    add_facts(trial_facts.head_facts(detail))
+    title = trial_facts.title(detail.trial, is_worked_on=is_worked_on)
+    add(f"{title}      (Escape: back)", "bold")
+    add_facts(trial_facts.head_facts(detail, is_worked_on=is_worked_on))
     add("")
     add(f"  {'':<16}" + "".join(f"{name:>20}" for name in trial_facts.COMPARED_COLUMNS), "dim")
     for name, *values in trial_facts.compared_rows(detail.trial):

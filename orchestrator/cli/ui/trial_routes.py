@@ -28,9 +28,11 @@ def routes(site: Site) -> list[Route]:
         from orchestrator.report.trial_file import TrialFiles
 
         reading = site.feed.snapshot.reading
-        spec = reading.rows.status.row.spec_json if reading is not None else "{}"
+        status = reading.rows.status if reading is not None else None
+        spec = status.row.spec_json if status is not None else "{}"
+        is_worked_on = status is None or status.is_worked_on
         values = {
-            "trial": document(TrialFiles.of(spec), found),
+            "trial": document(TrialFiles.of(spec), found, is_worked_on=is_worked_on),
             "compared_columns": COMPARED_COLUMNS,
             "event_columns": EVENT_COLUMNS,
             "has_ended": found.trial.state in TERMINAL,

@@ -79,10 +79,10 @@ def _why_not_local(exc: Exception, seconds: float) -> str:
     Its own logs are removed with its folder, and no setting makes Ray wait longer.
     """
     return (
-        f"a local Ray did not start within {seconds:.0f} s. If this machine is busy, give the same"
-        " command later. If it happens again, start Ray yourself (ray start --head), read its logs"
-        " in /tmp/ray/session_latest/logs (raylet.out, gcs_server.out), and add --ray-address auto"
-        f"\nthe cause: {first_line(exc)}"
+        f"a local Ray did not start: it failed after {seconds:.0f} s. If this machine is busy, give"
+        " the same command later. If it happens again, start Ray yourself (ray start --head), read"
+        " its logs in /tmp/ray/session_latest/logs (raylet.out, gcs_server.out), and add"
+        f" --ray-address auto\nthe cause: {first_line(exc)}"
     )
 
 

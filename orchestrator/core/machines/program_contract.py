@@ -237,12 +237,15 @@ def _pattern_advice(run: ContractRun) -> str:
     printed = log.partition(STACKS_BEGIN)[0].splitlines()
     lines = [line for line in printed if line.strip() not in ("", own)]
     lines = [line for line in lines if re.search(r"\d", line)] or lines
-    tried = "the program printed no line"
-    if lines:
-        tried = f"it was tried on lines such as '{lines[-1].strip()[:_MOST_QUOTED]}'"
+    if not lines:
+        return (
+            f"metrics.log is '{run.pattern}', and the program printed no line: have rank 0 print"
+            " one after each optimizer step and flush it"
+        )
     return (
-        f"metrics.log is '{run.pattern}', and {tried}: correct the pattern, which takes the number"
-        " in its ( )"
+        f"metrics.log is '{run.pattern}', and it was tried on lines such as"
+        f" '{lines[-1].strip()[:_MOST_QUOTED]}': correct the pattern, which takes the number in its"
+        " ( )"
     )
 
 

@@ -39,7 +39,7 @@ class Cell:
 def other_batches(asked: Collection[Cell], stored: Collection[Cell]) -> list[tuple[Cell, Cell]]:
     """Return each new cell with a stored one that it differs from in the global batch only.
 
-    A stored cell that is still asked for has a batch of its own beside the new one.
+    A stored cell that is still asked for does not count: the file names both batches.
     """
     left = [cell for cell in stored if cell not in asked]
     return [

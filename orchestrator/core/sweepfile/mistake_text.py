@@ -97,9 +97,9 @@ _BOUNDS: Mapping[str, Callable[[Mapping[str, Any], str], str]] = MappingProxyTyp
 )
 
 
-# The least likeness of two words that differ by a slip of the fingers: `nmae`, name.
+# The least similarity of a mistyped word to the right one: `nmae`, name.
 _TYPO = 0.75
-# The same between sections, where a likeness is more often by chance.
+# The same for keys of other sections: among so many, words are more often similar by chance.
 _TYPO_ELSEWHERE = 0.8
 # The longest list of keys that a message shows, and the most that a hint names.
 _MOST_LISTED, _MOST_MEANT = 8, 3
@@ -145,7 +145,7 @@ def message_of(error: ErrorDetails, path: Path) -> str:
 
 
 def _switch_hint(kind: str, path: Path, given: Any) -> str:
-    """The hint for `off` and its like, where the file has another word for it."""
+    """Return the hint for a word such as `off`, if the file says the same in another way."""
     is_on = _SWITCHES.get(str(given).lower())
     if is_on is None:
         return ""
@@ -172,7 +172,10 @@ def _unknown_key(loc: Path) -> str:
 
 
 def _key_hint(key: str, allowed: Sequence[str]) -> str:
-    """The hint at the key that was meant: a slip, another program's word, a part of a name."""
+    """Return the hint that names the key that was meant.
+
+    The given key may be mistyped, another program's word, or a part of a name.
+    """
     word = key.lower()
     if hint := did_you_mean(word, allowed, cutoff=_TYPO):
         return hint
@@ -186,7 +189,7 @@ def _key_hint(key: str, allowed: Sequence[str]) -> str:
             return f"; {key} belongs to {where}"
     names = {name: s.of_key(name) for s in reversed(_sections()) for name in s.keys}
     elsewhere = get_close_matches(word, list(names), n=1, cutoff=_TYPO_ELSEWHERE)
-    # A name's first part says more than one in the middle, and an outer section more than an inner.
+    # Names that begin with the word come first, then keys of outer sections.
     parts = sorted(
         (name for name in reversed(names) if _is_part(word, name)),
         key=lambda name: (not name.startswith(word), names[name].count(".")),

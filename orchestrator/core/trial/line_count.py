@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from orchestrator.core.trial.protocol import MeasurementPlan
 
-# How a program is told its number of steps; the braces are a name that a sweep fills in.
+# How a program is told its number of steps. A sweep replaces the name in braces.
 TELL_NUM_STEPS = (
     'write "{num_steps}" in argv where it takes that number, or have it read SWEEP_NUM_STEPS'
 )

@@ -1,9 +1,10 @@
 """The messages between a node's launcher and a rank program, as values and text.
 
 A rank gets torchrun's environment (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
-MASTER_PORT) and a run directory (SWEEP_RUN_DIR) with `request.json`. The rank writes a heartbeat
-and, at its end, a result or a failure, each under a temporary name and then renamed. A rank's files
-are untrusted text: they are parsed here, with bounds, or refused as a bad result.
+MASTER_PORT) and a run directory (SWEEP_RUN_DIR) with `request.json`. The rank writes a heartbeat,
+each over the one before it, and at its end a result or a failure, under a temporary name that is
+then renamed. A heartbeat may be read while it is still empty. A rank's files are untrusted text:
+they are parsed here, with bounds, or refused as a bad result.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def log_file(rank: int) -> str:
     return f"log-{rank}.txt"
 
 
-# The line of a rank's log that the stacks of its processes follow, if a limit has passed.
+# The line above the stacks in a rank's log, which are written when its time is up.
 STACKS_BEGIN = "--- where the processes of this rank are, now that its time is up ---"
 
 

@@ -66,8 +66,8 @@ class Verdict:
     change: SpeedChange | None  # of the machine; None: only noise
     repeat: int | None  # next; None: settled, or none left
     margin: Margin | None  # None: nothing else was measured
-    # Each of the first two must run about so often until their difference shows. None: nothing to
-    # decide, or they are equal.
+    # Each of the first two must run about so often until their difference shows. None: they are not
+    # tied with each other, or they are equal.
     runs_to_decide: int | None
 
     @property
@@ -123,7 +123,7 @@ def judge(
         change=ranking.change,
         repeat=repeat,
         margin=ranking.margin,
-        runs_to_decide=_runs_to_decide(runs, ranking) if len(ranking.tied) > 1 else None,
+        runs_to_decide=_runs_to_decide(runs, ranking),
     )
 
 
@@ -160,16 +160,17 @@ def median_run(runs: Sequence[Run]) -> Run:
 def _runs_to_decide(runs: Mapping[int, Sequence[Run]], ranking: _RankedTrials) -> int | None:
     """Estimate how often each of the first two must run until their difference shows.
 
-    It is taken to stay as large as it is, and its variance to fall with the number of runs.
-    None: they do not differ.
+    It is taken to stay as large as it is, and its variance to fall with the number of runs. One of
+    them must run at least once more. None: they are not tied with each other, or they are equal.
     """
     margin = ranking.margin
-    if margin is None or margin.value <= 0:
+    if margin is None or margin.value <= 0 or margin.runner_up not in ranking.tied:
         return None
+    nums = [len(runs[key]) for key in (ranking.order[0], margin.runner_up)]
     sd = (log1p(margin.high) - log1p(margin.low)) / (2 * WIDTH)
-    in_one_run = sd**2 / sum(1 / len(runs[key]) for key in (ranking.order[0], margin.runner_up))
+    in_one_run = sd**2 / sum(1 / num for num in nums)
     needed_sd = log1p(margin.value) / NormalDist().inv_cdf(1 - COULD_WIN)
-    return ceil(2 * in_one_run / needed_sd**2)
+    return max(ceil(2 * in_one_run / needed_sd**2), min(nums) + 1)
 
 
 def _spread(runs: Mapping[int, Sequence[Run]]) -> float | None:

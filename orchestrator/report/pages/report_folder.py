@@ -96,6 +96,8 @@ def _refuse_another_index(index: Path) -> None:
 
 def _data(sweeps: Sequence[SweepRows], drawn: Sequence[Picture]) -> Iterator[tuple[str, str]]:
     """The scripts with the data of the pages."""
+    from db.read.holder import is_worked_on  # SQLAlchemy
+
     figures = {one.name: one.figure for one in drawn if one.figure is not None}
     yield "figures.js", compressed_script("figures", figures)
     every = [(sweep, one) for sweep in sweeps for one in sweep.trials]
@@ -107,10 +109,14 @@ def _data(sweeps: Sequence[SweepRows], drawn: Sequence[Picture]) -> Iterator[tup
     }
     yield "trials.js", compressed_script("trials", table)
     files = {sweep.name: TrialFiles.of(sweep.sweep.spec_json) for sweep in sweeps}
+    worked_on = {sweep.name: is_worked_on(sweep.sweep) for sweep in sweeps}
     for start in range(0, len(every), TRIALS_PER_FILE):
         some = every[start : start + TRIALS_PER_FILE]
         number = start // TRIALS_PER_FILE
-        documents = {one.trial.id: document(files[sweep.name], one) for sweep, one in some}
+        documents = {
+            one.trial.id: document(files[sweep.name], one, is_worked_on=worked_on[sweep.name])
+            for sweep, one in some
+        }
         yield f"trials-{number}.js", compressed_script(f"trials-{number}", documents)
 
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 TABLE_TITLES = ("trial", "state", *SPEED_TITLES[1:-1], "GPUs", "sweep", "layout")
 
 
-def document(files: TrialFiles, one: TrialDetail) -> dict[str, Any]:
-    """Return all that the page of a trial shows."""
+def document(files: TrialFiles, one: TrialDetail, *, is_worked_on: bool) -> dict[str, Any]:
+    """Return all that the page of a trial shows. `is_worked_on`: its sweep has an orchestrator."""
     return {
         "id": one.trial.id,
-        "title": trial_facts.title(one.trial),
+        "title": trial_facts.title(one.trial, is_worked_on=is_worked_on),
         "state": one.trial.state.value,
-        "facts": _facts(trial_facts.head_facts(one)),
+        "facts": _facts(trial_facts.head_facts(one, is_worked_on=is_worked_on)),
         "compared": trial_facts.compared_rows(one.trial),
         "attempts": [_attempt(attempt, one) for attempt in one.attempts],
         "profiles": [_profile(profile, one) for profile in one.profiles],

@@ -144,7 +144,7 @@ def test_sorting_and_filtering(sqlite_url: str, filled: Filled) -> None:
 def test_the_detail_of_a_trial_has_what_show_has(
     sqlite_url: str, store: Store, filled: Filled
 ) -> None:
-    text = str(detail_text(store.trial(filled.failed)))
+    text = str(detail_text(store.trial(filled.failed), is_worked_on=True))
     assert f"Trial {filled.failed}: failed" in text and "last lines:" in text
     assert "user_error" in text and not set(text) & set("\x1b\x9b\x07\u202e")
 

@@ -205,7 +205,7 @@ def test_a_ray_that_does_not_start_is_told_in_a_sentence_with_the_cause_below(
     with pytest.raises(ClusterUnavailable) as refused:
         cluster.connect(None, guard)  # type: ignore[arg-type]
     said, cause = str(refused.value).splitlines()
-    assert said.startswith("a local Ray did not start within 0 s. ")
+    assert said.startswith("a local Ray did not start: it failed after 0 s. ")
     assert "ray start --head" in said
     assert "--ray-address auto" in said
     # Ray ends its text with a full stop.

@@ -424,7 +424,7 @@ def test_a_program_that_told_no_step_is_told_how_unless_it_broke(
         ("step 1 took 52 ms\nwrote 0 steps\n", "lines such as 'step 1 took 52 ms'"),
         (f"step 1 took 52 ms\n{STACKS_BEGIN}\nProcess 7\n", "lines such as 'step 1 took 52 ms'"),
         ("Training finished\n", "lines such as 'Training finished'"),
-        ("", "and the program printed no line"),
+        ("", "and the program printed no line: have rank 0 print one"),
     ],
 )
 def test_a_pattern_that_found_nothing_is_quoted_with_a_line_it_was_tried_on(

@@ -39,7 +39,7 @@ def test_a_new_cell_that_differs_in_its_batch_only_is_paired_with_the_old_one() 
     old, new = cell(), cell(global_batch_size=512)
     assert other_batches([new], [old]) == [(new, old)]
     assert other_batches([old], [old]) == []
-    # Both are in the file, so that nobody took one for the other.
+    # The file names both.
     assert other_batches([old, new], [old]) == []
     assert other_batches([cell(global_batch_size=512, num_gpus=16)], [old]) == []
     assert other_batches([new], []) == []

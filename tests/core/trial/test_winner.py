@@ -87,6 +87,15 @@ def test_a_tie_says_about_how_often_the_first_two_must_run() -> None:
     assert won is not None and won.runs_to_decide is None
 
 
+def test_no_number_of_runs_is_given_for_a_second_layout_that_is_not_tied() -> None:
+    disturbed = Run(step_seconds=1.06, relative_confidence=0.01, load_sd=0.3)
+    third = {1: [run(1.0)] * 4, 2: [run(1.05)] * 4, 3: [disturbed]}
+    verdict = judge(third, contenders=0, repeats=0)
+    assert verdict is not None and verdict.margin is not None
+    assert (verdict.margin.runner_up, list(verdict.tied)) == (2, [1, 3])
+    assert verdict.runs_to_decide is None
+
+
 def test_nothing_measured_has_no_winner() -> None:
     assert judge({}, contenders=3, repeats=2) is None
 

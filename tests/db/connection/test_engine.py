@@ -216,7 +216,7 @@ def test_a_file_that_is_no_database_is_said_so(tmp_path: Path) -> None:
     file = tmp_path / "notes.sqlite"
     file.write_text("these are my notes, not a database\n" * 100)
     for to_read in (False, True):
-        with pytest.raises(UsageInvalid, match="is not a SQLite database, and a store") as refused:
+        with pytest.raises(UsageInvalid, match="is not a SQLite database: name another") as refused:
             Store.open(f"sqlite:///{file}", to_read=to_read)
         assert str(file) in str(refused.value)
     assert file.read_text().startswith("these are my notes")

@@ -19,6 +19,7 @@ from db.connection.portions import MOST
 from db.schema import sweep, trial
 from db.store import Store
 from db.types import AttemptState
+from db.write.changes import MANY
 from db.write.writes import Ended, FailedEnd, MeasuredEnd, NewTrial, Pruned, Recorded
 from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.trial.failure_kinds import FailureKind
@@ -538,3 +539,14 @@ def test_software_of_another_sweep_completes_nothing(store: Store) -> None:
         (attempt,) = bench.store.begin_trials(new(bench, 1), epoch=bench.epoch)
         (recorded,) = bench.store.record_ends([ended_with(attempt, found)], epoch=bench.epoch)
         assert recorded.fingerprint == found
+
+
+def test_a_column_that_one_of_many_new_trials_has_is_stored_for_that_one(bench: Bench) -> None:
+    """Inserts of many rows leave out the columns that are empty in all of them."""
+    some = new(bench, *range(1, MANY + 1))
+    some[-1] = replace(some[-1], predicted_memory_bytes=5.0)
+    begun = bench.store.begin_trials(some, epoch=bench.epoch)
+    stored = {one.id: one for one in bench.store.trials(bench.sweep_id)}
+    predictions = [stored[trial_id].predicted_memory_bytes for trial_id, _ in begun]
+    assert predictions == [None] * (MANY - 1) + [5]
+    assert {stored[trial_id].predicted_tokens_per_second_per_gpu for trial_id, _ in begun} == {None}

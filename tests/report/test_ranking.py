@@ -1,0 +1,30 @@
+"""The words about how sure a ranking is."""
+
+from __future__ import annotations
+
+from orchestrator.core.trial.run import Run
+from orchestrator.core.trial.winner import judge
+from orchestrator.report.ranking import assumed_text, difference_text
+
+
+def run(seconds: float, load_sd: float = 0.0) -> Run:
+    return Run(step_seconds=seconds, relative_confidence=0.001, load_sd=load_sd)
+
+
+def test_the_difference_of_the_first_two_is_given_only_if_they_are_tied_with_each_other() -> None:
+    tied = judge({1: [run(1.0)], 2: [run(1.01)]}, contenders=0, repeats=0)
+    assert tied is not None
+    text = difference_text(tied, lambda _: 1)
+    assert text.startswith(". Trials 1 and 2 differ by 1.0% (95 % interval: -")
+    with_a_disturbed_third = {1: [run(1.0)] * 4, 2: [run(1.05)] * 4, 3: [run(1.06, load_sd=0.3)]}
+    others = judge(with_a_disturbed_third, contenders=0, repeats=0)
+    assert others is not None and list(others.tied) == [1, 3]
+    assert difference_text(others, lambda _: 1) == ""
+
+
+def test_a_variation_that_is_larger_than_repeats_show_is_said_to_be_assumed() -> None:
+    alike = judge({1: [run(1.0), run(1.0001)]}, contenders=0, repeats=0)
+    assert alike is not None
+    assert assumed_text(alike).endswith("% is assumed, since other runs may vary more")
+    apart = judge({1: [run(1.0), run(1.1)]}, contenders=0, repeats=0)
+    assert apart is not None and assumed_text(apart) == ""
