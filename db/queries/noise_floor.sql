@@ -1,5 +1,5 @@
 -- How much do two runs of one layout differ, and is the lead of the fastest more than noise?
--- The lead is noise if the 95 % intervals of both speeds overlap. `run_sd` is the relative standard deviation of one run that they rest on: `measured` by the repeats of the cell if there are at least 5, else 2 %, which is `usual`, as in `sweep compare`.
+-- The lead is noise if the 95 % intervals of both speeds overlap. `run_sd` is the relative standard deviation of one run that they rest on: `measured` by the repeats of the cell if there are at least 5, else 2 %, which is `usual`, as in `sweep compare`. `sweep best` compares without drift and the load of others, so it may tell layouts apart whose lead is noise here.
 WITH runs AS (
     SELECT
         trial.cell_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from io import FileIO
 from pathlib import Path
 
 from orchestrator.core.trial.redaction import Secrets, SecretStream
@@ -19,7 +20,10 @@ _READS_AT_ONCE = 64
 
 
 class RankLog:
-    """Copies a pipe into a file up to `head_bytes`; writes the last `tail_bytes` when it closes."""
+    """Copies a pipe into a file up to `head_bytes`; writes the last `tail_bytes` when it closes.
+
+    The constructor creates no file: `create` does, before the first `copy`.
+    """
 
     def __init__(
         self,
@@ -31,12 +35,19 @@ class RankLog:
     ) -> None:
         self.path = path
         self._stream = SecretStream(secrets) if secrets else None
-        self._file = path.open("xb", buffering=0)
+        self._file: FileIO | None = None
         self._head_left = head_bytes
         self._tail_bytes = tail_bytes
         self._recent = bytearray()  # the last tail_bytes of everything
         self._num_beyond_head_bytes = 0
         self._has_warned = False
+
+    def create(self) -> None:
+        """Create the file. Without it, output is kept as a tail only."""
+        try:
+            self._file = FileIO(self.path, "x")
+        except OSError as exc:
+            self._warn(exc)
 
     def copy(self, pipe: int) -> bool:
         """Read what a non-blocking pipe contains now. False: its last writer has closed it."""
@@ -67,7 +78,8 @@ class RankLog:
             note = f"\n[... {cut} bytes cut here: a rank's log keeps its head and its tail ...]\n"
             self._write_file((note if cut else "").encode() + tail)
             self._num_beyond_head_bytes = 0
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _keep(self, chunk: bytes) -> None:
         head = chunk[: self._head_left]
@@ -81,9 +93,14 @@ class RankLog:
 
     def _write_file(self, data: bytes) -> None:
         """Write, or warn once: a full disk must not end the launcher, which still has the tail."""
+        if self._file is None:
+            return
         try:
             self._file.write(data)
         except OSError as exc:
-            if not self._has_warned:
-                logger.warning("Cannot write %s: %s", self.path, exc)
-            self._has_warned = True
+            self._warn(exc)
+
+    def _warn(self, exc: OSError) -> None:
+        if not self._has_warned:
+            logger.warning("Cannot write %s: %s", self.path, exc)
+        self._has_warned = True

@@ -198,6 +198,9 @@ class NodeGang:
         finally:
             for writer in writers:
                 os.close(writer)
+        # Ranks start meanwhile: to create a file takes most of a millisecond.
+        for watch in self.watches:
+            watch.log.create()
         self._forked_at = time.monotonic()
         for watch in self.watches:
             watch.phase_since = watch.progress_at = self._forked_at

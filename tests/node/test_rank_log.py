@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ HEAD, TAIL = 100, 50
 
 
 def log(folder: Path) -> RankLog:
-    return RankLog(folder / "log.txt", head_bytes=HEAD, tail_bytes=TAIL)
+    found = RankLog(folder / "log.txt", head_bytes=HEAD, tail_bytes=TAIL)
+    found.create()
+    return found
 
 
 def letters(count: int) -> bytes:
@@ -80,13 +83,25 @@ def test_a_full_disk_takes_the_log_but_not_the_launcher(
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     kept = log(tmp_path)
+    assert kept._file is not None
     kept._file.close()
-    kept._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - the log closes it
+    kept._file = FileIO("/dev/full", "w")
     for _ in range(20):
         kept.write(letters(300))
     assert kept.tail(20) == letters(300)[-20:].decode()
     kept.close()
     assert len(caplog.records) == 1, "said once, not once a line"
+
+
+def test_without_a_file_the_tail_is_kept_and_the_launcher_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = log(tmp_path / "missing")
+    for _ in range(20):
+        kept.write(letters(300))
+    kept.close()
+    assert kept.tail(20) == letters(300)[-20:].decode()
+    assert len(caplog.records) == 1 and "No such file" in caplog.text
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 60, 1000])
@@ -100,6 +115,7 @@ def test_a_secret_is_in_neither_the_file_nor_the_tail_however_it_arrives(
         head_bytes=HEAD,
         tail_bytes=1000,
     )
+    kept.create()
     for start in range(0, len(written), chunk_bytes):
         kept.write(written[start : start + chunk_bytes])
     kept.close()

@@ -310,7 +310,7 @@ def _trend_reason(result: RankResult, slowdown: float) -> str | None:
         return None
     third = len(steps) // 3
     first, last = statistics.median(steps[:third]), statistics.median(steps[-third:])
-    usual = TREND_FACTOR * slowdown
+    usual = max(TREND_FACTOR, slowdown)
     if 1 / usual <= first / last <= usual:
         return None
     if first > last:

@@ -295,12 +295,12 @@ def test_a_warm_up_that_is_too_short_is_found_by_the_trend() -> None:
 
 def test_steps_that_the_load_of_others_may_have_slowed_are_disturbed_and_not_untrue() -> None:
     steps = noisy(0.2)
-    told = run([4 * step for step in steps[:22]] + steps[22:]).result()
-    busy = MachineLoad(cpu_cores=2, own_cpu_cores=0.7, sweep_cpu_cores=0.0, others_cpu_cores=1.3)
+    told = run([3.5 * step for step in steps[:22]] + steps[22:]).result()
+    busy = MachineLoad(cpu_cores=2, own_cpu_cores=0.2, sweep_cpu_cores=0.0, others_cpu_cores=1.8)
     assert judge(told, load=busy) is None
     idle = replace(busy, others_cpu_cores=0.0)
     assert judge(told, load=idle) is not None
-    slower = run([40 * step for step in steps[:22]] + steps[22:]).result()
+    slower = run([5 * step for step in steps[:22]] + steps[22:]).result()
     assert judge(slower, load=busy) is not None
 
 
