@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -249,3 +250,16 @@ def test_slowness_is_that_of_generalised_least_squares() -> None:
         assert np.log1p(scores[node].slower) == pytest.approx(column @ inverse @ y / information)
         assert scores[node].num_runs == column.sum()
         assert not scores[node].is_slow
+
+
+@pytest.mark.parametrize(("num_cells", "is_compared"), [(4, False), (5, True)])
+def test_a_node_that_is_alone_in_four_cells_is_not_compared(
+    num_cells: int, is_compared: bool
+) -> None:
+    """A cell shows a little less than 1 / 9, as its level has sd 3. Four levels could be 4 / 9."""
+    runs = [
+        NodeRun(nodes=("a",), cell=cell, trial=cell, log_seconds=1.0, log_predicted=1.0)
+        for cell in range(num_cells)
+    ]
+    runs.append(replace(runs[0], nodes=("b",), cell=num_cells, trial=num_cells))
+    assert bool(np.isfinite(score_nodes(runs)["a"].standard_error)) is is_compared

@@ -438,6 +438,24 @@ def test_a_cell_s_own_offset_takes_what_all_its_rows_share() -> None:
     assert found.cell_offsets[cell(), H100.name] == pytest.approx(expected, rel=0.1)
 
 
+def test_an_offset_of_twenty_times_is_held_back_by_little() -> None:
+    """Where the derivatives of both logarithms and of the normal prior of sd 3 add up to 0."""
+    offset = log(20.0)
+    rows = [
+        replace(row, step_seconds=row.step_seconds * 20.0)
+        for row in exact(cell(), 1, 2, 4, 8, 16)
+        if row.step_seconds is not None
+    ]
+    fixed = replace(Calibration.prior(), step_covariance=np.eye(len(CONSTANTS)) * 1e-12)
+    place = cell(), H100.name
+    begin = replace(fixed, cell_offsets={place: offset})
+    found = calibrate(rows, fixed, begin=begin).cell_offsets[place]
+    back = 2 * 2 * found / (0.15**2 + found**2) + 2 * found / 3**2
+    # The rows pull with (5 / 1.4) 2 off / (0.2² + off²).
+    off = offset - found
+    assert 5 / 1.4 * 2 * off / (0.2**2 + off**2) == pytest.approx(back, rel=0.05)
+
+
 def test_a_run_above_ninety_four_percent_of_its_limit_thrashes() -> None:
     row = exact(cell(), 1)[0]
     at = replace(row, peak_memory_bytes=0.94 * GIB, memory_limit_bytes=float(GIB))
