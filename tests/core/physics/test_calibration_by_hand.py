@@ -634,6 +634,22 @@ def test_a_line_through_exact_calls_is_known_to_a_tenth_over_their_number() -> N
     assert found.residual_sd == pytest.approx(0.1 * sqrt(1 / 4), rel=0.05)
 
 
+def test_a_latency_that_no_call_shows_is_held_by_the_shortest_call() -> None:
+    """Where the derivatives of the logarithms and of the normal prior of sd 3 add up to 0."""
+    calls = samples(
+        Span(num_ranks=2, num_nodes=1), [1 << 20, 1 << 21, 1 << 22], latency=0.0, bandwidth=1e9
+    )
+    (found,) = fit_links(calls)
+    pull = 0.0
+    for call in calls:
+        line = found.latency_seconds + call.message_bytes / 2 / found.bus_bytes_per_second
+        off = log(line / call.seconds) / 0.1
+        pull += 2 * off / (1 + off**2) * found.latency_seconds / line / 0.1
+    shortest = min(call.seconds for call in calls)
+    back = 2 * log(shortest / found.latency_seconds) / 3**2
+    assert pull == pytest.approx(back, rel=0.1)
+
+
 def test_exact_collectives_give_their_constants_and_no_better_than_a_tenth() -> None:
     true = StepTimeConstants(intra_node_share=0.5, collective_seconds=60e-6)
     rings = []
