@@ -183,6 +183,20 @@ def test_one_run_that_was_far_off_is_no_evidence() -> None:
     assert slow_nodes(spoiled) == set()
 
 
+def test_how_far_one_run_was_off_its_layout_s_others_makes_no_difference() -> None:
+    runs = [
+        NodeRun(nodes=(f"n{i % 4}",), cell=0, trial=i % 5, log_seconds=0.01 * (i % 3))
+        for i in range(40)
+    ]
+
+    def slower(off: float) -> float:
+        off_run = NodeRun(nodes=("n1",), cell=0, trial=2, log_seconds=off)
+        return score_nodes([off_run, *runs])["n1"].slower
+
+    assert slower(0.1) == pytest.approx(slower(0.6))
+    assert slower(-0.1) == pytest.approx(slower(-0.6))
+
+
 @pytest.mark.parametrize(
     ("evidence", "said"),
     [
