@@ -58,7 +58,7 @@ class Candidates:
 
         None if no time is predicted.
         """
-        if self.predict is None or self.step_sd is None or not len(self):
+        if self.step_sd is None or not len(self):
             return None
         return float(self.step_sd(self.table.take(self.order[:NUM_UNCERTAIN])).max())
 

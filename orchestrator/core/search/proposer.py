@@ -170,7 +170,7 @@ class Proposer:
             # The row that needs least memory shows if the cell can run at all.
             least = self._least
             if least is None or not open_rows[least]:
-                least = int(np.argmax(np.where(open_rows, works, -1.0)))
+                least = _argmax(works, open_rows)
             return self._choice(least, fits, fails, mean, sd)
         careful = (1.0 - fails) * (1.0 if fits is None else _worth_of_fitting(fits))
         if self._front is not None:
@@ -186,7 +186,7 @@ class Proposer:
             worth = worth * self._options.worth(ran, best[0])
         # If nothing can be gained, likelier and faster rows still come first.
         worth = worth + 1e-12 * works * np.exp(np.clip(mean.min() - mean, -50, 0))
-        row = int(np.argmax(np.where(open_rows, worth, -1.0)))
+        row = _argmax(worth, open_rows)
         choice = self._choice(row, fits, fails, mean, sd)
         if self._front is None or best is None:
             return choice
@@ -270,7 +270,7 @@ class Proposer:
         """Choose by the prediction without this cell's results, in case they mislead."""
         assert self._lattice.seconds is not None
         seconds = np.exp(self._lattice.seconds.mean - self._lattice.seconds.mean.min())
-        row = int(np.argmax(np.where(open_rows, worth / seconds, -1.0)))
+        row = _argmax(worth / seconds, open_rows)
         return Choice(
             row=row, why="results contradict each other: chosen by the prediction without them"
         )
@@ -378,7 +378,7 @@ class Proposer:
             off[:, ~self._lattice.ordered] = off[:, ~self._lattice.ordered] != 0
             apart = np.minimum(apart, off.sum(axis=1))
         worth = (apart + 1e-6 * self._rng.random(len(apart))) * works
-        return int(np.argmax(np.where(open_rows, worth, -1.0)))
+        return _argmax(worth, open_rows)
 
     def _choice(
         self, row: int, fits: Floats | None, fails: Floats, mean: Floats | None, sd: Floats | None
@@ -396,6 +396,12 @@ class Proposer:
             fails=float(fails[row]),
             memory_bytes=float(np.exp(self._memory.mean[row])) if knows_memory else None,
         )
+
+
+def _argmax(worth: Floats, open_rows: Mask) -> int:
+    """Return the open row of the largest worth, the first of equals. At least one must be open."""
+    rows = np.flatnonzero(open_rows)
+    return int(rows[np.argmax(worth[rows])])
 
 
 def _surrogate(lattice: Lattice, belief: Belief, *, may_be_slowed: bool = False) -> Surrogate:

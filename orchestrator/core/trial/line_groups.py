@@ -62,7 +62,7 @@ class LineGroups:
     def of(cls, result: RankResult) -> LineGroups | None:
         """Return the groups of a program's lines; None: most lines come alone, or it is unknown."""
         seen = result.seen
-        if seen is None or not result.step_seconds or len(seen.reads) > _MOST_READS:
+        if seen is None or not result.step_seconds or not 0 < len(seen.reads) <= _MOST_READS:
             return None
         told = ToldSteps.of(result, seen)
         return _of_groups(_groups(seen.reads, told), num_lines=_num_lines(seen))
@@ -70,7 +70,7 @@ class LineGroups:
 
 def _num_lines(seen: ProgramSeen) -> int:
     """Count the lines after the first read, which has all lines since the program began."""
-    return seen.reads[-1].num_steps - seen.reads[0].num_steps if seen.reads else 0
+    return seen.reads[-1].num_steps - seen.reads[0].num_steps
 
 
 def _of_groups(groups: Sequence[_LinesAtOnce], *, num_lines: int) -> LineGroups | None:

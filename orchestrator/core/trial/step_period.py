@@ -71,7 +71,7 @@ def _regular(is_long: Sequence[bool]) -> Sequence[int]:
             # The very first steps are not counted as long.
             counted = places if places[0] > _LAST_SLOW else places[1:]
             num = len(counted)
-            is_whole = num == len(places) and (phase + 1) % distance <= 1
+            is_whole = num == len(places) and phase == distance - 1
             if num < (2 if is_whole else FEWEST_LONG) or num_long - num > _MOST_OTHERS * num:
                 continue
             if all(is_long[place] for place in counted):

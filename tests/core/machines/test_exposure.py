@@ -84,6 +84,9 @@ def test_nothing_is_told_of_a_ray_that_only_this_machine_reaches() -> None:
             Status.WARN,
             "jobs can be submitted there",
         ),
+        (replace(FINE, version="2.51.2"), Status.FAIL, "a web page that somebody opens here"),
+        (replace(FINE, version="2.52.0"), Status.WARN, "Ray 2.52.0 knows no tokens"),
+        (replace(FINE, version="2.58.1"), Status.WARN, "Ray 2.58.1 knows no tokens"),
         (
             replace(FINE, token_file_mode=0o644),
             Status.FAIL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -182,6 +183,20 @@ def test_one_run_that_was_far_off_is_no_evidence() -> None:
     assert slow_nodes(spoiled) == set()
 
 
+def test_how_far_one_run_was_off_its_layout_s_others_makes_no_difference() -> None:
+    runs = [
+        NodeRun(nodes=(f"n{i % 4}",), cell=0, trial=i % 5, log_seconds=0.01 * (i % 3))
+        for i in range(40)
+    ]
+
+    def slower(off: float) -> float:
+        off_run = NodeRun(nodes=("n1",), cell=0, trial=2, log_seconds=off)
+        return score_nodes([off_run, *runs])["n1"].slower
+
+    assert slower(0.1) == pytest.approx(slower(0.6))
+    assert slower(-0.1) == pytest.approx(slower(-0.6))
+
+
 @pytest.mark.parametrize(
     ("evidence", "said"),
     [
@@ -249,3 +264,16 @@ def test_slowness_is_that_of_generalised_least_squares() -> None:
         assert np.log1p(scores[node].slower) == pytest.approx(column @ inverse @ y / information)
         assert scores[node].num_runs == column.sum()
         assert not scores[node].is_slow
+
+
+@pytest.mark.parametrize(("num_cells", "is_compared"), [(4, False), (5, True)])
+def test_a_node_that_is_alone_in_four_cells_is_not_compared(
+    num_cells: int, is_compared: bool
+) -> None:
+    """A cell shows a little less than 1 / 9, as its level has sd 3. Four levels could be 4 / 9."""
+    runs = [
+        NodeRun(nodes=("a",), cell=cell, trial=cell, log_seconds=1.0, log_predicted=1.0)
+        for cell in range(num_cells)
+    ]
+    runs.append(replace(runs[0], nodes=("b",), cell=num_cells, trial=num_cells))
+    assert bool(np.isfinite(score_nodes(runs)["a"].standard_error)) is is_compared

@@ -91,6 +91,16 @@ def test_the_nodes_reserved_are_those_that_are_free_last() -> None:
     assert started(free_slots, gang(16), gang(4, 1000.0)) == (1, ("node-3",))
 
 
+def test_a_node_with_room_enough_counts_once_however_many_gangs_end_there() -> None:
+    free_slots = FreeSlots({"a": 8, "b": 8})
+    free_slots.take(1, shape(2), ["a"], ends_at=10.0)
+    free_slots.take(2, shape(2), ["a"], ends_at=1000.0)
+    free_slots.take(3, shape(8), ["b"], ends_at=100.0)
+    # It waits for node b until 100. Node a has four free slots now, and more at 10.
+    wide = WaitingGang(shape=Shape(num_nodes=2, slots_per_node=4), seconds=60.0)
+    assert started(free_slots, wide, gang(4, 50.0)) == (1, ("a",))
+
+
 def test_a_gang_beyond_the_cluster_holds_up_nobody() -> None:
     assert started(FreeSlots(EIGHT), gang(64), gang(8, 1e9)) == (1, ("node-0",))
 

@@ -438,6 +438,24 @@ def test_a_cell_s_own_offset_takes_what_all_its_rows_share() -> None:
     assert found.cell_offsets[cell(), H100.name] == pytest.approx(expected, rel=0.1)
 
 
+def test_an_offset_of_twenty_times_is_held_back_by_little() -> None:
+    """Where the derivatives of both logarithms and of the normal prior of sd 3 add up to 0."""
+    offset = log(20.0)
+    rows = [
+        replace(row, step_seconds=row.step_seconds * 20.0)
+        for row in exact(cell(), 1, 2, 4, 8, 16)
+        if row.step_seconds is not None
+    ]
+    fixed = replace(Calibration.prior(), step_covariance=np.eye(len(CONSTANTS)) * 1e-12)
+    place = cell(), H100.name
+    begin = replace(fixed, cell_offsets={place: offset})
+    found = calibrate(rows, fixed, begin=begin).cell_offsets[place]
+    back = 2 * 2 * found / (0.15**2 + found**2) + 2 * found / 3**2
+    # The rows pull with (5 / 1.4) 2 off / (0.2² + off²).
+    off = offset - found
+    assert 5 / 1.4 * 2 * off / (0.2**2 + off**2) == pytest.approx(back, rel=0.05)
+
+
 def test_a_run_above_ninety_four_percent_of_its_limit_thrashes() -> None:
     row = exact(cell(), 1)[0]
     at = replace(row, peak_memory_bytes=0.94 * GIB, memory_limit_bytes=float(GIB))
@@ -614,6 +632,22 @@ def test_a_line_through_exact_calls_is_known_to_a_tenth_over_their_number() -> N
     assert found.latency_seconds == pytest.approx(1e-4, rel=0.02)
     assert found.bus_bytes_per_second == pytest.approx(1e9, rel=0.02)
     assert found.residual_sd == pytest.approx(0.1 * sqrt(1 / 4), rel=0.05)
+
+
+def test_a_latency_that_no_call_shows_is_held_by_the_shortest_call() -> None:
+    """Where the derivatives of the logarithms and of the normal prior of sd 3 add up to 0."""
+    calls = samples(
+        Span(num_ranks=2, num_nodes=1), [1 << 20, 1 << 21, 1 << 22], latency=0.0, bandwidth=1e9
+    )
+    (found,) = fit_links(calls)
+    pull = 0.0
+    for call in calls:
+        line = found.latency_seconds + call.message_bytes / 2 / found.bus_bytes_per_second
+        off = log(line / call.seconds) / 0.1
+        pull += 2 * off / (1 + off**2) * found.latency_seconds / line / 0.1
+    shortest = min(call.seconds for call in calls)
+    back = 2 * log(shortest / found.latency_seconds) / 3**2
+    assert pull == pytest.approx(back, rel=0.1)
 
 
 def test_exact_collectives_give_their_constants_and_no_better_than_a_tenth() -> None:

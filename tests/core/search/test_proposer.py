@@ -259,6 +259,22 @@ def test_a_lone_bad_value_among_good_neighbours_is_doubted_and_a_bad_region_is_n
     assert region.doubtful() is None
 
 
+def test_a_step_of_milliseconds_is_doubted_like_one_of_seconds() -> None:
+    """Logarithms of times below a second are negative."""
+    proposer = Proposer(lattice(np.full(12, 0.02)), seed=0)
+    for row in range(8):
+        proposer.tell(Told(row=row, score=float(np.log(0.02)) + (1.0 if row == 4 else 0.0)))
+    found = proposer.doubtful()
+    assert found is not None and found[0] == 4
+
+
+def test_no_row_surely_fails_and_none_surely_runs() -> None:
+    space = replace(lattice(np.ones(2)), fails=np.array([0.0, 1.0]))
+    proposer = Proposer(space, seed=0)
+    chances = [proposer.choose(np.arange(2) == row).fails for row in range(2)]
+    assert chances == [0.02, 0.98]
+
+
 def test_behind_one_that_is_known_to_be_bad_the_next_is_doubted() -> None:
     proposer = Proposer(lattice(np.full(24, 1.0)), seed=0)
     for row in range(24):

@@ -81,6 +81,17 @@ def test_a_smooth_truth_is_predicted_from_a_quarter_of_its_rows() -> None:
     assert np.abs(found.mean - truth(lattice)).mean() < 0.05
 
 
+def test_smoothness_is_fitted_unless_it_is_asked_not_to_be() -> None:
+    lattice = grid()
+    usual = Surrogate(
+        lattice, Belief.nothing(36), guess=Smoothness.guess(lattice, residual_sd=None)
+    )
+    fitted, guessed = (surrogate(lattice, fits_smoothness=fits) for fits in (True, False))
+    for one in (usual, fitted, guessed):
+        one.replace([Value(row=row, value=truth(lattice)[row]) for row in range(0, 36, 2)])
+    assert usual.sd.tolist() == fitted.sd.tolist() != guessed.sd.tolist()
+
+
 def test_what_is_added_one_by_one_is_what_is_told_at_once() -> None:
     lattice = grid()
     values = [Value(row=row, value=float(truth(lattice)[row])) for row in (0, 7, 9, 20, 33)] + [

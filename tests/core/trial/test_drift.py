@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from orchestrator.core.trial.drift import fit
+from orchestrator.core.trial.drift import MOST_OF_ONE, _newest, fit
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import judge
@@ -174,3 +174,9 @@ def test_where_between_two_looks_the_machine_changed_is_not_known() -> None:
     # What took 1.42 s before the first change would take 0.95 s now, and is the best; after it,
     # 1.14 s.
     assert all(faster[key] > 0.05 for key in range(2, 8))
+
+
+def test_of_too_many_runs_those_of_unknown_times_are_left_out_first() -> None:
+    unknown = [Run(step_seconds=1.0, relative_confidence=0.01, at=None)] * MOST_OF_ONE
+    runs = {1: unknown, 2: unknown, 3: [run(1.0, 0.5)] * MOST_OF_ONE}
+    assert list(_newest(runs)) == [1, 3]

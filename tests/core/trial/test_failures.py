@@ -701,6 +701,11 @@ def test_an_out_of_memory_anywhere_explains_all_the_rest() -> None:
     assert (first_bad(gang).kind, first_bad(gang).rank) == (K.OOM_GPU, 2)
 
 
+def test_of_a_long_exception_a_thousand_characters_are_kept() -> None:
+    failure = classify(evidence(exception="ValueError", message="bad " * 1000))
+    assert failure.evidence == ("ValueError: " + "bad " * 1000)[:1000]
+
+
 def test_a_message_names_the_rank_the_phase_and_what_was_said_on_one_line() -> None:
     failure = classify(evidence(3, exception="ValueError", message="bad\nvery bad", phase="steady"))
     assert failure.message == "rank 3 failed in steady: ValueError: bad"

@@ -66,6 +66,9 @@ def cpu(own: float, others: float, cores: float = 2.0, sweep: float = 0.0) -> Ma
             ),
             2.0,
         ),
+        # Half of the time at 0.8 of the clock, and once above the usual clock.
+        (MachineLoad(gpu_clock_ratio=0.8, gpu_throttled_fraction=0.5), 1 + 0.5 * 0.25),
+        (MachineLoad(gpu_clock_ratio=1.25, gpu_throttled_fraction=0.5), 1.0),
         (MachineLoad(gpu_throttled_fraction=0.05), 1.0),
     ],
 )

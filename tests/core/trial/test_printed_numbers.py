@@ -16,6 +16,8 @@ from orchestrator.core.trial.printed_numbers import PaceUnit, number_of, step_se
         ("7,282", 7282.0),
         ("1,234,567.5", 1234567.5),
         ("11.5K", 11500.0),
+        ("7.3k", 7300.0),
+        ("1.2T", 1.2e12),
         ("75.2M", 75.2e6),
         ("85.8G", 85.8e9),
         ("3B", 3e9),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
+from orchestrator.core.trial.memory_timeline import MemoryKind
+from orchestrator.core.trial.rank_profile import MemoryMoment
+from orchestrator.core.trial.step_part import StepPart
 from orchestrator.core.trial.trace_split import Part
 from tests.core.trial.rank_profiles import rank_profile
 
@@ -29,3 +33,13 @@ def test_a_rank_works_while_it_neither_communicates_exposed_nor_waits_in_the_bub
 
 def test_a_rank_computes_in_products_and_optimizer_but_not_while_it_waits() -> None:
     assert rank_profile(PARTS).computing_nanoseconds == 1_000_000 - 100_000 - 50_000 - 150_000
+
+
+def test_a_moment_holds_up_to_a_pebibyte_of_each_kind() -> None:
+    def moment(num_bytes: int) -> MemoryMoment:
+        kind, part = next(iter(MemoryKind)), next(iter(StepPart))
+        return MemoryMoment(step=1, part=part, num_bytes={kind: num_bytes})
+
+    assert moment(2**50).total == 2**50
+    with pytest.raises(ValidationError):
+        moment(2**50 + 1)
