@@ -48,6 +48,12 @@ def test_a_mistyped_key_is_answered_with_the_one_that_is_meant(section: Any) -> 
         assert f"; did you mean {key}?" in line, line
 
 
+def line_about(path: str, key: str) -> str:
+    """The line about an unknown key in a section."""
+    (line,) = [line for line in told(path, key, "") if f"{key}: unknown key" in line]
+    return line
+
+
 @pytest.mark.parametrize(
     ("path", "key", "hint"),
     [
@@ -61,8 +67,7 @@ def test_a_mistyped_key_is_answered_with_the_one_that_is_meant(section: Any) -> 
     ],
 )
 def test_a_key_of_another_section_is_sent_there(path: str, key: str, hint: str) -> None:
-    (line,) = [line for line in told(path, key, "") if f"{key}: unknown key" in line]
-    assert line.endswith(hint)
+    assert line_about(path, key).endswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +87,7 @@ def test_a_key_of_another_section_is_sent_there(path: str, key: str, hint: str) 
 def test_the_hint_shares_a_part_with_the_key_or_is_the_fields_word(
     path: str, key: str, hint: str
 ) -> None:
-    (line,) = [line for line in told(path, key, "") if f"{key}: unknown key" in line]
-    assert line.endswith(hint)
+    assert line_about(path, key).endswith(hint)
 
 
 @pytest.mark.parametrize(
