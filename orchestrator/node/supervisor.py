@@ -198,7 +198,7 @@ class NodeGang:
         finally:
             for writer in writers:
                 os.close(writer)
-        # Ranks start meanwhile: to create a file takes most of a millisecond.
+        # Ranks start meanwhile: to create a file takes about half a millisecond.
         for watch in self.watches:
             watch.log.create()
         self._forked_at = time.monotonic()
