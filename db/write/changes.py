@@ -39,9 +39,8 @@ from orchestrator.core.trial.purpose import Purpose
 
 sweep, cell, trial, attempt = schema.sweep, schema.cell, schema.trial, schema.attempt
 
-# From this many rows on, empty columns are left out: the INSERT is long, and shortening it saves
-# more than another text costs. For fewer rows the text stays the same, since a text for each set of
-# columns would push others out of the caches of prepared statements.
+# From this many rows on, empty columns are left out: the INSERT is long, and is parsed each time.
+# For fewer rows, each set of columns would be one more text to prepare.
 MANY = 32
 
 # Statements are built once: building a wide one costs more than running it.
