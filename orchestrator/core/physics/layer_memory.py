@@ -134,9 +134,6 @@ class _Shares:
             trainer.gathered_inputs,
         )
         share = share + (1.0 - share) / tp
-        if trainer.compiled:
-            # A compiled norm computes its result again. What was gathered is kept.
-            share = np.where(tp > 1, share, 0.0)
         others: Floats | None = None
         masks: Floats | None = None
         keys = np.full(len(tp), float(length))
@@ -292,21 +289,24 @@ def _kept_layer_bytes(
     h, k, f = model.hidden_size, model.kv_size, model.ffn_hidden_size
     a, eager, mixed = model.num_attention_heads, style.eager_attention, _is_mixed(element)
     keeps_attention = recompute.policy is not SelectivePolicy.ATTENTION
+    # SwiGLU keeps w1's and w3's results, the activation and the product. Compiled, all but the
+    # activation: what a product's gradient needs is kept, and other results are computed again.
+    swiglu = (3 if style.compiled else 4) * f
     if keeps_attention:
         attention = element * (2 * h - 2 * k) if eager else _flash_bytes(model, style)
-        core = element * (2 * k - 2 * h - 4 * f)
-        scores = (6.0 if mixed else 4.0) * a if eager else 0.0
+        core = element * (2 * k - 2 * h - swiglu)
+        # Compiled, the softmax keeps its input in half precision, and no fp32 result.
+        scores = (6.0 if mixed and not style.compiled else 4.0) * a if eager else 0.0
         core_scores = (6.0 if mixed else 8.0) * a
     else:
-        # Attention is recomputed later than the feed-forward's backward.
-        attention, core = 0.0, element * (2 * h - 4 * f)
+        # Attention is recomputed later than the feed-forward's backward; compiled, with its result,
+        # which the projection behind it needs.
+        attention = -element * h if style.compiled else 0.0
+        core = element * (2 * h - swiglu)
         scores, core_scores = 0.0, 12.0 * a
     # Inputs and residuals of the two norms are split by sequence parallelism only.
     norms = element * 2.0 * h
     whole_norms, split_norms = (0.0, norms) if style.sequence_parallel else (norms, 0.0)
-    # SwiGLU keeps w1's and w3's results, the activation and the product; compiled, only the
-    # first two.
-    swiglu = (2 if style.compiled else 4) * f
     return _LayerBytes(
         whole=8.0 + whole_norms,
         gathered=element * 2.0 * h,

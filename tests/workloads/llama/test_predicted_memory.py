@@ -5,19 +5,23 @@ The ranks of a gang train combination after combination; each counts its live te
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from orchestrator.core.physics.memory import predict_memory
 from orchestrator.core.physics.trainer import llama_trainer
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import Precision
+from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
+from orchestrator.core.sweepfile.workload_options import AttentionKind
 from tests.workloads.llama.equivalence.combination import NARROW, Combination
 from tests.workloads.llama.equivalence.combinations import COMBINATIONS
 from tests.workloads.llama.equivalence.forked_ranks import (
@@ -27,6 +31,7 @@ from tests.workloads.llama.equivalence.forked_ranks import (
 )
 from workloads.live_tensors import LiveTensors
 from workloads.llama.mesh import Groups, RankPlace
+from workloads.llama.model import Llama
 from workloads.llama.training_loop import TrainingLoop
 
 PATIENCE_SECONDS = 540
@@ -51,9 +56,9 @@ def _larger(shape: ModelShape) -> ModelShape:
 def counted(num_ranks: int) -> list[Combination]:
     """The combinations that are counted.
 
-    A compiled layer keeps what its compiler decides, and a CPU's is another one than a GPU's. A
-    shard of few rows is padded to as many as its neighbour has. A CPU emulates fp8 with copies that
-    a GPU does not make.
+    What fills the memory of compiled layers beside what they keep depends on the kernels, and a CPU
+    has others than a GPU. A shard of few rows is padded to as many as its neighbour has. A CPU
+    emulates fp8 with copies that a GPU does not make.
     """
     return [
         replace(combination, shape=_larger(combination.shape))
@@ -122,6 +127,60 @@ def test_the_peak_is_predicted_within_2_percent(num_ranks: int, tmp_path: Path) 
 
 def test_seventy_combinations_are_counted() -> None:
     assert sum(len(counted(num_ranks)) for num_ranks in COMBINATIONS) >= 70
+
+
+@pytest.mark.parametrize(
+    ("recompute", "attention"),
+    [
+        ("none", AttentionKind.FLASH),
+        ("none", AttentionKind.EAGER),
+        ("selective_attention", AttentionKind.FLASH),
+        ("selective_ops", AttentionKind.FLASH),
+    ],
+)
+def test_a_compiled_layer_keeps_what_is_predicted(recompute: str, attention: AttentionKind) -> None:
+    shape = replace(_larger(NARROW), num_layers=1)
+    model = Llama(
+        shape,
+        sequence_length=LENGTH,
+        attention=attention,
+        recompute=Recompute.parse(recompute),
+        loss_chunk_tokens=None,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    model.materialise(torch.device("cpu"), seed=1)
+    layer = model.layers["0"]
+    # It decides what is kept as inductor does for every device, and compiles nothing.
+    layer.compile(fullgraph=True, backend="aot_eager_decomp_partition")
+    x = torch.ones(2, LENGTH, shape.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    kept = _kept_bytes(model, lambda: layer(x, model.rotation, model.causal_mask))
+    layout = Layout(
+        micro_batch_size=2, recompute=Recompute.parse(recompute), precision=Precision.BF16
+    )
+    cell = Cell(model=shape, num_gpus=1, sequence_length=LENGTH, global_batch_size=2)
+    trainer = llama_trainer({"attention": attention.value}, on_gpu=True)
+    predicted = predict_memory(LayoutTable.of([layout]), cell, trainer).activations[0]
+    assert predicted == pytest.approx(kept, rel=WITHIN)
+
+
+def _kept_bytes(model: Llama, run: Callable[[], Tensor]) -> int:
+    """What the result of a call keeps for its backward pass, without weights and constants.
+
+    Nor does the state of the random numbers count, some KiB that a recomputation restores.
+    """
+    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.constants())}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.dtype is not torch.uint8:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = run()
+    assert result.requires_grad
+    return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in known)
 
 
 def _peaks(num_ranks: int, folder: Path) -> list[int]:
