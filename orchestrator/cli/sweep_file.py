@@ -50,8 +50,10 @@ class Planning:
         """The constants that predict the layouts of a cell with these options."""
         from orchestrator.core.search.planner import adapted, trainer_of
 
-        own = trainer_of(self.spec)
-        return adapted(self.knowledge.calibration(cell), own, trainer_of(self.spec, options))
+        device = self.knowledge.hardware
+        own = trainer_of(self.spec, hardware=device)
+        wanted = trainer_of(self.spec, options, hardware=device)
+        return adapted(self.knowledge.calibration(cell), own, wanted)
 
     def plan(self, cell: Cell) -> CellPlan:
         from orchestrator.core.search.planner import plan_cell

@@ -124,9 +124,8 @@ class PriorKnowledge:
     @cached_property
     def prior(self) -> Calibration:
         """Return the calibration before any trial: usual values, and those that links show."""
-        usual = Calibration.prior(
-            trainer_of(self.spec), is_known=self.spec.knows_memory is not None
-        )
+        trainer = trainer_of(self.spec, hardware=self.hardware)
+        usual = Calibration.prior(trainer, is_known=self.spec.knows_memory is not None)
         return usual if self.network is None else usual.informed(self.network)
 
     @cached_property
@@ -259,13 +258,14 @@ def read_prior_knowledge(
     # Processor cores differ from machine to machine: take those of the newest trial.
     found = [(row, device) for row, device in found if device.name == devices.name_of(newest)]
     stack = next((_stack(row) for row, _ in reversed(found) if not row.out_of_memory), None)
-    trainer = trainer_of(spec)
+    planned_for = hardware or found[-1][1]
+    trainer = trainer_of(spec, hardware=planned_for)
 
     def _trainer_of(row: ObservationRow) -> Trainer:
         values = {
             name: value for name, value in options[row.sweep.id].items() if name in varying
         } | dict(row.layout.options)
-        return trainer_of(spec, tuple(sorted(values.items())))
+        return trainer_of(spec, tuple(sorted(values.items())), hardware=planned_for)
 
     trials = [
         RelativeTrial(
@@ -281,12 +281,11 @@ def read_prior_knowledge(
         )
         for row, device in found
     ]
-    device = hardware or found[-1][1]
     return PriorKnowledge(
         spec=spec,
-        hardware=device,
+        hardware=planned_for,
         rows=trials,
-        links=_links(store, spec, device, nodes),
+        links=_links(store, spec, planned_for, nodes),
         reused=store.reused_by(spec.name) if store is not None else frozenset(),
         begin=begin or Fits(),
     )

@@ -17,7 +17,7 @@ from orchestrator.core.physics.calibration import Calibration, Predicted
 from orchestrator.core.physics.memory import predict_peak
 from orchestrator.core.physics.trainer import Trainer, llama_trainer, with_options
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware
+from orchestrator.core.problem.hardware import DEVICES, GIB, UNLIMITED_BYTES, Hardware
 from orchestrator.core.problem.layout import Layout, Options
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.search.space import CellSpace, enumerate_cell
@@ -107,18 +107,28 @@ def rank_space(
         hardware=hardware,
         memory_limit_bytes=memory_limit_bytes(spec, hardware),
         gpus_per_node=gpus_per_node,
-        trainer=trainer_of(spec),
-        trainers=[trainer_of(spec, options) for options in space.legal.option_sets],
+        trainer=trainer_of(spec, hardware=hardware),
+        trainers=[
+            trainer_of(spec, options, hardware=hardware) for options in space.legal.option_sets
+        ],
         calibration=calibration,
     )
 
 
-def trainer_of(spec: SweepSpec, varying: Options = ()) -> Trainer:
-    """Return what is known of a sweep's trainer before any trial, with a layout's options."""
+def trainer_of(
+    spec: SweepSpec, varying: Options = (), *, hardware: Hardware | None = None
+) -> Trainer:
+    """Return what is known of a sweep's trainer before any trial, with a layout's options.
+
+    `hardware` counts on device `auto`: a GPU is one with a data sheet.
+    """
     options = varied(spec.workload.options, varying)
-    # On device auto, layers are taken to be compiled once a trial's options say so.
+    if spec.device == "auto":
+        on_gpu = hardware is not None and hardware.name in DEVICES
+    else:
+        on_gpu = spec.device != "cpu"
     known = (
-        llama_trainer(dict(options), on_gpu=spec.device not in ("auto", "cpu"))
+        llama_trainer(dict(options), on_gpu=on_gpu)
         if isinstance(options, LlamaOptions)
         else Trainer()
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from orchestrator.core.problem.hardware import DEVICES, GIB
+from orchestrator.core.problem.hardware import DEVICES, GIB, Hardware
 from orchestrator.core.search.planner import (
     NUM_UNCERTAIN,
     memory_limit_bytes,
     plan_cell,
     rank_space,
+    trainer_of,
 )
 from orchestrator.core.sweepfile.spec import SweepSpec
 
@@ -145,3 +147,22 @@ def test_the_uncertainty_of_times_is_the_largest_among_the_first_layouts() -> No
     assert candidates.step_log_sd() == max(candidates.step_sd(first))
     assert plan(spec(device="cpu"), device=None).candidates.step_log_sd() is None
     assert plan(spec(constraints=["tp > 8"])).candidates.step_log_sd() is None
+
+
+@pytest.mark.parametrize(
+    ("device", "hardware", "is_on_gpu"),
+    [
+        ("auto", None, False),
+        ("auto", DEVICES["h200"], True),
+        ("auto", replace(DEVICES["h200"], name="cores of a processor"), False),
+        ("cpu", None, False),
+        ("h200", None, True),
+    ],
+)
+def test_layers_are_compiled_on_gpus_whether_the_file_names_the_device_or_not(
+    device: str, hardware: Hardware | None, is_on_gpu: bool
+) -> None:
+    chosen = spec(device=device, workload="llama")
+    trainer = trainer_of(chosen, hardware=hardware)
+    assert trainer.compiled is is_on_gpu
+    assert (trainer.reserve_bytes > 0) is is_on_gpu
