@@ -137,6 +137,11 @@ measure() {
     local name=$1 limit file=$3
     limit=$(within "$2")
     shift 3
+    if ((limit < 20)); then
+        echo "no time is left for sweep run $name"
+        bad=1
+        return
+    fi
     set -- "$@" "search.max_wall_time=$((limit > 80 ? limit - 60 : limit / 4 + 1))s"
     echo "+ sweep run $file $*"
     # At the limit SIGTERM ends the running trials; everything measured is in the store. --foreground
