@@ -1,8 +1,8 @@
 """One run of a GPU script: its command line, deadline and launcher, and the file of what it found.
 
-Every script is `python -m benchmarks.gpu.NAME OUT_DIR [--rehearse]` and writes OUT_DIR/NAME.json
-after each attempt. What the file has already is not measured again, so the same command continues
-after its deadline. Ranks start through the project's own launcher: a request file, a fresh process,
+Every script is `python -m benchmarks.gpu.NAME OUT_DIR [--rehearse] [--seconds N]`, and writes
+OUT_DIR/NAME.json after each attempt. What the file has already is not measured again, so the same
+command continues after its deadline. Ranks start through the project's own launcher: a request file, a fresh process,
 a result file. Ray and the store take no part, and no network is used.
 """
 
@@ -93,9 +93,15 @@ class Session:
         parser.add_argument(
             "--rehearse", action="store_true", help="the same with tiny models on a CPU"
         )
+        parser.add_argument(
+            "--seconds",
+            type=float,
+            default=seconds,
+            help="start nothing more after so many seconds of a GPU's time (default %(default)s)",
+        )
         arguments = parser.parse_args()
         arguments.out_dir.mkdir(parents=True, exist_ok=True)
-        return cls(name, arguments.out_dir, rehearse=arguments.rehearse, seconds=seconds)
+        return cls(name, arguments.out_dir, rehearse=arguments.rehearse, seconds=arguments.seconds)
 
     def __enter__(self) -> Self:
         return self
