@@ -2,8 +2,8 @@
 
 Every script is `python -m benchmarks.gpu.NAME OUT_DIR [--rehearse] [--seconds N]`, and writes
 OUT_DIR/NAME.json after each attempt. What the file has already is not measured again, so the same
-command continues after its deadline. Ranks start through the project's own launcher: a request file, a fresh process,
-a result file. Ray and the store take no part, and no network is used.
+command continues after its deadline. Ranks start through the project's own launcher: a request
+file, a fresh process, a result file. Ray and the store take no part, and no network is used.
 """
 
 from __future__ import annotations

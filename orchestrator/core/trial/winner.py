@@ -161,7 +161,9 @@ def _runs_to_decide(runs: Mapping[int, Sequence[Run]], ranking: _RankedTrials) -
     """Estimate how often each of the first two must run until their difference shows.
 
     It is taken to stay as large as it is, and its variance to fall with the number of runs. One of
-    them must run at least once more. None: they are not tied with each other, or they are equal.
+    them must run at least once more. While one ran once, what the machine's speed may have changed
+    meanwhile does not count: runs of both in turn show it. None: they are not tied with each other,
+    or they are equal.
     """
     margin = ranking.margin
     if margin is None or margin.value <= 0 or margin.runner_up not in ranking.tied:
@@ -169,6 +171,8 @@ def _runs_to_decide(runs: Mapping[int, Sequence[Run]], ranking: _RankedTrials) -
     nums = [len(runs[key]) for key in (ranking.order[0], margin.runner_up)]
     sd = (log1p(margin.high) - log1p(margin.low)) / (2 * WIDTH)
     in_one_run = sd**2 / sum(1 / num for num in nums)
+    if min(nums) == 1:
+        in_one_run = min(in_one_run, ranking.run_sd**2)
     needed_sd = log1p(margin.value) / NormalDist().inv_cdf(1 - COULD_WIN)
     return max(ceil(2 * in_one_run / needed_sd**2), min(nums) + 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil, exp, log, sqrt
 from random import Random
 
@@ -152,6 +153,17 @@ def test_a_lucky_first_run_is_found_out() -> None:
         settle(runs, {1: 1.05, 2: 1.0}, noise=0.01, seed=seed)
         wins += tied(runs)[0] == 2
     assert wins >= 38
+
+
+def test_a_change_of_speed_that_repeats_would_show_needs_no_runs_of_its_own() -> None:
+    """2.5 % apart, the first repeated within 0.2 %: few runs, and not the hundred of one change."""
+    runs = {
+        5: [replace(run(0.8036), at=100.0), replace(run(0.8022), at=124.0)],
+        4: [replace(run(0.8231), at=80.0)],
+    }
+    found = judge(runs, contenders=3, repeats=2)
+    assert found is not None and sorted(found.tied) == [4, 5]
+    assert found.runs_to_decide is not None and found.runs_to_decide < 10
 
 
 def test_two_layouts_that_differ_by_less_than_the_noise_are_seldom_called_decided() -> None:
