@@ -71,11 +71,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         is_recomputed = self.policy is SelectivePolicy.ATTENTION
         if self.kind is not AttentionKind.EAGER:
-            return (
-                checkpointed(sdpa_core, q, k, v, bias)
-                if is_recomputed
-                else sdpa_core(q, k, v, bias)
-            )
+            core = partial(sdpa_core, has_groups=self.kind is not AttentionKind.EFFICIENT)
+            return checkpointed(core, q, k, v, bias) if is_recomputed else core(q, k, v, bias)
         assert mask is not None  # made for this attention
         # The queries are those of the last tokens of the keys.
         length = k.shape[1]
@@ -88,15 +85,16 @@ class Attention(nn.Module):
         return eager_core(q, k, v, hidden)
 
 
-def sdpa_core(q: Tensor, k: Tensor, v: Tensor, bias: CausalBias | None) -> Tensor:
+def sdpa_core(
+    q: Tensor, k: Tensor, v: Tensor, bias: CausalBias | None, *, has_groups: bool
+) -> Tensor:
     """Return softmax(q k^T) v, all (b, s, heads, head_dim), by the device's fused kernel.
 
-    With a bias, the queries are those of the last tokens of the keys.
+    With a bias, the queries are those of the last tokens of the keys. `has_groups`: the kernel
+    takes one head of keys for several heads of queries, which the efficient one does not.
     """
     num_groups = q.shape[2] // k.shape[2]
-    if num_groups > 1 and q.is_cuda and q.dtype == torch.float32:
-        # Flash has no fp32, and torch's fp32 kernel has no groups: torch would fall back to the
-        # score matrix.
+    if num_groups > 1 and not has_groups:
         k, v = k.repeat_interleave(num_groups, dim=2), v.repeat_interleave(num_groups, dim=2)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),

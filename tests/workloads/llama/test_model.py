@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -168,6 +170,23 @@ def test_recomputation_changes_no_bit_of_the_gradients(
         plain.named_parameters(), recomputed.named_parameters(), strict=True
     ):
         assert torch.equal(a.grad, b.grad), name
+
+
+def test_the_efficient_kernel_gets_a_head_of_keys_for_each_head_of_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no groups: on a GPU torch found no kernel for them."""
+    shapes = []
+    plain = F.scaled_dot_product_attention
+
+    def seen(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        shapes.append((k.shape[1], v.shape[1], options["enable_gqa"]))
+        return plain(q, k, v, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
+    for dtype in (torch.float32, torch.bfloat16):
+        build(attention=AttentionKind.EFFICIENT, dtype=dtype)(*batch())
+    assert set(shapes) == {(4, 4, False)}
 
 
 @pytest.mark.parametrize("shape", [*PRESETS.values(), SHAPE, TIED], ids=lambda s: s.name)
