@@ -61,6 +61,8 @@ class FrameworkTable:
     file: str | None
     # How the result is used, for people.
     use: str
+    # Other names of settings that the rules write: a user's keys of these names are left out.
+    other_names: frozenset[str] = frozenset()
 
 
 TABLES: Mapping[Framework, FrameworkTable] = MappingProxyType(
@@ -71,6 +73,7 @@ TABLES: Mapping[Framework, FrameworkTable] = MappingProxyType(
             file="transformers.json",
             use="HfArgumentParser(TrainingArguments).parse_json_file(FILE), or Trainer scripts:"
             " python run_clm.py FILE",
+            other_names=transformers.NEW_NAMES,
         ),
         Framework.ACCELERATE: FrameworkTable(
             rules=accelerate.RULES,
