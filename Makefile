@@ -8,8 +8,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # the start time of every Python process.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-# Environments: the recipe of accelerate runs in that of transformers.
-RECIPES := transformers fsdp2 deepspeed litgpt torchtitan
+# Environments: the recipe of accelerate runs in that of transformers. The oldest transformers that is
+# tried has one of its own.
+RECIPES := transformers transformers-oldest fsdp2 deepspeed litgpt torchtitan
 
 .PHONY: demo test chaos compat mutants recipes check install install-dev clean
 

@@ -19,6 +19,7 @@ from docs.generate import DOCS, documents, generated
 from docs.key_tables import SECTIONS
 from docs.store_tables import view_columns
 from orchestrator.core import errors
+from orchestrator.core.frameworks.translation import TABLES, Framework
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
@@ -95,6 +96,17 @@ def test_bands_hold_for_75_to_85_of_100_published_runs() -> None:
 
 def test_the_picture_of_the_states_is_the_table_of_the_code() -> None:
     assert mermaid() in (DOCS / "architecture.md").read_text()
+
+
+@pytest.mark.parametrize("framework", [it for it in Framework if TABLES[it].tried is not None])
+def test_the_page_of_a_framework_says_which_versions_were_tried(framework: Framework) -> None:
+    tried = TABLES[framework].tried
+    assert tried is not None
+    before_table = (
+        (DOCS / "recipes.md").read_text().split(f"<!-- generated: framework {framework} ")
+    )
+    sentence = before_table[0].rpartition("\nTried: ")[2].partition("\n")[0]
+    assert tried.oldest in sentence and tried.newest in sentence
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.core.frameworks.job import Job
+from orchestrator.core.frameworks.translation import translate, version_remark
 from orchestrator.core.machines.node_health import xids_since
 from orchestrator.core.trial.communication import recorded
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
@@ -48,7 +50,7 @@ from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.machine_watch import MachineWatch
 from orchestrator.node.numa import as_list, cores_near
 from orchestrator.node.processes import kill_found, launcher_identity, orphaned
-from orchestrator.node.program_software import ProgramSoftware
+from orchestrator.node.program_software import ProgramSoftware, framework_of
 from orchestrator.node.rank_server_client import (
     WARDEN_SECONDS,
     ProcessesStuck,
@@ -211,15 +213,16 @@ class NodeLauncher:
                 xids=monitor.xids
                 or (_logged_xids(began, monitor.addresses) if order.devices else ()),
             )
+        software = _with_driver(program.software(), order)
         return self._report(
             order,
             started,
             gang=gang,
             gpu=monitor.usage(),
             load=load,
-            software=_with_driver(program.software(), order),
+            software=software,
             bound_cpus=tuple(as_list(cores) for cores in near if cores),
-            failure=failure,
+            failure=_with_version(failure, order, software),
         )
 
     def _run_gang(
@@ -385,6 +388,29 @@ def _with_driver(software: Software, order: LaunchOrder) -> Software:
         return software
     stack = software.stack.model_copy(update={"driver": driver_version()})
     return replace(software, stack=stack)
+
+
+def _with_version(
+    failure: tuple[Failure, float] | None, order: LaunchOrder, software: Software
+) -> tuple[Failure, float] | None:
+    """Add to a failure that names a framework's setting which of its versions were tried."""
+    if failure is None or failure[0].kind is not FailureKind.USER_ERROR:
+        return failure
+    framework, request = framework_of(order), order.request
+    if framework is None:
+        return failure
+    job = Job.of_layout(
+        request.layout,
+        request.model,
+        sequence_length=request.sequence_length,
+        gpus_per_node=request.layout.world_size,
+    )
+    first, at = failure
+    found = translate(job, framework)
+    remark = version_remark(found, dict(software.packages), first.message)
+    if remark is None:
+        return failure
+    return replace(first, message=f"{first.message}; {remark}"), at
 
 
 def _logged_xids(since_seconds: float, addresses: Collection[str]) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.frameworks.translation import Framework
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.trial.fingerprint import Software, Stack
 from orchestrator.core.trial.launch_order import LaunchOrder
@@ -183,6 +184,12 @@ class AttemptSoftware:
             }
         )
         return replace(found, stack=stack)
+
+
+def framework_of(order: LaunchOrder) -> Framework | None:
+    """Return the framework that an order's program gets its layout for, if it is one."""
+    options = _command_of(order)
+    return options.framework if options is not None else None
 
 
 def _command_of(order: LaunchOrder) -> CommandOptions | None:

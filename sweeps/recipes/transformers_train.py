@@ -11,6 +11,7 @@ import sys
 import time
 
 import torch
+import transformers
 from transformers import (
     HfArgumentParser,
     LlamaConfig,
@@ -66,6 +67,9 @@ def main():
     (arguments,) = HfArgumentParser(TrainingArguments).parse_dict(layout | ours)
     if arguments.world_size != int(os.environ["WORLD_SIZE"]):
         sys.exit(f"{arguments.world_size} ranks met, not {os.environ['WORLD_SIZE']}")
+    version = transformers.__version__
+    if arguments.fsdp and tuple(map(int, version.split(".")[:2])) < (5, 10):
+        sys.exit(f"transformers {version} ignores parts of fsdp_config: install 5.10 or newer")
     # The sizes of the sweep file's model.
     config = LlamaConfig(
         num_hidden_layers=4,

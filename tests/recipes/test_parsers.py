@@ -47,22 +47,24 @@ with open(sys.argv[1]) as file:
     written = json.load(file)
 (read,) = HfArgumentParser(TrainingArguments).parse_dict(written | {"use_cpu": True})
 names = ["per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16",
-         "activation_checkpointing", "fsdp", "fsdp_plugin_args"]
+         "gradient_checkpointing", "fsdp", "fsdp_plugin_args"]
 print(json.dumps({name: getattr(read, name) for name in names}))
 """
 
 
+@pytest.mark.parametrize("environment", ["transformers", "transformers-oldest"])
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_training_arguments_of_transformers(stage: int, tmp_path: Path) -> None:
+def test_training_arguments_of_transformers(stage: int, environment: str, tmp_path: Path) -> None:
     shape = job(zero_stage=stage, recompute="full")
-    read = answer("transformers", TRANSFORMERS, file_of(shape, Framework.TRANSFORMERS, tmp_path))
+    read = answer(environment, TRANSFORMERS, file_of(shape, Framework.TRANSFORMERS, tmp_path))
     assert read["per_device_train_batch_size"] == 2
     assert read["gradient_accumulation_steps"] == 4
     assert (read["bf16"], read["fp16"]) == (True, False)
     if stage == 0:
-        assert read["activation_checkpointing"] is True
+        assert read["gradient_checkpointing"] is True
         assert not read["fsdp"]
     else:
+        assert read["gradient_checkpointing"] is False
         assert read["fsdp_plugin_args"]["fsdp_version"] == 2
         assert read["fsdp_plugin_args"]["activation_checkpointing"] is True
         assert read["fsdp_plugin_args"]["reshard_after_forward"] is (stage == 3)

@@ -11,7 +11,6 @@ from orchestrator.core.frameworks.translation import (
     arguments,
     translate,
 )
-from orchestrator.core.problem.cell import Cell
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.template import FRAMEWORK_ARGUMENTS, FRAMEWORK_FILE
 from orchestrator.core.trial.protocol import TrialRequest
@@ -50,13 +49,13 @@ def with_framework(
 
 def _translated(framework: Framework, request: TrialRequest, gpus_per_node: int) -> Translation:
     layout = request.layout
-    cell = Cell(
-        model=request.model,
-        num_gpus=layout.world_size,
+    job = Job.of_layout(
+        layout,
+        request.model,
         sequence_length=request.sequence_length,
-        global_batch_size=layout.global_batch_size,
+        gpus_per_node=gpus_per_node,
     )
-    found = translate(Job(cell=cell, layout=layout, gpus_per_node=gpus_per_node), framework)
+    found = translate(job, framework)
     if found.impossible:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in found.impossible.items())
         raise ConfigRejected(f"{framework} cannot express {layout.short}: {reasons}")

@@ -12,12 +12,14 @@ def with_settings(files: Mapping[str, Any], translation: Translation) -> dict[st
     """Return the config files of a run folder with the framework's among them.
 
     A mapping that the user gives by the framework's file name is kept where the layout says
-    nothing. A framework that takes arguments has no file.
+    nothing under any name. A framework that takes arguments has no file.
     """
-    name = TABLES[translation.framework].file
-    if name is None:
+    table = TABLES[translation.framework]
+    if table.file is None:
         return dict(files)
-    return {**files, name: _merged(files.get(name, {}), translation.nested())}
+    users = files.get(table.file, {})
+    kept = {name: value for name, value in users.items() if name not in table.other_names}
+    return {**files, table.file: _merged(kept, translation.nested())}
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

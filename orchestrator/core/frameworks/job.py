@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import NAMED_AXES, Layout, Precision, RecomputeMode
+from orchestrator.core.problem.model_shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +34,19 @@ class Job:
     def number(self, name: str) -> Any:
         """An axis of the layout, or a size of the cell, by its name."""
         return getattr(self.layout if name in NAMED_AXES else self.cell, name)
+
+    @classmethod
+    def of_layout(
+        cls, layout: Layout, model: ModelShape, *, sequence_length: int, gpus_per_node: int
+    ) -> Job:
+        """Return the job of a layout, whose cell follows from its sizes."""
+        cell = Cell(
+            model=model,
+            num_gpus=layout.world_size,
+            sequence_length=sequence_length,
+            global_batch_size=layout.global_batch_size,
+        )
+        return cls(cell=cell, layout=layout, gpus_per_node=gpus_per_node)
 
     @property
     def num_nodes(self) -> int:

@@ -1,6 +1,7 @@
 """TrainingArguments of Hugging Face transformers, as a JSON file for HfArgumentParser.
 
-Checked with transformers 5.23. Older versions call activation_checkpointing gradient_checkpointing.
+Checked with transformers 5.17 and 5.24. Every version before 6 knows gradient_checkpointing; from
+5.23 on it is the old name of activation_checkpointing.
 """
 
 from __future__ import annotations
@@ -30,8 +31,14 @@ def _recompute(job: Job) -> Expression:
     if job.recomputed_layers is not None:
         return impossible("the Trainer recomputes all layers, or every n-th of them")
     if job.layout.zero_stage >= 2:
-        return named({"fsdp_config.activation_checkpointing": job.is_fully_recomputed})
-    return settings(activation_checkpointing=job.is_fully_recomputed)
+        return named(
+            {
+                "fsdp_config.activation_checkpointing": job.is_fully_recomputed,
+                # FSDP recomputes instead of the model: both together are an error.
+                "gradient_checkpointing": False,
+            }
+        )
+    return settings(gradient_checkpointing=job.is_fully_recomputed)
 
 
 def _zero(job: Job) -> Expression:
@@ -65,6 +72,8 @@ def _precision(job: Job) -> Expression:
     return settings(bf16=job.has(Precision.BF16), fp16=job.has(Precision.FP16))
 
 
+# transformers prefers the new name, so a user's key of that name would win over the layout.
+NEW_NAMES = frozenset({"activation_checkpointing"})
 RULES = {
     "data_parallel_size": derived,
     "tensor_parallel_size": only_one("tensor_parallel_size", _ACCELERATE),

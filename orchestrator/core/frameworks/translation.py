@@ -5,6 +5,7 @@ The only list of frameworks. To add one: a module with its rules, and a line in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +25,7 @@ from orchestrator.core.frameworks import (
 )
 from orchestrator.core.frameworks.expression import JOB_NUMBERS, Rule
 from orchestrator.core.frameworks.job import Job
+from orchestrator.core.frameworks.tried_versions import TriedVersions
 
 
 class Framework(StrEnum):
@@ -61,6 +63,10 @@ class FrameworkTable:
     file: str | None
     # How the result is used, for people.
     use: str
+    # None: it has no version, or one that does not tell its settings.
+    tried: TriedVersions | None = None
+    # Other names of settings that the rules write: a user's keys of these names are left out.
+    other_names: frozenset[str] = frozenset()
 
 
 TABLES: Mapping[Framework, FrameworkTable] = MappingProxyType(
@@ -71,24 +77,29 @@ TABLES: Mapping[Framework, FrameworkTable] = MappingProxyType(
             file="transformers.json",
             use="HfArgumentParser(TrainingArguments).parse_json_file(FILE), or Trainer scripts:"
             " python run_clm.py FILE",
+            tried=TriedVersions(package="transformers", oldest="5.17", newest="5.24"),
+            other_names=transformers.NEW_NAMES,
         ),
         Framework.ACCELERATE: FrameworkTable(
             rules=accelerate.RULES,
             form=Form.YAML,
             file="accelerate.yaml",
             use="accelerate launch --config_file FILE train.py",
+            tried=TriedVersions(package="accelerate", oldest="1.15", newest="1.15"),
         ),
         Framework.DEEPSPEED: FrameworkTable(
             rules=deepspeed.RULES,
             form=Form.JSON,
             file="deepspeed.json",
             use="deepspeed.initialize(config=FILE), or deepspeed train.py --deepspeed_config FILE",
+            tried=TriedVersions(package="deepspeed", oldest="0.19", newest="0.19"),
         ),
         Framework.TORCHTITAN: FrameworkTable(
             rules=torchtitan.RULES,
             form=Form.TYRO_ARGUMENTS,
             file=None,
             use="torchrun ... -m torchtitan.train --module llama3 --config llama3_8b $(cat FILE)",
+            tried=TriedVersions(package="torchtitan", oldest="0.3", newest="0.3"),
         ),
         Framework.MEGATRON: FrameworkTable(
             rules=megatron.RULES,
@@ -107,6 +118,7 @@ TABLES: Mapping[Framework, FrameworkTable] = MappingProxyType(
             form=Form.YAML,
             file="litgpt.yaml",
             use="litgpt pretrain MODEL --config FILE",
+            tried=TriedVersions(package="litgpt", oldest="0.5.13", newest="0.5.13"),
         ),
         Framework.LLM_FOUNDRY: FrameworkTable(
             rules=llm_foundry.RULES,
@@ -154,6 +166,23 @@ def translate(job: Job, framework: Framework) -> Translation:
         instructions[name] = f"set your own option {name} to {value}"
     return Translation(
         framework=framework, settings=found, program=instructions, impossible=lacking
+    )
+
+
+def version_remark(found: Translation, packages: Mapping[str, str], failure: str) -> str | None:
+    """Return which versions were tried, if a failure names a setting and another is installed.
+
+    `packages`: the versions of those that the program has, by name.
+    """
+    tried = TABLES[found.framework].tried
+    installed = tried.other_than_tried(packages) if tried is not None else None
+    names = (name.rstrip(":") for name in found.settings)
+    named = (it for it in names if re.search(rf"\b{re.escape(it.split('.')[-1])}\b", failure))
+    if installed is None or (name := next(named, None)) is None:
+        return None
+    return (
+        f"`framework: {found.framework}` writes {name}; it was tried with {tried}, and this is"
+        f" {installed}: if that is the cause, install one of those"
     )
 
 

@@ -184,6 +184,21 @@ def test_full_recomputation_of_all_layers_is_not_a_part_of_them() -> None:
     }
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_recomputation_has_the_name_that_every_transformers_before_6_knows(recompute: str) -> None:
+    """transformers 5.22 refuses activation_checkpointing; 5.23 takes both names."""
+    is_full = recompute == "full"
+    plain, first, sharded = (
+        said(Framework.TRANSFORMERS, "recompute", recompute=recompute, zero_stage=stage)
+        for stage in (0, 1, 3)
+    )
+    assert plain == first == {"gradient_checkpointing": is_full}
+    assert sharded == {
+        "fsdp_config.activation_checkpointing": is_full,
+        "gradient_checkpointing": False,
+    }
+
+
 def test_a_pipeline_of_torchtitan_accumulates_in_its_local_batch() -> None:
     axes = {"micro_batch_size": 2, "pipeline_parallel_size": 2}
     assert said(Framework.TORCHTITAN, "micro_batch_size", **axes) == {

@@ -55,6 +55,28 @@ def test_a_layout_that_the_framework_lacks_is_refused_before_the_program_starts(
     assert not started.exists()
 
 
+def test_a_failure_that_names_a_setting_says_which_versions_were_tried(
+    launcher: NodeLauncher, tmp_path: Path
+) -> None:
+    """The program's packages have a transformers that no rule was tried with."""
+    info = tmp_path / "transformers-6.0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 6.0.0\n")
+    raising = "raise ValueError('Some keys are not used: gradient_checkpointing')"
+    options = {
+        "framework": "transformers",
+        "argv": [sys.executable, "-c", raising, "{framework_file}"],
+        "env": {"PYTHONPATH": str(tmp_path)},
+    }
+    report = launcher.run(order("workloads.command", trial_id=3, options=options))
+    assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
+    assert report.failure.message.endswith(
+        "not used: gradient_checkpointing; `framework: transformers` writes gradient_checkpointing;"
+        " it was tried with transformers 5.17 to 5.24, and this is 6.0.0: if that is the cause,"
+        " install one of those"
+    )
+
+
 def test_arguments_stand_in_place_of_their_name() -> None:
     request = order().request
     options = CommandOptions.model_validate(
