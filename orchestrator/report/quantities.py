@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from orchestrator.core.problem.memory_text import memory_of_limit_text, memory_text
+
 UNKNOWN = "-"
 # Ids that are listed; of more, only the number.
 MAX_NUMBERED = 8
-_GIB, _MIB = 1 << 30, 1 << 20
 _PART_NAMES = {"warmup": "warm-up", "startup": "start-up"}
 
 
@@ -58,22 +59,14 @@ def step_time(seconds: float | None) -> str:
 
 
 def memory(num_bytes: float | None) -> str:
-    if num_bytes is None:
-        return UNKNOWN
-    if num_bytes >= _GIB:
-        return f"{num_bytes / _GIB:.1f} GiB"
-    if 0 < num_bytes < _MIB:
-        return f"{num_bytes / 1024:.1f} KiB"
-    return f"{num_bytes / _MIB:.1f} MiB"
+    return UNKNOWN if num_bytes is None else memory_text(num_bytes)
 
 
 def memory_of(num_bytes: float | None, limit_bytes: float | None) -> str:
     """Used memory and its limit: `61.2 of 79.1 GiB`."""
     if num_bytes is None or limit_bytes is None:
         return memory(num_bytes)
-    unit, name = (_GIB, "GiB") if limit_bytes >= _GIB else (_MIB, "MiB")
-    digits = 1 if num_bytes >= unit else 3
-    return f"{num_bytes / unit:.{digits}f} of {limit_bytes / unit:.1f} {name}"
+    return memory_of_limit_text(num_bytes, limit_bytes)
 
 
 def gpu_hours(gpu_seconds: float | None) -> str:

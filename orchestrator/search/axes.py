@@ -61,7 +61,7 @@ def lattice_of(candidates: Candidates, rows: Ints, *, num_layers: int) -> Lattic
         )
         memory = Belief(
             mean=np.log(predicted.memory_bytes),
-            basis=predicted.memory_jacobian,
+            basis=predicted.memory_basis,
             covariance=predicted.memory_covariance,
             residual_sd=predicted.memory_residual_sd,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import exp, isnan
 
 from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.memory_text import memory_of_limit_text, memory_text
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.search.proposer import Choice
 from orchestrator.core.trial.limits import PredictedStep
@@ -94,7 +95,7 @@ class Proposals:
             facts[0] += f" ({abs(gain):.0%} {word} than the best so far)"
         limit = self._candidates.memory_limit_bytes
         if choice.memory_bytes is not None and limit is not None:
-            facts.append(f"{choice.memory_bytes / 2**30:.1f} of {limit / 2**30:.1f} GiB")
+            facts.append(memory_of_limit_text(choice.memory_bytes, limit))
         if choice.fits is not None:
             facts.append(f"{choice.fits:.0%} likely to fit")
         if choice.fails > 0.15:
@@ -109,8 +110,9 @@ class Proposals:
         if not isnan(tokens):
             facts.append(f"{tokens:,.0f} tokens/s/GPU")
         if not isnan(memory):
-            of_limit = "" if limit is None else f" of {limit / 2**30:.1f}"
-            facts.append(f"{memory / 2**30:.1f}{of_limit} GiB")
+            peak = float(memory)
+            needs = memory_text(peak) if limit is None else memory_of_limit_text(peak, limit)
+            facts.append(needs)
         if not candidates.fits[row]:
             facts.append("predicted not to fit")
         ranked = f"prediction ranks it {rank + 1} of {len(candidates)}"

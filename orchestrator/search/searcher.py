@@ -15,6 +15,7 @@ import numpy as np
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import Ints
+from orchestrator.core.problem.memory_text import memory_text
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
 from orchestrator.core.search.lattice import Floats
 from orchestrator.core.search.planner import Candidates
@@ -266,7 +267,7 @@ class Searcher:
         if row is None:
             return None
         layout, limit = self._candidates.table.layout(row), self._candidates.memory_limit_bytes
-        memory = f" of {limit / 2**30:.1f} GiB" if limit is not None else ""
+        memory = f" of {memory_text(limit)}" if limit is not None else ""
         num = sum(told.out_of_memory for told in self._rows.told.values()) - 1
         others = f", and so did {num} other{'s' if num > 1 else ''}" if num else ""
         return (

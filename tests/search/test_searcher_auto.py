@@ -4,6 +4,7 @@ without physics, and what it costs.
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 
@@ -173,6 +174,32 @@ def test_a_lone_bad_run_is_asked_for_once_more_and_only_once() -> None:
     assert search.doubtful() is None
     search.tell(best, Measured(value=smooth.value[best]))
     assert search.doubtful() is None
+
+
+def test_a_model_of_some_mib_surely_fits_on_a_large_gpu() -> None:
+    """An unknown reserve is 2 GiB more or less, a multiple of the model and little of the GPU."""
+    device = DEVICES["h200"]
+    tiny = rank_candidates(
+        LayoutTable.of([Layout(micro_batch_size=mbs, grad_accum_steps=8 // mbs) for mbs in (1, 8)]),
+        Cell(model=PRESETS["llama-tiny"], num_gpus=1, sequence_length=64, global_batch_size=8),
+        hardware=device,
+        memory_limit_bytes=float(device.memory_bytes),
+        gpus_per_node=8,
+        trainer=Trainer(),
+    )
+    assert tiny.memory_bytes.max() < 2**26
+    search = Searcher(
+        tiny,
+        search=Search(strategy=Strategy.AUTO),
+        objective=TOKENS,
+        num_layers=PRESETS["llama-tiny"].num_layers,
+    )
+    chances = search.probability_of_fitting()
+    assert chances is not None
+    assert chances.min() > 0.98
+    proposal = search.ask()
+    assert proposal is not None
+    assert re.search(r", 0\.0[1-9]\d of 139\.7 GiB, (99|100)% likely to fit$", proposal.why)
 
 
 def test_a_cell_in_which_nothing_fits_is_given_up_with_evidence() -> None:

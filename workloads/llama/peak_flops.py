@@ -16,10 +16,16 @@ from orchestrator.core.problem.layout import Precision
 from orchestrator.core.trial.protocol import MEASURED_PEAK, TrialRequest
 from workloads.tools.matmul import product_flops
 
-_DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+# In which a peak is measured. None: torch's plain products have no fp8.
+_DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+    Precision.FP8: None,
+}
 _SIZES = {"cpu": (256, 512, 768), "cuda": (4096, 8192)}
-# On CPUs all sizes together take well under half a second. A GPU warms up for two seconds, and
-# keeps its speed up for two.
+# On CPUs all sizes together take well under half a second, or two seconds in emulated fp16. A GPU
+# warms up for two seconds, and keeps its speed up for two.
 _SECONDS_PER_SIZE = {"cpu": 0.08, "cuda": 4.0}
 
 
@@ -61,10 +67,12 @@ def trial_peak(
 def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
     """Measure the peak with the threads that training uses.
 
-    Ranks of one node measure at once, as they train. None if the device has no memory left for the
-    matrices: that is no failure of the layout.
+    Ranks of one node measure at once, as they train. None: products in this precision cannot be
+    timed, or the device has no memory left for the matrices, which is no failure of the layout.
     """
     dtype = _DTYPES[precision]
+    if dtype is None:
+        return None
     if device.type == "cuda":
         torch.cuda.empty_cache()
     try:
@@ -95,7 +103,7 @@ def listed_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
 
 
 def _dtypes_to_try(dtype: torch.dtype, device: torch.device) -> tuple[torch.dtype, ...]:
-    # A CPU without bf16 instructions emulates them, and may mix in faster fp32 products: the higher
-    # of both counts.
+    # A CPU without bf16 or fp16 instructions emulates them, and may mix in faster fp32 products:
+    # the higher of both counts.
     is_emulated = device.type == "cpu" and dtype is not torch.float32
     return (dtype, torch.float32) if is_emulated else (dtype,)

@@ -103,6 +103,19 @@ class Predicted:
         share: Floats = self.memory_jacobian[:, columns].sum(axis=1)
         return share
 
+    @property
+    def memory_basis(self) -> Floats:
+        """The effects of the constants of memory on each log peak in a Gaussian belief: n x k.
+
+        They are the derivatives, except that an amount with the relative variance v moves the
+        logarithm by a variance of log(1 + v), as in `_bounded_variance`.
+        """
+        basis = self.memory_jacobian.copy()
+        variances = basis**2 * np.diag(self.memory_covariance)
+        of_amounts = np.maximum(variances[:, _NUM_FACTORS:], 1e-300)
+        basis[:, _NUM_FACTORS:] *= np.sqrt(np.log1p(of_amounts) / of_amounts)
+        return basis
+
     def step_band(self) -> tuple[Floats, Floats]:
         """Return factors on the predicted seconds, n for each end of the band.
 

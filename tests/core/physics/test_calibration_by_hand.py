@@ -279,6 +279,26 @@ def test_a_reserve_far_larger_than_the_peak_leaves_a_band_that_a_person_can_use(
     assert found.probability_of_fitting(80.0 * GIB)[0] > 0.98
 
 
+def test_a_search_believes_of_a_tiny_model_what_a_reserve_of_a_gib_may_be() -> None:
+    """A GiB more or less is 40 times the peak: the log variance is log(1 + 40²), not 40²."""
+    tiny = replace(cell(), model=PRESETS["llama-tiny"], sequence_length=64)
+    prior = Calibration.prior(is_known=True)
+    found = prior.predict(LayoutTable.of([alone(4)]), tiny, H100, gpus_per_node=8)
+    reserve = MEMORY_CONSTANTS.index("reserve_bytes")
+    slope = found.memory_jacobian[0, reserve]
+    assert slope > 10
+    assert found.memory_basis[0, reserve] == pytest.approx(sqrt(log(1 + slope**2)))
+    # A factor stays lognormal, however large.
+    assert found.memory_basis[0, :5].tolist() == found.memory_jacobian[0, :5].tolist()
+
+
+def test_a_search_believes_of_a_large_model_what_the_derivatives_say() -> None:
+    table = LayoutTable.of([alone(4)])
+    found = Calibration.prior().predict(table, cell(model="llama-3.1-8b"), H100, gpus_per_node=8)
+    assert found.memory_bytes[0] > 100 * GIB
+    assert found.memory_basis == pytest.approx(found.memory_jacobian, rel=1e-3)
+
+
 def test_a_step_is_uncertain_by_its_constants_and_the_formula() -> None:
     table = LayoutTable.of([alone()])
     prior = Calibration.prior()

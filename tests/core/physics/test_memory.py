@@ -60,6 +60,9 @@ def states(prediction: MemoryPrediction) -> float:
     [
         (Precision.FP32, False, 16),
         (Precision.BF16, False, 16),
+        (Precision.FP16, False, 16),
+        # Only products are in fp8: weights and gradients stay bf16.
+        (Precision.FP8, False, 16),
         (Precision.BF16, True, 20),
     ],  # FIELD: 4+4+8; 2+2+4+8; +4
 )

@@ -55,6 +55,7 @@ from workloads.llama.peak_flops import measured_peak, trial_peak
 from workloads.llama.refusals import check
 from workloads.llama.stack import describe_stack
 from workloads.llama.train import train
+from workloads.llama.trained_part import DTYPES
 from workloads.llama.training_loop import TrainingLoop
 from workloads.rank import ConfigRejected, NotFinite, Rank, context
 
@@ -407,7 +408,7 @@ def test_synthetic_tokens_depend_on_seed_step_and_place_alone() -> None:
     assert all(0 <= i < 1000 for i in ids(1, 2, 3))
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+@pytest.mark.parametrize("precision", [one for one in Precision if one is not Precision.FP8])
 def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Precision) -> None:
     torch.set_num_threads(1)
     peak = measured_peak(torch.device("cpu"), precision)
@@ -417,6 +418,17 @@ def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Pr
     assert peak.source.startswith("measured: matmul")
     assert peak.source.endswith("1 threads")
     assert 1 / 3 < peak.flops / again.flops < 3  # the machine may be busy
+
+
+def test_a_peak_in_fp8_is_unknown_without_a_data_sheet() -> None:
+    """torch's plain products have no fp8; the trial counts without an MFU."""
+    trial = request(Layout(precision=Precision.FP8))
+    cpu = torch.device("cpu")
+    assert trial_peak(trial, node="n1", device=cpu, device_name="a CPU", achieved_flops=1e9) is None
+
+
+def test_every_precision_has_a_type_to_train_in() -> None:
+    assert set(DTYPES) == set(Precision)
 
 
 def peak_of(flops: float, **changes: object) -> KnownPeak:
