@@ -22,7 +22,7 @@ Format = Callable[[Any], str]  # a result as a short text
 
 def newest(benchmark: str) -> tuple[str, Any] | None:
     """The newest committed result of a benchmark, with its file's name."""
-    files = sorted(RESULTS.glob(f"{benchmark}_cpu-*.json"), key=lambda file: file.stem[-10:])
+    files = sorted(RESULTS.glob(f"{benchmark}_*.json"), key=lambda file: file.stem[-10:])
     return (files[-1].name, json.loads(files[-1].read_text())) if files else None
 
 
@@ -123,6 +123,17 @@ def _each_once(names: Iterable[str]) -> str:
 
 def _rate(result: Any, arm: str) -> str:
     return _digits(result["summary"]["trials_per_second"][arm])
+
+
+def _over_torchtitan(result: Any) -> str:
+    ratios = result["summary"]["cases"]["compiled full"]["llama_over_torchtitan"]
+    speed, memory = ratios["tokens_per_second"], ratios["peak_memory_allocated_bytes"]
+    return f"{speed:.2f} of the speed, {memory:.2f} of the memory"
+
+
+def _spread_of_runs(result: Any) -> str:
+    found = result["summary"]["same_layout_in_fresh_processes"]
+    return f"{found['spread']:.2%} of {found['num_runs']} runs"
 
 
 def _list_of(counts: Mapping[str, int]) -> str:
@@ -405,6 +416,17 @@ _SUMMARY: Sequence[tuple[str, str, Format]] = (
         "store-scale",
         "the query of `sweep best` on 100,000 trials, without the start of the command",
         lambda result: f"{_digits(result['best_seconds'])} s",
+    ),
+    (
+        "gpu-others",
+        "workload llama over torchtitan: the 8B on one H200, compiled, all layers recomputed, "
+        "one run each",
+        _over_torchtitan,
+    ),
+    (
+        "gpu-noise",
+        "(largest - smallest) / median tokens/s of one layout in fresh processes on one H200",
+        _spread_of_runs,
     ),
 )
 _SURVIVED: Sequence[tuple[str, str, Format]] = (
