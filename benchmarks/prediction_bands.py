@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.prediction_problem import Calibrations, Floats, Problem, stage_of
 from orchestrator.core.physics.memory import Stage
+from orchestrator.core.physics.trainer import USABLE_SHARE
 from orchestrator.core.search.expectation import LIKELY
-from orchestrator.core.search.proposer import USABLE_SHARE
 
 
 @dataclass(frozen=True, kw_only=True)

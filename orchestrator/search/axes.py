@@ -72,6 +72,7 @@ def lattice_of(candidates: Candidates, rows: Ints, *, num_layers: int) -> Lattic
             seconds=_with_options(seconds, options, everywhere, OPTION_SD),
             memory=_with_options(memory, options, predicted.activation_share, ACTIVATION_OPTION_SD),
             memory_limit_bytes=memory_limit,
+            usable_share=predicted.usable_share,
             options=tuple(axis.name for axis in options),
         )
     work = candidates.relative_work

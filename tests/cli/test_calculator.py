@@ -43,7 +43,7 @@ def measure(url: str, file: str) -> int:
     plain = known(file, url)
     spec, cell = plain.spec, plain.spec.cells()[0]
     candidates = plain.plan(cell).candidates
-    rows = candidates.order[: len(candidates) // 2 : 40]
+    rows = candidates.order[: len(candidates) // 2 : 20]
     with Store.open(url) as store:
         sweep_id = store.ensure_sweep(spec.name, spec.model_dump_json(), spec.conditions())
         epoch = store.acquire(sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=600)

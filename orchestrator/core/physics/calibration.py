@@ -30,6 +30,8 @@ from orchestrator.core.problem.quantile import Z90
 # What the formulas miss within a cell, before anything is measured.
 STEP_RESIDUAL_SD = 0.2  # of log seconds
 MEMORY_RESIDUAL_SD = 0.08  # of log bytes
+# The same if ranks were seen to count what the formulas say.
+COUNTED_RESIDUAL_SD = 0.02
 # In log seconds: how far most cells as a whole are from what constants explain; a faulty one, far
 # more (Cauchy).
 CELL_OFFSET_SD = 0.15
@@ -37,23 +39,23 @@ CELL_OFFSET_SD = 0.15
 RELATIVES_SD = 0.3
 
 # What calibration may change of the trainer, and how far: standard deviations of the logarithms of
-# five factors, then of three amounts in their units. First of a trainer that is ours or declared,
-# then of one about which nothing is known.
-_SDS: Mapping[str, tuple[float, float]] = {
+# five factors, then of three amounts in their units. First of a trainer whose memory was counted,
+# then of one that is declared, then of one about which nothing is known.
+_SDS: Mapping[str, tuple[float, float, float]] = {
     # Fused kernels keep half of what plain torch keeps; norms in several kernels, 1.3 times as much
     # (ESTIMATORS: 53 instead of 41 bytes).
-    "activation_factor": (0.12, 0.35),
+    "activation_factor": (0.03, 0.12, 0.35),
     # For a trainer that is not known, in addition to `activation_factor`.
-    "pipeline_activation_factor": (0.2, 0.2),
+    "pipeline_activation_factor": (0.05, 0.2, 0.2),
     # 1 byte in chunks, 6 in bf16, 14 with a copy.
-    "logit_bytes": (0.25, 0.6),
+    "logit_bytes": (0.05, 0.25, 0.6),
     # 2 bytes in bf16, 4 in fp32, 6 with both.
-    "gradient_bytes": (0.2, 0.5),
+    "gradient_bytes": (0.05, 0.2, 0.5),
     # 12 bytes with an fp32 master, 8 without, 4 in bf16.
-    "optimizer_bytes": (0.05, 0.25),
-    "gathered_inputs": (0.5, 0.5),
-    "gathered_inputs_in_pipeline": (0.5, 0.5),
-    "reserve_bytes": (1.0, 2.0),
+    "optimizer_bytes": (0.01, 0.05, 0.25),
+    "gathered_inputs": (0.1, 0.5, 0.5),
+    "gathered_inputs_in_pipeline": (0.1, 0.5, 0.5),
+    "reserve_bytes": (1.0, 1.0, 2.0),
 }
 _NUM_FACTORS = 5
 MEMORY_FACTORS: tuple[str, ...] = MEMORY_CONSTANTS[:_NUM_FACTORS]
@@ -63,7 +65,9 @@ _ACTIVATION_FACTORS = ("activation_factor", "pipeline_activation_factor")
 _LEAST_FACTOR = 1e-3
 # The units of the three amounts: two shares, and a reserve in GiB.
 _UNITS = np.array([1.0, 1.0, 2.0**30])
-_MEMORY_SDS, _UNKNOWN_MEMORY_SDS = np.array([_SDS[name] for name in MEMORY_CONSTANTS]).T
+_COUNTED_SDS, _MEMORY_SDS, _UNKNOWN_MEMORY_SDS = np.array(
+    [_SDS[name] for name in MEMORY_CONSTANTS]
+).T
 _STEP_SDS = np.array([PRIORS[name].log_sd for name in CONSTANTS])
 
 
@@ -85,6 +89,8 @@ class Predicted:
     memory_jacobian: Floats
     memory_covariance: Floats
     memory_residual_sd: float
+    # The share of the memory limit that a peak may fill.
+    usable_share: float
     # n: spreads of log seconds below and above the prediction, before anything is measured.
     step_below: Floats
     step_above: Floats
@@ -175,7 +181,8 @@ class Calibration:
     def prior(cls, trainer: Trainer | None = None, *, is_known: bool = False) -> Calibration:
         """Return the belief before anything is measured.
 
-        `is_known`: the trainer is ours or declared, so its constants are known more closely.
+        `is_known`: the trainer is ours or declared, so its constants are known more closely; the
+        most closely if its ranks were seen to count what the formulas say.
         """
         trainer = trainer or Trainer()
         values = np.array([getattr(trainer, name) for name in MEMORY_CONSTANTS])
@@ -190,8 +197,10 @@ class Calibration:
                     values[_NUM_FACTORS:] / _UNITS,
                 ]
             ),
-            memory_covariance=np.diag(_MEMORY_SDS**2) if is_known else _unknown_covariance(),
-            memory_residual_sd=MEMORY_RESIDUAL_SD,
+            memory_covariance=np.diag(_memory_sds(trainer) ** 2)
+            if is_known
+            else _unknown_covariance(),
+            memory_residual_sd=COUNTED_RESIDUAL_SD if trainer.counted else MEMORY_RESIDUAL_SD,
             knows_trainer=is_known,
         )
 
@@ -230,7 +239,8 @@ class Calibration:
         return replace(
             self,
             step_covariance=self.step_covariance + np.diag((RELATIVES_SD * _STEP_SDS) ** 2),
-            memory_covariance=self.memory_covariance + np.diag((RELATIVES_SD * _MEMORY_SDS) ** 2),
+            memory_covariance=self.memory_covariance
+            + np.diag((RELATIVES_SD * _memory_sds(self.base_trainer)) ** 2),
         )
 
     def log_correction(self, table: LayoutTable, cell: Cell, hardware: Hardware) -> Floats:
@@ -308,7 +318,8 @@ class Calibration:
         )
         # Its constants are at most as far off as those of a relative.
         if self.knows_trainer:
-            of_relatives = ((memory_slopes * (RELATIVES_SD * _MEMORY_SDS)) ** 2).sum(axis=1)
+            sds = RELATIVES_SD * _memory_sds(self.base_trainer)
+            of_relatives = ((memory_slopes * sds) ** 2).sum(axis=1)
             memory_variance = np.minimum(memory_variance, of_relatives)
         memory_variance = _bounded_variance(memory_variance, memory_slopes, self.memory_covariance)
         return Predicted(
@@ -322,6 +333,7 @@ class Calibration:
             memory_jacobian=memory_slopes,
             memory_covariance=self.memory_covariance,
             memory_residual_sd=self.memory_residual_sd,
+            usable_share=self.base_trainer.usable_share,
             step_below=below,
             step_above=above,
             step_quantiles=partial(self.step_quantiles, cell, hardware),
@@ -356,6 +368,12 @@ class Calibration:
     def _log_sd(self, slopes: Floats) -> Floats:
         found: Floats = np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.step_covariance, slopes))
         return found
+
+
+def _memory_sds(trainer: Trainer) -> Floats:
+    """The standard deviations of the constants of memory of a trainer that is known."""
+    found: Floats = _COUNTED_SDS if trainer.counted else _MEMORY_SDS
+    return found
 
 
 def _unknown_covariance() -> Floats:

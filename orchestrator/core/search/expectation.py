@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.physics.calibration import Predicted
+from orchestrator.core.physics.trainer import USABLE_SHARE
 from orchestrator.core.problem.layout_table import Ints
 from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.search.planner import Candidates
-from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN, USABLE_SHARE
+from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN
 
 Floats = NDArray[np.float64]
 
@@ -56,10 +57,9 @@ def chance_within(
 
     `predicted` has the same peaks with their uncertainty; None on an unknown device.
     """
-    usable = limit_bytes * USABLE_SHARE
     if predicted is not None:
-        return predicted.probability_of_fitting(usable)
-    below = np.log(usable) - np.log(memory_bytes)
+        return predicted.probability_of_fitting(limit_bytes * predicted.usable_share)
+    below = np.log(limit_bytes * USABLE_SHARE) - np.log(memory_bytes)
     return normal_cdf(below / UNKNOWN_DEVICE_MEMORY_SD)
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.physics.trainer import USABLE_SHARE
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -102,6 +104,8 @@ class Lattice:
     seconds: Belief | None = None  # natural logarithm; None: not predicted
     memory: Belief | None = None  # natural logarithm of peak bytes
     memory_limit_bytes: float | None = None
+    # The share of that limit that a peak may fill.
+    usable_share: float = USABLE_SHARE
     in_seconds: bool = True  # False: another unit of time
     # n: probability that a row fails by a fault of its layout or the code, from other sweeps.
     fails: Floats | None = None

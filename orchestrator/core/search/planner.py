@@ -132,7 +132,10 @@ def trainer_of(
         if isinstance(options, LlamaOptions)
         else Trainer()
     )
-    declared = known if spec.trainer is None else spec.trainer.trainer(known)
+    # What a file declares was not counted.
+    declared = (
+        known if spec.trainer is None else replace(spec.trainer.trainer(known), counted=False)
+    )
     return declared if spec.workload.name in OUR_OWN else with_options(declared, dict(varying))
 
 

@@ -26,9 +26,8 @@ from orchestrator.core.trial.merit import Merit
 Mask = NDArray[np.bool_]
 
 STEPS_PER_TRIAL = 15.0  # warm-up and measured
-# The usable share of the memory limit: at 97 % nothing runs, and from 94 % on the allocator
-# thrashes, at a fifth of the speed.
-USABLE_SHARE, USABLE_SD = 0.955, 0.02
+# Standard deviation of the logarithm of what is usable of the memory limit.
+USABLE_SD = 0.02
 FAILS_UNTIL_KNOWN = 0.1  # probability for an unknown cell
 START_MEASURED = 2  # values needed without physics
 HARDLY = 0.2  # smallest probability that something runs
@@ -80,7 +79,7 @@ class Proposer:
         self._lattice = lattice
         self._rng = np.random.default_rng(seed)
         self._steps_per_trial, self._launch_seconds = steps_per_trial, launch_seconds
-        self._limit = lattice.memory_limit_bytes
+        self._limit, self._usable = lattice.memory_limit_bytes, lattice.usable_share
         memory = None if self._limit is None else lattice.memory
         self._scores = _surrogate(
             lattice,
@@ -288,7 +287,7 @@ class Proposer:
     # -- outcomes as values of the surrogates --
 
     def _note_values(self, told: Told) -> None:
-        limit = 0.0 if self._limit is None else float(np.log(self._limit * USABLE_SHARE))
+        limit = 0.0 if self._limit is None else float(np.log(self._limit * self._usable))
         if told.score is not None:
             if not self._num_scored:
                 self._find_level(told.row, told.score)
@@ -301,7 +300,7 @@ class Proposer:
             excess = 0.0 if told.excess is None or not isfinite(told.excess) else told.excess
             needed = limit
             if excess > 0.0:
-                needed += float(np.log1p(excess) - np.log(USABLE_SHARE))
+                needed += float(np.log1p(excess) - np.log(self._usable))
             self._memory.add(Value(row=told.row, value=needed, bound=Bound.AT_LEAST))
             return  # another failure remains possible
         if told.score is not None:
@@ -346,7 +345,7 @@ class Proposer:
     def _fits(self) -> Floats | None:
         if self._limit is None and not any(t.out_of_memory for t in self._told.values()):
             return None
-        usable = 0.0 if self._limit is None else float(np.log(self._limit * USABLE_SHARE))
+        usable = 0.0 if self._limit is None else float(np.log(self._limit * self._usable))
         sd = np.sqrt(self._memory.sd**2 + self._memory.noise_sd**2 + USABLE_SD**2)
         return np.clip(normal_cdf((usable - self._memory.mean) / sd), 1e-9, 1.0)
 
