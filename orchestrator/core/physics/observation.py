@@ -57,7 +57,13 @@ class Observation:
 
     @property
     def thrashes(self) -> bool:
-        """True if it ran at the edge of its memory: its time is no guide to other layouts."""
+        """True if it ran at the edge of its memory: its time is no guide to other layouts.
+
+        Ranks of workload llama tell whether their allocator retried. If it did, the observation has
+        no time; if not, the time counts however full the device was.
+        """
+        if self.trainer is not None and self.trainer.counted:
+            return False
         peak = self.peak_memory_bytes
         return peak is not None and peak > THRASHING_SHARE * self.limit_bytes
 

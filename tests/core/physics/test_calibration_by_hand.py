@@ -484,6 +484,9 @@ def test_a_run_above_ninety_four_percent_of_its_limit_thrashes() -> None:
     assert not at.thrashes
     assert replace(at, peak_memory_bytes=0.9401 * GIB).thrashes
     assert not replace(at, peak_memory_bytes=None).thrashes
+    # Its ranks tell of retries themselves, and had none.
+    counted = replace(Trainer(), counted=True)
+    assert not replace(at, peak_memory_bytes=0.99 * GIB, trainer=counted).thrashes
     assert replace(row, memory_limit_bytes=None).limit_bytes == H100.memory_bytes
 
 
