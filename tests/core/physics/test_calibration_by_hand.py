@@ -133,6 +133,7 @@ DEFAULTS = {
     "optimizer_bytes": 12.0,
     "stepping_bytes": 0.0,
     "eager_attention": False,
+    "repeats_keys": (),
     "sequence_parallel": True,
     "gathered_inputs": 1.0,
     "gathered_inputs_in_pipeline": 1.0,
