@@ -133,7 +133,7 @@ def _over_torchtitan(result: Any) -> str:
 
 def _spread_of_runs(result: Any) -> str:
     found = result["summary"]["same_layout_in_fresh_processes"]
-    return f"{found['spread']:.2%} of {found['num_runs']} runs"
+    return f"{found['spread']:.2%}, {found['num_runs']} runs"
 
 
 def _list_of(counts: Mapping[str, int]) -> str:

@@ -174,7 +174,7 @@ class Truth:
         )
 
     def _fitted(self) -> Calibration:
-        prior = Calibration.prior(trainer_of(self.spec))
+        prior = Calibration.prior(trainer_of(self.spec, hardware=self.hardware))
         return calibrate(map(self._observation, self._fit()), prior, model=self.cell.model)
 
     def _observation(self, attempt: Attempt) -> Observation:

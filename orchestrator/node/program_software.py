@@ -187,7 +187,7 @@ class AttemptSoftware:
 
 
 def framework_of(order: LaunchOrder) -> Framework | None:
-    """Return the framework that an order's program gets its layout for, if it is one."""
+    """Return the framework in whose settings a program gets its layout; None: in none."""
     options = _command_of(order)
     return options.framework if options is not None else None
 

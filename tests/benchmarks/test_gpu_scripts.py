@@ -15,6 +15,9 @@ import pytest
 from benchmarks.gpu import claims, noise, others, truth
 from benchmarks.gpu.session import Session
 from benchmarks.machine import PROJECT
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.search.space import enumerate_cell
+from orchestrator.core.sweepfile.spec import SweepSpec
 
 # A machine with a GPU may have neither: the scripts must not need them.
 WITHOUT = ("ray", "sqlalchemy")
@@ -193,6 +196,30 @@ def test_order_is_kept_by_neighbours_in_predicted_speed() -> None:
     predicted_and_measured = [(1.0, 2.0), (2.0, 3.0), (3.0, 1.0)]
     rows = [row(step_seconds_before=p, step_seconds=m) for p, m in predicted_and_measured]
     assert truth.order_kept(rows, "before") == 0.5
+
+
+def test_what_is_measured_on_a_gpu_is_fitted_with_compiled_layers(tmp_path: Path) -> None:
+    spec = SweepSpec.model_validate(
+        {
+            "name": "truth",
+            "model": "llama-60m",
+            "gpus": 1,
+            "gpus_per_node": 1,
+            "device": "auto",
+            "sequence_length": 64,
+            "global_batch_size": 1,
+        }
+    )
+    (cell,) = spec.cells()
+    found = truth.Truth(
+        session=Session("truth", tmp_path, rehearse=True, seconds=1.0),
+        spec=spec,
+        cell=cell,
+        hardware=DEVICES["h200"],
+        space=enumerate_cell(spec, cell, gpus_per_node=1),
+        attempts=[],
+    )
+    assert found._fitted().trainer.compiled
 
 
 def test_a_minute_is_cut_into_tenths_of_equally_many_steps() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.searcher_scale import candidates as fifteen_thousand
-from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.physics.trainer import Trainer, llama_trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.dominance import needs_at_least
 from orchestrator.core.problem.hardware import DEVICES
@@ -21,6 +21,7 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.sweepfile.search_section import Search, Strategy
+from orchestrator.search.axes import lattice_of
 from orchestrator.search.layout_outcome import Failed, Known, Measured, OutOfMemory
 from orchestrator.search.searcher import Searcher
 from tests.search.planted_cell import (
@@ -200,6 +201,24 @@ def test_a_model_of_some_mib_surely_fits_on_a_large_gpu() -> None:
     proposal = search.ask()
     assert proposal is not None
     assert re.search(r", 0\.0[1-9]\d of 139\.7 GiB, (99|100)% likely to fit$", proposal.why)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "share"), [(Trainer(), 0.955), (llama_trainer({}, on_gpu=True), 0.98)]
+)
+def test_a_search_believes_in_the_usable_memory_of_its_trainer(
+    trainer: Trainer, share: float
+) -> None:
+    device = DEVICES["h200"]
+    found = rank_candidates(
+        LayoutTable.of([Layout()]),
+        Cell(model=PRESETS["llama-tiny"], num_gpus=1, sequence_length=64, global_batch_size=1),
+        hardware=device,
+        memory_limit_bytes=float(device.memory_bytes),
+        gpus_per_node=8,
+        trainer=trainer,
+    )
+    assert lattice_of(found, np.arange(1), num_layers=2).usable_share == share
 
 
 def test_a_cell_in_which_nothing_fits_is_given_up_with_evidence() -> None:

@@ -63,7 +63,7 @@ class FrameworkTable:
     file: str | None
     # How the result is used, for people.
     use: str
-    # None: it has no version, or one that does not tell its settings.
+    # None: no release was tried, or all releases take the same settings.
     tried: TriedVersions | None = None
     # Other names of settings that the rules write: a user's keys of these names are left out.
     other_names: frozenset[str] = frozenset()

@@ -61,6 +61,7 @@ def _kinds(rows: StageRows) -> tuple[Mapping[str, Floats], Ints, Ints]:
     table, trainer = rows.table, rows.trainer
     style = _LayerStyle(
         eager_attention=trainer.eager_attention,
+        repeats_keys=frozenset(ELEMENT_BYTES[one] for one in trainer.repeats_keys),
         sequence_parallel=trainer.sequence_parallel,
         fully_shards=trainer.fully_shards,
         compiled=trainer.compiled,
@@ -81,6 +82,8 @@ class _LayerStyle(NamedTuple):
     """The properties of a trainer that change a layer's tensors, without fitted constants."""
 
     eager_attention: bool
+    # The bytes of a number, in precisions whose fused attention repeats keys and values.
+    repeats_keys: frozenset[int]
     sequence_parallel: bool
     fully_shards: bool
     compiled: bool
@@ -253,7 +256,7 @@ def _sharded_ops_bytes(model: ModelShape, style: _LayerStyle, element: int) -> _
     return _LayerBytes(
         whole=0.0,
         gathered=0.0,
-        split=element * (3 * h + 2 * k + f) + _flash_bytes(model, style),
+        split=element * (3 * h + 2 * k + f) + _flash_bytes(model, style, element),
         context=element * 2.0 * k,
         pieces=element * h,
         masks=element,
@@ -273,7 +276,7 @@ def _ops_bytes(model: ModelShape, style: _LayerStyle, element: int) -> _LayerByt
     return _LayerBytes(
         whole=0.0,
         gathered=element * 2.0 * h,
-        split=element * (2 * h + 2 * k + f) + _flash_bytes(model, style),
+        split=element * (2 * h + 2 * k + f) + _flash_bytes(model, style, element),
         redone=1.0,
         more=element * h,
         scores=element * a if style.eager_attention else 0.0,
@@ -293,7 +296,7 @@ def _kept_layer_bytes(
     # activation: what a product's gradient needs is kept, and other results are computed again.
     swiglu = (3 if style.compiled else 4) * f
     if keeps_attention:
-        attention = element * (2 * h - 2 * k) if eager else _flash_bytes(model, style)
+        attention = element * (2 * h - 2 * k) if eager else _flash_bytes(model, style, element)
         core = element * (2 * k - 2 * h - swiglu)
         # Compiled, the softmax keeps its input in half precision, and no fp32 result.
         scores = (6.0 if mixed and not style.compiled else 4.0) * a if eager else 0.0
@@ -321,9 +324,16 @@ def _kept_layer_bytes(
     )
 
 
-def _flash_bytes(model: ModelShape, style: _LayerStyle) -> float:
-    """What fused attention keeps besides its result: a number in fp32 for each head."""
-    return 0.0 if style.eager_attention else 4.0 * model.num_attention_heads
+def _flash_bytes(model: ModelShape, style: _LayerStyle, element: int) -> float:
+    """The bytes that fused attention keeps besides its result and a key and value of each group.
+
+    They are a number in fp32 for each head, and what repeated keys and values have more.
+    """
+    if style.eager_attention:
+        return 0.0
+    repeats = element in style.repeats_keys
+    repeated = element * 2 * (model.hidden_size - model.kv_size) if repeats else 0
+    return 4.0 * model.num_attention_heads + repeated
 
 
 def _is_mixed(element: int) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from orchestrator.core.physics.traced_memory import TracedMemory
+from orchestrator.core.problem.layout import Precision
 
 GIB = 1 << 30
 # For a loss that is computed with the head, in chunks.
@@ -52,6 +53,9 @@ class Trainer:
     an update made for all at once."""
     eager_attention: bool = False
     """True if the scores of attention, the square of the sequence length, are kept."""
+    repeats_keys: tuple[Precision, ...] = ()
+    """Precisions in which fused attention gets a head of keys and values for each head of queries,
+    and keeps them all: its kernel has no groups."""
     sequence_parallel: bool = True
     """True if tensor parallelism also splits what is between its products: norms and residuals."""
     gathered_inputs: float = 1.0
@@ -115,7 +119,8 @@ class Trainer:
     """The host's time for a layer, over that of workload llama in plain torch; 0: it is not known,
     and does not count."""
     counted: bool = False
-    """True if its ranks count as much memory as the formulas say, within 2 % (workload llama)."""
+    """True if its ranks were seen to count as much memory as the formulas say, within 2 % but for
+    few layouts (workload llama)."""
     usable_share: float = USABLE_SHARE
     """Share of the memory limit that a peak may fill."""
     traced: TracedMemory | None = None
@@ -193,11 +198,13 @@ def with_options(trainer: Trainer, options: Mapping[str, object]) -> Trainer:
 # What compiling a layer leaves: of its kernels and of the host's time, and of the bytes that
 # elementwise kernels move.
 COMPILED_LAUNCHES, COMPILED_TRAFFIC = 0.3, 0.4
-# Workspaces of cuBLAS and cuBLASLt, 32 MiB each on GPUs of SM 9.0 (torch's notes on CUDA); 64.6 to
-# 65.2 MiB beside what the formulas count were measured on an H200. Older GPUs have smaller ones.
+# Workspaces of cuBLAS and cuBLASLt, 32 MiB each on GPUs of SM 9.0 (torch's notes on CUDA); 64.1 to
+# 66.4 MiB in addition to what the formulas count were measured on an H200, in all but four layouts
+# (benchmarks/results/gpu.md). Older GPUs have smaller ones.
 WORKSPACE_BYTES = 64.0 * (1 << 20)
 # The usable share with expandable segments, which ranks on GPUs get: fragments take nearly nothing.
-# A peak of 98.9 % of an H200 ran at full speed; of 80 GiB CUDA's context takes 1 %, NCCL another.
+# A peak of 98.9 % of an H200 ran at full speed, and 0.75 GiB of the device were not the allocator's
+# (benchmarks/results/gpu.md): 1 % of 80 GiB. NCCL is taken to need as much.
 EXPANDABLE_SHARE = 0.98
 
 
@@ -213,6 +220,7 @@ def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
     return Trainer(
         gradient_bytes=6.0 if options.get("gradient_dtype") == "fp32" else 2.0,
         eager_attention=options.get("attention") == "eager",
+        repeats_keys=_repeats_keys(options.get("attention"), on_gpu=on_gpu),
         fully_shards=True,
         replicas=int(str(options.get("replicas") or 1)),
         scatters_each=options.get("accumulate") != "last",
@@ -232,8 +240,17 @@ def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
         traffic_share=COMPILED_TRAFFIC if compiled else 1.0,
         host_share=COMPILED_LAUNCHES if compiled else 1.0,
         counted=True,
+        # On CPUs a layout fails when its tensors exceed the limit: nothing else counts.
         usable_share=EXPANDABLE_SHARE if on_gpu else 1.0,
     )
+
+
+def _repeats_keys(attention: object, *, on_gpu: bool) -> tuple[Precision, ...]:
+    """Return where workload llama takes torch's efficient kernel, which has no groups."""
+    if attention == "efficient":
+        return tuple(Precision)
+    # `auto` means it in fp32 on GPUs: no other fused kernel has fp32.
+    return (Precision.FP32,) if on_gpu else ()
 
 
 def profile_of_words(words: Mapping[str, str]) -> str:

@@ -120,7 +120,7 @@ def trainer_of(
 ) -> Trainer:
     """Return what is known of a sweep's trainer before any trial, with a layout's options.
 
-    `hardware` counts on device `auto`: a GPU is one with a data sheet.
+    On device `auto` the layers run on a GPU if `hardware` has a data sheet: cores have none.
     """
     options = varied(spec.workload.options, varying)
     if spec.device == "auto":

@@ -161,9 +161,9 @@ def _runs_to_decide(runs: Mapping[int, Sequence[Run]], ranking: _RankedTrials) -
     """Estimate how often each of the first two must run until their difference shows.
 
     It is taken to stay as large as it is, and its variance to fall with the number of runs. One of
-    them must run at least once more. While one ran once, what the machine's speed may have changed
-    meanwhile does not count: runs of both in turn show it. None: they are not tied with each other,
-    or they are equal.
+    them must run at least once more. While one of them has run once, a change of the machine's
+    speed between their runs is left out: runs of both in turn will show it. None: they are not tied
+    with each other, or they are equal.
     """
     margin = ranking.margin
     if margin is None or margin.value <= 0 or margin.runner_up not in ranking.tied:

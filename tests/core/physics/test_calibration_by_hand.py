@@ -133,6 +133,7 @@ DEFAULTS = {
     "optimizer_bytes": 12.0,
     "stepping_bytes": 0.0,
     "eager_attention": False,
+    "repeats_keys": (),
     "sequence_parallel": True,
     "gathered_inputs": 1.0,
     "gathered_inputs_in_pipeline": 1.0,
@@ -281,7 +282,7 @@ def test_a_reserve_far_larger_than_the_peak_leaves_a_band_that_a_person_can_use(
     assert found.probability_of_fitting(80.0 * GIB)[0] > 0.98
 
 
-def test_a_search_believes_of_a_tiny_model_what_a_reserve_of_a_gib_may_be() -> None:
+def test_a_large_amount_moves_a_search_s_belief_by_the_logarithm_of_its_variance() -> None:
     """A GiB more or less is 40 times the peak: the log variance is log(1 + 40²), not 40²."""
     tiny = replace(cell(), model=PRESETS["llama-tiny"], sequence_length=64)
     prior = Calibration.prior(is_known=True)
@@ -294,7 +295,7 @@ def test_a_search_believes_of_a_tiny_model_what_a_reserve_of_a_gib_may_be() -> N
     assert found.memory_basis[0, :5].tolist() == found.memory_jacobian[0, :5].tolist()
 
 
-def test_a_search_believes_of_a_large_model_what_the_derivatives_say() -> None:
+def test_a_small_amount_moves_a_search_s_belief_by_its_derivative() -> None:
     table = LayoutTable.of([alone(4)])
     found = Calibration.prior().predict(table, cell(model="llama-3.1-8b"), H100, gpus_per_node=8)
     assert found.memory_bytes[0] > 100 * GIB

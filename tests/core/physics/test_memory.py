@@ -281,6 +281,37 @@ def test_no_layout_of_workload_llama_needs_less_than_one_that_a_proof_puts_below
         assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
 
 
+# Allocated bytes, from benchmarks/results/gpu-smoke-layouts_h200_2026-11-26.json.
+@pytest.mark.parametrize(
+    ("precision", "options", "measured"),
+    [
+        (Precision.BF16, {"attention": "flash", "compile": False}, 1_810_252_800),
+        (Precision.BF16, {"attention": "flash", "compile": True}, 1_709_589_504),
+        (Precision.BF16, {"compile": True, "gradient_dtype": "fp32"}, 1_941_359_616),
+        (Precision.FP16, {"compile": True}, 1_709_592_064),
+        # Its kernel has no groups, so keys and values are repeated: 64 MiB more.
+        (Precision.FP32, {"compile": False}, 2_560_238_592),
+        (Precision.FP32, {"compile": True}, 2_358_912_000),
+    ],
+)
+def test_peaks_are_those_that_the_60m_had_on_a_gpu(
+    precision: Precision, options: dict[str, object], measured: int
+) -> None:
+    layout = Layout(micro_batch_size=2, grad_accum_steps=2, precision=precision)
+    trainer = llama_trainer(dict(LlamaOptions.model_validate(options)), on_gpu=True)
+    found = predict(layout, model=PRESETS["llama-60m"], sequence_length=2048, trainer=trainer)
+    assert found.total[0] == pytest.approx(measured, rel=0.001)
+
+
+def test_keys_are_repeated_by_the_kernel_that_has_no_groups() -> None:
+    of_auto, of_efficient = (
+        [llama_trainer({"attention": kind}, on_gpu=on_gpu).repeats_keys for on_gpu in (True, False)]
+        for kind in ("auto", "efficient")
+    )
+    assert of_auto == [(Precision.FP32,), ()]
+    assert of_efficient[0] == tuple(Precision)
+
+
 def test_stages_balanced_by_work_put_more_layers_in_the_first_than_in_the_last() -> None:
     layout = Layout(pipeline_parallel_size=8, grad_accum_steps=8)
     cell = Cell(model=LLAMA_8B, num_gpus=8, sequence_length=4096, global_batch_size=8)

@@ -582,6 +582,11 @@ def test_a_stage_keeps_a_buffer_for_each_micro_batch(text: str, buffers: int) ->
             replace(OURS, eager_attention=True),
             64 + 2 * 3 * 5 + 8 + 12,
         ),
+        # A head of keys and values for each head of queries: 2e (h - k) more, unless recomputed.
+        (layout(), replace(OURS, repeats_keys=tuple(Precision)), 180 + 16),
+        (layout("selective_ops"), replace(OURS, repeats_keys=tuple(Precision)), 76 + 16),
+        (layout("selective_attention"), replace(OURS, repeats_keys=tuple(Precision)), 168),
+        (layout(), replace(OURS, repeats_keys=(Precision.FP32,)), 180),
         # Compiled: the activation of SwiGLU is computed again, and attention with its result.
         (layout(), replace(OURS, compiled=True), 180 - 20),
         (layout("selective_attention"), replace(OURS, compiled=True), 168 - 20 - 12),

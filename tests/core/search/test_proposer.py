@@ -408,14 +408,15 @@ def test_the_row_with_the_largest_expected_improvement_per_second_is_chosen(seed
     assert proposer.expected_gain(np.zeros(12, dtype=np.bool_)) == 0.0
 
 
-def test_the_chance_to_fit_is_that_of_the_usable_memory() -> None:
-    """95.5 % of the limit, 2 % uncertain; the surrogate's own noise is 4 %."""
-    space = lattice(np.ones(3), np.array([60.0, 76.4, 90.0]))
+@pytest.mark.parametrize("share", [0.955, 0.98])
+def test_the_chance_to_fit_is_that_of_the_usable_memory(share: float) -> None:
+    """The share of the limit is 2 % uncertain; the surrogate's own noise is 4 %."""
+    space = replace(lattice(np.ones(3), np.array([60.0, 76.4, 90.0])), usable_share=share)
     found = Proposer(space, seed=0).probability_of_fitting()
     assert found is not None
     # The belief is off by 0.1 of the constant, and by 0.05 of what no constant explains, twice.
     sd = np.sqrt(0.01 + 2 * 0.05**2 + 0.04**2 + 0.02**2)
-    usable = np.log(80.0 * 0.955)
+    usable = np.log(80.0 * share)
     expected = [NormalDist().cdf((usable - np.log(peak)) / sd) for peak in (60.0, 76.4, 90.0)]
     assert found == pytest.approx(np.array(expected), abs=1e-6)
 

@@ -156,7 +156,7 @@ def test_a_lucky_first_run_is_found_out() -> None:
 
 
 def test_a_change_of_speed_that_repeats_would_show_needs_no_runs_of_its_own() -> None:
-    """2.5 % apart, the first repeated within 0.2 %: few runs, and not the hundred of one change."""
+    """2.5 % apart, the first repeated within 0.2 %: fewer than ten runs are needed, not 110."""
     runs = {
         5: [replace(run(0.8036), at=100.0), replace(run(0.8022), at=124.0)],
         4: [replace(run(0.8231), at=80.0)],
