@@ -34,7 +34,9 @@ NODE_SLOTS = 8  # unless the file sets it
 TICK_SECONDS = 0.5
 # Shorter than the wait of a sweep for a node (measurement.wait_for_nodes).
 NODE_AWAY_SECONDS = 600.0
-FOUND_SECONDS = 15.0  # until a loss is noticed
+# Until a loss is noticed: as long as a real agent may leave a call unanswered
+# (cluster/ray/unanswered_calls.py).
+FOUND_SECONDS = 20.0
 
 
 def simulated(spec: SweepSpec) -> SweepSpec:

@@ -194,6 +194,8 @@ def difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
 
     Empty if they are not tied with each other.
     """
+    from orchestrator.core.trial.winner import COULD_WIN  # numpy
+
     margin = verdict.margin
     if margin is None or margin.runner_up not in verdict.tied:
         return ""
@@ -203,6 +205,7 @@ def difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
     return (
         f". Trials {first} and {second} differ by {value} (95 % interval: {low} to {high}, from"
         f" {num_runs(first)} and {num_runs(second)} runs)"
+        + (f"; a winner has to be surer than that: {1 - COULD_WIN:.1%}" if margin.low > 0 else "")
     )
 
 

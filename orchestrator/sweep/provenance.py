@@ -39,6 +39,8 @@ MAX_PROGRAM_FILES = 2_000
 MAX_PROGRAM_BYTES = 64 << 20  # of all files
 # Most files that are examined; a home folder as `cwd` has more.
 MAX_PROGRAM_ENTRIES = 50_000
+# Files that `last_written` names.
+MAX_LAST_WRITTEN = 3
 
 
 def code_fingerprint(project: Path) -> Fingerprint:
@@ -70,10 +72,7 @@ def program_fingerprint(
     for this package's own.
     """
     named = list(_named_files(argv, cwd))
-    script = next((path for _, path in named if path.suffix in SOURCE_SUFFIXES), None)
-    project = cwd
-    if script is not None and (cwd is None or not script.is_relative_to(cwd)):
-        project = script.parent
+    project = _project(named, cwd)
     if project is None and not named:
         return code_fingerprint(PACKAGE)
     checkout = _checkout(project) if project is not None else None
@@ -89,6 +88,37 @@ def program_fingerprint(
     return Fingerprint(
         orchestrator_version=__version__, git_sha=checkout.sha, dirty_diff_digest=dirty
     )
+
+
+def _project(named: Sequence[tuple[str, Path]], cwd: Path | None) -> Path | None:
+    script = next((path for _, path in named if path.suffix in SOURCE_SUFFIXES), None)
+    if script is not None and (cwd is None or not script.is_relative_to(cwd)):
+        return script.parent
+    return cwd
+
+
+def last_written(
+    argv: Sequence[str], *, cwd: Path | None, skip: Sequence[Path] = ()
+) -> Sequence[Path]:
+    """Return a few of the files in `program_fingerprint`, those that were written last.
+
+    In a checkout those that are committed are left out.
+    """
+    named = list(_named_files(argv, cwd))
+    project = _project(named, cwd)
+    checkout = _checkout(project) if project is not None else None
+    if checkout is not None:
+        diff = _git(checkout.top, "diff", "HEAD", "--no-ext-diff", "--name-only", "-z") or ""
+        names = [name for name in (*diff.split("\0"), *checkout.new_sources) if name]
+        files = [checkout.top / name for name in names]
+        files += [path for _, path in _unknown_to_git(named, checkout)]
+    else:
+        files = [path for _, path in named]
+        if project is not None:
+            entries = _entries(project, [path.resolve() for path in skip])
+            files += filter(_is_source, islice(entries, MAX_PROGRAM_ENTRIES))
+    found = {path.resolve(): path for path in files if _is_file(path)}
+    return sorted(found.values(), key=_written_at, reverse=True)[:MAX_LAST_WRITTEN]
 
 
 def measured_with(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import judge
 from orchestrator.report.ranking import assumed_text, difference_text
@@ -20,6 +22,21 @@ def test_the_difference_of_the_first_two_is_given_only_if_they_are_tied_with_eac
     others = judge(with_a_disturbed_third, contenders=0, repeats=0)
     assert others is not None and list(others.tied) == [1, 3]
     assert difference_text(others, lambda _: 1) == ""
+
+
+@pytest.mark.parametrize(("seconds", "is_said"), [(1.015, False), (1.025, True)])
+def test_a_tie_though_the_interval_excludes_no_difference_is_explained(
+    seconds: float, is_said: bool
+) -> None:
+    runs = {
+        trial_id: [run(median * one) for one in (1.0, 1.01, 0.99)]
+        for trial_id, median in ((1, 1.0), (2, seconds))
+    }
+    tied = judge(runs, contenders=0, repeats=0)
+    assert tied is not None and tied.margin is not None and (tied.margin.low > 0) is is_said
+    text = difference_text(tied, lambda _: 3)
+    assert text.startswith(f". Trials 1 and 2 differ by {seconds - 1:.1%} (95 % interval: ")
+    assert text.endswith("a winner has to be surer than that: 99.6%") is is_said
 
 
 def test_a_variation_that_is_larger_than_repeats_show_is_said_to_be_assumed() -> None:

@@ -178,7 +178,7 @@ def test_repeats_are_counted_by_themselves_once_there_are_any(
     )
     now: dict[str, Any] = {"num_launched": 10, "num_repeats": 2}
     assert said(capsys, running=[again], **now) == [
-        "[1:15] 10 of at most 10 launched: 2 measured; 2 of at most 7 repeats"
+        "[1:15] 10 of at most 10 launched: 2 measured; 2 repeats so far, up to 5 more expected"
         " | trial 4 again (to confirm the winner), 2 GPUs, dp2 mbs4 ga1 none bf16: steady, step 3"
     ]
     ended = TrialEnded(
@@ -190,9 +190,11 @@ def test_repeats_are_counted_by_themselves_once_there_are_any(
         num_repeats=1,
     )
     assert said(capsys, ended=[ended], **now) == [
-        "[1:10] 10 of at most 10 launched: 2 measured; 1 of at most 7 repeats"
+        "[1:10] 10 of at most 10 launched: 2 measured; 1 repeat so far, up to 6 more expected"
         " | trial 4 again (to confirm the winner): 100"
     ]
+    (line,) = said(capsys, running=[again], **now, most_repeats=2)
+    assert "; 2 repeats so far | " in line
 
 
 def test_a_line_that_quotes_a_rank_or_an_address_at_length_is_cut(

@@ -244,6 +244,26 @@ def test_a_changed_line_a_new_source_or_a_file_that_is_named_is_other_code(
     assert program_digest(program) != before
 
 
+@pytest.mark.parametrize("is_checkout", [False, True])
+def test_the_files_that_were_written_last_are_those_that_count(
+    program: Path, is_checkout: bool
+) -> None:
+    skip = [program / "out"]
+    if is_checkout:
+        (program / ".gitignore").write_text("out\n.venv\nenv\n__pycache__\n")
+        git(program, "init", "--quiet")
+        commit(program)
+    names = ["train.py", "notes.txt", "probe.py", "out/runs/t/trial-1/copy.py", "env/lib/a.py"]
+    for age, name in enumerate(names):
+        (program / name).write_text("changed\n")
+        os.utime(program / name, (2e9 - age, 2e9 - age))
+    changed = [program / "train.py", program / "probe.py"]
+    found = provenance.last_written(ARGV, cwd=program, skip=skip)
+    assert found[:2] == changed
+    # Those that did not change are committed in a checkout.
+    assert len(found) == (2 if is_checkout else provenance.MAX_LAST_WRITTEN)
+
+
 @pytest.mark.parametrize(
     "changed",
     [

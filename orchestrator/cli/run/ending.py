@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.store import home
 from orchestrator.cli.terminal.output import note
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.trial.lifecycle import TrialState
@@ -77,14 +78,14 @@ def print_ending(
     if result.code_has_changed:
         note(
             "The code has changed since these numbers were measured, and nothing was measured"
-            " again. To measure them again:"
+            f" again.{_last_written_text(spec)} To measure them again:"
             f" sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
         )
     if result.num_fingerprints > 1:
         note(
             "Its numbers were taken with more than one version of code, software or device;"
-            " `sweep best` shows"
-            " them apart. To measure the older ones again:"
+            f" `sweep best` shows them apart.{_last_written_text(spec)} To measure the older ones"
+            " again:"
             f" sweep invalidate --sweep {spec.name} --where 'not is_current_fingerprint' --yes"
         )
     for cell, evidence in result.nothing_fits.items():
@@ -106,6 +107,28 @@ def print_ending(
             f"The best layout of {cell.key} was measured only once: {result.stopped[cell]}, before"
             " it could be confirmed."
         )
+
+
+def _last_written_text(spec: SweepSpec) -> str:
+    """Name the files that may have made a user's program other code, as a sentence of its own."""
+    from orchestrator.core.sweepfile.command_options import CommandOptions
+    from orchestrator.sweep.provenance import last_written
+
+    options = spec.workload.options
+    if not isinstance(options, CommandOptions):
+        return ""
+    files = last_written(
+        [*options.argv, *options.env.values()],
+        cwd=Path(options.cwd) if options.cwd is not None else None,
+        skip=[home.sweep_home()],
+    )
+    if not files:
+        return ""
+    return (
+        " Of the files that count as its code, the last written are"
+        f" {', '.join(map(str, files))}; keep a script that is no part of the program outside its"
+        " folder or repository."
+    )
 
 
 def _program_changed_since(spec: SweepSpec, result: SweepResult) -> Path | None:

@@ -136,14 +136,19 @@ def _counts_now(snapshot: Snapshot) -> str:
 def _counts(
     snapshot: Snapshot, num_launched: int, counts: Mapping[TrialState, int], num_repeats: int
 ) -> str:
-    """`3 of at most 10 launched: 2 measured, 1 out of memory; 1 of at most 7 repeats`."""
+    """`3 of at most 10 launched: 2 measured; 1 repeat so far, up to 6 more expected`.
+
+    How many more depends on what each repeat shows of the machine, so no total is promised.
+    """
     parts = [
         f"{counts[state]:,} {label}" for state, label in _LABELS.items() if counts.get(state, 0)
     ]
     of_them = f": {', '.join(parts)}" if parts else ""
     repeats = ""
     if num_repeats or any(one.purpose in REPEATS for one in snapshot.running):
-        repeats = f"; {num_repeats:,} of at most {snapshot.most_repeats:,} repeats"
+        repeats = f"; {counted(num_repeats, 'repeat')} so far"
+        if num_more := max(snapshot.most_repeats - num_repeats, 0):
+            repeats += f", up to {num_more:,} more expected"
     return f"{num_launched:,} of at most {snapshot.at_most:,} launched{of_them}{repeats}"
 
 

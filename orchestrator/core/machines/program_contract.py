@@ -23,7 +23,7 @@ from orchestrator.core.trial.line_count import RUN_AS_ASKED
 from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import NodeReport
-from orchestrator.core.trial.plausibility import judge_groups, judge_pace
+from orchestrator.core.trial.plausibility import judge_groups, judge_pace, without_gpus
 from orchestrator.core.trial.protocol import (
     STACKS_BEGIN,
     Device,
@@ -276,7 +276,7 @@ def _pace(run: ContractRun) -> Check:
     result = run.longer or run.result
     judged = judge_pace(result, layout=run.layout) if result is not None else None
     if result is not None and (reason := judge_groups(result)) is not None:
-        return fail("pace", reason)
+        return fail("pace", _for_device(reason, run.device))
     if judged is None and _came_at_once(result):
         return warn("pace", "not comparable: all steps arrived at once", _NO_PACE)
     if judged is None and result is not None and (num := _held_back(result)) is not None:
@@ -284,12 +284,16 @@ def _pace(run: ContractRun) -> Check:
     if judged is None:
         return ok("pace", "not comparable: too few steps arrived one by one")
     if judged.reason is not None:
-        return fail("pace", judged.reason)
+        return fail("pace", _for_device(judged.reason, run.device))
     return ok(
         "pace",
         f"{judged.num_steps} steps report {judged.told_seconds:.2f} s, and came within"
         f" {judged.passed_seconds:.2f} s",
     )
+
+
+def _for_device(reason: str, device: Device) -> str:
+    return without_gpus(reason) if device is Device.CPU else reason
 
 
 _NO_PACE = (
@@ -318,8 +322,8 @@ def _numbers(run: ContractRun, pace: Check) -> Check:
     if isinstance(measured, Failure):
         return fail("numbers", measured.message, "nothing of this attempt would be measured")
     if measured.implausible is not None:
-        is_said = measured.implausible == pace.found
-        what = f"they cannot be true: {'see pace' if is_said else measured.implausible}"
+        reason = _for_device(measured.implausible, run.device)
+        what = f"they cannot be true: {'see pace' if reason == pace.found else reason}"
         return fail("numbers", what, "they would be stored with this reason, and never win")
     found = (
         f"{measured.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, a step of"
@@ -340,6 +344,9 @@ def _memory(run: ContractRun) -> Check:
     if peak is not None:
         return ok("memory", f"{peak / MIB:,.0f} MiB at the peak, by the program")
     advice = "have each rank report peak_memory_allocated_bytes: torch.cuda.max_memory_allocated()"
+    if run.device is Device.CPU:
+        # The kernel knows the memory of a process on cores as well as the process itself.
+        advice = "" if seen is not None else "have each rank report peak_memory_resident_bytes"
     if seen is not None:
         by = "driver" if measured.peak_memory_driver_kind is DriverMemoryKind.NVML else "kernel"
         return ok("memory", f"{seen / MIB:,.0f} MiB at the peak, as the {by} saw it", advice)

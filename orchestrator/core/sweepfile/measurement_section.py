@@ -128,8 +128,9 @@ class Measuring(Section):
         Field(strict=True, gt=0, lt=1),
         key(
             "fraction",
-            "Stop when the 95 % confidence interval of the median step time is this narrow:"
-            " half its width, divided by the median",
+            "Stop when half the width of the 99 % confidence interval of the median step time,"
+            " divided by the median, is at most this. The 95 % interval, which is reported, is"
+            " narrower. If even that is wider than this at the end, the number is marked with `?`",
         ),
     ] = 0.02
     limits: Annotated[Limits, key("section", "Time limits: [limits](#limits)")] = Limits()

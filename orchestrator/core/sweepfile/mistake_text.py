@@ -171,6 +171,14 @@ def _unknown_key(loc: Path) -> str:
     return f"unknown key; {known}{_key_hint(str(key), allowed)}"
 
 
+def means(unknown: Path, known: Path) -> bool:
+    """Return whether the message about an unknown key says that a known one was meant instead."""
+    *section, key = unknown
+    if not isinstance(key, str) or tuple(section) != known[:-1]:
+        return False
+    return _key_hint(key, _keys(tuple(section))) == _meant([str(known[-1])])
+
+
 def _key_hint(key: str, allowed: Sequence[str]) -> str:
     """Return the hint that names the key that was meant.
 

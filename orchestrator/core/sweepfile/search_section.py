@@ -52,8 +52,10 @@ class Confirm(Section):
         whole(0, 32),
         key(
             "number",
-            "Most repeats of each layout, after its first run and not counted in `max_trials`."
-            " 0: nothing is repeated, and layouts that one run cannot tell apart are tied",
+            "Most repeats of each layout to confirm it, after its first run and not counted in"
+            " `max_trials`. Anchors (`anchor_every`) and doubtful results are repeated whenever"
+            " they are due, and three more rounds follow if the machine's speed has changed. 0:"
+            " nothing is repeated, and layouts that one run cannot tell apart are tied",
         ),
     ] = 2
 

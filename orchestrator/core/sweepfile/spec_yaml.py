@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.core.errors import SpecInvalid
-from orchestrator.core.sweepfile.mistake_text import WRONG_NAME, message_of, shown
+from orchestrator.core.sweepfile.mistake_text import WRONG_NAME, means, message_of, shown
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.workload_section import WORKLOADS
 from orchestrator.core.sweepfile.yaml_document import (
@@ -201,8 +201,21 @@ class _SweepSection:
         errors = failure.errors(include_url=False)
         self.num_not_explained = max(0, len(errors) - MAX_MISTAKES_SHOWN)
         # A suggestion is slow to find: not for thousands of keys.
-        lines = [self._line(error) for error in errors[:MAX_MISTAKES_SHOWN]]
+        errors = errors[:MAX_MISTAKES_SHOWN]
+        self._taken_out += self._mistyped(errors)
+        lines = [self._line(error) for error in errors]
         return [line for line in lines if line is not None]
+
+    def _mistyped(self, errors: Sequence[ErrorDetails]) -> list[Path]:
+        """Return the required keys that an unknown key stands for: `model`, given as `modle`."""
+        unknown = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
+        missing: list[Path] = [error["loc"] for error in errors if error["type"] == "missing"]
+        missing += [(name,) for name in _BATCHES]
+        return [
+            self._path(loc, "missing")
+            for loc in missing
+            if any(means(other, loc) for other in unknown)
+        ]
 
     def _line(self, error: ErrorDetails) -> _Line | None:
         path = self._path(error["loc"], error["type"])

@@ -32,9 +32,12 @@ FEWEST_FOR_TREND = 12
 TOKENS_SHARE = 0.02
 
 _UNITS = {1e3: "milliseconds", 1e6: "microseconds", 1e9: "nanoseconds"}
+_FROM_END_TO_END = (
+    "Time from the end of a step to the end of the next, so that what every step waits for (data, "
+    "logging) counts"
+)
 _SYNCHRONISE = (
-    "On a GPU call torch.cuda.synchronize() before you read the clock. Time from the end of a step "
-    "to the end of the next, so that what every step waits for (data, logging) counts"
+    "On a GPU call torch.cuda.synchronize() before you read the clock. " + _FROM_END_TO_END
 )
 
 
@@ -105,6 +108,11 @@ def judge_pace(result: RankResult, *, layout: Layout) -> JudgedPace | None:
         passed_seconds=last.at - first.at,
         reason=reason,
     )
+
+
+def without_gpus(reason: str) -> str:
+    """Return a reason without the advice that applies only to GPUs."""
+    return reason.replace(_SYNCHRONISE, _FROM_END_TO_END)
 
 
 def _check_total(told: ToldSteps, seen: ProgramSeen, pace: Pace, layout: Layout) -> None:

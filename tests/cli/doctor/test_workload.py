@@ -110,7 +110,7 @@ def test_a_program_that_keeps_its_contract_passes_point_by_point(
     assert found["all"]["ok"] and "mbs1" in found["all"]["layout"]
     assert found["steps"]["found"].startswith("10 of 10 steps, the first after ")
     assert "as the kernel saw it" in found["memory"]["found"]
-    assert "torch.cuda.max_memory_allocated()" in found["memory"]["advice"]
+    assert found["memory"]["advice"] == ""
     # No store, no run folder.
     assert not (tmp_path / ".sweep").exists()
 
@@ -126,14 +126,14 @@ def test_a_layout_that_does_not_arrive_is_said(doctor: Doctor) -> None:
 
 @pytest.mark.parametrize(
     ("scale", "said"),
-    [(1000.0, "milliseconds?"), (0.01, "torch.cuda.synchronize()")],
+    [(1000.0, "milliseconds?"), (0.01, "Time from the end of a step to the end of the next")],
 )
 def test_a_clock_that_tells_another_time_than_passes_fails(
     doctor: Doctor, scale: float, said: str
 ) -> None:
     found = doctor(scale=scale, code=1)
     told = " ".join(check["found"] + check["advice"] for check in found["all"]["checks"])
-    assert said in told
+    assert said in told and "cuda" not in told
     assert found["numbers"]["status"] == "fail"
 
 

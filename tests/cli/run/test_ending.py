@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,20 @@ def test_a_program_that_was_changed_after_its_failures_is_named_with_what_tries_
     told = capsys.readouterr().err
     assert (f"{script} was changed after they failed" in told) is is_said
     assert "sweep invalidate --sweep mine --where \"state = 'failed'\" --yes" in told
+
+
+@pytest.mark.parametrize("changed", [{"code_has_changed": True}, {"num_fingerprints": 2}])
+def test_code_that_changed_is_said_with_the_files_that_may_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: Mapping[str, Any]
+) -> None:
+    (tmp_path / "probe.py").touch()
+    options = {"argv": ["python", "train.py"], "cwd": str(tmp_path)}
+    fields = SPEC.model_dump() | {"workload": {"name": "command", "options": options}}
+    result = replace(ending({TrialState.MEASURED: 3}), **changed)
+    print_ending(SweepSpec.model_validate(fields), result, "sqlite:///s", None)
+    assert f"the last written are {tmp_path / 'probe.py'}; keep" in capsys.readouterr().err
+    print_ending(SPEC, result, "sqlite:///s", None)
+    assert "last written" not in capsys.readouterr().err
 
 
 def test_failures_of_a_table_that_is_replayed_have_no_fix(

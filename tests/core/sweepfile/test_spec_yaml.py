@@ -675,10 +675,34 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file() -> None:
     ):
         assert any(line.startswith(f"s.yaml:{place}") for line in lines), place
     assert any(line.startswith("s.yaml:10:1: gpus: key 'gpus' appears twice") for line in lines)
-    assert any("name: is required" in line for line in lines)
     assert any("the global batch is required" in line for line in lines)
     places = [tuple(map(int, line.split(":")[1:3])) for line in lines]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("number", "key"),
+    [
+        (2, "modle: llama-tiny"),
+        (3, "num_gpus: 2"),
+        (4, "sequence_lenght: 64"),
+        (5, "global_batch_sise: 16"),
+        (15, "  nmae: llama"),
+        (15, "  name: command\n  options: {arvg: [python]}"),
+    ],
+)
+def test_a_required_key_that_was_mistyped_is_not_called_missing_as_well(
+    number: int, key: str
+) -> None:
+    (line,) = mistakes(with_line(number, key))
+    assert line.startswith(f"s.yaml:{number + key.count(chr(10))}:")
+    assert "unknown key; " in line and "did you mean " in line
+
+
+def test_a_required_key_is_missing_if_the_unknown_one_means_another() -> None:
+    lines = mistakes(with_line(2, "seach: {max_trials: 3}"))
+    assert lines[0] == "s.yaml:1:1: model: is required"
+    assert "did you mean search?" in lines[1] and len(lines) == 2
 
 
 def test_more_mistakes_than_anyone_reads_are_counted() -> None:
