@@ -47,7 +47,7 @@ workload:
     env: {TOLD: PROJECT}
 """
 
-# Of the caller's environment: what its programs get, and what they do not.
+# The caller's environment: what its programs get, and what they do not.
 PASSED = {
     "PYTHONBREAKPOINT": "mine.debugger",
     "PYTHONHASHSEED": "7",
