@@ -125,6 +125,7 @@ def filled_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     if request.param == "postgresql":
         server: str = request.getfixturevalue("postgresql_server")
         with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute("DROP DATABASE IF EXISTS documents WITH (FORCE)")
             connection.execute("CREATE DATABASE documents")
         url = server.replace("/postgres?", "/documents?")
     with Store.open(url) as store:
