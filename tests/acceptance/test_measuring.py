@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -76,34 +77,43 @@ def test_layouts_of_a_real_llama_are_measured_and_told(
     assert len(exported) == 5
 
 
-def test_an_out_of_memory_is_a_result_and_condemns_without_a_launch(
-    command: Command, tmp_path: Path
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A sweep some of whose layouts do not fit, and whose stderr took nothing."""
+
+    command: Command
+    stdout: str
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder = tmp_path_factory.mktemp("too-large")
+    command = Command(folder, f"sqlite:///{folder}/sweep.sqlite")
     file = write_sweep(
-        tmp_path,
+        folder,
         model="llama-3.1-8b",
         sequence_length=4096,
         global_batch_size=16,
         axes={"micro_batch_size": "auto", "recompute": ["none", "full"], "zero_stage": [0, 3]},
         search={"strategy": "random", "seed": 1},
     )
-    command.ok("run", file)
-    states = dict(command.sql("select state, count(*) from v_trial group by state"))
+    with Path("/dev/full").open("w") as full:
+        return Ended(command=command, stdout=command.ok("run", file, stderr=full).stdout)
+
+
+def test_an_out_of_memory_is_a_result_and_condemns_without_a_launch(ended: Ended) -> None:
+    states = dict(ended.command.sql("select state, count(*) from v_trial group by state"))
     assert states["out_of_memory"] >= 1
     assert states.get("pruned", 0) >= 1
     assert sum(states.values()) == 16
-    launched = command.sql("select count(*) from v_event where event = 'gang_placed'")[0][0]
+    launched = ended.command.sql("select count(*) from v_event where event = 'gang_placed'")[0][0]
     assert launched == 16 - states["pruned"]
-    assert command.sql(
+    assert ended.command.sql(
         "select count(*) from v_trial where state = 'pruned' and condemned_by is null"
     ) == [[0]]
 
 
-def test_a_full_stderr_that_ray_and_launchers_inherit_stops_nothing(
-    command: Command, tmp_path: Path
-) -> None:
-    file = write_sweep(tmp_path, gpus=1, axes={"micro_batch_size": [1], "recompute": ["none"]})
-    with Path("/dev/full").open("w") as full:
-        ended = command.ok("run", file, stderr=full)
-    assert "dp1 mbs1" in ended.stdout
-    assert command.sql("select state from v_trial") == [["measured"]]
+def test_a_full_stderr_that_ray_and_launchers_inherit_stops_nothing(ended: Ended) -> None:
+    states = dict(ended.command.sql("select state, count(*) from v_trial group by state"))
+    assert set(states) == {"measured", "out_of_memory", "pruned"}
+    assert "tokens/s/GPU" in ended.stdout
