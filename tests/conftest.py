@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from db.store import Store
-from tests import ambient, guard, new_store
+from tests import ambient, guard, kept_compilations, new_store
 
 FOLDER = pytest.StashKey[
     Path
@@ -82,6 +82,13 @@ def _import_share(config: pytest.Config) -> None:
             importlib.import_module(
                 ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
             )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compiled_once() -> Iterator[None]:
+    """Compile each statement of a store once for all tests."""
+    with kept_compilations.kept():
+        yield
 
 
 @pytest.fixture(autouse=True)

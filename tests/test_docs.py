@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import yaml
 
@@ -128,11 +129,25 @@ def anchors(file: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def filled_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a store with a trial in every state, for all queries: none may change it."""
+    folder = tmp_path_factory.mktemp("queries")
+    url = f"sqlite:///{folder}/sweep.sqlite"
+    if request.param == "postgresql":
+        server: str = request.getfixturevalue("postgresql_server")
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute("DROP DATABASE IF EXISTS documents WITH (FORCE)")
+            connection.execute("CREATE DATABASE documents")
+        url = server.replace("/postgres?", "/documents?")
+    with Store.open(url) as store:
+        fill(store, folder)
+    return url
+
+
 @pytest.mark.parametrize("statement", named(blocks("sql")))
-def test_every_query_in_the_documents_runs(statement: str, store_url: str, tmp_path: Path) -> None:
-    with Store.open(store_url) as store:
-        fill(store, tmp_path)
-    assert readonly.query(store_url, statement).columns
+def test_every_query_in_the_documents_runs(statement: str, filled_url: str) -> None:
+    assert readonly.query(filled_url, statement).columns
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ class Running:
                 f"ended early with {self.process.returncode}: {self.process.communicate()}"
             )
             assert time.monotonic() < deadline, f"nothing came of it in {seconds} s"
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def look(self) -> None:
         """Record what runs below it now."""

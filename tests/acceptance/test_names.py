@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -47,62 +47,75 @@ workload:
     env: {TOLD: PROJECT}
 """
 
+# The caller's environment: what its programs get, and what they do not.
+PASSED = {
+    "PYTHONBREAKPOINT": "mine.debugger",
+    "PYTHONHASHSEED": "7",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_PROC_BIND": "true",
+}
+NOT_PASSED = {"RAY_memory_monitor_refresh_ms": "0", "EDITOR": "ed"}
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """The user's project, in which they work, and which is on their PYTHONPATH."""
-    folder = tmp_path / "project"
-    folder.mkdir()
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A measured program of the project: what the command said, and the program itself."""
+
+    command: Command
+    given: dict[str, str]  # its environment
+    said: str
+    told: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """A sweep of the user's project, in which they work, and which is on their PYTHONPATH."""
+    folder = tmp_path_factory.mktemp("names")
+    project = folder / "project"
+    project.mkdir()
     for name in SHADOWED:
-        (folder / name).mkdir()
-        (folder / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the user')\n")
-    (folder / "train.py").write_text(PROGRAM)
-    text = SWEEP.replace("PYTHON", sys.executable).replace("PROJECT", str(folder))
-    (folder / "mine.yaml").write_text(text)
-    return folder
-
-
-@pytest.fixture
-def command(project: Path, tmp_path: Path) -> Command:
-    script = tmp_path / "bin" / "sweep"
+        (project / name).mkdir()
+        (project / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the user')\n")
+    (project / "train.py").write_text(PROGRAM)
+    text = SWEEP.replace("PYTHON", sys.executable).replace("PROJECT", str(project))
+    (project / "mine.yaml").write_text(text)
+    script = folder / "bin" / "sweep"
     script.parent.mkdir()
     # As an installer writes it.
     script.write_text(
         f"#!{sys.executable}\nimport sys\nfrom layout_sweep.start import sweep\nsys.exit(sweep())\n"
     )
     script.chmod(0o755)
-    url = f"sqlite:///{tmp_path / 'sweep.sqlite'}"
-    return Command(project, url, {"PYTHONPATH": str(project)}, program=script)
+    command = Command(
+        project,
+        f"sqlite:///{folder / 'sweep.sqlite'}",
+        {**PASSED, **NOT_PASSED, "PYTHONPATH": str(project)},
+        program=script,
+    )
+    given, done = command.given(), command.ok("run", "mine.yaml")
+    told = json.loads((project / "0.json").read_text())
+    return Measured(command=command, given=given, said=done.stderr + done.stdout, told=told)
 
 
 @pytest.mark.acceptance
 @pytest.mark.ray
-def test_a_sweep_in_such_a_project_measures(command: Command, project: Path) -> None:
-    done = command.ok("run", "mine.yaml")
-    assert "of the user" not in done.stderr + done.stdout
-    assert "measured" in command.ok("sql", "select state from v_trial").stdout
+def test_a_sweep_in_such_a_project_measures(measured: Measured) -> None:
+    assert "of the user" not in measured.said
+    assert "measured" in measured.command.ok("sql", "select state from v_trial").stdout
     # Its exit code depends on who else uses the machine.
-    doctor = json.loads(command.run("doctor", "--json").stdout)
+    doctor = json.loads(measured.command.run("doctor", "--json").stdout)
     imported = {check["name"]: check["status"] for check in doctor["checks"]}
     assert (imported["ray"], imported["torch"]) == ("ok", "ok")
     assert "of the user" not in json.dumps(doctor)
-    assert _told(project)["db"] == "db of the user", "the program imports what is theirs"
+    assert measured.told["db"] == "db of the user", "the program imports what is theirs"
 
 
 @pytest.mark.acceptance
 @pytest.mark.ray
 def test_the_program_sees_the_callers_environment_and_what_is_documented(
-    command: Command, project: Path
+    measured: Measured,
 ) -> None:
-    passed = {
-        "PYTHONBREAKPOINT": "mine.debugger",
-        "PYTHONHASHSEED": "7",
-        "PYTHONUNBUFFERED": "1",
-        "OMP_PROC_BIND": "true",
-    }
-    command.environment |= {**passed, "RAY_memory_monitor_refresh_ms": "0", "EDITOR": "ed"}
-    command.ok("run", "mine.yaml")
-    told, given = _told(project)["environment"], command.given()
+    told, given = measured.told["environment"], measured.given
     set_by_launcher = {
         *LAUNCHERS_OWN,
         *(f"SWEEP_{name.upper()}" for name in TEMPLATE_NAMES),
@@ -113,11 +126,6 @@ def test_the_program_sees_the_callers_environment_and_what_is_documented(
     assert {name for name in told.keys() & given.keys() if told[name] != given[name]} <= (
         set_by_launcher
     )
-    assert {name: told.get(name) for name in passed} == passed
-    assert told["PYTHONPATH"] == str(project)
+    assert {name: told.get(name) for name in PASSED} == PASSED
+    assert told["PYTHONPATH"] == str(measured.command.folder)
     assert not {name for name in told if name.startswith("RAY_") or name in ("EDITOR", "SWEEP_DB")}
-
-
-def _told(project: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((project / "0.json").read_text())
-    return told

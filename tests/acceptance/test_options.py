@@ -61,27 +61,3 @@ def test_a_program_of_ones_own_is_told_each_combination(
     assert "kernel=flash" in here.ok("show", str(best["trial_id"])).stdout
     told = here.ok("invalidate", "--where", "options ->> 'kernel' = 'eager'", "--yes")
     assert "2" in told.stdout + told.stderr
-
-
-def test_llama_runs_the_attention_that_its_layout_says(command: Command, tmp_path: Path) -> None:
-    file = write_sweep(
-        tmp_path,
-        gpus=1,
-        global_batch_size=4,
-        precision="fp32",
-        axes={
-            "micro_batch_size": [4],
-            "recompute": ["none"],
-            "options": {"attention": ["flash", "eager"]},
-        },
-        measurement={"warmup_steps": 2, "min_steps": 2, "max_steps": 3},
-        search={"confirm": {"repeats": 0}},
-        sequence_length=256,
-        workload="llama",
-    )
-    command.ok("run", file, "-q")
-    peak = dict(
-        command.sql("select options ->> 'attention', peak_memory_allocated_bytes from v_trial")
-    )
-    # Scores and probabilities in fp32: at least batch x heads x s^2 x 4 bytes in each of 4 layers.
-    assert peak["eager"] - peak["flash"] > 4 * 4 * 4 * 256**2 * 4

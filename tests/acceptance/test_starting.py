@@ -1,4 +1,7 @@
-"""A sweep that is stopped while it starts: its exit code names the signal, no Ray is left."""
+"""A sweep that is stopped while it starts: its exit code names the signal, no Ray is left.
+
+At some moments of the start, each in one way; `make chaos` ends calls at any, in every way.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,6 @@ MOMENTS: dict[str, tuple[Callable[[list[str]], bool], float]] = {
         lambda below: any("/raylet/raylet" in command.partition(" --")[0] for command in below),
         0.4,
     ),
-    "agent": (
-        lambda below: any("ray::" in command and "NodeAgent" in command for command in below),
-        0.0,
-    ),
     "rank server": (lambda below: any("rank_server" in command for command in below), 0.0),
 }
 
@@ -60,7 +59,7 @@ def _begin(command: Command, file: Path, moment: str) -> tuple[subprocess.Popen[
     until = time.monotonic() + START_SECONDS
     while not begun(seen.commands()):
         assert call.poll() is None and time.monotonic() < until
-        time.sleep(0.01)
+        time.sleep(0.02)
     time.sleep(seconds)
     seen.commands()
     return call, seen
@@ -75,7 +74,7 @@ def _names(pids: set[int]) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", ["imports", "guard", "gcs", "raylet", "rank server"])
 def test_a_kill_while_a_sweep_starts_leaves_nothing_of_its_ray(
     command: Command, tmp_path: Path, moment: str
 ) -> None:
@@ -93,7 +92,6 @@ def test_a_kill_while_a_sweep_starts_leaves_nothing_of_its_ray(
         ("imports", signal.SIGHUP, 129),
         ("gcs", signal.SIGTERM, 143),
         ("joining", signal.SIGINT, 130),
-        ("rank server", signal.SIGTERM, 143),
     ],
 )
 def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(
@@ -107,19 +105,18 @@ def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(
     assert seen.left() == ([], [])
 
 
-@pytest.mark.parametrize("moment", ["joining", "rank server"])
 def test_a_terminal_that_is_closed_ends_a_sweep_with_129_and_leaves_nobody(
-    command: Command, tmp_path: Path, moment: str
+    command: Command, tmp_path: Path
 ) -> None:
     """The call leads the terminal's session; the kernel sends SIGHUP to all of its group."""
-    file, begun = write_sweep(tmp_path, workload=SLOW), MOMENTS[moment]
+    file, begun = write_sweep(tmp_path, workload=SLOW), MOMENTS["rank server"]
     call = TerminalCall.begin(file, environment_of(command.store_url))
     seen = Seen(call.pid)
     until = time.monotonic() + START_SECONDS
     while not begun[0](seen.commands()):
         assert time.monotonic() < until
         call.read()
-        time.sleep(0.01)
+        time.sleep(0.02)
     time.sleep(begun[1])
     seen.commands()
     assert call.close() == 129
@@ -137,9 +134,9 @@ def test_a_second_signal_ends_a_start_that_hangs(command: Command, tmp_path: Pat
     assert seen.left() == ([], [])
 
 
-def test_calls_that_are_ended_at_random_while_they_start_leave_nobody(tmp_path: Path) -> None:
+def test_a_call_that_is_ended_at_random_while_it_starts_leaves_nobody(tmp_path: Path) -> None:
     """`make chaos` ends a hundred."""
     seed = random.SystemRandom().randrange(1 << 30)
-    out = campaign(tmp_path, seed=seed, count=2, seconds=120.0)
+    out = campaign(tmp_path, seed=seed, count=1, seconds=120.0)
     assert out.is_clean, (seed, out.complaints)
-    assert out.victims == {"start": 2} and out.looks == 2
+    assert out.victims == {"start": 1} and out.looks == 1

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +24,53 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 WITHOUT = ("ray", "sqlalchemy")
 PROGRAM = (
     "import runpy, sys; sys.modules.update(dict.fromkeys({without!r}));"
-    " runpy.run_module('benchmarks.gpu.{name}', run_name='__main__', alter_sys=True)"
+    " runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
 )
+
+Rehearse = Callable[[str, Path], dict[str, Any]]
+
+
+def command(module: str) -> list[str]:
+    return [sys.executable, "-c", PROGRAM.format(without=WITHOUT, module=module)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(PROJECT)}
 
 
 def run(name: str, *arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    if path is not None:
-        environment["PATH"] = path
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(without=WITHOUT, name=name), *arguments],
-        env=environment,
+        [*command(f"benchmarks.gpu.{name}"), *arguments],
+        env=environment() | ({} if path is None else {"PATH": path}),
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def rehearsed(name: str, out_dir: Path) -> dict[str, Any]:
-    done = run(name, str(out_dir), "--rehearse")
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def rehearsed() -> Iterator[Rehearse]:
+    """Rehearse a script, in the process of all scripts: each alone imports torch for its ranks."""
+    with subprocess.Popen(
+        command("tests.benchmarks.gpu_rehearsals"),
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        def rehearse(name: str, out_dir: Path) -> dict[str, Any]:
+            assert process.stdin is not None and process.stdout is not None
+            print(name, out_dir, file=process.stdin, flush=True)
+            failure = json.loads(process.stdout.readline())
+            assert failure is None, failure
+            return document(name, out_dir)
+
+        yield rehearse
+
+
+def document(name: str, out_dir: Path) -> dict[str, Any]:
+    """The file that a rehearsal has written."""
     written: dict[str, Any] = json.loads((out_dir / f"{name}.json").read_text())
     assert written["benchmark"] == f"gpu.{name}"
     assert written["is_rehearsal"] is True
@@ -51,7 +79,9 @@ def rehearsed(name: str, out_dir: Path) -> dict[str, Any]:
     return written
 
 
-def test_smoke_runs_every_layout_and_classifies_each_out_of_memory(tmp_path: Path) -> None:
+def test_smoke_runs_every_layout_and_classifies_each_out_of_memory(
+    rehearsed: Rehearse, tmp_path: Path
+) -> None:
     found = rehearsed("smoke", tmp_path)
     summary = found["summary"]
     assert summary["is_good"] is True, summary
@@ -62,10 +92,14 @@ def test_smoke_runs_every_layout_and_classifies_each_out_of_memory(tmp_path: Pat
     assert all(record["phase"] == "first_step" for record in ooms)
 
     # The same command again measures nothing again.
-    assert rehearsed("smoke", tmp_path)["records"] == found["records"]
+    done = run("smoke", str(tmp_path), "--rehearse")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert document("smoke", tmp_path)["records"] == found["records"]
 
 
-def test_truth_1b_measures_every_layout_and_replays_the_search(tmp_path: Path) -> None:
+def test_truth_1b_measures_every_layout_and_replays_the_search(
+    rehearsed: Rehearse, tmp_path: Path
+) -> None:
     summary = rehearsed("truth_1b", tmp_path)["summary"]
     assert summary["num_layouts"] == summary["num_recorded"] == 4
     assert len(summary["auto"]["launches"]) == truth.SEEDS
@@ -75,7 +109,7 @@ def test_truth_1b_measures_every_layout_and_replays_the_search(tmp_path: Path) -
     check_predictions(summary)
 
 
-def test_truth_8b_has_predicted_beside_measured(tmp_path: Path) -> None:
+def test_truth_8b_has_predicted_beside_measured(rehearsed: Rehearse, tmp_path: Path) -> None:
     summary = rehearsed("truth_8b", tmp_path)["summary"]
     assert summary["num_recorded"] == 4
     flops, products = summary["best"]["flops"], summary["product_flops"]
@@ -97,7 +131,9 @@ def check_predictions(summary: dict[str, Any]) -> None:
         assert errors["false_fits"] == errors["false_refusals"] == 0
 
 
-def test_others_trains_our_program_and_names_those_that_are_missing(tmp_path: Path) -> None:
+def test_others_trains_our_program_and_names_those_that_are_missing(
+    rehearsed: Rehearse, tmp_path: Path
+) -> None:
     summary = rehearsed("others", tmp_path)["summary"]
     ours = summary["cases"]["eager none"]["llama"]
     assert (ours["num_runs"], ours["errors"]) == (1, [])
@@ -105,7 +141,9 @@ def test_others_trains_our_program_and_names_those_that_are_missing(tmp_path: Pa
     assert set(summary["not_installed"]) <= {"torchtitan", "transformers"}
 
 
-def test_noise_has_the_spread_the_drift_and_the_cost_of_waiting(tmp_path: Path) -> None:
+def test_noise_has_the_spread_the_drift_and_the_cost_of_waiting(
+    rehearsed: Rehearse, tmp_path: Path
+) -> None:
     summary = rehearsed("noise", tmp_path)["summary"]
     same = summary["same_layout_in_fresh_processes"]
     assert same["num_runs"] == len(same["tokens_per_second"]) == 2
@@ -114,7 +152,9 @@ def test_noise_has_the_spread_the_drift_and_the_cost_of_waiting(tmp_path: Path) 
     assert len(summary["synchronised_over_events"]) == 1
 
 
-def test_claims_has_activations_by_length_and_the_cost_of_recomputation(tmp_path: Path) -> None:
+def test_claims_has_activations_by_length_and_the_cost_of_recomputation(
+    rehearsed: Rehearse, tmp_path: Path
+) -> None:
     summary = rehearsed("claims", tmp_path)["summary"]
     memory = summary["activation_bytes_of_attention"]
     # A score matrix grows with the square of the length.

@@ -14,10 +14,10 @@ from tests import programs
 from tests.faults.deaths import some_points
 from tests.faults.faulty_nodes import AMONG_FAULTY_NODES
 
-pytestmark = pytest.mark.timeout(900)  # 15 s on idle cores
+pytestmark = pytest.mark.timeout(900)  # 10 s on idle cores
 
 MOST_SECONDS = 580.0
-EVERY = 10
+EVERY = 20
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])

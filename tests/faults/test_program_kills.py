@@ -20,7 +20,7 @@ from tests.faults.program_kills import ProgramCampaign
 pytestmark = pytest.mark.timeout(600)
 
 # Enough for each kind; on Ray, for the orchestrator and the raylet.
-KILLS, RAY_KILLS = 10, 2
+KILLS, RAY_KILLS = 8, 2
 MOST_SECONDS = 200.0
 ENDING_SECONDS = 300.0
 

@@ -14,7 +14,7 @@ from tests.programs import told
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
-NUM_KILLS, MOST_SECONDS = 3, 60.0
+NUM_KILLS, MOST_SECONDS = 2, 60.0
 
 
 def test_kills_on_ray_and_the_loss_of_its_head_lose_nothing(

@@ -22,7 +22,7 @@ from tests.faults.evidence import EVIDENCE, alive_within
 from tests.faults.stubborn import KINDS
 from tests.node.launching import faulty, order, survivors, tree_of, with_start_times
 
-NUM_RANDOM_KILLS = 50
+NUM_RANDOM_KILLS = 30  # hundreds in `make chaos`
 GANG_PROCESSES = 5  # two wardens, server, two ranks
 
 

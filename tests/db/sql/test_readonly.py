@@ -227,9 +227,8 @@ def test_a_lexer_that_is_fooled_is_not_the_only_guard(
         "VALUES (1, 2), (3, 4)",
     ],
 )
-def test_an_ordinary_question_is_answered(store_url: str, sql: str) -> None:
-    with Store.open(store_url) as store:
-        Bench.on(store).measure()
+def test_an_ordinary_question_is_answered(store: Store, store_url: str, sql: str) -> None:
+    Bench.on(store).measure()
     assert readonly.query(store_url, sql).rows
 
 
@@ -287,9 +286,8 @@ def test_asking_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_said_as_the_database_says_it_with_what_was_meant(
-    store_url: str, sql: str, said: str
+    store: Store, store_url: str, sql: str, said: str
 ) -> None:
-    Store.open(store_url).close()
     with pytest.raises(UsageInvalid) as caught:
         readonly.query(store_url, sql)
     message = str(caught.value)

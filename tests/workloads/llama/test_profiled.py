@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,6 @@ from orchestrator.core.sweepfile.capabilities import CAPABILITIES
 from orchestrator.core.trial.kernel_names import Axis
 from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.memory_timeline import TIMELINE_STEPS, MemoryKind
-from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.rank_profile import MemoryMoment, ProfilePlan, RankProfile
 from orchestrator.core.trial.step_part import StepPart
 from orchestrator.core.trial.trace_events import read_trace
@@ -23,30 +25,37 @@ from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import order
 
 
-def launch(root: Path, layout: Layout, plan: ProfilePlan, **options: Any) -> NodeReport:
-    asked = order("workloads.llama", world_size=layout.world_size, options=options)
-    request = asked.request.model_copy(update={"layout": layout, "profile": plan})
-    launcher = NodeLauncher(root, node="here")
-    try:
-        return launcher.run(
+class Profiler:
+    """Profiles layouts on one launcher, whose rank server imports torch once for all of them."""
+
+    def __init__(self, launcher: NodeLauncher) -> None:
+        self._launcher, self._trial_ids = launcher, itertools.count(1)
+
+    def profiles(self, layout: Layout, plan: ProfilePlan) -> tuple[Path, list[RankProfile]]:
+        """Return the folder of a new trial, and what each rank reports."""
+        trial_id = next(self._trial_ids)
+        asked = order("workloads.llama", trial_id=trial_id, world_size=layout.world_size)
+        request = asked.request.model_copy(update={"layout": layout, "profile": plan})
+        report = self._launcher.run(
             LaunchOrder(request=request, program=asked.program, local_world_size=layout.world_size)
         )
-    finally:
-        launcher.close()
-
-
-def profiles(report: NodeReport) -> list[RankProfile]:
-    assert report.failure is None, report.failure
-    found = [outcome.result.profile for outcome in report.ranks if outcome.result is not None]
-    return [one for one in found if one is not None]
+        assert report.failure is None, report.failure
+        found = [outcome.result.profile for outcome in report.ranks if outcome.result is not None]
+        folder = self._launcher.root / f"trial-{trial_id}"
+        return folder, [one for one in found if one is not None]
 
 
 @pytest.fixture(scope="module")
-def gang(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RankProfile]]:
+def profiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Profiler]:
+    with closing(NodeLauncher(tmp_path_factory.mktemp("runs"), node="here")) as launcher:
+        yield Profiler(launcher)
+
+
+@pytest.fixture(scope="module")
+def gang(profiler: Profiler) -> tuple[Path, list[RankProfile]]:
     """Two replicas, profiled once for all tests."""
-    root = tmp_path_factory.mktemp("runs")
     layout = Layout(data_parallel_size=2, micro_batch_size=2, grad_accum_steps=2)
-    return root, profiles(launch(root, layout, ProfilePlan(num_steps=2, ranks=(1,))))
+    return profiler.profiles(layout, ProfilePlan(num_steps=2, ranks=(1,)))
 
 
 def test_every_rank_reports_a_split_that_adds_up(gang: tuple[Path, list[RankProfile]]) -> None:
@@ -77,9 +86,9 @@ def test_the_gradients_of_replicas_are_communication_of_data_parallelism(
 def test_traces_are_kept_apart_from_measured_attempts_and_open_in_perfetto(
     gang: tuple[Path, list[RankProfile]],
 ) -> None:
-    root, found = gang
-    assert not (root / "trial-1" / "attempt-1").exists()
-    folder = root / "trial-1" / "profile-1" / "node-0"
+    trial, found = gang
+    assert not (trial / "attempt-1").exists()
+    folder = trial / "profile-1" / "node-0"
     assert sorted(path.name for path in folder.glob("*trace*")) == [
         "trace-0.json.gz",
         "trace-1.json.gz",
@@ -108,12 +117,12 @@ def _check_chrome_trace(document: Any) -> None:
     assert "thread_name" in names
 
 
-def test_only_the_traces_of_rank_0_and_the_slowest_are_kept(tmp_path: Path) -> None:
-    found = profiles(launch(tmp_path, Layout(data_parallel_size=3), ProfilePlan(num_steps=1)))
+def test_only_the_traces_of_rank_0_and_the_slowest_are_kept(profiler: Profiler) -> None:
+    trial, found = profiler.profiles(Layout(data_parallel_size=3), ProfilePlan(num_steps=1))
     slowest = next(rank for rank, one in enumerate(found) if one.is_slowest)
     kept = {rank for rank, one in enumerate(found) if one.trace_path is not None}
     assert kept == {0, slowest}
-    files = sorted(path.name for path in tmp_path.glob("trial-1/profile-1/node-0/*trace*"))
+    files = sorted(path.name for path in trial.glob("profile-1/node-0/*trace*"))
     assert files == [f"trace-{rank}.json.gz" for rank in sorted(kept)]
 
 
@@ -133,12 +142,13 @@ def test_only_the_traces_of_rank_0_and_the_slowest_are_kept(tmp_path: Path) -> N
     ],
 )
 def test_each_axis_has_its_own_communication(
-    layout: Layout, axes: set[Axis], bubbles: bool, tmp_path: Path
+    profiler: Profiler, layout: Layout, axes: set[Axis], bubbles: bool
 ) -> None:
     refusal = CAPABILITIES["llama"].refusal(layout)
     if refusal is not None:
         pytest.skip(f"workload llama cannot run {layout.key}: {refusal}")
-    for one in profiles(launch(tmp_path, layout, ProfilePlan(num_steps=2))):
+    _, found = profiler.profiles(layout, ProfilePlan(num_steps=2))
+    for one in found:
         spent = {
             axis for axis in Axis if one.parts[Part(f"exposed_{axis}")] + one.overlapped[axis] > 0
         }
@@ -146,10 +156,10 @@ def test_each_axis_has_its_own_communication(
         assert (one.parts[Part.BUBBLE] > 0) == bubbles
 
 
-def test_the_memory_of_the_first_steps_has_the_known_shape(tmp_path: Path) -> None:
+def test_the_memory_of_the_first_steps_has_the_known_shape(profiler: Profiler) -> None:
     """Activations rise, gradients build up, and optimizer states come in step 1 and stay."""
     layout = Layout(micro_batch_size=4, precision=Precision.FP32)
-    (found,) = profiles(launch(tmp_path, layout, ProfilePlan(num_steps=1, memory=True)))
+    _, (found,) = profiler.profiles(layout, ProfilePlan(num_steps=1, memory=True))
     assert {moment.step for moment in found.memory} == set(range(1, TIMELINE_STEPS + 1))
     for step in range(1, TIMELINE_STEPS + 1):
         forward = _of(found.memory, step, StepPart.FORWARD, MemoryKind.ACTIVATIONS)
