@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from layout_sweep.start import end_at_once
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 # How long Python may take to handle a signal before the process is ended.
 UNHANDLED_SECONDS = 3.0
+# A signal that comes during an import is sent once more after so long.
+AGAIN_SECONDS = 0.02
+_IMPORTING = "<frozen importlib._bootstrap>"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a signal means for a sweep that has not begun to run.
 BEFORE_IT_RAN = "nothing was running yet and nothing is lost: the same command continues"
@@ -47,17 +53,20 @@ def terminable() -> Iterator[None]:
     """
     received: list[int] = []
 
-    def receive(number: int, _frame: object) -> None:
+    def receive(number: int, frame: FrameType | None) -> None:
+        if not received and comes_again(number, frame):
+            return
         received.append(number)
         if len(received) > 1:
             os._exit(128 + number)
         raise Terminated(number)
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not comes_again(number, frame):
+            signal.default_int_handler(number, frame)
+
     is_main = threading.current_thread() is threading.main_thread()
-    handlers = {
-        number: signal.default_int_handler if number == signal.SIGINT else receive
-        for number in SIGNALS
-    }
+    handlers = {number: interrupt if number == signal.SIGINT else receive for number in SIGNALS}
     # Signals that are ignored already, as by `nohup`, stay ignored.
     replaced = {
         number: signal.getsignal(number)
@@ -72,6 +81,26 @@ def terminable() -> Iterator[None]:
         # After a signal our handler stays, for a second one, until this process has ended.
         for number, before in replaced.items() if not received else ():
             signal.signal(number, before)
+
+
+def comes_again(number: int, frame: FrameType | None) -> bool:
+    """Return whether a module is being imported; then the signal comes again in a moment.
+
+    An exception that a handler raises there may be lost: C code of a module takes it for its own
+    and reports another one, and callbacks of imports ignore it. `frame`: the innermost.
+    """
+    while frame is not None and frame.f_code.co_filename != _IMPORTING:
+        frame = frame.f_back
+    if frame is None:
+        return False
+    # A handler must not wait for the locks of `threading`.
+    _thread.start_new_thread(_send_again, (number,))
+    return True
+
+
+def _send_again(number: int) -> None:
+    time.sleep(AGAIN_SECONDS)
+    os.kill(os.getpid(), number)
 
 
 class Signals:
@@ -139,7 +168,10 @@ class Signals:
                     os._exit(128 + numbers[0])
         os.close(self._wake_read)
 
-    def _receive(self, number: int, _frame: object) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        is_raised = not self._is_deferred and not self._num_received
+        if is_raised and comes_again(number, frame):
+            return
         self._replace_closed_terminals()
         self.received = number
         self._num_received += 1

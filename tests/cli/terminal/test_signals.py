@@ -7,6 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -85,7 +88,8 @@ def test_what_ends_an_importing_command_at_once_is_replaced_while_the_command_ru
     signal.signal(signal.SIGINT, end_at_once)
     signal.signal(signal.SIGTERM, end_at_once)
     with terminable():
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
         with pytest.raises(Terminated):
             signal.raise_signal(signal.SIGTERM)
     for number in SIGNALS:
@@ -93,6 +97,44 @@ def test_what_ends_an_importing_command_at_once_is_replaced_while_the_command_ru
     with terminable():
         pass
     assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is end_at_once
+
+
+# A module that takes an exception of a signal for its own, as C code does.
+_SWALLOWS = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.{name})
+    time.sleep(0.001)
+except BaseException:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "raised"),
+    [("SIGINT", KeyboardInterrupt), ("SIGTERM", Terminated), ("SIGHUP", Terminated)],
+)
+@pytest.mark.parametrize("is_before_a_sweep", [False, True])
+def test_a_signal_during_an_import_is_raised_after_it(
+    name: str,
+    raised: type[BaseException],
+    is_before_a_sweep: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "swallows.py").write_text(_SWALLOWS.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "swallows", raising=False)
+    for number in SIGNALS:
+        signal.signal(number, end_at_once)
+    with ExitStack() as stack:
+        # Signals raises Terminated for Ctrl-C, too.
+        stack.enter_context(pytest.raises(Terminated if is_before_a_sweep else raised))
+        stack.enter_context(terminable())
+        if is_before_a_sweep:
+            stack.enter_context(Signals(lambda _: None))
+        import_module("swallows")
+        time.sleep(5.0)
 
 
 # A command whose start swallows a signal, as a callback of a library does, and then hangs.
