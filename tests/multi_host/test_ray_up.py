@@ -23,9 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(900)]
 
 TEMPLATE = PROJECT / "deploy/local/cluster.yaml"
 DRIVER = PROJECT / "deploy/local/sweep_on_cluster.py"
-SMALL = (
-    "--num-cpus=1 --object-store-memory=80000000 --disable-usage-stats --include-log-monitor=false"
-)
+SMALL = "--num-cpus=1 --object-store-memory=80000000 --disable-usage-stats"
 STEP_SECONDS = 300.0
 OF_OURS = ("orchestrator.node.rank_server", "NodeAgent")
 _USERS = "root:x:0:0:root:{home}:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
