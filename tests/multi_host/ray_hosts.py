@@ -18,9 +18,6 @@ from tests.multi_host.hosts import Host, Network
 BIN = Path(sys.executable).parent
 RAY, SWEEP = BIN / "ray", BIN / "sweep"
 PORT, DASHBOARD_PORT = 6379, 8265
-# Without the monitors of logs and of an autoscaler, which no gang needs.
-LEAN = ("--include-log-monitor=false",)
-LEAN_HEAD = (*LEAN, "--no-monitor")
 START_SECONDS = 240.0
 
 
@@ -79,7 +76,7 @@ class RayHosts:
             f"--node-ip-address={head.address}",
             f"--temp-dir={head.base}/ray",
         ]
-        head.ok(RAY, "start", "--head", *place, *shown, *share, *LEAN_HEAD, timeout=START_SECONDS)
+        head.ok(RAY, "start", "--head", *place, *shown, *share, timeout=START_SECONDS)
         joining = [
             host.start(
                 RAY,
@@ -87,7 +84,6 @@ class RayHosts:
                 f"--address={head.address}:{PORT}",
                 f"--node-ip-address={host.address}",
                 *share,
-                *LEAN,
             )
             for host in self.workers
         ]

@@ -39,8 +39,7 @@ def head(namespaces: None) -> Iterator[Host]:
             "PATH": f"{BIN}:{host.environment['PATH']}",  # the autoscaler starts `ray`
         }
         small = ["--num-cpus=0", "--object-store-memory=80000000", "--include-dashboard=false"]
-        grown = ["--autoscaling-config=cluster.json", "--include-log-monitor=false"]
-        host.ok(RAY, "start", "--head", *small, *grown, timeout=90)
+        host.ok(RAY, "start", "--head", *small, "--autoscaling-config=cluster.json", timeout=90)
         write_sweep(
             host.folder,
             "grown",
