@@ -39,8 +39,9 @@ CELL_OFFSET_SD = 0.15
 RELATIVES_SD = 0.3
 
 # What calibration may change of the trainer, and how far: standard deviations of the logarithms of
-# five factors, then of three amounts in their units. First of a trainer whose memory was counted,
-# then of one that is declared, then of one about which nothing is known.
+# five factors, then of three amounts in their units. First of a trainer whose memory was counted:
+# some times the errors that were seen, 2 % at most on cores and 1.2 % on an H200. Then of one that
+# is declared, or of workload synthetic; then of one about which nothing is known.
 _SDS: Mapping[str, tuple[float, float, float]] = {
     # Fused kernels keep half of what plain torch keeps; norms in several kernels, 1.3 times as much
     # (ESTIMATORS: 53 instead of 41 bytes).
