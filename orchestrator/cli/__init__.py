@@ -208,8 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     take_over()
     _drop_invalid_terminal_size()
     try:
-        with terminable():
-            code = _exit_code(arguments, redact)
+        code = _exit_code(arguments, redact)
         # Flush here, where a reader that went away can be ignored.
         sys.stdout.flush()
     except BrokenPipeError:
@@ -234,7 +233,8 @@ def _drop_invalid_terminal_size() -> None:
 def _exit_code(arguments: list[str], redact: Redactor) -> int:
     """Run a command line. Report an error in one line on stderr; with --json also on stdout."""
     try:
-        code = app(args=arguments, prog_name="sweep", standalone_mode=False, obj=redact)
+        with terminable():
+            code = app(args=arguments, prog_name="sweep", standalone_mode=False, obj=redact)
     except SweepError as exc:
         kind, message, code = _kind_of(type(exc)), redact(str(exc)), exc.exit_code
     except typer.TyperException as exc:

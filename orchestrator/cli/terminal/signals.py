@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
 
 from layout_sweep.start import end_at_once
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 # How long Python may take to handle a signal before the process is ended.
 UNHANDLED_SECONDS = 3.0
+# How long a command that has not begun to run its sweep may take to end after a signal.
+CLEARING_UP_SECONDS = 8.0
 # A signal that comes during an import is sent once more after so long.
 AGAIN_SECONDS = 0.02
 _IMPORTING = "<frozen importlib._bootstrap>"
@@ -44,12 +48,20 @@ class Terminated(BaseException):
         """Return the exit code that a shell reports for a process killed by this signal."""
         return 128 + self.number
 
+    def end_process(self) -> NoReturn:
+        """End this process at once, where nothing can raise."""
+        with suppress(OSError):  # stderr may be a closed terminal
+            os.write(2, f"{self}\n".encode())
+        os._exit(self.exit_code)
+
 
 @contextmanager
 def terminable() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise `Terminated`, as Ctrl-C raises KeyboardInterrupt.
 
-    Until then `layout_sweep.start` ends this process at once when one of them comes.
+    Until then `layout_sweep.start` ends this process at once when one of them comes. An error that
+    takes the place of `Terminated` on its way becomes `Terminated` again, and where Python ignores
+    it the process ends at once.
     """
     received: list[int] = []
 
@@ -75,12 +87,32 @@ def terminable() -> Iterator[None]:
     }
     for number in replaced:
         signal.signal(number, handlers[number])
+    show_ignored, sys.unraisablehook = sys.unraisablehook, _end_if_ignored
     try:
         yield
+    except Exception as exc:
+        if received:
+            raise Terminated(received[0]) from exc
+        raise
     finally:
+        sys.unraisablehook = show_ignored
         # After a signal our handler stays, for a second one, until this process has ended.
         for number, before in replaced.items() if not received else ():
             signal.signal(number, before)
+
+
+def _end_if_ignored(ignored: sys.UnraisableHookArgs) -> None:
+    """End this process if Python ignores the exception of a signal, and show any other.
+
+    Python ignores exceptions in callbacks, such as those of a fork. A callback that was cut short
+    may have left a lock behind, so nothing can be cleared up here.
+    """
+    exc = ignored.exc_value
+    if isinstance(exc, KeyboardInterrupt):
+        end_at_once(signal.SIGINT, None)
+    if isinstance(exc, Terminated):
+        exc.end_process()
+    sys.__unraisablehook__(ignored)
 
 
 def comes_again(number: int, frame: FrameType | None) -> bool:
@@ -130,10 +162,15 @@ class Signals:
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._has_ended.set()
-        if self._num_received and not self._is_deferred:
+        if self.received is not None and not self._is_deferred:
             # The command is ending, and a second signal must not interrupt that.
+            if isinstance(error, Exception) and not isinstance(error, typer.Exit):
+                # It took the place of `Terminated` on its way.
+                raise Terminated(self.received, BEFORE_IT_RAN) from error
             return
         signal.set_wakeup_fd(-1)
         os.close(self._wake_write)  # this ends the thread
@@ -149,7 +186,12 @@ class Signals:
             self._before.setdefault(number, before)
 
     def defer(self) -> None:
-        """From now on the sweep itself asks whether to stop."""
+        """From now on the sweep itself asks whether to stop.
+
+        Raises `Terminated` if a signal has come whose exception was lost.
+        """
+        if self.received is not None:
+            raise Terminated(self.received, BEFORE_IT_RAN)
         self._is_deferred = True
 
     def asked(self) -> Stop:
@@ -161,11 +203,11 @@ class Signals:
         """A thread that learns of a signal from the kernel; `_receive` needs Python to run."""
         while numbers := os.read(self._wake_read, 1):
             if numbers[0] in SIGNALS and not self._is_deferred and not self._num_received:
-                self._has_ended.wait(UNHANDLED_SECONDS)
-                if not self._num_received:
-                    with suppress(OSError):
-                        os.write(2, f"{Terminated(numbers[0], BEFORE_IT_RAN)}\n".encode())
-                    os._exit(128 + numbers[0])
+                has_ended = self._has_ended.wait(UNHANDLED_SECONDS)
+                if self._num_received:
+                    has_ended = self._has_ended.wait(CLEARING_UP_SECONDS)
+                if not has_ended:
+                    Terminated(numbers[0], BEFORE_IT_RAN).end_process()
         os.close(self._wake_read)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

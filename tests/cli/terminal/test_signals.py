@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from orchestrator.cli.terminal.signals import (
     Terminated,
     terminable,
 )
+from orchestrator.cli.terminal.streams import OutputLost
 from orchestrator.sweep.progress import Stop
 
 
@@ -137,6 +138,73 @@ def test_a_signal_during_an_import_is_raised_after_it(
         time.sleep(5.0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_error_that_takes_the_place_of_a_signal_is_that_signal_again(
+    number: signal.Signals,
+) -> None:
+    with pytest.raises(Terminated) as raised, Signals(lambda _: None):
+        _replace_exception(number, ValueError("unexpected input"))
+    assert raised.value.number == number
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_so_it_is_in_a_command_that_runs_no_sweep(number: signal.Signals) -> None:
+    signal.signal(number, end_at_once)
+    with pytest.raises(Terminated) as raised, terminable():
+        _replace_exception(number, OutputLost(OSError(5, "Input/output error")))
+    assert raised.value.number == number
+
+
+def _replace_exception(number: int, error: Exception) -> None:
+    """Receive a signal, and raise another error instead, as C code does."""
+    try:
+        signal.raise_signal(number)
+    except Terminated:
+        raise error from None
+
+
+def test_a_sweep_whose_start_has_lost_a_signal_does_not_begin() -> None:
+    with Signals(lambda _: None) as signals:
+        with suppress(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Terminated) as raised:
+            signals.defer()
+    assert raised.value.exit_code == 143
+
+
+# A command of which a signal interrupts the callback of a fork. Python ignores what that raises.
+_INTERRUPTED_CALLBACK = """
+import os, signal
+from layout_sweep.start import end_at_signals
+from orchestrator.cli.terminal.signals import Signals, terminable
+end_at_signals()
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.{name}))
+with terminable():
+    {context}
+        if os.fork() == 0:
+            os._exit(0)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("context", ["with Signals(print):", "if True:"])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_whose_exception_python_ignores_ends_the_command_all_the_same(
+    context: str, name: str, code: int
+) -> None:
+    command = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_CALLBACK.format(name=name, context=context)],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert (command.returncode, command.stdout) == (code, "")
+    assert "interrupted" in command.stderr or name in command.stderr
+    assert "ignored" not in command.stderr
+
+
 # A command whose start swallows a signal, as a callback of a library does, and then hangs.
 _DEAF = """
 import time
@@ -181,6 +249,34 @@ def test_a_signal_ends_a_start_that_waits_in_a_library_for_ever() -> None:
     _, told = command.communicate(timeout=20.0)
     assert command.returncode == 129
     assert told == f"ended by SIGHUP; {BEFORE_IT_RAN}\n"
+
+
+# One that has lost its signal, and waits.
+_HAS_LOST_IT = """
+import time
+from orchestrator.cli.terminal import signals
+signals.UNHANDLED_SECONDS = signals.CLEARING_UP_SECONDS = 0.2
+with signals.Signals(print):
+    try:
+        print("ready", flush=True)
+        time.sleep(60.0)
+    except signals.Terminated:
+        time.sleep(60.0)
+"""
+
+
+def test_a_start_that_does_not_end_after_a_signal_is_ended() -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-c", _HAS_LOST_IT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stdout is not None
+    command.stdout.readline()
+    command.send_signal(signal.SIGTERM)
+    _, told = command.communicate(timeout=20.0)
+    assert (command.returncode, told) == (143, f"ended by SIGTERM; {BEFORE_IT_RAN}\n")
 
 
 def test_a_third_signal_ends_a_start_that_swallows_the_first() -> None:
