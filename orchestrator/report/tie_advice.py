@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.machine_load import is_disturbed
+from orchestrator.sweep.progress import StopReason
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow, TrialRow
@@ -15,10 +16,18 @@ if TYPE_CHECKING:
 # At least this many repeats are advised, and at most those that `search.confirm` accepts.
 FEWEST_REPEATS = 2
 MOST_REPEATS, MOST_CONTENDERS = 32, 64
+# The keys of the budgets of all calls together; search.max_wall_time is one of each call.
+_KEYS_OF_BUDGETS: Mapping[str | None, str] = {
+    StopReason.GPU_HOURS: "search.max_gpu_hours",
+    StopReason.COST: "search.max_cost",
+}
 
 
-def tie_advice(sweep: SweepRow, ranking: Ranking) -> str:
-    """Say what would decide between the tied layouts of a cell, and which to take otherwise."""
+def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None) -> str:
+    """Say what would decide between the tied layouts of a cell, and which to take otherwise.
+
+    `stop_reason` says why the search of the cell ended: a budget that is spent pays for no repeat.
+    """
     tied = [trial for trial in ranking.leading if trial.id in ranking.tied]
     # The first of equals is the fastest.
     simplest = min(tied, key=lambda row: row.layout.num_techniques)
@@ -50,6 +59,8 @@ def tie_advice(sweep: SweepRow, ranking: Ranking) -> str:
         about = (
             f"; about {num_runs} runs of each of the first two may be enough" if num_runs else ""
         )
+        if stop_reason in _KEYS_OF_BUDGETS:
+            about += f"; {_KEYS_OF_BUDGETS[stop_reason]} is spent, so raise it, too"
         ways.append(f"repeat them more often (sweep run FILE{simulate} {' '.join(keys)}{about})")
     ways += quieter
     if not ways:

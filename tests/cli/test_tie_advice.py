@@ -15,6 +15,7 @@ from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.winner import Margin
 from orchestrator.report import tie_advice
 from orchestrator.report.ranking import Ranking
+from orchestrator.sweep.progress import StopReason
 from tests.cli.cli_store import BUSY
 from tests.cli.conftest import Sweep
 from tests.db.builders import Bench, fingerprint, measurement, record_measurement
@@ -30,6 +31,7 @@ def tied_in(
     spread: float | None = 0.03,
     load: MachineLoad = NO_LOAD,
     runs_to_decide: int | None = None,
+    stop_reason: str | None = None,
 ) -> str:
     """What is advised of so many tied trials, 1 % apart; the last has the simplest layout."""
     confirm = {"repeats": repeats, "contenders": contenders}
@@ -53,7 +55,25 @@ def tied_in(
         spread=spread,
         runs_to_decide=runs_to_decide,
     )
-    return tie_advice.tie_advice(sweep, ranking)
+    return tie_advice.tie_advice(sweep, ranking, stop_reason)
+
+
+@pytest.mark.parametrize(
+    ("reason", "key"),
+    [
+        (StopReason.GPU_HOURS, "search.max_gpu_hours"),
+        (StopReason.COST, "search.max_cost"),
+        (StopReason.WALL_TIME, None),  # each call has a new one
+        (StopReason.PLATEAU, None),
+    ],
+)
+def test_a_budget_that_is_spent_has_to_be_raised_for_repeats(
+    reason: StopReason, key: str | None
+) -> None:
+    advice = tied_in(stop_reason=reason.value)
+    assert "search.confirm.repeats=4" in advice
+    assert ("is spent" in advice) == (key is not None)
+    assert key is None or f"{key} is spent, so raise it, too)" in advice
 
 
 def test_of_tied_layouts_it_is_said_what_decides_and_which_is_the_simplest() -> None:

@@ -43,6 +43,7 @@ from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
     from db.read.rows import (
+        CellRow,
         CellStatus,
         EndedEarlyRow,
         ImplausibleRow,
@@ -194,7 +195,7 @@ def _print(found: _RankedSweep) -> None:
             write()
         write_line(trial_line.cell_title(cell.cell), style="bold")
         if of_cell.leading:
-            shown += _print_cell(sweep, of_cell, found.top)
+            shown += _print_cell(sweep, cell.cell, of_cell, found.top)
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
         # While a call goes on, it is not known what it will leave.
@@ -205,7 +206,7 @@ def _print(found: _RankedSweep) -> None:
     trial_text.print_why_unsure(shown)
 
 
-def _print_cell(sweep: SweepRow, of_cell: Ranking, top: int) -> list[TrialRow]:
+def _print_cell(sweep: SweepRow, cell: CellRow, of_cell: Ranking, top: int) -> list[TrialRow]:
     """Print the fastest layouts and those that the text below them names; return them."""
     named = of_cell.tied[:MAX_TIED_SHOWN]
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
@@ -224,7 +225,7 @@ def _print_cell(sweep: SweepRow, of_cell: Ranking, top: int) -> list[TrialRow]:
     write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
     if len(of_cell.tied) > 1:
-        write_line(f"  {tie_advice(sweep, of_cell)}", style="dim")
+        write_line(f"  {tie_advice(sweep, of_cell, cell.stop_reason)}", style="dim")
     for remark in (load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")

@@ -67,7 +67,8 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
         )
     shown = _shown(ranking)
     best = next(one for one in sweep.trials if one.trial.id == ranking.leading[0].id)
-    advice = tie_advice(sweep.sweep, ranking) if len(ranking.tied) > 1 else None
+    is_tie = len(ranking.tied) > 1
+    advice = tie_advice(sweep.sweep, ranking, status.cell.stop_reason) if is_tie else None
     without_drift = ranking.without_drift(shown)
     added = {} if without_drift is None else without_drift.texts
     order = None if without_drift is None else without_drift.remark
