@@ -38,6 +38,10 @@ def sweep() -> int:
     claim_imports()
     # Only now is this package surely ours.
     code = int(import_module("orchestrator.cli").main())
+    if code - 128 in _BEFORE:
+        # After a signal. A library that it interrupted, as Ray while it starts, can crash at the
+        # end of Python; what was asked for is written.
+        os._exit(code)
     # As it ends Python would search all objects for garbage and free it, which takes 0.1 s.
     gc.freeze()
     return code

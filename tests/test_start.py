@@ -96,6 +96,19 @@ def test_the_command_frees_no_object_as_it_ends() -> None:
     assert done.stdout.splitlines()[-1] == "True"
 
 
+@pytest.mark.parametrize("code", [129, 130, 143])
+def test_a_command_that_a_signal_ended_runs_no_end_of_python_in_which_a_library_can_crash(
+    code: int,
+) -> None:
+    program = (
+        "import atexit, os, sys; import orchestrator.cli as cli; from layout_sweep.start import"
+        " sweep; atexit.register(os.abort);"
+        f"cli.main = lambda: {code}; sys.exit(sweep())"
+    )
+    done = subprocess.run(command("-c", program), env={}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
 def test_code_of_the_user_finds_its_own_modules_again(tmp_path: Path) -> None:
     users = tmp_path / "project"
     users.mkdir()

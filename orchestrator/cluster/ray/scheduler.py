@@ -91,8 +91,14 @@ class RayScheduler:
             connect(address, self._guard)
             self._head = RayHead(self._guard)
             self._nodes = ClusterNodes.of(device, gpus_per_node)
-        except BaseException:  # no cluster, or a signal
+        except Exception:  # no cluster
             self._leave()
+            raise
+        except BaseException:  # a signal
+            # A Ray that has half started can crash this process in its shutdown. The process ends
+            # without one, and so leaves a cluster.
+            if self._guard is not None:
+                self._guard.dismiss()
             raise
         self._nodes_at = time.monotonic()
         # A slot without GPUs is one core. A rank that uses more cores slows its peers.
