@@ -103,7 +103,7 @@ def plan(
     document = {
         "name": spec.name,
         "strategy": spec.search.strategy,
-        "device": known.knowledge.hardware.name if known.knowledge.hardware is not None else "cpu",
+        "device": known.device,
         "remarks": list(spec.remarks()),
         "dominance": {"rule": spec.dominance, "says": _dominance_text(spec)},
         "calibration": _calibration(known),
