@@ -236,10 +236,8 @@ def read_prior_knowledge(
     its driver calls it; None: processor cores. `gpus_per_node` replaces that of trials whose nodes
     are unknown. `nodes`: links count that were measured on one of these; None: on any.
     """
-    varying = set(spec.axes.options)
     rows = _relatives(store, spec, hardware, device_name) if store is not None else []
     devices = devices_of(rows)
-    options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
     found = [
         (row, ran_on)
         for row in rows
@@ -260,14 +258,7 @@ def read_prior_knowledge(
     found = [(row, ran_on) for row, ran_on in found if ran_on.name == devices.name_of(newest)]
     stack = next((_stack(row) for row, _ in reversed(found) if not row.out_of_memory), None)
     planned_for = hardware or found[-1][1]
-    trainer = trainer_of(spec, device=device)
-
-    def _trainer_of(row: ObservationRow) -> Trainer:
-        values = {
-            name: value for name, value in options[row.sweep.id].items() if name in varying
-        } | dict(row.layout.options)
-        return trainer_of(spec, tuple(sorted(values.items())), device=device)
-
+    planned = trainer_of(spec, device=device)
     trials = [
         RelativeTrial(
             row=row,
@@ -275,8 +266,8 @@ def read_prior_knowledge(
                 row,
                 ran_on,
                 gpus_per_node=gpus_per_node,
-                trainer=_trainer_of(row),
-                is_planned=_trainer_of(row) == trainer,
+                trainer=_trainer_of_trial(row, spec, device),
+                planned=planned,
             ),
             is_current=row.out_of_memory or _stack(row) == stack,
         )
@@ -290,6 +281,15 @@ def read_prior_knowledge(
         links=_links(store, spec, planned_for, nodes),
         reused=store.reused_by(spec.name) if store is not None else frozenset(),
         begin=begin or Fits(),
+    )
+
+
+def _trainer_of_trial(row: ObservationRow, spec: SweepSpec, device: Device) -> Trainer:
+    """Return the sweep's trainer with the options of this trial that vary among layouts."""
+    of_sweep = _physics(_options_of(row.sweep.conditions))
+    values = {name: value for name, value in of_sweep.items() if name in spec.axes.options}
+    return trainer_of(
+        spec, tuple(sorted((values | dict(row.layout.options)).items())), device=device
     )
 
 
@@ -391,13 +391,14 @@ def _observation(
     *,
     gpus_per_node: int,
     trainer: Trainer,
-    is_planned: bool,
+    planned: Trainer,
 ) -> Observation:
-    """Return what calibration takes of a trial.
+    """Return what calibration takes of a trial of this `trainer`.
 
-    Options that vary may make another trainer of it than the planned one: its memory then tells
-    nothing of that one's.
+    Options that vary may make it another one than is `planned`: its memory then tells nothing of
+    that one's.
     """
+    is_planned = trainer == planned
     said, in_file = (
         row.sweep.conditions.get("gpus_per_node"),
         row.sweep.conditions.get("device_memory_gib"),
