@@ -12,7 +12,6 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.links import Network
 from orchestrator.core.physics.memory import Stage, peaks_by_trainer, predict_peak
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
@@ -21,6 +20,7 @@ from orchestrator.core.physics.robust_fit import jacobian
 from orchestrator.core.physics.step_time import StepTimeModel
 from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import MEMORY_CONSTANTS, Trainer
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout_table import BLOCK_ROWS, LayoutTable

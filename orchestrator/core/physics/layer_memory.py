@@ -11,15 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.stage_rows import ELEMENT_BYTES, StageRows
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.layout import (
     Precision,
     Recompute,
     RecomputeMode,
     SelectivePolicy,
 )
-from orchestrator.core.problem.layout_table import Ints
 from orchestrator.core.problem.model_shape import ModelShape
 
 

@@ -11,23 +11,21 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.core.physics.calibration import Calibration, Predicted
 from orchestrator.core.physics.memory import predict_peak
 from orchestrator.core.physics.trainer import Trainer, llama_trainer, with_options
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware
 from orchestrator.core.problem.layout import Layout, Options
-from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.search.space import CellSpace, enumerate_cell
 from orchestrator.core.sweepfile.spec import OUR_OWN, SweepSpec
 from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
 from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.sweepfile.workload_section import varied
 from orchestrator.core.trial.protocol import Device
-
-Floats = NDArray[np.float64]
 
 # The first layouts of a cell, whose largest uncertainty represents all of them.
 NUM_UNCERTAIN = 64

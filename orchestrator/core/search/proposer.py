@@ -11,19 +11,17 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite, log
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.core.problem.arrays import Floats, Mask
 from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.search.front_gain import FrontGain
-from orchestrator.core.search.lattice import Belief, Floats, Lattice
+from orchestrator.core.search.lattice import Belief, Lattice
 from orchestrator.core.search.option_effects import OptionEffects
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Bound, Surrogate, Value
 from orchestrator.core.search.told import Told
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 from orchestrator.core.trial.merit import Merit
-
-Mask = NDArray[np.bool_]
 
 STEPS_PER_TRIAL = 15.0  # warm-up and measured
 # Standard deviation of the logarithm of what is usable of the memory limit.
