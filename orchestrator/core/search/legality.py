@@ -116,8 +116,8 @@ def _choice_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]
     )
     unscheduled = _codes(values.pipeline_schedule, lambda s: s.kind not in able.pipeline_schedules)
     refused = _codes(values.precision, lambda p: p not in able.precisions)
-    # A file that says `auto` has the same layouts on every machine: a rank whose device lacks the
-    # precision refuses it.
+    # A file that says `auto` has the same layouts on every machine: a trial whose device lacks the
+    # precision fails there.
     unknown = _codes(values.precision, lambda p: device is not None and p not in device.peak_flops)
     return [
         Rule(

@@ -24,7 +24,7 @@ from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 from orchestrator.core.trial.merit import Merit
 
 STEPS_PER_TRIAL = 15.0  # warm-up and measured
-# Standard deviation of the logarithm of what is usable of the memory limit.
+# Standard deviation of the logarithm of the memory that is usable under the limit.
 USABLE_SD = 0.02
 FAILS_UNTIL_KNOWN = 0.1  # probability for an unknown cell
 START_MEASURED = 2  # values needed without physics
