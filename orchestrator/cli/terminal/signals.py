@@ -202,11 +202,12 @@ class Signals:
     def _watch(self) -> None:
         """A thread that learns of a signal from the kernel; `_receive` needs Python to run."""
         while numbers := os.read(self._wake_read, 1):
-            if numbers[0] in SIGNALS and not self._is_deferred and not self._num_received:
+            # Python may have handled the signal before this thread learns of it.
+            if numbers[0] in SIGNALS and not self._is_deferred:
                 has_ended = self._has_ended.wait(UNHANDLED_SECONDS)
                 if self._num_received:
                     has_ended = self._has_ended.wait(CLEARING_UP_SECONDS)
-                if not has_ended:
+                if not has_ended and not self._is_deferred:
                     Terminated(numbers[0], BEFORE_IT_RAN).end_process()
         os.close(self._wake_read)
 
