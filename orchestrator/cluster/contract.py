@@ -26,7 +26,8 @@ class Slots:
     """The slots of a cluster at the last request."""
 
     device: Device
-    device_name: str | None  # the driver's; None on CPUs
+    # The driver's, or Ray's part of it; None on CPUs.
+    device_name: str | None
     nodes: Mapping[str, int]  # unique name -> slots
     # Trials at a time if the sweep file says nothing; None: as many as fit.
     usual_at_once: int | None = None

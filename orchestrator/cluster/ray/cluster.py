@@ -27,6 +27,7 @@ from orchestrator.cluster.ray.node_names import NodeNames
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.trial.protocol import Device
+from orchestrator.node.gpu_monitor import device_name
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +165,17 @@ def await_nodes(
         within(HEAD_SECONDS, ray.shutdown)
 
 
+def driver_name_of(of_ray: str, *, here: str | None) -> str | None:
+    """Return how the driver calls the GPUs of a cluster; Ray cuts the name short.
+
+    `here`: how the driver of this machine calls its own. If Ray's name is no part of it, or there
+    are none, Ray's name is all that is known. None: not even that.
+    """
+    if here is not None and of_ray.replace("-", " ") in here.replace("-", " "):
+        return here
+    return of_ray or None
+
+
 def bundle(num_slots: int, device: Device) -> dict[str, float]:
     """Return the resources that these slots of a node are to Ray, with a core for the agent."""
     if device is Device.CUDA:
@@ -193,7 +205,8 @@ class ClusterNodes:
             device = Device.CUDA if has_gpus else Device.CPU
         prefix = "accelerator_type:"
         kinds = (key for each in resources for key in each if key.startswith(prefix))
-        name = next(kinds, prefix).removeprefix(prefix) or None
+        of_ray = next(kinds, prefix).removeprefix(prefix)
+        name = driver_name_of(of_ray, here=device_name()) if device is Device.CUDA else None
         found = cls(device=device, device_name=name, gpus_per_node=gpus_per_node)
         found.refresh()
         return found
