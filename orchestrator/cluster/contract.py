@@ -50,6 +50,18 @@ class Slots:
         return FreeSlots(self.nodes).holds(shape)
 
 
+def driver_name_of(part: str | None, *, among: str | None) -> str | None:
+    """Return how the driver calls GPUs of which Ray gives a part of the name: `T4` of `Tesla T4`.
+
+    `among`: a driver's name. If Ray's words are not among its words, Ray's name is all that is
+    known.
+    """
+    words = set((part or "").replace("-", " ").split())
+    if among is not None and words.issubset(among.replace("-", " ").split()):
+        return among
+    return part
+
+
 def shapes_of(
     cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int, device: str
 ) -> dict[Cell, Shape]:

@@ -531,17 +531,18 @@ def test_processor_cores_are_predicted_once_their_peak_is_measured(store: Store)
 
 
 @pytest.mark.parametrize("is_measured", [False, True])
+@pytest.mark.parametrize("name", ["Tesla T4", "T4"])
 def test_a_gpu_without_a_data_sheet_compiles_layers_and_is_timed_as_one(
-    store: Store, is_measured: bool
+    store: Store, name: str, is_measured: bool
 ) -> None:
     chosen = spec(device="auto", workload="llama")
     if is_measured:
         cell = chosen.cells()[0]
         source = "measured: matmul 8192^3 bfloat16, in trial 1"
-        Past(store, chosen, device_name="Some GPU").measure(
+        Past(store, chosen, device_name="Tesla T4").measure(
             cell, layouts_of(cell), times(cell, 1.0), peak_flops=2e14, peak_source=source
         )
-    found = ask(store, chosen, None, "Some GPU")
+    found = ask(store, chosen, None, name)
     assert bool(found.rows) is is_measured
     assert found.calibration().trainer.compiled
     assert found.trial_cost.least_seconds == ask(None, spec()).trial_cost.least_seconds > 0

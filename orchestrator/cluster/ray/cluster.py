@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import placement_group
 
 from layout_sweep.start import ROOT
-from orchestrator.cluster.contract import Slots
+from orchestrator.cluster.contract import Slots, driver_name_of
 from orchestrator.cluster.ray import local
 from orchestrator.cluster.ray.bounded_calls import first_line, within
 from orchestrator.cluster.ray.guard import RayGuard
@@ -165,17 +165,6 @@ def await_nodes(
         within(HEAD_SECONDS, ray.shutdown)
 
 
-def driver_name_of(of_ray: str, *, here: str | None) -> str | None:
-    """Return how the driver calls the GPUs of a cluster; Ray cuts the name short.
-
-    `here`: how the driver of this machine calls its own. If Ray's name is no part of it, or there
-    are none, Ray's name is all that is known. None: not even that.
-    """
-    if here is not None and of_ray.replace("-", " ") in here.replace("-", " "):
-        return here
-    return of_ray or None
-
-
 def bundle(num_slots: int, device: Device) -> dict[str, float]:
     """Return the resources that these slots of a node are to Ray, with a core for the agent."""
     if device is Device.CUDA:
@@ -205,8 +194,8 @@ class ClusterNodes:
             device = Device.CUDA if has_gpus else Device.CPU
         prefix = "accelerator_type:"
         kinds = (key for each in resources for key in each if key.startswith(prefix))
-        of_ray = next(kinds, prefix).removeprefix(prefix)
-        name = driver_name_of(of_ray, here=device_name()) if device is Device.CUDA else None
+        of_ray = next(kinds, prefix).removeprefix(prefix) or None
+        name = driver_name_of(of_ray, among=device_name()) if device is Device.CUDA else None
         found = cls(device=device, device_name=name, gpus_per_node=gpus_per_node)
         found.refresh()
         return found
