@@ -128,7 +128,7 @@ class Outcome:
     rule: str
     seed: int
     named: bool
-    # By which share the winner is slower than the truly best layout.
+    # The share by which the winner is slower than the truly best layout.
     off: float | None
     num_tied: int
     # A layout within WRONG of the truly best.

@@ -29,7 +29,6 @@ from typing import Protocol
 
 import numpy as np
 import optuna
-from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from benchmarks.machine import describe_machine, parser_of, write_result
@@ -38,6 +37,7 @@ from benchmarks.search_problem import Problem, read_problems
 from benchmarks.simulated_trainer import simulated_problem
 from orchestrator.core.pretend.replay import DEFAULT_PROFILE
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.hypervolume import hypervolume, on_front
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
@@ -122,7 +122,7 @@ class Run:
     failed: int  # of them, until the first share
 
 
-def merits_of(problem: Problem) -> NDArray[np.float64]:
+def merits_of(problem: Problem) -> Floats:
     """Speed and free share of memory of each row; 0 in both if it did not run."""
     limit = problem.runs[0].memory_bytes
     assert limit is not None

@@ -45,13 +45,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, parser_of, write_result
 from benchmarks.prediction_bands import bands_of_all, score_bands, score_fitting
 from benchmarks.prediction_problem import (
     Calibrations,
-    Floats,
     Problem,
     problem_key,
     read_problems,
@@ -62,6 +60,7 @@ from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.problem.arrays import Floats, Mask
 from orchestrator.core.problem.model_shape import ModelShape
 
 SEEDS = 5
@@ -158,7 +157,7 @@ class Fits:
 
 
 def score_memory(
-    problems: Sequence[Problem], calibrations: Sequence[tuple[Calibrations, NDArray[np.bool_]]]
+    problems: Sequence[Problem], calibrations: Sequence[tuple[Calibrations, Mask]]
 ) -> dict[str, object]:
     """Score predicted memory. `calibrations` has each problem's calibration and rows to score."""
     ratios: dict[str, list[Floats]] = {"all": [], "pp1": [], "pp2+": []}
@@ -204,9 +203,7 @@ def _ratios(ratio: Floats) -> dict[str, object]:
     }
 
 
-def _classified(
-    score: Floats, truth: NDArray[np.bool_], best: Mapping[str, float]
-) -> dict[str, object]:
+def _classified(score: Floats, truth: Mask, best: Mapping[str, float]) -> dict[str, object]:
     if not truth.any() or truth.all():
         return {"rows": len(score), "ran_out": int(truth.sum())}
     order = np.argsort(-score, kind="stable")
@@ -233,7 +230,7 @@ def _classified(
 
 
 def score_times(
-    problem: Problem, calibration: Calibrations, scored: NDArray[np.bool_]
+    problem: Problem, calibration: Calibrations, scored: Mask
 ) -> dict[str, float] | None:
     rows = np.flatnonzero(np.isfinite(problem.seconds) & scored)
     if len(rows) < FEWEST_ROWS:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.prediction_problem import Calibrations, Floats, Problem, stage_of
+from benchmarks.prediction_problem import Calibrations, Problem, stage_of
 from orchestrator.core.physics.memory import Stage
 from orchestrator.core.physics.trainer import USABLE_SHARE
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.search.expectation import LIKELY
 
 

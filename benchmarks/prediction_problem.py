@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.table_folder import read_tables
 from orchestrator.core.physics.calibration import Calibration, Predicted
@@ -16,10 +15,10 @@ from orchestrator.core.physics.memory import Stage
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
+from orchestrator.core.problem.arrays import Floats, Mask
 from orchestrator.core.problem.hardware import Hardware, from_label
 from orchestrator.core.problem.layout_table import LayoutTable
 
-Floats = NDArray[np.float64]
 # Trainers share the constants of time; each has its own constants of memory.
 Calibrations = Mapping[Trainer, Calibration]
 
@@ -65,11 +64,11 @@ class Problem:
         )
 
     @cached_property
-    def ran(self) -> NDArray[np.bool_]:
+    def ran(self) -> Mask:
         return np.array([run.status is RunStatus.OK for run in self.runs])
 
     @cached_property
-    def ran_out(self) -> NDArray[np.bool_]:
+    def ran_out(self) -> Mask:
         return np.array([run.status is RunStatus.OOM for run in self.runs])
 
     def memory_bytes(self, calibrations: Calibrations, stage: Stage = Stage.FULLEST) -> Floats:

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.search_problem import Problem, prior_of
 from orchestrator.core.physics.calibration import Calibration
@@ -14,6 +13,7 @@ from orchestrator.core.physics.memory import predict_memory
 from orchestrator.core.physics.trainer import Trainer, with_options
 from orchestrator.core.pretend.replay import DEFAULT_PROFILE
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.search.lattice import Lattice, LatticeAxis
@@ -90,7 +90,7 @@ class LayoutDriver:
     def expected_gain(self) -> float | None:
         return self._searcher.expected_gain()
 
-    def fits(self) -> NDArray[np.float64] | None:
+    def fits(self) -> Floats | None:
         """The probability that each row fits."""
         return self._searcher.probability_of_fitting()
 
@@ -103,7 +103,7 @@ class RowDriver:
         problem: Problem,
         strategy: Strategy,
         seed: int,
-        order: NDArray[np.int64] | None = None,
+        order: Ints | None = None,
     ) -> None:
         table, num_layers = LayoutTable.of(problem.layouts), _layers(problem)
         every = all_axes(table, num_layers=num_layers)
@@ -226,7 +226,7 @@ def _layers(problem: Problem) -> int:
     return cell.model.num_layers if cell is not None else 1
 
 
-def _by_rule(problem: Problem) -> NDArray[np.int64]:
+def _by_rule(problem: Problem) -> Ints:
     table = LayoutTable.of(problem.layouts)
     run = problem.runs[0]
     fits = np.ones(len(table), dtype=np.bool_)

@@ -10,7 +10,6 @@ from pathlib import Path
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.prediction_problem import observation, problem_key
 from benchmarks.table_folder import read_tables
@@ -25,6 +24,7 @@ from orchestrator.core.pretend.run_table import (
     named_profile,
     representative_run,
 )
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.hardware import Hardware, from_label
 from orchestrator.core.problem.layout import Layout
 
@@ -75,7 +75,7 @@ class Problem:
         return TRAINERS[self.profile]
 
     @cached_property
-    def speeds(self) -> NDArray[np.float64]:
+    def speeds(self) -> Floats:
         """Tokens per second and GPU; 0 for a row that did not run."""
         ran = [run.status is RunStatus.OK and run.tokens_per_second_per_gpu for run in self.runs]
         return np.array([float(speed or 0.0) for speed in ran])

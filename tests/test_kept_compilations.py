@@ -1,4 +1,4 @@
-"""A statement that one store has compiled is not compiled again for another; its numbers are."""
+"""A statement is compiled once for all stores of a test run; each store fills in its own values."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Truth:
         )
         (cell,) = spec.cells()
         hardware = hardware_of(session)
-        plan = plan_cell(spec, cell, hardware=hardware, gpus_per_node=1)
+        plan = plan_cell(spec, cell, hardware=hardware, gpus_per_node=1, device=session.device)
         table = plan.candidates.table
         attempts = [
             Attempt(
@@ -170,11 +170,12 @@ class Truth:
             self.space,
             hardware=self.hardware,
             gpus_per_node=1,
+            device=self.session.device,
             calibration=calibration,
         )
 
     def _fitted(self) -> Calibration:
-        prior = Calibration.prior(trainer_of(self.spec, hardware=self.hardware))
+        prior = Calibration.prior(trainer_of(self.spec, device=self.session.device))
         return calibrate(map(self._observation, self._fit()), prior, model=self.cell.model)
 
     def _observation(self, attempt: Attempt) -> Observation:

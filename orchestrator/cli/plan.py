@@ -26,9 +26,10 @@ from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
     from db.store_reads import StoreReads
+    from orchestrator.core.problem.arrays import Floats
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.problem.layout import Layout
-    from orchestrator.core.search.planner import Candidates, CellPlan, Floats
+    from orchestrator.core.search.planner import Candidates, CellPlan
     from orchestrator.core.search.trial_cost import PlannedCost, TrialCost
     from orchestrator.core.sweepfile.spec import SweepSpec
 
@@ -103,7 +104,7 @@ def plan(
     document = {
         "name": spec.name,
         "strategy": spec.search.strategy,
-        "device": known.knowledge.hardware.name if known.knowledge.hardware is not None else "cpu",
+        "device": known.device,
         "remarks": list(spec.remarks()),
         "dominance": {"rule": spec.dominance, "says": _dominance_text(spec)},
         "calibration": _calibration(known),

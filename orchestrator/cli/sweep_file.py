@@ -42,17 +42,17 @@ class Planning:
     hardware: Hardware | None
     gpus_per_node: int
     knowledge: PriorKnowledge
-    # True if the sweep runs on the cores of a machine without GPUs.
-    on_cores: bool
+    # How this machine's driver calls its GPUs; None: there are none, or the file names the device.
+    device_name: str | None
     table: ReplayTable | None = None  # the table that a replay searches
 
     def calibration(self, cell: Cell, options: Options = ()) -> Calibration:
         """The constants that predict the layouts of a cell with these options."""
         from orchestrator.core.search.planner import adapted, trainer_of
 
-        device = self.knowledge.hardware
-        own = trainer_of(self.spec, hardware=device)
-        wanted = trainer_of(self.spec, options, hardware=device)
+        device = self.knowledge.device
+        own = trainer_of(self.spec, device=device)
+        wanted = trainer_of(self.spec, options, device=device)
         return adapted(self.knowledge.calibration(cell), own, wanted)
 
     def plan(self, cell: Cell) -> CellPlan:
@@ -63,6 +63,7 @@ class Planning:
             cell,
             hardware=self.knowledge.hardware,
             gpus_per_node=self.gpus_per_node,
+            device=self.knowledge.device,
             calibration=self.calibration(cell),
             among=self.table.layouts(cell) if self.table is not None else None,
         )
@@ -79,6 +80,19 @@ class Planning:
             hardware=self.knowledge.hardware,
             gpus_per_node=self.gpus_per_node,
         )
+
+    @property
+    def on_cores(self) -> bool:
+        """True if the sweep runs on processor cores."""
+        from orchestrator.core.trial.protocol import Device
+
+        return self.knowledge.device is Device.CPU
+
+    @property
+    def device(self) -> str:
+        """The device by its data sheet, or as its driver calls it; `cpu` for unmeasured cores."""
+        hardware = self.knowledge.hardware
+        return hardware.name if hardware is not None else self.device_name or "cpu"
 
     @property
     def why_no_times(self) -> str:
@@ -119,20 +133,27 @@ class Planning:
 
 def planning(spec: SweepSpec, store: StoreReads | None) -> Planning:
     """Collect what is known of a sweep's device, and the prior knowledge in the store."""
+    from orchestrator.core.trial.protocol import Device
     from orchestrator.node.gpu_monitor import device_name
     from orchestrator.sweep import prior_knowledge
 
     hardware = planned_hardware(spec)
     per_node = assumed_gpus_per_node(spec)
     name = device_name() if spec.device == "auto" else None
+    on_cores = spec.device == "cpu" or (spec.device == "auto" and name is None)
     return Planning(
         spec=spec,
         hardware=hardware,
         gpus_per_node=per_node,
         knowledge=prior_knowledge.read_prior_knowledge(
-            store, spec, hardware, device_name=name, gpus_per_node=per_node
+            store,
+            spec,
+            hardware,
+            device=Device.CPU if on_cores else Device.CUDA,
+            device_name=name,
+            gpus_per_node=per_node,
         ),
-        on_cores=spec.device == "cpu" or (spec.device == "auto" and name is None),
+        device_name=name,
         table=replayed_table(spec),
     )
 
@@ -200,7 +221,7 @@ def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
             num_ranks=cell.num_gpus,
             predicted=slowest,
             compiles=compiles_layers(
-                known.spec.workload, layout.options, on_gpu=known.spec.device != "cpu"
+                known.spec.workload, layout.options, on_gpu=not known.on_cores
             ),
         )
         others = ""

@@ -73,17 +73,7 @@ def trace(
     options += ["--autocast"] if autocast else []
     found = _trace(target, options)
     modes = {name: _mode(terms) for name, terms in found["modes"].items()}
-    section = {
-        "bytes_per_parameter": found["bytes_per_parameter"],
-        "activations": {
-            name: {
-                term: _written(getattr(mode, term))
-                for term in _TERMS
-                if term != "end" or _written(mode.end)
-            }
-            for name, mode in modes.items()
-        },
-    }
+    section = _section(modes, found)
     totals = _totals(modes, found, layers, sequence_length) if layers is not None else None
     if as_json:
         asked = {
@@ -100,12 +90,7 @@ def trace(
     command = ["sweep trace", target, f"--sequence-length {sequence_length}"]
     command += [f"--precision {precision}"] if precision is not None else []
     command += ["--autocast"] if autocast else []
-    write()
-    write(f"trainer:  # {' '.join(command)}")
-    write(f"  bytes_per_parameter: {_flow(section['bytes_per_parameter'])}")
-    write("  activations:")
-    for name, terms in section["activations"].items():
-        write(f"    {name}: {_flow(terms)}")
+    _print_section(section, " ".join(command))
     for remark in found["notes"]:
         note(f"note: {remark}")
 
@@ -141,6 +126,28 @@ def _mode(terms: Mapping[str, Mapping[str, float]]) -> TracedMode:
     from orchestrator.core.physics.traced_memory import TracedBytes, TracedMode  # needs numpy
 
     return TracedMode(**{name: TracedBytes(**term) for name, term in terms.items()})
+
+
+def _section(modes: Mapping[str, TracedMode], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section `trainer` of a sweep file."""
+    activations = {
+        name: {
+            term: _written(getattr(mode, term))
+            for term in _TERMS
+            if term != "end" or _written(mode.end)
+        }
+        for name, mode in modes.items()
+    }
+    return {"bytes_per_parameter": found["bytes_per_parameter"], "activations": activations}
+
+
+def _print_section(section: Mapping[str, Any], command: str) -> None:
+    write()
+    write(f"trainer:  # {command}")
+    write(f"  bytes_per_parameter: {_flow(section['bytes_per_parameter'])}")
+    write("  activations:")
+    for name, terms in section["activations"].items():
+        write(f"    {name}: {_flow(terms)}")
 
 
 def _totals(

@@ -34,7 +34,7 @@ NODE_SLOTS = 8  # unless the file sets it
 TICK_SECONDS = 0.5
 # Shorter than the wait of a sweep for a node (measurement.wait_for_nodes).
 NODE_AWAY_SECONDS = 600.0
-# Until a loss is noticed: as long as a real agent may leave a call unanswered
+# The time until the loss of a node is noticed: as long as a real agent may leave a call unanswered
 # (cluster/ray/unanswered_calls.py).
 FOUND_SECONDS = 20.0
 

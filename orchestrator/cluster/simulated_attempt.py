@@ -16,7 +16,7 @@ from orchestrator.core.pretend.synthetic import (
     out_of_memory_text,
     strikes,
 )
-from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.problem.hardware import DEVICES, Hardware
 from orchestrator.core.sweepfile.synthetic_options import (
     FaultKind,
     SyntheticFault,
@@ -40,7 +40,7 @@ from orchestrator.core.trial.protocol import (
     RankResult,
     TrialRequest,
 )
-from orchestrator.core.trial.stopping import advance_timing, begin
+from orchestrator.core.trial.stopping import Timing, advance_timing, begin
 
 # The phases take 60 s together without the steps (core/trial/measurement.py: LAUNCH_SECONDS), each
 # with a log-normal error.
@@ -136,32 +136,23 @@ def simulate_attempt(
         timing = advance_timing(timing, samples, request.measurement)
         if timing.is_enough:
             break
-    warmup, timed = samples[: timing.num_warmup], samples[timing.num_warmup :]
     rank.phase = Phase.TEARDOWN
-    teardown = phases[Phase.TEARDOWN]
     if (fault := next((fault for fault in faults if fault.at == "teardown"), None)) is not None:
         if fault.fault in _HARM_AFTER_THE_RESULT:
             return rank.struck(fault)
         if _KINDS[fault.fault] is FailureKind.HUNG:
-            teardown = limits.teardown
-    phases[Phase.FIRST_STEP] += warmup[0]
-    phases[Phase.STEADY] = sum(warmup[1:]) + sum(timed)
-    phases[Phase.TEARDOWN] = min(teardown, limits.teardown) + CLEAN_UP_SECONDS
-    result = RankResult(
-        step_seconds=timed,
-        warmup_seconds=warmup,
-        step_seconds_bound=timing.bound,
-        phase_seconds=phases,
-        peak_memory_allocated_bytes=needs.step_2,
-        peak_memory_reserved_bytes=min(capacity, int(1.05 * needs.step_2)),
-        device_memory_bytes=capacity,
-        allocator_retries=0,
-        peak_flops=hardware.peak_flops[request.layout.precision],
-        peak_flops_source=f"table: {hardware.name}",
-        stack=Stack(device_name=f"synthetic {hardware.name}"),
+            phases[Phase.TEARDOWN] = limits.teardown
+    result = _result(
+        request,
+        hardware,
+        needed_bytes=needs.step_2,
+        capacity_bytes=capacity,
+        samples=samples,
+        timing=timing,
+        launch_seconds=phases,
     )
     return SimulatedEnd(
-        seconds=rank.passed + phases[Phase.TEARDOWN],
+        seconds=rank.passed + result.phase_seconds[Phase.TEARDOWN],
         rank=RankOutcome(rank=0, exit_code=0, result=result, phase=Phase.TEARDOWN),
         failure=None,
     )
@@ -181,6 +172,39 @@ def _launch_seconds(name: tuple[object, ...], limits: PhaseLimits) -> dict[Phase
             for phase, seconds in phases.items()
         }
     return phases
+
+
+def _result(
+    request: TrialRequest,
+    hardware: Hardware,
+    *,
+    needed_bytes: int,
+    capacity_bytes: int,
+    samples: list[float],
+    timing: Timing,
+    launch_seconds: Mapping[Phase, float],
+) -> RankResult:
+    """Return what the rank reports after its last step. `launch_seconds` has no steps in it."""
+    warmup, timed = samples[: timing.num_warmup], samples[timing.num_warmup :]
+    teardown = min(launch_seconds[Phase.TEARDOWN], request.limits.teardown)
+    return RankResult(
+        step_seconds=timed,
+        warmup_seconds=warmup,
+        step_seconds_bound=timing.bound,
+        phase_seconds={
+            **launch_seconds,
+            Phase.FIRST_STEP: launch_seconds[Phase.FIRST_STEP] + warmup[0],
+            Phase.STEADY: sum(warmup[1:]) + sum(timed),
+            Phase.TEARDOWN: teardown + CLEAN_UP_SECONDS,
+        },
+        peak_memory_allocated_bytes=needed_bytes,
+        peak_memory_reserved_bytes=min(capacity_bytes, int(1.05 * needed_bytes)),
+        device_memory_bytes=capacity_bytes,
+        allocator_retries=0,
+        peak_flops=hardware.peak_flops[request.layout.precision],
+        peak_flops_source=f"table: {hardware.name}",
+        stack=Stack(device_name=f"synthetic {hardware.name}"),
+    )
 
 
 def _strikes_rank(fault: SyntheticFault, request: TrialRequest, shape: Shape) -> bool:

@@ -242,25 +242,8 @@ def _fingerprint_text(attempt: AttemptRow) -> str | None:
 
 
 def _measurement_facts(measurement: Measurement, attempt: AttemptRow) -> list[Fact]:
-    from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
-
-    steps, gpu = measurement.step_time, attempt.gpu
     rate, all_gpus = measurement.tokens_per_second_per_gpu, measurement.tokens_per_second
     speed = f"{show_as.tokens_rate(rate)}, all GPUs {show_as.tokens_rate(all_gpus)}"
-    step = (
-        f"median {show_as.step_time(steps.median)} {show_as.confidence(steps.relative_confidence)}"
-        f" (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
-    )
-    why = why_unsure(
-        confident=measurement.confident,
-        num_steps=steps.num_steps,
-        relative_confidence=steps.relative_confidence,
-        implausible=measurement.implausible,
-        unsteady=measurement.unsteady,
-        step_seconds_bound=measurement.step_seconds_bound,
-    )
-    if why is not None:
-        step += f"; less sure than asked for: {why}"
     mfu = None
     if measurement.mfu is not None:
         mfu = f"{show_as.percent(measurement.mfu)}, {show_as.percent(measurement.hfu)}"
@@ -268,17 +251,6 @@ def _measurement_facts(measurement: Measurement, attempt: AttemptRow) -> list[Fa
     if measurement.peak_flops is not None:
         source = measurement.peak_flops_source or "unknown source"
         peak = f"{measurement.peak_flops / 1e12:,.3g} TFLOP/s per device ({source})"
-    limit = measurement.device_memory_bytes
-    memory = f"allocated {show_as.memory_of(measurement.peak_memory_allocated_bytes, limit)}"
-    more = {
-        "active": measurement.peak_memory_active_bytes,
-        "reserved": measurement.peak_memory_reserved_bytes,
-        "in pieces": measurement.inactive_split_bytes,
-        "device used": measurement.device_used_bytes,
-    }
-    memory += "".join(
-        f", {what} {show_as.memory(size)}" for what, size in more.items() if size is not None
-    )
     seen = None
     if measurement.peak_memory_driver_bytes is not None:
         kind = str(measurement.peak_memory_driver_kind)
@@ -295,19 +267,55 @@ def _measurement_facts(measurement: Measurement, attempt: AttemptRow) -> list[Fa
         loss = f"{measurement.loss_first:.4f} first, {measurement.loss_last:.4f} last"
     return [
         ("tokens/s/GPU", speed),
-        ("step", step),
+        ("step", _step_text(measurement)),
         ("MFU, HFU", mfu),
         ("", f"formula {measurement.mfu_formula}"),
         ("peak", peak),
-        ("memory", memory),
+        ("memory", _memory_text(measurement)),
         ("", seen),
         ("", ", ".join(f"{part} {show_as.memory(size)}" for part, size in parts)),
         ("allocator retries", retries),
         ("attention", measurement.attention_kernel),
         ("loss", loss),
         ("extra", json_text(dict(measurement.extra)) if measurement.extra else None),
-        *_gpu_facts(gpu, rate),
+        *_gpu_facts(attempt.gpu, rate),
     ]
+
+
+def _step_text(measurement: Measurement) -> str:
+    from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
+
+    steps = measurement.step_time
+    text = (
+        f"median {show_as.step_time(steps.median)} {show_as.confidence(steps.relative_confidence)}"
+        f" (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
+    )
+    why = why_unsure(
+        confident=measurement.confident,
+        num_steps=steps.num_steps,
+        relative_confidence=steps.relative_confidence,
+        implausible=measurement.implausible,
+        unsteady=measurement.unsteady,
+        step_seconds_bound=measurement.step_seconds_bound,
+    )
+    return text if why is None else f"{text}; less sure than asked for: {why}"
+
+
+def _memory_text(measurement: Measurement) -> str:
+    """Return the peaks that the program reported, the first one with the device's limit."""
+    limit = measurement.device_memory_bytes
+    more = {
+        "active": measurement.peak_memory_active_bytes,
+        "reserved": measurement.peak_memory_reserved_bytes,
+        "in pieces": measurement.inactive_split_bytes,
+        "device used": measurement.device_used_bytes,
+    }
+    return (
+        f"allocated {show_as.memory_of(measurement.peak_memory_allocated_bytes, limit)}"
+        + "".join(
+            f", {what} {show_as.memory(size)}" for what, size in more.items() if size is not None
+        )
+    )
 
 
 def _gpu_facts(gpu: GpuUsage | None, tokens_per_second_per_gpu: float) -> list[tuple[str, Any]]:

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from orchestrator.core.search.lattice import Floats, Ints
-from orchestrator.core.search.proposer import Choice, Mask, Proposer
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
+from orchestrator.core.search.proposer import Choice, Proposer
 from orchestrator.core.search.told import Told
 from orchestrator.search.blas_threads import one_blas_thread
 

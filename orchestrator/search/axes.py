@@ -11,16 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.layout import Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.problem.layout_table import COLUMNS, LayoutTable
-from orchestrator.core.search.lattice import (
-    UNKNOWN_LEVEL_SD,
-    Belief,
-    Floats,
-    Ints,
-    Lattice,
-    LatticeAxis,
-)
+from orchestrator.core.search.lattice import UNKNOWN_LEVEL_SD, Belief, Lattice, LatticeAxis
 from orchestrator.core.search.planner import Candidates
 
 # How far an uncalibrated prediction may be off, in the logarithm: its level, per doubling (or step)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.core.search.lattice import Ints
-from orchestrator.core.search.proposer import Choice, Mask
+from orchestrator.core.problem.arrays import Ints, Mask
+from orchestrator.core.search.proposer import Choice
 from orchestrator.core.search.told import Told
 
 

@@ -18,8 +18,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.search.lattice import Ints, LatticeAxis
-from orchestrator.core.search.proposer import Choice, Mask
+from orchestrator.core.problem.arrays import Ints, Mask
+from orchestrator.core.search.lattice import LatticeAxis
+from orchestrator.core.search.proposer import Choice
 from orchestrator.core.search.told import Told
 
 # Told rows: the GP's cost is cubic in them, and the loop waits for an ask; 0.25 s at 190.

@@ -37,7 +37,8 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
+from orchestrator.core.problem.arrays import Floats
+from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search.row_searcher import RowSearcher, RowStatus

@@ -12,8 +12,9 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.search.lattice import Floats, Ints, Lattice, LatticeAxis
-from orchestrator.core.search.proposer import Choice, Mask, Proposer
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
+from orchestrator.core.search.lattice import Lattice, LatticeAxis
+from orchestrator.core.search.proposer import Choice, Proposer
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.merit import Merit

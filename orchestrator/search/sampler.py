@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from orchestrator.core.search.proposer import Choice, Mask
+from orchestrator.core.problem.arrays import Mask
+from orchestrator.core.search.proposer import Choice
 from orchestrator.core.search.told import Told
 
 

@@ -13,11 +13,10 @@ from functools import partial
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.problem.layout_table import Ints
 from orchestrator.core.problem.memory_text import memory_text
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
-from orchestrator.core.search.lattice import Floats
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.search.proposer import Choice
 from orchestrator.core.search.told import Told

@@ -31,6 +31,7 @@ class CellSearches:
             self._call.spaces.of(cell, gpus_per_node=gpus_per_node),
             hardware=knowledge.hardware,
             gpus_per_node=gpus_per_node,
+            device=knowledge.device,
             calibration=knowledge.calibration(cell, with_own=False),
         )
         cost = self.trial_cost
@@ -75,6 +76,7 @@ def read(call: Call, hardware: Hardware | None, *, begin: Fits | None = None) ->
         call.store,
         call.spec,
         hardware,
+        device=slots.device,
         device_name=slots.device_name,
         gpus_per_node=call.gpus_per_node,
         nodes=slots.nodes,

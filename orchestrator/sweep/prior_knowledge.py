@@ -25,7 +25,6 @@ from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import (
-    DEVICES,
     GIB,
     UNLIMITED_BYTES,
     Hardware,
@@ -93,6 +92,7 @@ class PriorKnowledge:
     spec: SweepSpec
     # None: no data sheet has the device, and nothing was measured on it.
     hardware: Hardware | None
+    device: Device  # what ranks run on
     rows: Sequence[RelativeTrial]  # oldest first
     # Links measured by the newest `sweep netbench` on such devices.
     links: Sequence[LinkRow] = ()
@@ -124,7 +124,7 @@ class PriorKnowledge:
     @cached_property
     def prior(self) -> Calibration:
         """Return the calibration before any trial: usual values, and those that links show."""
-        trainer = trainer_of(self.spec, hardware=self.hardware)
+        trainer = trainer_of(self.spec, device=self.device)
         usual = Calibration.prior(trainer, is_known=self.spec.knows_memory is not None)
         return usual if self.network is None else usual.informed(self.network)
 
@@ -149,12 +149,11 @@ class PriorKnowledge:
     @cached_property
     def trial_cost(self) -> TrialCost:
         """Return the seconds of a trial in addition to its steps, and its number of steps."""
-        hardware = self.hardware.name if self.hardware is not None else self.spec.device
         return TrialCost.of(
             self.spec.measurement,
             launch_seconds=self.launch_seconds,
             timed_steps=self.timed_steps,
-            device=Device.CUDA if hardware in DEVICES else Device.CPU,
+            device=self.device,
         )
 
     def calibration(self, cell: Cell | None = None, *, with_own: bool = True) -> Calibration:
@@ -225,6 +224,7 @@ def read_prior_knowledge(
     spec: SweepSpec,
     hardware: Hardware | None,
     *,
+    device: Device,
     device_name: str | None,
     gpus_per_node: int,
     nodes: Collection[str] | None = None,
@@ -232,62 +232,64 @@ def read_prior_knowledge(
 ) -> PriorKnowledge:
     """Return what the store has of a sweep's relatives. `begin`: the `fits` of what it had before.
 
-    `hardware` is the device by its data sheet. Without one, `device_name` is how its driver calls
-    it; None: processor cores. `gpus_per_node` replaces that of trials whose nodes are unknown.
-    `nodes`: links count that were measured on one of these; None: on any.
+    `device` is what ranks run on, and `hardware` its data sheet. Without one, `device_name` is how
+    its driver calls it; None: processor cores. `gpus_per_node` replaces that of trials whose nodes
+    are unknown. `nodes`: links count that were measured on one of these; None: on any.
     """
-    varying = set(spec.axes.options)
     rows = _relatives(store, spec, hardware, device_name) if store is not None else []
     devices = devices_of(rows)
-    options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
     found = [
-        (row, device)
+        (row, ran_on)
         for row in rows
-        if (device := devices.of(row)) is not None and is_wanted(row, device, hardware, device_name)
+        if (ran_on := devices.of(row)) is not None and is_wanted(row, ran_on, hardware, device_name)
     ]
     if not found:
         unplaced = sum(devices.of(row) is None for row in rows)
         return PriorKnowledge(
             spec=spec,
             hardware=hardware,
+            device=device,
             rows=(),
             links=_links(store, spec, hardware, nodes),
             num_unplaced=unplaced,
         )
     newest = found[-1][0]
     # Processor cores differ from machine to machine: take those of the newest trial.
-    found = [(row, device) for row, device in found if device.name == devices.name_of(newest)]
+    found = [(row, ran_on) for row, ran_on in found if ran_on.name == devices.name_of(newest)]
     stack = next((_stack(row) for row, _ in reversed(found) if not row.out_of_memory), None)
     planned_for = hardware or found[-1][1]
-    trainer = trainer_of(spec, hardware=planned_for)
-
-    def _trainer_of(row: ObservationRow) -> Trainer:
-        values = {
-            name: value for name, value in options[row.sweep.id].items() if name in varying
-        } | dict(row.layout.options)
-        return trainer_of(spec, tuple(sorted(values.items())), hardware=planned_for)
-
+    planned = trainer_of(spec, device=device)
     trials = [
         RelativeTrial(
             row=row,
             observation=_observation(
                 row,
-                device,
+                ran_on,
                 gpus_per_node=gpus_per_node,
-                trainer=_trainer_of(row),
-                is_planned=_trainer_of(row) == trainer,
+                trainer=_trainer_of_trial(row, spec, device),
+                planned=planned,
             ),
             is_current=row.out_of_memory or _stack(row) == stack,
         )
-        for row, device in found
+        for row, ran_on in found
     ]
     return PriorKnowledge(
         spec=spec,
         hardware=planned_for,
+        device=device,
         rows=trials,
         links=_links(store, spec, planned_for, nodes),
         reused=store.reused_by(spec.name) if store is not None else frozenset(),
         begin=begin or Fits(),
+    )
+
+
+def _trainer_of_trial(row: ObservationRow, spec: SweepSpec, device: Device) -> Trainer:
+    """Return the sweep's trainer with the options of this trial that vary among layouts."""
+    of_sweep = _physics(_options_of(row.sweep.conditions))
+    values = {name: value for name, value in of_sweep.items() if name in spec.axes.options}
+    return trainer_of(
+        spec, tuple(sorted((values | dict(row.layout.options)).items())), device=device
     )
 
 
@@ -389,13 +391,14 @@ def _observation(
     *,
     gpus_per_node: int,
     trainer: Trainer,
-    is_planned: bool,
+    planned: Trainer,
 ) -> Observation:
-    """Return what calibration takes of a trial.
+    """Return what calibration takes of a trial of this `trainer`.
 
-    Options that vary may make another trainer of it than the planned one: its memory then tells
-    nothing of that one's.
+    Options that vary may make it another one than is `planned`: its memory then tells nothing of
+    that one's.
     """
+    is_planned = trainer == planned
     said, in_file = (
         row.sweep.conditions.get("gpus_per_node"),
         row.sweep.conditions.get("device_memory_gib"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from db.read.rows import CellRow, SweepRow, TrialRow
+from orchestrator.cluster.contract import driver_name_of
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.trial.lifecycle import TrialState
@@ -105,10 +106,10 @@ def _refuse_other_code(call: Call, source: SweepRow, row: CellRow) -> None:
     if then is None:
         # Nothing was measured, so nothing but out-of-memories is reused.
         return
-    now, slots = call.code, call.scheduler.slots
+    now, slots, was_on = call.code, call.scheduler.slots, then.stack.device_name
     on_gpu = slots.device is Device.CUDA
     for what, was, is_now in (
-        ("device", then.stack.device_name, slots.device_name or then.stack.device_name),
+        ("device", was_on, driver_name_of(slots.device_name, among=was_on)),
         ("GPU driver", then.stack.driver, then.stack.driver if on_gpu else None),
         ("layout-sweep", then.orchestrator_version, now.orchestrator_version),
         ("the code's commit", then.git_sha, now.git_sha),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from db.read.observations import ObservationRow
+from orchestrator.cluster.contract import driver_name_of
 from orchestrator.core.problem.hardware import (
     DEVICES,
     UNLIMITED_BYTES,
@@ -39,7 +40,7 @@ def may_be_wanted(
     """
     if hardware is not None:
         return sheet is None or sheet.name == hardware.name
-    return name == device_name if device_name is not None else from_driver_name(name) is None
+    return _is_called(name, device_name) if device_name else from_driver_name(name) is None
 
 
 def is_wanted(
@@ -49,12 +50,21 @@ def is_wanted(
     if hardware is not None:
         return device.name == hardware.name
     if device_name is not None:
-        return row.device_name in (device_name, None)
+        return row.device_name is None or _is_called(row.device_name, device_name)
     # Processor cores, or a device that is simulated on them.
     simulated = (row.device_name or SIMULATED).startswith(SIMULATED)
     return simulated or (
         from_driver_name(row.device_name or "") is None and not row.is_peak_reserved
     )
+
+
+def _is_called(name: str, device_name: str) -> bool:
+    """Return whether a driver's name is the given one, or may be what Ray gives a part of.
+
+    The parts of names with a data sheet fit several devices.
+    """
+    may_be = from_driver_name(name) is None and driver_name_of(device_name, among=name) == name
+    return name == device_name or may_be
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ def test_layouts_of_a_real_llama_are_measured_and_told(
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A sweep some of whose layouts do not fit, and whose stderr took nothing."""
+    """A sweep whose largest layouts do not fit, and whose stderr was a full device."""
 
     command: Command
     stdout: str

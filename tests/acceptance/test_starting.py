@@ -1,6 +1,6 @@
 """A sweep that is stopped while it starts: its exit code names the signal, no Ray is left.
 
-At some moments of the start, each in one way; `make chaos` ends calls at any, in every way.
+Here each moment of the start gets one signal; `make chaos` ends calls at any moment, in every way.
 """
 
 from __future__ import annotations

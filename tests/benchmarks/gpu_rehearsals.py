@@ -34,7 +34,7 @@ class SharedLauncher:
         return self._launcher.run(order)
 
     def close(self) -> None:
-        """Leave it to the next session."""
+        """Leave the launcher open for the next session."""
 
 
 def failure_of(name: str, out_dir: str) -> str | None:

@@ -252,7 +252,7 @@ def test_what_is_measured_on_a_gpu_is_fitted_with_compiled_layers(tmp_path: Path
     )
     (cell,) = spec.cells()
     found = truth.Truth(
-        session=Session("truth", tmp_path, rehearse=True, seconds=1.0),
+        session=Session("truth", tmp_path, rehearse=False, seconds=1.0),
         spec=spec,
         cell=cell,
         hardware=DEVICES["h200"],

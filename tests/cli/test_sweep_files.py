@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 
 from db.store import Store
 from orchestrator import cli
+from orchestrator.cli import sweep_file
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
+from orchestrator.core.trial.limits import COMPILE_SECONDS
+from orchestrator.core.trial.protocol import Device
+from orchestrator.node import gpu_monitor
 from tests.db.builders import Bench, begin_trial, measurement, record_measurement
 
 CPU = Fingerprint(orchestrator_version="0", stack=Stack(device_name="Some CPU"))
@@ -240,6 +245,32 @@ def test_a_plan_warns_of_no_other_limit(
         "cells"
     ]
     assert cell["limit_warnings"] == []
+
+
+def test_no_minutes_of_compilation_are_added_to_a_limit_on_cores(file: Path) -> None:
+    on_gpus = sweep_file.planning(sweep_file.load(file, ["measurement.limits.first_step=1"]), None)
+    (cell,) = on_gpus.spec.cells()
+    planned = on_gpus.plan(cell)
+    on_cores = replace(
+        on_gpus,
+        spec=on_gpus.spec.model_copy(update={"device": "auto"}),
+        knowledge=replace(on_gpus.knowledge, device=Device.CPU),
+    )
+    advised = [
+        int(line.rpartition(" ")[2])
+        for known in (on_gpus, on_cores)
+        for line in sweep_file.cell_limit_warnings(known, planned)
+    ]
+    assert advised[0] - advised[1] == COMPILE_SECONDS
+
+
+def test_a_plan_names_a_gpu_without_a_data_sheet_as_its_driver_does(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_monitor, "device_name", lambda: "Some GPU")
+    document = json.loads(planned(capsys, file, "device=auto", "--json"))
+    assert document["device"] == "Some GPU"
+    assert not document["cells"][0]["on_cores"]
 
 
 def test_validate_warns_as_well(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cluster.contract import Slots, first_failure, least_advanced, shapes_of
+from orchestrator.cluster.contract import (
+    Slots,
+    driver_name_of,
+    first_failure,
+    least_advanced,
+    shapes_of,
+)
 from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import PRESETS
@@ -97,3 +103,20 @@ def test_a_gang_that_no_empty_cluster_holds_is_refused_with_what_there_is(
     with pytest.raises(ResourcesInsufficient) as refused:
         shapes_of([CELL], slots, gpus_per_node=per_node, device="h100-sxm")
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "among", "expected"),
+    [
+        ("H200", "NVIDIA H200", "NVIDIA H200"),
+        ("RTX-PRO-6000", "NVIDIA RTX PRO 6000 Server", "NVIDIA RTX PRO 6000 Server"),
+        (None, "Tesla T4", "Tesla T4"),
+        ("L4", "NVIDIA L40S", "L4"),
+        ("H100", None, "H100"),
+        (None, None, None),
+    ],
+)
+def test_gpus_have_the_name_that_their_driver_gives_them(
+    part: str | None, among: str | None, expected: str | None
+) -> None:
+    assert driver_name_of(part, among=among) == expected

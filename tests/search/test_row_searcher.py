@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
+from orchestrator.core.problem.arrays import Floats
+from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search.auto_sampler import CONSIDERED

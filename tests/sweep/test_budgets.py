@@ -142,8 +142,8 @@ def test_a_trial_that_must_wait_for_what_runs_is_started_when_that_held_less(sto
         return 3.0 if len(order) == 1 else 0.1
 
     scheduler = FakeScheduler(fast, slots=2, device=Device.CUDA, seconds=seconds)
-    # After the first, the third should hold 3 as well: beside it nothing fits, and when it held 0.1
-    # all do.
+    # After the first trial, the third one is expected to take 3 as well, which leaves nothing for
+    # others. When it has taken 0.1, all others fit into the budget.
     result, _ = run(
         store, fast, spec=spec(gpus=1, search={"max_gpu_hours": 6.15 / HOUR}), scheduler=scheduler
     )
@@ -161,8 +161,8 @@ def test_a_cell_waits_for_what_another_cell_runs_too(store: Store) -> None:
         return 4.0 if len(large) == 1 else 0.1
 
     scheduler = FakeScheduler(fast, nodes={"a": 2, "b": 1}, device=Device.CUDA, seconds=seconds)
-    # The second large one should hold 8 like the first, beside which no small one fits; it holds
-    # 0.2, and all twelve come to 15.
+    # The second large trial is expected to take 8 like the first one, which leaves nothing for a
+    # small one. It takes 0.2, and all twelve take 15 together.
     result, _ = run(
         store,
         fast,

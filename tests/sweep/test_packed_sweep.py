@@ -1,5 +1,6 @@
-"""The loop on several nodes: gangs of all sizes get their turn, beside each other where they fit,
-and nodes that go are done without.
+"""The loop on several nodes: gangs of all sizes are started, several on a node where they fit.
+
+The loop goes on if nodes are lost.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def store(sqlite_store: Store) -> Store:
 
 
 class Nodes(FakeScheduler):
-    """Notes who ran beside whom, and may lose nodes or find them again, by the number of attempts
-    that have ended.
+    """Notes which trials ran on the same node; loses nodes and finds them again.
+
+    The number of attempts that have ended decides when.
     """
 
     def __init__(

@@ -199,7 +199,14 @@ def ask(
     hardware: Hardware | None = H100,
     device_name: str | None = None,
 ) -> PriorKnowledge:
-    return read_prior_knowledge(store, chosen, hardware, device_name=device_name, gpus_per_node=8)
+    return read_prior_knowledge(
+        store,
+        chosen,
+        hardware,
+        device=Device.CPU if chosen.device == "cpu" else Device.CUDA,
+        device_name=device_name,
+        gpus_per_node=8,
+    )
 
 
 @pytest.fixture
@@ -304,7 +311,13 @@ def test_what_is_learned_is_the_same_wherever_the_fits_began(
     anew, on = (
         ask(store, spec()),
         read_prior_knowledge(
-            store, spec(), H100, device_name=None, gpus_per_node=8, begin=before.fits
+            store,
+            spec(),
+            H100,
+            device=Device.CUDA,
+            device_name=None,
+            gpus_per_node=8,
+            begin=before.fits,
         ),
     )
     assert set(on.begin.times) == {("current", None)}
@@ -517,6 +530,24 @@ def test_processor_cores_are_predicted_once_their_peak_is_measured(store: Store)
     assert np.isfinite(planned.candidates.tokens_per_second_per_gpu).all()
 
 
+@pytest.mark.parametrize("is_measured", [False, True])
+@pytest.mark.parametrize("name", ["Tesla T4", "T4"])
+def test_a_gpu_without_a_data_sheet_compiles_layers_and_is_timed_as_one(
+    store: Store, name: str, is_measured: bool
+) -> None:
+    chosen = spec(device="auto", workload="llama")
+    if is_measured:
+        cell = chosen.cells()[0]
+        source = "measured: matmul 8192^3 bfloat16, in trial 1"
+        Past(store, chosen, device_name="Tesla T4").measure(
+            cell, layouts_of(cell), times(cell, 1.0), peak_flops=2e14, peak_source=source
+        )
+    found = ask(store, chosen, None, name)
+    assert bool(found.rows) is is_measured
+    assert found.calibration().trainer.compiled
+    assert found.trial_cost.least_seconds == ask(None, spec()).trial_cost.least_seconds > 0
+
+
 def test_a_precision_that_was_not_measured_yet_is_predicted_within_reason() -> None:
     cores = measured_hardware(
         "Some Processor", {Precision.FP32: 5e10, Precision.BF16: 1e10}, memory_bytes=None
@@ -639,7 +670,9 @@ def share_of(known: PriorKnowledge) -> float:
 
 def test_measured_links_stand_in_for_what_is_usual(store: Store) -> None:
     measure_links(store, 0.01)
-    known = read_prior_knowledge(store, spec(), H100, device_name=None, gpus_per_node=8)
+    known = read_prior_knowledge(
+        store, spec(), H100, device=Device.CUDA, device_name=None, gpus_per_node=8
+    )
     assert share_of(known) == pytest.approx(0.01, rel=0.25)
     assert known.network is not None and known.network.num_samples == 10
 
@@ -648,7 +681,9 @@ def test_the_newest_measurement_of_links_counts(store: Store) -> None:
     measure_links(store, 0.01)
     measure_links(store, 0.3, run_token="second")
     assert share_of(
-        read_prior_knowledge(store, spec(), H100, device_name=None, gpus_per_node=8)
+        read_prior_knowledge(
+            store, spec(), H100, device=Device.CUDA, device_name=None, gpus_per_node=8
+        )
     ) == pytest.approx(0.3, rel=0.25)
 
 
@@ -664,7 +699,7 @@ def test_links_of_others_tell_nothing(
 ) -> None:
     measure_links(store, 0.01, **changes)
     known = read_prior_knowledge(
-        store, spec(), H100, device_name=None, gpus_per_node=8, nodes=where
+        store, spec(), H100, device=Device.CUDA, device_name=None, gpus_per_node=8, nodes=where
     )
     assert known.network is None, why
     assert share_of(known) == pytest.approx(StepTimeConstants().inter_node_share)
@@ -674,7 +709,9 @@ def test_trials_that_are_only_pretended_send_nothing_over_links(store: Store) ->
     measure_links(store, 0.01)
     pretended = spec(workload={"name": "synthetic"})
     assert (
-        read_prior_knowledge(store, pretended, H100, device_name=None, gpus_per_node=8).network
+        read_prior_knowledge(
+            store, pretended, H100, device=Device.CUDA, device_name=None, gpus_per_node=8
+        ).network
         is None
     )
 
@@ -693,7 +730,9 @@ def test_a_slow_network_changes_the_plan(store: Store) -> None:
     best = []
     for token, share in (("fast", 0.4), ("slow", 0.01)):
         measure_links(store, share, run_token=token)
-        known = read_prior_knowledge(store, asked, H100, device_name=None, gpus_per_node=8)
+        known = read_prior_knowledge(
+            store, asked, H100, device=Device.CUDA, device_name=None, gpus_per_node=8
+        )
         found = plan_cell(
             asked, cell, hardware=H100, gpus_per_node=8, calibration=known.calibration(cell)
         ).candidates

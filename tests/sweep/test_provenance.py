@@ -98,7 +98,7 @@ def test_a_tracked_folder_is_that_of_its_repository(project: Path) -> None:
     (project / "inner" / "part.py").write_text("1\n")
     commit(project)
     assert code_fingerprint(project / "inner").git_sha == git(project, "rev-parse", "HEAD")
-    # Beside it, and part of the same program.
+    # This file is outside the folder, but part of the same program.
     (project / "train.py").write_text("changed()\n")
     assert code_fingerprint(project / "inner").dirty_diff_digest is not None
 
@@ -335,7 +335,7 @@ def test_without_a_working_directory_the_folder_of_the_script_is_the_project(
     before, elsewhere = (
         provenance.program_fingerprint(argv, cwd=cwd) for cwd in (None, tmp_path / "data")
     )
-    # A script beside the working directory, likewise.
+    # A script outside the working directory counts as the same program.
     assert elsewhere == before
     (program / "layers" / "block.py").write_text("changed\n")
     assert provenance.program_fingerprint(argv, cwd=None) != before

@@ -1,5 +1,6 @@
-"""Trials that are launched again after they were measured: how often, beside what, and what is
-remembered of it over calls.
+"""Trials that are launched again after they were measured: how often, and next to which others.
+
+What a call knows of them is known to the next one.
 """
 
 from __future__ import annotations
@@ -166,8 +167,9 @@ def test_other_code_repeats_nothing_that_cannot_count_more_than_once(store: Stor
 
 
 class Mixed(FakeScheduler):
-    """Each attempt reports the torch that it was given; the repeat of trial 1 ends after what runs
-    beside it.
+    """Each attempt reports the torch that it was given.
+
+    The repeat of trial 1 ends after the attempts that run at the same time.
     """
 
     def __init__(

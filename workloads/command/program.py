@@ -123,16 +123,7 @@ def start(options: CommandOptions, rank: Rank, *, output: int | None = None) -> 
     values = template_values(rank.request, place)
     names = {name: text_of(value) for name, value in values.items()}
     argv = [fill(text, names) for text in options.argv]
-    is_per_node = options.processes is Processes.PER_NODE
-    environment = (
-        {
-            name: value
-            for name, value in os.environ.items()
-            if not (is_per_node and name in RANKS_OWN)
-        }
-        | {f"SWEEP_{name.upper()}": value for name, value in names.items()}
-        | {name: fill(text, names) for name, text in options.env.items()}
-    )
+    environment = _environment(options, names)
     if rank.request.profile is not None:
         place.trace_folder.mkdir()
         environment |= {PROFILE_VARIABLE: str(place.trace_folder)}
@@ -157,8 +148,31 @@ def start(options: CommandOptions, rank: Rank, *, output: int | None = None) -> 
         raise CannotStart(f"{missing} (on {socket.gethostname()})")
     # On a busy machine the program may run for seconds before this process goes on.
     began = time.monotonic()
+    return Program(
+        process=_process(argv, environment, cwd, output),
+        began=began,
+        environment=environment,
+        place=place,
+        names_num_steps="num_steps" in options.names_used() or _names_num_steps(argv, cwd),
+    )
+
+
+def _environment(options: CommandOptions, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a program: this rank's, the names of templates, and the file's."""
+    is_per_node = options.processes is Processes.PER_NODE
+    own = {
+        name: value for name, value in os.environ.items() if not (is_per_node and name in RANKS_OWN)
+    }
+    told = {f"SWEEP_{name.upper()}": value for name, value in names.items()}
+    return own | told | {name: fill(text, names) for name, text in options.env.items()}
+
+
+def _process(
+    argv: Sequence[str], environment: Mapping[str, str], cwd: str, output: int | None
+) -> subprocess.Popen[bytes]:
+    """Start a process that dies with this one. Raises CannotStart."""
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             argv,
             env=environment,
             cwd=cwd,
@@ -172,13 +186,6 @@ def start(options: CommandOptions, rank: Rank, *, output: int | None = None) -> 
         if isinstance(exc, FileNotFoundError):
             reason = "its first line (#!) names a program that does not exist"
         raise CannotStart(f"cannot start {argv[0]!r} in {cwd}: {reason}") from exc
-    return Program(
-        process=process,
-        began=began,
-        environment=environment,
-        place=place,
-        names_num_steps="num_steps" in options.names_used() or _names_num_steps(argv, cwd),
-    )
 
 
 _NUM_STEPS = "SWEEP_NUM_STEPS"

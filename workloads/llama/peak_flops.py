@@ -16,7 +16,7 @@ from orchestrator.core.problem.layout import Precision
 from orchestrator.core.trial.protocol import MEASURED_PEAK, TrialRequest
 from workloads.tools.matmul import product_flops
 
-# In which a peak is measured. None: torch's plain products have no fp8.
+# The type of the numbers with which a peak is measured. None: torch's plain products have no fp8.
 _DTYPES = {
     Precision.FP32: torch.float32,
     Precision.BF16: torch.bfloat16,

@@ -244,18 +244,7 @@ def _run(
     from orchestrator.sweep.verdict import judge_attempt
 
     every = steps_per_line(spec.workload)
-    num_steps = WARMUP_STEPS + MAX_STEPS * every
-    plan = spec.measurement.plan(device).model_copy(
-        update={
-            # A few steps show what the doctor judges.
-            "warmup_seconds": 0.0,
-            "min_seconds": 0.0,
-            "warmup_steps": WARMUP_STEPS,
-            "min_steps": 2,
-            "max_steps": num_steps - WARMUP_STEPS,
-            "counts_lines": True,
-        }
-    )
+    plan = _short_plan(spec, device, max_steps=MAX_STEPS * every)
     order = _order(spec, smallest, device, devices, plan)
     seen = _watched(order)
     cell, report = smallest.cell, seen.report
@@ -286,7 +275,7 @@ def _run(
             num_steps=[step.num_steps for step in seen.steps],
             at_seconds=[step.at_seconds for step in seen.steps],
         ),
-        num_steps_asked=num_steps,
+        num_steps_asked=plan.warmup_steps + plan.max_steps,
         steps_per_line=every,
         ranks=seen.ranks,
         connected_ranks=seen.connected_ranks,
@@ -299,6 +288,19 @@ def _run(
     again = _watched(_order(spec, smallest, device, devices, longer)).report
     found = [one.result for one in again.ranks if one.result is not None]
     return replace(run, longer=found[0] if again.failure is None and found else None)
+
+
+def _short_plan(spec: SweepSpec, device: Device, *, max_steps: int) -> MeasurementPlan:
+    """Return the file's plan with few steps, which show what the doctor judges."""
+    short = {
+        "warmup_seconds": 0.0,
+        "min_seconds": 0.0,
+        "warmup_steps": WARMUP_STEPS,
+        "min_steps": 2,
+        "max_steps": max_steps,
+        "counts_lines": True,
+    }
+    return spec.measurement.plan(device).model_copy(update=short)
 
 
 def _pattern(spec: SweepSpec) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,6 @@ def print_ending(
     strict: bool = False,
 ) -> None:
     """Say on stderr why the sweep ended and what is missing. `received`: the signal that did it."""
-    from orchestrator.core.sweepfile.search_section import Strategy
-    from orchestrator.sweep.progress import StopReason
-
     count = result.counts.get
     parts = [f"{n} {state.replace('_', ' ')}" for state in TrialState if (n := count(state, 0))]
     parts += [f"{num} never tried"] if (num := sum(result.untried.values())) else []
@@ -69,41 +67,56 @@ def print_ending(
                 changed=_program_changed_since(spec, result),
             )
         )
-    if spec.search.strategy is Strategy.EXHAUSTIVE and (num := count(TrialState.PRUNED, 0)):
-        note(
+    for text in (*_trial_notes(spec, result), *_cell_notes(spec, result)):
+        note(text)
+
+
+def _trial_notes(spec: SweepSpec, result: SweepResult) -> Iterator[str]:
+    """Say which trials were not launched, and which were measured with other code."""
+    from orchestrator.core.sweepfile.search_section import Strategy
+
+    num = result.counts.get(TrialState.PRUNED, 0)
+    if num and spec.search.strategy is Strategy.EXHAUSTIVE:
+        yield (
             f"{num} of the layouts were not launched: others ran out of memory, and these need at"
             f" least as much (search.dominance is {spec.dominance}; search.dominance=off launches"
             " them too)"
         )
     if result.code_has_changed:
-        note(
+        yield (
             "The code has changed since these numbers were measured, and nothing was measured"
             f" again.{_last_written_text(spec)} To measure them again:"
             f" sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
         )
     if result.num_fingerprints > 1:
-        note(
+        yield (
             "Its numbers were taken with more than one version of code, software or device;"
             f" `sweep best` shows them apart.{_last_written_text(spec)} To measure the older ones"
             " again:"
             f" sweep invalidate --sweep {spec.name} --where 'not is_current_fingerprint' --yes"
         )
+
+
+def _cell_notes(spec: SweepSpec, result: SweepResult) -> Iterator[str]:
+    """Say of each cell without a confirmed best layout why it has none."""
+    from orchestrator.sweep.progress import StopReason
+
     for cell, evidence in result.nothing_fits.items():
-        note(
+        yield (
             f"Nothing fits in {cell.key}: {evidence}. More GPUs, a higher ZeRO stage or full"
             " recomputation may help; `sweep plan` shows what is predicted to fit."
         )
     failed = [cell for cell, reason in result.stopped.items() if reason is StopReason.FAULTS]
     for cell in failed:
-        note(
+        yield (
             f"{cell.key} was stopped: its attempts failed again and again. `sweep trials"
             f" {spec.name}` shows how; the same command tries it again."
         )
     for cell in result.nothing_feasible:
         if cell not in result.nothing_fits and cell not in failed:
-            note(_why_nothing(spec, result, cell))
+            yield _why_nothing(spec, result, cell)
     for cell in result.unconfirmed:
-        note(
+        yield (
             f"The best layout of {cell.key} was measured only once: {result.stopped[cell]}, before"
             " it could be confirmed."
         )

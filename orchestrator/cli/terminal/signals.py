@@ -49,7 +49,7 @@ class Terminated(BaseException):
         return 128 + self.number
 
     def end_process(self) -> NoReturn:
-        """End this process at once, where nothing can raise."""
+        """End this process at once, where Python would ignore an exception."""
         with suppress(OSError):  # stderr may be a closed terminal
             os.write(2, f"{self}\n".encode())
         os._exit(self.exit_code)

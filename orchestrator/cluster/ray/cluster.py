@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import placement_group
 
 from layout_sweep.start import ROOT
-from orchestrator.cluster.contract import Slots
+from orchestrator.cluster.contract import Slots, driver_name_of
 from orchestrator.cluster.ray import local
 from orchestrator.cluster.ray.bounded_calls import first_line, within
 from orchestrator.cluster.ray.guard import RayGuard
@@ -27,6 +27,7 @@ from orchestrator.cluster.ray.node_names import NodeNames
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.trial.protocol import Device
+from orchestrator.node.gpu_monitor import device_name
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +194,8 @@ class ClusterNodes:
             device = Device.CUDA if has_gpus else Device.CPU
         prefix = "accelerator_type:"
         kinds = (key for each in resources for key in each if key.startswith(prefix))
-        name = next(kinds, prefix).removeprefix(prefix) or None
+        of_ray = next(kinds, prefix).removeprefix(prefix) or None
+        name = driver_name_of(of_ray, among=device_name()) if device is Device.CUDA else None
         found = cls(device=device, device_name=name, gpus_per_node=gpus_per_node)
         found.refresh()
         return found

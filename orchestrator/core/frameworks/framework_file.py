@@ -11,8 +11,8 @@ from orchestrator.core.frameworks.translation import TABLES, Translation
 def with_settings(files: Mapping[str, Any], translation: Translation) -> dict[str, Any]:
     """Return the config files of a run folder with the framework's among them.
 
-    A mapping that the user gives by the framework's file name is kept where the layout says
-    nothing under any name. A framework that takes arguments has no file.
+    `files` may have the framework's file. A key in it is kept unless the layout sets it, under this
+    or another name. A framework that takes arguments has no file.
     """
     table = TABLES[translation.framework]
     if table.file is None:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.machines.node_run import NEWEST_RUNS, NodeRun
 from orchestrator.core.physics.robust_fit import robust_sd
-
-Floats = NDArray[np.float64]
+from orchestrator.core.problem.arrays import Floats, Mask
 
 # Relative, of runs of one layout on equal nodes: published repeats differ by 0.7 to 4 %.
 RUN_SD = 0.02
@@ -182,7 +181,7 @@ class _Model:
         explained: Floats,
         member: Floats,
         *,
-        kept: NDArray[np.bool_] | None = None,
+        kept: Mask | None = None,
         clip: bool = True,
     ) -> tuple[Floats, Floats]:
         """Each node's slowness as if it alone were slow, and its standard error.

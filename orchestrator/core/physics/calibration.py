@@ -12,7 +12,6 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.links import Network
 from orchestrator.core.physics.memory import Stage, peaks_by_trainer, predict_peak
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
@@ -21,6 +20,7 @@ from orchestrator.core.physics.robust_fit import jacobian
 from orchestrator.core.physics.step_time import StepTimeModel
 from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import MEMORY_CONSTANTS, Trainer
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout_table import BLOCK_ROWS, LayoutTable
@@ -30,18 +30,19 @@ from orchestrator.core.problem.quantile import Z90
 # What the formulas miss within a cell, before anything is measured.
 STEP_RESIDUAL_SD = 0.2  # of log seconds
 MEMORY_RESIDUAL_SD = 0.08  # of log bytes
-# The same if ranks were seen to count what the formulas say.
+# The same for a trainer whose ranks were seen to need as much memory as the formulas say.
 COUNTED_RESIDUAL_SD = 0.02
-# In log seconds: how far most cells as a whole are from what constants explain; a faulty one, far
-# more (Cauchy).
+# In log seconds: how far most cells as a whole are from what constants explain. A faulty cell is
+# much farther from it (Cauchy).
 CELL_OFFSET_SD = 0.15
 # How far cells of one machine and stack differ in a constant, as a part of its prior spread.
 RELATIVES_SD = 0.3
 
-# What calibration may change of the trainer, and how far: standard deviations of the logarithms of
-# five factors, then of three amounts in their units. First of a trainer whose memory was counted:
-# some times the errors that were seen, 2 % at most on cores and 1.2 % on an H200. Then of one that
-# is declared, or of workload synthetic; then of one about which nothing is known.
+# What calibration may change of the trainer, and how far: the standard deviations of the logarithms
+# of five factors, and of three amounts in their units. The first column is for a trainer whose
+# memory was counted: a few times the errors that were seen, at most 2 % on cores and 1.2 % on an
+# H200. The second is for a trainer that is declared and for workload synthetic, the third for one
+# about which nothing is known.
 _SDS: Mapping[str, tuple[float, float, float]] = {
     # Fused kernels keep half of what plain torch keeps; norms in several kernels, 1.3 times as much
     # (ESTIMATORS: 53 instead of 41 bytes).

@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.core.physics.calibration import (
     CELL_OFFSET_SD,
@@ -19,7 +18,6 @@ from orchestrator.core.physics.calibration import (
     constants_of,
     trainer_of,
 )
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.memory import Stage, peaks_by_trainer
 from orchestrator.core.physics.observation import CellObservations, Observation, by_cell
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
@@ -27,6 +25,7 @@ from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import fit, jacobian, robust_sd
 from orchestrator.core.physics.step_time import StepTimeModel
 from orchestrator.core.physics.step_time_constants import CONSTANTS
+from orchestrator.core.problem.arrays import Floats, Mask
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
 
@@ -246,7 +245,7 @@ def _with_memory(
 
 def _memory_residuals(
     prior: Calibration, groups: Sequence[CellObservations]
-) -> tuple[Callable[[Floats], Floats], NDArray[np.bool_]]:
+) -> tuple[Callable[[Floats], Floats], Mask]:
     """Log predicted over measured, in standard deviations, and which rows are out-of-memories.
 
     The residual of an out-of-memory is how far the prediction falls short of the limit. Any stage

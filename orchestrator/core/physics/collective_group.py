@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.step_time_constants import StepTimeConstants
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.problem.hardware import Hardware
-from orchestrator.core.problem.layout_table import Ints, Mask
 
 
 @dataclass(frozen=True, kw_only=True)

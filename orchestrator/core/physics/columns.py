@@ -7,9 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
 Columns = TypeVar("Columns")
 
 

@@ -9,10 +9,10 @@ from math import exp
 import numpy as np
 
 from orchestrator.core.physics.calibration import MEMORY_FACTORS, Calibration
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.observation import Observation, by_cell
 from orchestrator.core.physics.step_time_constants import CONSTANTS
 from orchestrator.core.physics.trainer import MEMORY_CONSTANTS
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import LayoutTable
 

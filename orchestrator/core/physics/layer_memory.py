@@ -11,15 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.stage_rows import ELEMENT_BYTES, StageRows
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.layout import (
     Precision,
     Recompute,
     RecomputeMode,
     SelectivePolicy,
 )
-from orchestrator.core.problem.layout_table import Ints
 from orchestrator.core.problem.model_shape import ModelShape
 
 
@@ -82,7 +81,7 @@ class _LayerStyle(NamedTuple):
     """The properties of a trainer that change a layer's tensors, without fitted constants."""
 
     eager_attention: bool
-    # The bytes of a number, in precisions whose fused attention repeats keys and values.
+    # Precisions whose fused attention repeats keys and values, each by the bytes of its numbers.
     repeats_keys: frozenset[int]
     sequence_parallel: bool
     fully_shards: bool
@@ -292,18 +291,18 @@ def _kept_layer_bytes(
     h, k, f = model.hidden_size, model.kv_size, model.ffn_hidden_size
     a, eager, mixed = model.num_attention_heads, style.eager_attention, _is_mixed(element)
     keeps_attention = recompute.policy is not SelectivePolicy.ATTENTION
-    # SwiGLU keeps w1's and w3's results, the activation and the product. Compiled, all but the
-    # activation: what a product's gradient needs is kept, and other results are computed again.
+    # SwiGLU keeps w1's and w3's results, the activation and the product. A compiled one keeps what
+    # the gradients of products need, and computes the activation again.
     swiglu = (3 if style.compiled else 4) * f
     if keeps_attention:
         attention = element * (2 * h - 2 * k) if eager else _flash_bytes(model, style, element)
         core = element * (2 * k - 2 * h - swiglu)
-        # Compiled, the softmax keeps its input in half precision, and no fp32 result.
+        # A compiled softmax keeps its input in half precision, and no fp32 result.
         scores = (6.0 if mixed and not style.compiled else 4.0) * a if eager else 0.0
         core_scores = (6.0 if mixed else 8.0) * a
     else:
-        # Attention is recomputed later than the feed-forward's backward; compiled, with its result,
-        # which the projection behind it needs.
+        # Attention is recomputed after the backward pass of the feed-forward. A compiled layer also
+        # recomputes its result, which the projection after it needs.
         attention = -element * h if style.compiled else 0.0
         core = element * (2 * h - swiglu)
         scores, core_scores = 0.0, 12.0 * a
@@ -325,9 +324,10 @@ def _kept_layer_bytes(
 
 
 def _flash_bytes(model: ModelShape, style: _LayerStyle, element: int) -> float:
-    """The bytes that fused attention keeps besides its result and a key and value of each group.
+    """The bytes that fused attention keeps in addition to its result, its keys and its values.
 
-    They are a number in fp32 for each head, and what repeated keys and values have more.
+    It keeps one fp32 number for each head. If its kernel repeats keys and values for the heads of a
+    group, it keeps the copies, too.
     """
     if style.eager_attention:
         return 0.0

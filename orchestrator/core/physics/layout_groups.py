@@ -12,7 +12,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.problem.layout_table import COLUMNS, Ints, LayoutTable, Mask
+from orchestrator.core.problem.arrays import Ints, Mask
+from orchestrator.core.problem.layout_table import COLUMNS, LayoutTable
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.core.physics.collective_group import ring_seconds
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.link_sample import (
     PASSES,
     Collective,
@@ -18,6 +17,7 @@ from orchestrator.core.physics.link_sample import (
 )
 from orchestrator.core.physics.robust_fit import fit, robust_sd
 from orchestrator.core.physics.step_time_constants import PRIORS, StepTimeConstants
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.hardware import Hardware
 
 # In log seconds: how far calls are from a straight line; NCCL changes its algorithm with the size.

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.micro_batch_memory import MicroBatchMemory
 from orchestrator.core.physics.stage_peak import StagePeak
 from orchestrator.core.physics.stage_rows import StageRows
 from orchestrator.core.physics.step_moments import Moments, Units
-from orchestrator.core.problem.layout_table import Ints, Mask
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 
 # Weights for which the optimizer step widens half-precision gradients at once.
 _OPTIMIZER_CHUNK = 1 << 28

@@ -16,7 +16,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.llama_memory import llama_peak
 from orchestrator.core.physics.micro_batch_memory import (
@@ -27,6 +26,7 @@ from orchestrator.core.physics.micro_batch_memory import (
 from orchestrator.core.physics.stage_peak import StagePeak
 from orchestrator.core.physics.stage_rows import StageRows
 from orchestrator.core.physics.trainer import MICRO_BATCH_CONSTANTS, Trainer
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout_table import BLOCK_ROWS, LayoutTable
 

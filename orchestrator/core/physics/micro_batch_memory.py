@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.layer_memory import layer_bytes
 from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.stage_rows import StageRows
 from orchestrator.core.physics.traced_memory import TracedMemory
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.layout import Recompute
-from orchestrator.core.problem.layout_table import Ints
 from orchestrator.core.problem.loss_chunks import chunk_tokens
 
 

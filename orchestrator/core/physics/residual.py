@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.step_work import element_bytes
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout_table import LayoutTable
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
+from orchestrator.core.problem.arrays import Floats
 
 MAX_STEPS = 40
 # Step of a parameter in a numerical derivative. Parameters are logarithms and shares, of order 1.

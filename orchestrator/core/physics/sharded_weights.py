@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from orchestrator.core.physics.collective_group import CollectiveGroup, LinkRates
-from orchestrator.core.physics.columns import Floats, joined
+from orchestrator.core.physics.columns import joined
 from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.physics.trainer import Trainer
-from orchestrator.core.problem.layout_table import LayoutTable, Mask
+from orchestrator.core.problem.arrays import Floats, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.stage_rows import StageRows
-from orchestrator.core.problem.layout_table import Mask
+from orchestrator.core.problem.arrays import Floats, Mask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,12 +10,12 @@ from functools import cached_property
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Precision
-from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.pipeline_schedule import ScheduleKind
 
 # fp8 products still keep bf16 activations.

@@ -12,8 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
-from orchestrator.core.problem.layout_table import Mask
+from orchestrator.core.problem.arrays import Floats, Mask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.physics.collective_group import LinkRates
-from orchestrator.core.physics.columns import Floats, joined
+from orchestrator.core.physics.columns import joined
 from orchestrator.core.physics.layout_groups import LayoutGroups, Scalar
 from orchestrator.core.physics.sharded_weights import ShardedWeights
 from orchestrator.core.physics.step_time_constants import StepTimeConstants
@@ -27,9 +27,10 @@ from orchestrator.core.physics.step_work import (
     activation_traffic,
 )
 from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
-from orchestrator.core.problem.layout_table import Ints, LayoutTable
+from orchestrator.core.problem.layout_table import LayoutTable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.core.physics.collective_group import CollectiveGroup, LinkRates
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.layout_groups import LayoutGroups
 from orchestrator.core.physics.step_time_constants import StepTimeConstants
 from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout import Precision, RecomputeMode, SelectivePolicy
-from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 
 # Seconds per FLOP of a precision that the device lacks: last in every order, and still a number.
 NEVER = 1e6

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.core.physics.columns import Floats
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.layout import Recompute
-from orchestrator.core.problem.layout_table import Ints
 
 NO_RECOMPUTE = str(Recompute())
 

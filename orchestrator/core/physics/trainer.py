@@ -195,16 +195,17 @@ def with_options(trainer: Trainer, options: Mapping[str, object]) -> Trainer:
     return replace(trainer, eager_attention=True)
 
 
-# What compiling a layer leaves: of its kernels and of the host's time, and of the bytes that
-# elementwise kernels move.
+# The shares that compiled layers have left: of the number of kernels and the host's time for them,
+# and of the bytes that elementwise kernels move.
 COMPILED_LAUNCHES, COMPILED_TRAFFIC = 0.3, 0.4
-# Workspaces of cuBLAS and cuBLASLt, 32 MiB each on GPUs of SM 9.0 (torch's notes on CUDA); 64.1 to
-# 66.4 MiB in addition to what the formulas count were measured on an H200, in all but four layouts
-# (benchmarks/results/gpu.md). Older GPUs have smaller ones.
+# Workspaces of cuBLAS and cuBLASLt, 32 MiB each on GPUs of SM 9.0 (torch's notes on CUDA). On an
+# H200, 64.1 to 66.4 MiB more than the formulas count without them were measured, in all but four
+# layouts (benchmarks/results/gpu.md). Older GPUs have smaller workspaces.
 WORKSPACE_BYTES = 64.0 * (1 << 20)
 # The usable share with expandable segments, which ranks on GPUs get: fragments take nearly nothing.
-# A peak of 98.9 % of an H200 ran at full speed, and 0.75 GiB of the device were not the allocator's
-# (benchmarks/results/gpu.md): 1 % of 80 GiB. NCCL is taken to need as much.
+# A layout whose peak was 98.9 % of an H200 ran at full speed, and 0.75 GiB of the device, which are
+# 1 % of 80 GiB, were not the allocator's (benchmarks/results/gpu.md). NCCL is assumed to need as
+# much.
 EXPANDABLE_SHARE = 0.98
 
 
@@ -246,10 +247,13 @@ def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
 
 
 def _repeats_keys(attention: object, *, on_gpu: bool) -> tuple[Precision, ...]:
-    """Return where workload llama takes torch's efficient kernel, which has no groups."""
+    """Return the precisions in which workload llama uses torch's efficient kernel.
+
+    The kernel needs a head of keys and values for each head of queries.
+    """
     if attention == "efficient":
         return tuple(Precision)
-    # `auto` means it in fp32 on GPUs: no other fused kernel has fp32.
+    # On GPUs `auto` chooses it in fp32, which no other fused kernel has.
     return (Precision.FP32,) if on_gpu else ()
 
 

@@ -10,8 +10,9 @@ from functools import partial
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Mask
 from orchestrator.core.problem.layout import Layout, Recompute, RecomputeMode
-from orchestrator.core.problem.layout_table import LayoutTable, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 
 
 def needs_at_least(

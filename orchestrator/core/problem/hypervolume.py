@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+from orchestrator.core.problem.arrays import Floats, Mask
 
 
 def on_front(points: Floats) -> Mask:

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.core.problem.arrays import Ints, Mask
 from orchestrator.core.problem.layout import (
     CODED,
     SIZES,
@@ -24,8 +24,6 @@ from orchestrator.core.problem.layout import (
 )
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 COLUMNS = (*SIZES, *CODED)
 # So many rows that some columns of them stay in a processor's cache.
 BLOCK_ROWS = 1 << 14

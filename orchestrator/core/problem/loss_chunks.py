@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.core.problem.layout_table import Ints
+from orchestrator.core.problem.arrays import Ints
 
 # Each chunk adds its product to the gradient of the vocabulary's weights, which is moved as a
 # whole. On a CPU, chunks of 64 tokens cost 6 % of a small step, chunks of 128 nothing

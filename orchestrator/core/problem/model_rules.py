@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.core.problem.layout_table import Ints, LayoutTable
+from orchestrator.core.problem.arrays import Ints
+from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.problem.rule import Rule
 

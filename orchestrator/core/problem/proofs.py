@@ -13,9 +13,10 @@ from enum import StrEnum
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Ints, Mask
 from orchestrator.core.problem.dominance import needs_at_least
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 
 # Out-of-memories that agree, if one alone may be the program's mistake.
 ENOUGH = 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.core.problem.layout_table import LayoutTable, Mask
+from orchestrator.core.problem.arrays import Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 
 
 @dataclass(frozen=True, slots=True)

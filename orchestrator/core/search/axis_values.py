@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Ints
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import (
     BATCH_AXES,
@@ -19,7 +20,7 @@ from orchestrator.core.problem.layout import (
     RecomputeMode,
     SelectivePolicy,
 )
-from orchestrator.core.problem.layout_table import COLUMNS, Ints
+from orchestrator.core.problem.layout_table import COLUMNS
 from orchestrator.core.problem.pipeline_schedule import (
     ONE_F_ONE_B,
     PipelineSchedule,

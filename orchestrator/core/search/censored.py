@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.normal import normal_cdf
-from orchestrator.core.search.lattice import Floats
 
 # Precisions below this are none: a value of noise 100.
 FAINT = 1e-4

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.core.physics.calibration import Predicted
 from orchestrator.core.physics.trainer import USABLE_SHARE
-from orchestrator.core.problem.layout_table import Ints
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN
-
-Floats = NDArray[np.float64]
 
 # In log bytes, on an unknown device, for which memory cannot be calibrated.
 UNKNOWN_DEVICE_MEMORY_SD = 0.18

@@ -11,17 +11,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.memory import MemoryPrediction, predict_memory
 from orchestrator.core.physics.step_time import StepTimePrediction, predict_step_time
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.problem.layout_table import COLUMNS, Ints, LayoutTable, Mask
+from orchestrator.core.problem.layout_table import COLUMNS, LayoutTable
 from orchestrator.core.search.expectation import chance_within
-from orchestrator.core.search.planner import CellPlan, Floats
+from orchestrator.core.search.planner import CellPlan
 
 FOLLOWING = ("data_parallel_size", "grad_accum_steps")
 CHOICES = tuple(name for name in COLUMNS if name not in FOLLOWING)
@@ -223,11 +223,11 @@ def _differs(table: LayoutTable, layout: Layout, name: str) -> Mask:
     return np.array([other != value for other in coded[name]], dtype=np.bool_)[column]
 
 
-def _doublings(table: LayoutTable, layout: Layout) -> NDArray[np.float64]:
+def _doublings(table: LayoutTable, layout: Layout) -> Floats:
     """Sum over the chosen sizes of how often each is doubled or halved."""
     sizes = [name for name in CHOICES if name.endswith("_size")]
     ratios = [getattr(table, name) / getattr(layout, name) for name in sizes]
-    found: NDArray[np.float64] = np.abs(np.log2(ratios)).sum(axis=0)
+    found: Floats = np.abs(np.log2(ratios)).sum(axis=0)
     return found
 
 

@@ -12,9 +12,10 @@ from math import isfinite, log
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.hypervolume import free_boxes, hypervolume, on_front
 from orchestrator.core.problem.normal import normal_cdf
-from orchestrator.core.search.lattice import Belief, Floats, Ints, Lattice
+from orchestrator.core.search.lattice import Belief, Lattice
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Surrogate, Value
 from orchestrator.core.search.told import Told

@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.core.physics.trainer import USABLE_SHARE
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 
 UNKNOWN_LEVEL_SD = 3.0  # of a logarithm: a factor 20
 
@@ -136,6 +133,6 @@ class Lattice:
         return np.stack([axis.places[axis.steps] for axis in self.axes], axis=1)
 
     @property
-    def ordered(self) -> NDArray[np.bool_]:
+    def ordered(self) -> Mask:
         """True for each axis whose values have an order."""
         return np.array([axis.ordered for axis in self.axes], dtype=np.bool_)

@@ -11,10 +11,11 @@ import numpy as np
 
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.frameworks.translation import translate
+from orchestrator.core.problem.arrays import Mask
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import NAMED_AXES, PARALLEL_AXES, Precision, Recompute
-from orchestrator.core.problem.layout_table import LayoutTable, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_rules import placement_rules, schedule_rule
 from orchestrator.core.problem.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
 from orchestrator.core.problem.rule import Rule
@@ -115,6 +116,8 @@ def _choice_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]
     )
     unscheduled = _codes(values.pipeline_schedule, lambda s: s.kind not in able.pipeline_schedules)
     refused = _codes(values.precision, lambda p: p not in able.precisions)
+    # A file that says `auto` has the same layouts on every machine: a trial whose device lacks the
+    # precision fails there.
     unknown = _codes(values.precision, lambda p: device is not None and p not in device.peak_flops)
     return [
         Rule(

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from orchestrator.core.search.lattice import Floats, Lattice
+from orchestrator.core.problem.arrays import Floats, Mask
+from orchestrator.core.search.lattice import Lattice
 
 # The worth of a row that shows an untried value together with other changes, as a share of that of
 # a row which differs from the best row in this value alone: its effect is seen best there.
@@ -58,7 +58,7 @@ class OptionEffects:
             found += SECONDS_PER_MEMORY * np.where(untried, of_axis, 0.0)[axis.steps]
         return found
 
-    def _untried(self, ran: Sequence[int]) -> list[NDArray[np.bool_]]:
+    def _untried(self, ran: Sequence[int]) -> list[Mask]:
         """Return for each option the values that no row that ran has."""
         found = []
         for axis in self._axes:

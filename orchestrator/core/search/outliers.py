@@ -11,8 +11,8 @@ from math import log
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.normal import normal_cdf
-from orchestrator.core.search.lattice import Floats
 
 # One run in ten is slowed, by a factor e in the mean (an exponential distribution of the
 # logarithm): cautious, since of published runs on 16 to 256 GPUs 3 to 30 % took more than twice as

@@ -11,22 +11,21 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.core.physics.calibration import Calibration, Predicted
 from orchestrator.core.physics.memory import predict_peak
 from orchestrator.core.physics.trainer import Trainer, llama_trainer, with_options
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.hardware import DEVICES, GIB, UNLIMITED_BYTES, Hardware
+from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware
 from orchestrator.core.problem.layout import Layout, Options
-from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.search.space import CellSpace, enumerate_cell
 from orchestrator.core.sweepfile.spec import OUR_OWN, SweepSpec
 from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
 from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.sweepfile.workload_section import varied
-
-Floats = NDArray[np.float64]
+from orchestrator.core.trial.protocol import Device
 
 # The first layouts of a cell, whose largest uncertainty represents all of them.
 NUM_UNCERTAIN = 64
@@ -77,17 +76,24 @@ def plan_cell(
     *,
     hardware: Hardware | None,
     gpus_per_node: int,
+    device: Device = Device.CPU,
     calibration: Calibration | None = None,
     among: Collection[Layout] | None = None,
 ) -> CellPlan:
     """Enumerate the layouts of a cell, and predict and order the legal ones.
 
-    `calibration` comes from trials of other sweeps; `among` has the layouts of a replayed table.
+    `device` is what ranks run on if the file says `auto`. `calibration` comes from trials of other
+    sweeps; `among` has the layouts of a replayed table.
     Raises SpecInvalid for a space that is too large to list.
     """
     space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node, among=among)
     candidates = rank_space(
-        spec, space, hardware=hardware, gpus_per_node=gpus_per_node, calibration=calibration
+        spec,
+        space,
+        hardware=hardware,
+        gpus_per_node=gpus_per_node,
+        device=device,
+        calibration=calibration,
     )
     return CellPlan(space=space, candidates=candidates)
 
@@ -98,35 +104,32 @@ def rank_space(
     *,
     hardware: Hardware | None,
     gpus_per_node: int,
+    device: Device = Device.CPU,
     calibration: Calibration | None = None,
 ) -> Candidates:
-    """Predict and order the legal layouts of a space. A new calibration needs no new space."""
+    """Predict and order the legal layouts of a space. A new calibration needs no new space.
+
+    `device` is what ranks run on if the file says `auto`.
+    """
     return rank_candidates(
         space.legal,
         space.cell,
         hardware=hardware,
         memory_limit_bytes=memory_limit_bytes(spec, hardware),
         gpus_per_node=gpus_per_node,
-        trainer=trainer_of(spec, hardware=hardware),
-        trainers=[
-            trainer_of(spec, options, hardware=hardware) for options in space.legal.option_sets
-        ],
+        trainer=trainer_of(spec, device=device),
+        trainers=[trainer_of(spec, options, device=device) for options in space.legal.option_sets],
         calibration=calibration,
     )
 
 
-def trainer_of(
-    spec: SweepSpec, varying: Options = (), *, hardware: Hardware | None = None
-) -> Trainer:
+def trainer_of(spec: SweepSpec, varying: Options = (), *, device: Device = Device.CPU) -> Trainer:
     """Return what is known of a sweep's trainer before any trial, with a layout's options.
 
-    On device `auto` the layers run on a GPU if `hardware` has a data sheet: cores have none.
+    `device` is what ranks run on if the file says `auto`.
     """
     options = varied(spec.workload.options, varying)
-    if spec.device == "auto":
-        on_gpu = hardware is not None and hardware.name in DEVICES
-    else:
-        on_gpu = spec.device != "cpu"
+    on_gpu = device is Device.CUDA if spec.device == "auto" else spec.device != "cpu"
     known = (
         llama_trainer(dict(options), on_gpu=on_gpu)
         if isinstance(options, LlamaOptions)

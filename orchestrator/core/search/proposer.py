@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite, log
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.core.problem.arrays import Floats, Mask
 from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.search.front_gain import FrontGain
-from orchestrator.core.search.lattice import Belief, Floats, Lattice
+from orchestrator.core.search.lattice import Belief, Lattice
 from orchestrator.core.search.option_effects import OptionEffects
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Bound, Surrogate, Value
@@ -23,10 +23,8 @@ from orchestrator.core.search.told import Told
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 from orchestrator.core.trial.merit import Merit
 
-Mask = NDArray[np.bool_]
-
 STEPS_PER_TRIAL = 15.0  # warm-up and measured
-# Standard deviation of the logarithm of what is usable of the memory limit.
+# Standard deviation of the logarithm of the memory that is usable under the limit.
 USABLE_SD = 0.02
 FAILS_UNTIL_KNOWN = 0.1  # probability for an unknown cell
 START_MEASURED = 2  # values needed without physics

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.core.search.lattice import Floats, Ints, Lattice, LatticeAxis
+from orchestrator.core.problem.arrays import Floats, Ints
+from orchestrator.core.search.lattice import Lattice, LatticeAxis
 
 # Degrees of freedom of the noise: a value far from its neighbours counts for less (Student's t by
 # reweighting).

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from orchestrator.core.errors import SpecInvalid
+from orchestrator.core.problem.arrays import Ints
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import CODED, PARALLEL_AXES, Layout, Options
-from orchestrator.core.problem.layout_table import COLUMNS, Ints, LayoutTable
+from orchestrator.core.problem.layout_table import COLUMNS, LayoutTable
 from orchestrator.core.problem.rule import Rule
 from orchestrator.core.search.axis_values import (
     CHOICE_AXES,

@@ -13,8 +13,9 @@ from enum import IntEnum
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.search.censored import FAINT, Sites, matched, propagated
-from orchestrator.core.search.lattice import Belief, Floats, Ints, Lattice
+from orchestrator.core.search.lattice import Belief, Lattice
 from orchestrator.core.search.outliers import slowed_variances
 from orchestrator.core.search.smoothness import (
     JITTER,

@@ -15,9 +15,10 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from orchestrator.core.problem.arrays import Ints, Mask
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import SHORT_NAMES, SIZES, Recompute
-from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_rules import virtual_stages
 from orchestrator.core.sweepfile.constraint_language import (
     ARITHMETIC,

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.core.problem.arrays import Mask
 from orchestrator.core.problem.layout import Layout, Precision
-from orchestrator.core.problem.layout_table import LayoutTable, Mask
+from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_rules import (
     placement_rules,
     schedule_rule,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from math import exp, log
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.problem.normal import normal_cdf
-from orchestrator.core.trial.drift_prior import SEEN, Floats, Hypotheses, Ints, evenly, prior
+from orchestrator.core.trial.drift_prior import SEEN, Hypotheses, evenly, prior
 from orchestrator.core.trial.run import Run
 
 STEP_SD = 0.4  # of a step's logarithm
@@ -275,7 +275,7 @@ def _drift_covariance(rows: _Rows, others: _Rows, hypotheses: Hypotheses) -> Flo
     return found
 
 
-def _levels(rows: _Rows, hypotheses: Hypotheses) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _levels(rows: _Rows, hypotheses: Hypotheses) -> tuple[Mask, Mask]:
     """Hypotheses x runs: whether a run was before the first step, or between the two steps."""
     first, then = hypotheses.step_at[:, None], hypotheses.next_step_at[:, None]
     at = rows.at[None, :]
@@ -304,8 +304,7 @@ def _alpha(rows: _Rows, hypotheses: Hypotheses) -> Floats:
     """Hypotheses x runs: the mean of the drift, as a product with its covariance with the runs."""
     _, whole = _whole(rows, hypotheses)
     y = rows.y - float(rows.y.mean())
-    found: Floats = np.linalg.solve(whole, y[None, :, None])[..., 0]
-    return found
+    return np.asarray(np.linalg.solve(whole, y[None, :, None])[..., 0], dtype=np.float64)
 
 
 def _drift_at(runs: _Rows, rows: _Rows, hypotheses: Hypotheses, alpha: Floats) -> Floats:
@@ -321,7 +320,7 @@ def _posterior(rows: _Rows, hypotheses: Hypotheses, last: int) -> tuple[Floats, 
     covariance, whole = _whole(rows, hypotheses)
     level = float(rows.y.mean())
     to_layout = LEVEL_SD**2 * rows.design.T[None] + covariance[:, [last], :]
-    weights: Floats = np.linalg.solve(whole, np.swapaxes(to_layout, 1, 2))
+    weights = np.linalg.solve(whole, np.swapaxes(to_layout, 1, 2))
     means: Floats = level + np.einsum("gmk,m->gk", weights, rows.y - level)
     before = LEVEL_SD**2 * np.eye(len(rows.keys))[None] + covariance[:, last, last][:, None, None]
     after: Floats = before - to_layout @ weights

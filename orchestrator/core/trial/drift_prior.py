@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.floating[Any]]
-Ints = NDArray[np.int64]
+from orchestrator.core.problem.arrays import Floats, Ints
+
 _T = TypeVar("_T")
 
 # Values with their prior probabilities. A quiet machine drifts by about 1 %.

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.report.mirrors.tracker_run import TrackerRun
 
 PACKAGE = "wandb"
-# Beside W&B's own folder: a file for each run that is complete, with its version.
+# The folder, next to W&B's own, of a file for each complete run, which has its version.
 DONE = "layout-sweep"
 
 

@@ -31,7 +31,8 @@ HERE = Path(__file__).parent.parent
 TRIALS_PER_FILE = 250
 # Cells of the headline that are shown at once; the others open on a click.
 OPEN_CELLS = 4
-# Only what is beside the page, and no script within it. Plotly sets styles of its elements.
+# A page loads only files of its folder, and runs no script of its own text. Plotly sets the styles
+# of its elements.
 POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline';"
     " img-src 'self' file: data: blob:; base-uri 'none'; form-action 'none'"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from html import escape
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.trial.lifecycle import UNFINISHED, TrialState
 from orchestrator.report import quantities as show
@@ -137,18 +137,7 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         "hovertemplate": "%{y}<br>%{x}<extra></extra>",
     }
     labels = [
-        {
-            "x": _gpus(number),
-            "y": problem,
-            "text": text,
-            "showarrow": False,
-            "font": {"size": 11},
-            **(
-                {"bgcolor": "rgba(255,255,255,0.85)", "font": {"size": 11, "color": "#111111"}}
-                if color is not None
-                else {}
-            ),
-        }
+        _label(_gpus(number), problem, text, is_colored=color is not None)
         for problem, row, row_colors in zip(problems, texts, colors, strict=True)
         for number, text, color in zip(numbers, row, row_colors, strict=True)
     ]
@@ -163,6 +152,14 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
             annotations=labels,
         ),
     )
+
+
+def _label(x: str, y: str, text: str, *, is_colored: bool) -> dict[str, Any]:
+    """Return the text of a field as one of plotly's annotations, readable on a color."""
+    label = {"x": x, "y": y, "text": text, "showarrow": False, "font": {"size": 11}}
+    if is_colored:
+        label |= {"bgcolor": "rgba(255,255,255,0.85)", "font": {"size": 11, "color": "#111111"}}
+    return label
 
 
 def _gpus(number: int) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from orchestrator.core.problem.hardware import Hardware, from_driver_name
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.peak_memory import needed_bytes, sources_of
 from orchestrator.report import quantities as show
@@ -104,13 +103,6 @@ def _bar(one: TrialDetail, spec: SweepSpec | None) -> MemoryBar:
     )
 
 
-def _hardware(one: TrialDetail) -> Hardware | None:
-    """The data sheet of the device that a trial ran on; None: it has none, or none is known."""
-    told = (attempt.fingerprint for attempt in one.attempts)
-    names = (known.stack.device_name for known in told if known is not None)
-    return next((from_driver_name(name) for name in names if name is not None), None)
-
-
 def _predicted_parts(one: TrialDetail, spec: SweepSpec | None) -> dict[str, float]:
     """Return the parts of the stored prediction, whose constants were fitted at the time."""
     total = one.trial.predicted_memory_bytes
@@ -121,9 +113,13 @@ def _predicted_parts(one: TrialDetail, spec: SweepSpec | None) -> dict[str, floa
     from orchestrator.core.physics.memory import predict_memory  # numpy
     from orchestrator.core.problem.layout_table import LayoutTable
     from orchestrator.core.search.planner import trainer_of
+    from orchestrator.core.trial.protocol import Device
 
     layout = one.trial.layout
-    trainer = trainer_of(spec, layout.options, hardware=_hardware(one))
+    # On cores no allocator reserves memory.
+    on_gpu = one.trial.peak_memory_reserved_bytes is not None
+    device = Device.CUDA if on_gpu else Device.CPU
+    trainer = trainer_of(spec, layout.options, device=device)
     found = predict_memory(LayoutTable.of([layout]), one.cell.cell, trainer)
     parts = {
         "parameters": found.parameters,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.report import quantities as show
 from orchestrator.report.pictures.axis_values import (
@@ -41,40 +42,13 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         some = [one for one in found if low <= one.relative_speed < high]
         if some:
             traces.append(_trace(some, axes, low, high, color))
-    labels = [
-        {
-            "x": place,
-            "y": height,
-            # An option may have any text.
-            "text": marked_up(value),
-            "showarrow": False,
-            "xanchor": "right",
-            "xshift": -6,
-            "font": {"size": 11},
-        }
-        for place, name in enumerate(axes)
-        for value, height in heights(axes[name]).items()
-    ]
-    layout = {
-        "annotations": labels,
-        "shapes": [
-            {
-                "type": "line",
-                "x0": place,
-                "x1": place,
-                "y0": 0,
-                "y1": 1,
-                "line": {"width": 1, "color": "#8A8F98"},
-            }
-            for place in range(len(names))
-        ],
-    }
     made = figure(
         traces,
         x=PictureAxis(title="", ticks=list(range(len(names))), texts=names),
         y=PictureAxis(title="relative speed", range=(-0.05, 1.05)),
         height=440,
-        **layout,
+        annotations=_labels(axes),
+        shapes=[_axis_line(place) for place in range(len(names))],
     )
     made["layout"]["meta"] = {"axes": axes}
     made["layout"]["yaxis"] |= {"side": "right", "tickformat": ".0%", "showgrid": False}
@@ -90,6 +64,36 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
         + drift_note(sweeps),
         figure=made,
     )
+
+
+def _labels(axes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """Return the values of each axis as plotly's annotations."""
+    return [
+        {
+            "x": place,
+            "y": height,
+            # An option may have any text.
+            "text": marked_up(value),
+            "showarrow": False,
+            "xanchor": "right",
+            "xshift": -6,
+            "font": {"size": 11},
+        }
+        for place, name in enumerate(axes)
+        for value, height in heights(axes[name]).items()
+    ]
+
+
+def _axis_line(place: int) -> dict[str, Any]:
+    """Return the line of an axis as one of plotly's shapes."""
+    return {
+        "type": "line",
+        "x0": place,
+        "x1": place,
+        "y0": 0,
+        "y1": 1,
+        "line": {"width": 1, "color": "#8A8F98"},
+    }
 
 
 def heights(values: Sequence[str]) -> dict[str, float]:

@@ -149,7 +149,9 @@ def test_an_error_that_takes_the_place_of_a_signal_is_that_signal_again(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_so_it_is_in_a_command_that_runs_no_sweep(number: signal.Signals) -> None:
+def test_an_error_in_place_of_a_signal_is_that_signal_without_a_sweep_too(
+    number: signal.Signals,
+) -> None:
     signal.signal(number, end_at_once)
     with pytest.raises(Terminated) as raised, terminable():
         _replace_exception(number, OutputLost(OSError(5, "Input/output error")))
@@ -173,7 +175,7 @@ def test_a_sweep_whose_start_has_lost_a_signal_does_not_begin() -> None:
     assert raised.value.exit_code == 143
 
 
-# A command of which a signal interrupts the callback of a fork. Python ignores what that raises.
+# A command that gets a signal in a callback of a fork. Python ignores exceptions of callbacks.
 _INTERRUPTED_CALLBACK = """
 import os, signal
 from layout_sweep.start import end_at_signals
@@ -223,7 +225,7 @@ with Signals(print) as signals:
         print(f"{heard} heard", flush=True)
 """
 
-# One that waits in a library, where Python handles no signal.
+# A command that waits in a library, where Python handles no signal.
 _WAITING = """
 import ctypes
 from orchestrator.cli.terminal.signals import Signals, Terminated
@@ -251,7 +253,7 @@ def test_a_signal_ends_a_start_that_waits_in_a_library_for_ever() -> None:
     assert told == f"ended by SIGHUP; {BEFORE_IT_RAN}\n"
 
 
-# One that has lost its signal, and waits.
+# A command that has lost a signal, and waits.
 _HAS_LOST_IT = """
 import time
 from orchestrator.cli.terminal import signals

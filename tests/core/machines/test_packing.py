@@ -185,7 +185,7 @@ def test_a_gang_waits_while_the_free_slots_of_a_node_are_in_pieces_too_small_for
     assert found.index == 1, "it has ended before what the larger one waits for"
 
 
-def test_who_waits_for_pieces_to_become_one_room_waits_for_an_end_there_and_no_other() -> None:
+def test_a_gang_that_waits_for_a_node_waits_for_an_end_there_and_no_other() -> None:
     free_slots = FreeSlots({"a": 8, "b": 2})
     free_slots.take(1, shape(4), ["a"], ends_at=50.0)
     free_slots.take(2, shape(1), ["b"], ends_at=10.0)
@@ -194,7 +194,7 @@ def test_who_waits_for_pieces_to_become_one_room_waits_for_an_end_there_and_no_o
     found = free_slots.next_start(on_a, now=0.0, free_on_nodes=in_pieces)
     assert found is not None
     assert (found.index, found.nodes) == (1, ("a",)), (
-        "it ends before what it stands beside, at 50; what ends at 10 makes no room there"
+        "it ends before the gang on its node, at 50; the gang that ends at 10 is on the other node"
     )
     on_a[1] = gang(2, seconds=60.0)
     assert free_slots.next_start(on_a, now=0.0, free_on_nodes=in_pieces) is None
@@ -270,8 +270,8 @@ def test_every_gang_starts_and_none_waits_for_ever(jobs: Sequence[Sequence[Job]]
     # every job has run.
     outcome = simulate(jobs, EIGHT, packing)
     assert outcome.makespan >= lower_bound(jobs, 32) * (1 - 1e-9)
-    # Passed over until it is overdue; then at most by those that are overdue longer, and by what
-    # fits beside it meanwhile.
+    # Others may start before a gang until it is overdue. Then only those may that are overdue for
+    # longer, and those that do not delay it.
     assert outcome.longest_wait_starts <= PATIENCE * len(jobs) + 32 * len(jobs)
 
 

@@ -11,7 +11,6 @@ import pytest
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.collective_group import ring_seconds
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.physics.links import Network, fit_links, network_of
 from orchestrator.core.physics.memory import predict_memory
@@ -22,6 +21,7 @@ from orchestrator.core.physics.robust_fit import fit, jacobian, robust_sd
 from orchestrator.core.physics.step_time import predict_step_time
 from orchestrator.core.physics.step_time_constants import CONSTANTS, PRIORS, StepTimeConstants
 from orchestrator.core.physics.trainer import GIB, MEMORY_CONSTANTS, TRAINERS, Trainer
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Precision, Recompute

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.robust_fit import fit, robust_sd
+from orchestrator.core.problem.arrays import Floats
 
 X = np.linspace(-1, 1, 40)
 NOISE_SD = 0.05

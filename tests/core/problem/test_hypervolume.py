@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.problem.hypervolume import Floats, free_boxes, hypervolume, on_front
+from orchestrator.core.problem.arrays import Floats
+from orchestrator.core.problem.hypervolume import free_boxes, hypervolume, on_front
 
 
 def points(*rows: tuple[float, ...]) -> Floats:

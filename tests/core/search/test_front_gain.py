@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.hypervolume import hypervolume
 from orchestrator.core.search.front_gain import FrontGain
-from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
+from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.proposer import Proposer
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Surrogate

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from orchestrator.core.problem.hardware import DEVICES, GIB, Hardware
+from orchestrator.core.problem.hardware import DEVICES, GIB
 from orchestrator.core.search.planner import (
     NUM_UNCERTAIN,
     memory_limit_bytes,
@@ -17,6 +16,7 @@ from orchestrator.core.search.planner import (
     trainer_of,
 )
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
 
 
 def spec(**changes: Any) -> SweepSpec:
@@ -150,19 +150,17 @@ def test_the_uncertainty_of_times_is_the_largest_among_the_first_layouts() -> No
 
 
 @pytest.mark.parametrize(
-    ("device", "hardware", "is_on_gpu"),
+    ("named", "device", "is_on_gpu"),
     [
-        ("auto", None, False),
-        ("auto", DEVICES["h200"], True),
-        ("auto", replace(DEVICES["h200"], name="cores of a processor"), False),
-        ("cpu", None, False),
-        ("h200", None, True),
+        ("auto", Device.CPU, False),
+        ("auto", Device.CUDA, True),
+        ("cpu", Device.CPU, False),
+        ("h200", Device.CUDA, True),
     ],
 )
 def test_layers_are_compiled_on_gpus_whether_the_file_names_the_device_or_not(
-    device: str, hardware: Hardware | None, is_on_gpu: bool
+    named: str, device: Device, is_on_gpu: bool
 ) -> None:
-    chosen = spec(device=device, workload="llama")
-    trainer = trainer_of(chosen, hardware=hardware)
+    trainer = trainer_of(spec(device=named, workload="llama"), device=device)
     assert trainer.compiled is is_on_gpu
     assert (trainer.reserve_bytes > 0) is is_on_gpu

@@ -8,7 +8,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
+from orchestrator.core.problem.arrays import Floats
+from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.proposer import Proposer
 from orchestrator.core.search.told import Told
 

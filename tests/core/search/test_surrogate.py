@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from orchestrator.core.search.lattice import Belief, Floats, Lattice, LatticeAxis
+from orchestrator.core.problem.arrays import Floats
+from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import KEPT, MOST, Bound, Surrogate, Value
 

@@ -52,7 +52,7 @@ def test_pauses_that_come_less_regularly_than_groups_are_believed() -> None:
     steps = noisy(0.1, 53)
     pauses = [1.0 if number in (3, 11, 12, 30, 41) else 0.0 for number in range(53)]
     assert judge_groups(run(steps, pauses=pauses, buffered=5).result()) is None
-    # Nor do single pauses hide that the others tell too little.
+    # A single pause does not hide that the other lines report too little time.
     wrong = run(steps, told=noisy(0.01, 53), pauses=[*[0.0] * 20, 9.0, *[0.0] * 32], buffered=5)
     assert judge_groups(wrong.result()) is not None
 

@@ -45,7 +45,8 @@ GLOBAL_BATCH_SIZE, LENGTH, STEPS = 4, 32, 2
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:1", "selective_ops:2")
 NUM_RANKS = 4
 
-# Relative distance |a - b| / |b| over all elements; beside each bound, the largest distance seen.
+# Relative distance |a - b| / |b| over all elements. The comment at each bound is the largest
+# distance seen.
 # fp32: the same sums in another order. Half precision: every product, and each addition of a
 # micro-batch's gradient, is rounded to 8 bits (0.4 %), or to 11 in fp16.
 GRADIENT_TOLERANCE = {

@@ -56,8 +56,8 @@ def _larger(shape: ModelShape) -> ModelShape:
 def counted(num_ranks: int) -> list[Combination]:
     """The combinations that are counted.
 
-    What fills the memory of compiled layers beside what they keep depends on the kernels, and a CPU
-    has others than a GPU. A shard of few rows is padded to as many as its neighbour has. A CPU
+    Compiled layers use memory in addition to what they keep. How much depends on the kernels, and a
+    CPU has others than a GPU. A shard of few rows is padded to as many as its neighbour has. A CPU
     emulates fp8 with copies that a GPU does not make.
     """
     return [
@@ -151,7 +151,7 @@ def test_a_compiled_layer_keeps_what_is_predicted(recompute: str, attention: Att
     )
     model.materialise(torch.device("cpu"), seed=1)
     layer = model.layers["0"]
-    # It decides what is kept as inductor does for every device, and compiles nothing.
+    # This backend decides what is kept, as inductor does on every device, and compiles nothing.
     layer.compile(fullgraph=True, backend="aot_eager_decomp_partition")
     x = torch.ones(2, LENGTH, shape.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     kept = _kept_bytes(model, lambda: layer(x, model.rotation, model.causal_mask))
@@ -165,9 +165,9 @@ def test_a_compiled_layer_keeps_what_is_predicted(recompute: str, attention: Att
 
 
 def _kept_bytes(model: Llama, run: Callable[[], Tensor]) -> int:
-    """What the result of a call keeps for its backward pass, without weights and constants.
+    """The bytes that the result of a call keeps for its backward pass.
 
-    Nor does the state of the random numbers count, some KiB that a recomputation restores.
+    Weights, constants and the state of the random numbers (some KiB) do not count.
     """
     known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.constants())}
     kept: dict[int, Tensor] = {}

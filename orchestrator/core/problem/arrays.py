@@ -1,0 +1,10 @@
+"""The types of numpy arrays: numbers, whole numbers and truth values."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
