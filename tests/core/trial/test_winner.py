@@ -222,6 +222,11 @@ def test_a_change_of_speed_that_repeats_would_show_needs_no_runs_of_its_own() ->
     found = judge(runs, contenders=3, repeats=2)
     assert found is not None and sorted(found.tied) == [4, 5]
     assert found.runs_to_decide is not None and found.runs_to_decide < 10
+    # 5 % apart, one more run of the second one should do.
+    runs[4] = [replace(run(0.84), at=80.0)]
+    found = judge(runs, contenders=3, repeats=2)
+    assert found is not None and sorted(found.tied) == [4, 5]
+    assert found.runs_to_decide == 2
 
 
 def test_two_layouts_that_differ_by_less_than_the_noise_are_seldom_called_decided() -> None:
