@@ -143,15 +143,27 @@ def test_the_unit_of_too_large_numbers_is_named(
         judge(run(steps, told=told, start=0.2, teardown=0.1, buffered=buffered).result())
 
 
-@pytest.mark.parametrize("factor", [500.0, 2000.0])
-@pytest.mark.parametrize(("buffered", "named"), [(1, False), (1000, True)])
-def test_a_unit_is_named_if_the_pace_shows_its_factor_or_is_not_known(
-    factor: float, buffered: int, named: bool
+@pytest.mark.parametrize(
+    ("seconds", "num", "buffered", "factor", "named"),
+    [
+        # The pace shows another factor.
+        (0.3, 52, 1, 500.0, False),
+        (0.3, 52, 1, 2000.0, False),
+        # It shows the factor within a half: few lines came, several a look.
+        (0.008, 60, 1, 30.0, False),
+        (0.008, 60, 1, 1000.0, True),
+        # There is no pace.
+        (0.3, 52, 1000, 500.0, True),
+        (0.3, 52, 1000, 2000.0, True),
+    ],
+)
+def test_milliseconds_are_named_if_the_pace_allows_for_their_factor(
+    seconds: float, num: int, buffered: int, factor: float, named: bool
 ) -> None:
-    steps = noisy(0.3)
+    steps = noisy(seconds, num)
     told = [step * factor for step in steps]
     with pytest.raises(ImplausibleMeasurement) as caught:
-        judge(run(steps, told=told, buffered=buffered).result())
+        judge(run(steps, told=told, start=0.2, teardown=0.1, buffered=buffered).result())
     assert ("milliseconds? Seconds" in str(caught.value)) is named
 
 
