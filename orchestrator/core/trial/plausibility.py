@@ -158,7 +158,7 @@ def _sum_reason(told: ToldSteps, seen: ProgramSeen, layout: Layout) -> str | Non
     if not told.are_lines:
         return None
     first = seen.reads[0]
-    for read in seen.reads[1:]:
+    for read in seen.reads:
         # They were written after the last look that found nothing.
         num, seconds = read.num_steps - first.num_steps, read.at - first.after
         total = told.between(first.num_steps, read.num_steps)

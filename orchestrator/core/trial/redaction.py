@@ -91,9 +91,9 @@ class Secrets:
             for rule in self._rules
             if rule.needle in flat
             for match in rule.pattern.finditer(raw)
-            if match.start() < settled < match.end()
+            if settled < match.end()
         ]
-        return min(starts, default=settled)
+        return min([settled, *starts])
 
     def _may_continue(self, rest: bytes) -> bool:
         return any(

@@ -78,7 +78,7 @@ def _check_warmup(timing: Timing, samples: Sequence[float], plan: MeasurementPla
     missing = plan.warmup_seconds - sum(after_first)
     if missing > 0 and num < MAX_SAMPLES:
         usual = statistics.median(after_first or samples)
-        more = min(max(1, math.ceil(missing / usual)), num, MAX_SAMPLES - num)
+        more = min(math.ceil(missing / usual), num, MAX_SAMPLES - num)
         return replace(timing, next_check=num + more)
     return replace(timing, num_warmup=num, next_check=num + _next_count(0, plan))
 

@@ -280,11 +280,7 @@ def _next(
     }
     rounds = repeats + (MORE_ROUNDS if changed else 0)
     done |= {key: rounds for key in given_up if key in done}
-    if (
-        len(could_win) == 1
-        and (len(runs[best]) > 1 or done[best])
-        and (ranking.is_best_current or done[best] >= rounds)
-    ):
+    if len(could_win) == 1 and (len(runs[best]) > 1 or done[best]) and ranking.is_best_current:
         return None
     times = {key: [run.at for run in runs[key] if run.at is not None] for key in could_win}
     timed = [key for key in could_win if times[key]]

@@ -111,6 +111,7 @@ def test_the_text_reads_back_as_the_settings(framework: Framework) -> None:
         assert json.loads(text) == found.nested()
     elif form is Form.YAML:
         assert yaml.safe_load(text) == found.nested()
+        assert list(yaml.safe_load(text)) == list(found.nested()), "in the order of the settings"
     elif form is Form.TORCHRUN:
         words = shlex.split(text.replace("\\\n", ""))
         given = variables(found.settings, form)

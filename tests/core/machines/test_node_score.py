@@ -13,7 +13,9 @@ import pytest
 from orchestrator.core.machines.node_run import NEWEST_RUNS, NodeRun
 from orchestrator.core.machines.node_score import (
     FEW,
+    FEWEST_RUNS,
     SURE,
+    _Model,
     evidence_in_words,
     how_sure,
     score_nodes,
@@ -181,6 +183,29 @@ def test_one_run_that_was_far_off_is_no_evidence() -> None:
     ]
     spoiled = [NodeRun(nodes=("n1",), cell=0, trial=2, log_seconds=2.0), *runs]
     assert slow_nodes(spoiled) == set()
+
+
+@pytest.mark.parametrize("num", [FEWEST_RUNS - 1, FEWEST_RUNS])
+def test_a_node_with_few_runs_is_not_called_slow_however_slow_they_were(num: int) -> None:
+    # Others' runs vary by 3 %, five of nine being the slower ones.
+    runs = [
+        NodeRun(nodes=(f"n{i % 4}",), cell=0, trial=i % 5, log_seconds=-0.03 * (i % 9 % 2))
+        for i in range(80)
+    ]
+    runs += [NodeRun(nodes=("slow",), cell=0, trial=i, log_seconds=0.5) for i in range(num)]
+    assert slow_nodes(runs) == ({"slow"} if num >= FEWEST_RUNS else set())
+
+
+def test_only_runs_of_one_layout_show_that_its_prediction_was_off() -> None:
+    """Layout 0 ran six times on three nodes; layout 1, as far off, ran once."""
+    off = [(0, 0.5)] * 6 + [(1, 0.5)] + [(trial, 0.0) for trial in range(2, 12)]
+    runs = [
+        NodeRun(nodes=(f"n{i % 3}",), cell=0, trial=trial, log_seconds=1.0 + by, log_predicted=1.0)
+        for i, (trial, by) in enumerate(off)
+    ]
+    residuals = _Model.of(runs).residuals(np.zeros(len(runs)))
+    assert residuals[:6] == pytest.approx(np.zeros(6), abs=0.02)
+    assert residuals[6:] == pytest.approx(np.array([0.5] + [0.0] * 10))
 
 
 def test_how_far_one_run_was_off_its_layout_s_others_makes_no_difference() -> None:

@@ -138,6 +138,16 @@ def test_an_exclusive_gang_wants_empty_nodes_and_keeps_them() -> None:
     assert free_slots.count == 15
 
 
+def test_an_exclusive_gang_waits_for_nodes_that_become_empty() -> None:
+    free_slots = FreeSlots({"a": 8, "b": 8, "c": 8})
+    for key, (node, num_slots, end) in enumerate((("a", 1, 100.0), ("b", 4, 10.0), ("c", 8, 50.0))):
+        free_slots.take(key, shape(num_slots), [node], ends_at=end)
+    # Nodes a and b have enough free slots now and are not empty; b and c are empty at 50.
+    wide = WaitingGang(shape=Shape(num_nodes=2, slots_per_node=4), seconds=60.0, exclusive=True)
+    assert started(free_slots, wide, gang(2, 49.0)) == (1, ("b",))
+    assert started(free_slots, wide, gang(2, 51.0)) == (1, ("a",))
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "nodes"),
     [
@@ -185,9 +195,10 @@ def test_a_gang_waits_while_the_free_slots_of_a_node_are_in_pieces_too_small_for
     assert found.index == 1, "it has ended before what the larger one waits for"
 
 
-def test_a_gang_that_waits_for_a_node_waits_for_an_end_there_and_no_other() -> None:
+@pytest.mark.parametrize("num_taken", [2, 4])
+def test_a_gang_that_waits_for_a_node_waits_for_an_end_there_and_no_other(num_taken: int) -> None:
     free_slots = FreeSlots({"a": 8, "b": 2})
-    free_slots.take(1, shape(4), ["a"], ends_at=50.0)
+    free_slots.take(1, shape(num_taken), ["a"], ends_at=50.0)
     free_slots.take(2, shape(1), ["b"], ends_at=10.0)
     in_pieces = {"a": FreeOnNode(standing=2, widest=2)}
     on_a = [gang(4, seconds=1.0), gang(2, seconds=40.0)]

@@ -21,6 +21,7 @@ from orchestrator.core.physics.link_sample import (
 from orchestrator.core.physics.links import (
     ACROSS,
     INSIDE,
+    _first_guess,
     fit_links,
     network_of,
 )
@@ -185,3 +186,14 @@ def test_a_line_of_two_passes_gives_the_latency_of_one() -> None:
     found = network_of(measured(TRUE, [Span(num_ranks=8, num_nodes=1)]), H100)
     assert found is not None
     assert found.value("collective_seconds") == pytest.approx(TRUE.collective_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8, 64])
+def test_the_fit_begins_near_the_latency_whatever_the_size_of_the_smallest_ring(
+    num_ranks: int,
+) -> None:
+    across = measured(TRUE, [Span(num_ranks=num_ranks, num_nodes=2)])
+    guesses = dict(zip(ACROSS, np.exp(_first_guess(ACROSS, across, H100)), strict=True))
+    assert guesses["inter_node_collective_seconds"] == pytest.approx(
+        TRUE.inter_node_collective_seconds, rel=0.2
+    )

@@ -175,6 +175,8 @@ def test_the_choices_are_the_files_values_and_all_that_can_be_legal() -> None:
     assert micro.in_file == {"1", "2", "4", "8"}
     assert micro.is_number
     assert not micro.may_follow
+    following = {one.name for one in found.choices if one.may_follow}
+    assert following == {"data_parallel_size", "grad_accum_steps"}
     recompute = choice(found, "recompute")
     # 32 layers: quarters in addition to the file's values, the least recomputation first.
     assert recompute.values == (

@@ -94,6 +94,21 @@ def test_a_peak_that_is_no_number_was_not_read(peak: float) -> None:
     assert odd.choose(open_rows) == unread.choose(open_rows)
 
 
+def test_the_more_memory_a_row_asked_for_the_less_its_like_fit() -> None:
+    space = lattice(np.ones(8), np.linspace(60.0, 74.0, 8))
+
+    def fits(excess: float | None) -> float:
+        proposer = Proposer(space, seed=0)
+        proposer.tell(Told(row=7, out_of_memory=True, excess=excess))
+        found = proposer.probability_of_fitting()
+        assert found is not None
+        return float(found[5])
+
+    assert fits(0.5) < fits(0.01) < fits(None)
+    # An excess that is no number was not read.
+    assert fits(float("inf")) == fits(float("nan")) == fits(None)
+
+
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
 def test_a_score_that_is_no_number_is_refused(score: float) -> None:
     with pytest.raises(ValueError, match="of row 3: a logarithm is needed"):
@@ -108,6 +123,26 @@ def test_crashes_of_its_like_put_a_row_off() -> None:
     for row in (9, 11):
         proposer.tell(Told(row=row, score=0.2))
     assert proposer.choose(~np.isin(np.arange(12), [0, 1, 3, 9, 11])).row > 5
+
+
+@pytest.mark.parametrize("num_others", [1, 3, 8])
+def test_axes_on_which_no_row_differs_make_a_crash_say_neither_more_nor_less(
+    num_others: int,
+) -> None:
+    kind = LatticeAxis.of_words("kind", ["a", "a", "a", "b", "b", "b"])
+    others = [LatticeAxis.of_words(f"other {i}", ["same"] * 6) for i in range(num_others)]
+
+    def apart(*axes: LatticeAxis) -> float:
+        """How much likelier one of the kind that crashed is to fail than one that ran."""
+        proposer = Proposer(Lattice(axes=axes), seed=0)
+        for row in (0, 1):
+            proposer.tell(Told(row=row))
+        for row in (3, 4):
+            proposer.tell(Told(row=row, score=1.0))
+        crashed, ran = (proposer.choose(np.arange(6) == row).fails for row in (2, 5))
+        return crashed - ran
+
+    assert apart(kind, *others) == pytest.approx(apart(kind))
 
 
 def test_rows_in_flight_are_kept_away_from() -> None:
@@ -200,6 +235,7 @@ def test_when_results_contradict_the_prediction_half_of_the_launches_follow_it_a
     choice = proposer.choose(open_rows)
     assert choice.row == 0
     assert choice.why is not None and "contradict" in choice.why
+    assert choice.fails == 0.0, "it warns of no failure"
     # A machine that is slower as a whole contradicts nothing.
     slow = Proposer(lattice(seconds), seed=0)
     for row in (23, 12, 18, 6, 15):
@@ -343,6 +379,7 @@ def test_forgetting_gives_back_what_was_known_before() -> None:
     before = proposer.choose(np.arange(12) == 8)
     proposer.add_pending(8)
     proposer.forget(8)
+    assert proposer.choose(np.arange(12) == 8).score_sd == pytest.approx(before.score_sd)
     proposer.tell(Told(row=0, score=0.1))
     proposer.forget(0)
     again = proposer.choose(np.arange(12) == 8)

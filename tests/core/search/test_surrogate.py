@@ -174,6 +174,26 @@ def test_a_bound_raises_what_is_below_it_and_changes_little_above_it() -> None:
     assert over.mean[35] < 1.3
 
 
+def test_a_bound_shows_as_much_at_any_level_of_the_belief() -> None:
+    lattice = grid()
+
+    def told(level: float) -> tuple[Floats, Floats]:
+        belief = Belief(
+            mean=np.full(36, level),
+            basis=np.ones((36, 1)),
+            covariance=np.array([[0.04]]),
+            residual_sd=0.2,
+        )
+        found = surrogate(lattice, belief)
+        found.add(Value(row=3, value=level + 0.3))
+        assert found.mean[3] > level
+        found.add(Value(row=20, value=level + 1.0, bound=Bound.AT_LEAST))
+        return found.mean - level, found.sd
+
+    for one, other in zip(told(0.0), told(5.0), strict=True):
+        assert one == pytest.approx(other)
+
+
 def test_a_pending_row_makes_its_neighbourhood_surer_and_expects_nothing_new_of_it() -> None:
     lattice = grid()
     found = surrogate(lattice)

@@ -58,6 +58,12 @@ def test_a_number_of_bytes_per_parameter_says_how_wide_gradients_are() -> None:
     assert found.gathered_units == TRAINERS["fsdp"].gathered_units
 
 
+def test_gradients_have_at_most_64_bytes_per_parameter() -> None:
+    """Weights have 2 of the number, and Adam's master and moments 12."""
+    assert trainer_of(spec({"bytes_per_parameter": 78})).gradient_bytes == 64
+    assert "79 bytes per parameter are not" in refused({"bytes_per_parameter": 79})
+
+
 def test_traced_bytes_reach_the_prediction() -> None:
     traced = trainer_of(spec({"activations": {"none": NONE, "full": FULL}})).traced
     assert traced is not None
@@ -69,6 +75,8 @@ def test_traced_bytes_reach_the_prediction() -> None:
         2,
         1050673160,
     )
+    # What is not given adds nothing.
+    assert (full.end.per_token, full.end.per_token_and_position) == (0, 0)
 
 
 def test_a_trainer_is_no_condition_of_a_measurement_and_leaves_stored_sweeps_as_they_were() -> None:

@@ -27,6 +27,7 @@ from orchestrator.core.sweepfile.workload_section import (
     LlamaWorkload,
     is_one_process_per_node,
     options_of,
+    steps_per_line,
     varied,
 )
 from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
@@ -317,6 +318,17 @@ def test_a_program_that_starts_its_ranks_is_one_process_per_node() -> None:
     one = {"name": "synthetic", "options": {"one_rank_per_node": True}}
     assert is_one_process_per_node(sweep(workload=one).workload)
     assert not is_one_process_per_node(sweep(workload="llama").workload)
+
+
+def test_a_line_covers_one_step_unless_the_file_says_more() -> None:
+    for options, every in (
+        ({}, 1),
+        ({"metrics": {"log": "(a)", "unit": "s"}}, 1),
+        ({"metrics": {"log": "(a)", "unit": "s", "every": 10}}, 10),
+    ):
+        command = sweep(workload={"name": "command", "options": {"argv": ["a"], **options}})
+        assert steps_per_line(command.workload) == every
+    assert steps_per_line(sweep(workload="llama").workload) == 1
 
 
 def test_a_trial_is_told_the_options_of_its_layout_on_top() -> None:

@@ -155,6 +155,13 @@ def test_an_anchor_of_a_long_sweep_still_tells_of_the_machine() -> None:
     assert np.exp(late) == pytest.approx(1.0, rel=0.02)
 
 
+def test_a_machine_that_became_six_times_as_fast_at_once_is_corrected_for_all_of_it() -> None:
+    anchor = [run(1.0 if at > 1000.0 else 6.0, at) for at in (0.0, 300.0, 600.0, 900.0, 1200.0)]
+    single = run(12.0, 30.0)
+    found = fit({1: anchor, 2: [single]})
+    assert np.exp(found.corrections([single])) == pytest.approx(1 / 6, rel=0.02)
+
+
 def test_where_between_two_looks_the_machine_changed_is_not_known() -> None:
     """Seven layouts ran between two runs of the first, while the machine became faster.
 

@@ -117,7 +117,10 @@ def test_a_history_of_the_allocator_becomes_allocations() -> None:
         {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": 30},
     ]
     notes = [
-        Note(at=5, kind=MemoryKind.PARAMETERS, addresses=[100]),
+        # At address 55 nothing is allocated.
+        Note(at=5, kind=MemoryKind.PARAMETERS, addresses=[100, 55]),
+        # What is known stays so.
+        Note(at=6, kind=MemoryKind.GRADIENTS, addresses=[100]),
         Note(at=12, kind=MemoryKind.GRADIENTS, addresses=[4096]),
         Note(at=40, kind=MemoryKind.OPTIMIZER, addresses=[8192]),
     ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import ImplausibleMeasurement
-from orchestrator.core.trial.plausibility import judge_run
+from orchestrator.core.trial.plausibility import judge_pace, judge_run
 from orchestrator.core.trial.protocol import (
     CountedLines,
     LinesRead,
@@ -121,6 +121,52 @@ def test_milliseconds_that_are_told_at_the_end_are_found_by_the_time_that_the_pr
         judge(run(steps, told=told, buffered=1000).result())
 
 
+@pytest.mark.parametrize(
+    ("seconds", "num", "buffered", "factor", "unit"),
+    [
+        # Line by line, several lines a look, and all at the end.
+        (0.3, 52, 1, 1e3, "milliseconds"),
+        (0.3, 52, 1, 1e6, "microseconds"),
+        (0.008, 300, 1, 1e3, "milliseconds"),
+        (0.008, 300, 1, 1e6, "microseconds"),
+        (0.008, 300, 1, 1e9, "nanoseconds"),
+        (0.008, 300, 1000, 1e6, "microseconds"),
+        (0.008, 300, 1000, 1e9, "nanoseconds"),
+    ],
+)
+def test_the_unit_of_too_large_numbers_is_named(
+    seconds: float, num: int, buffered: int, factor: float, unit: str
+) -> None:
+    steps = noisy(seconds, num)
+    told = [step * factor for step in steps]
+    with pytest.raises(ImplausibleMeasurement, match=rf": {unit}\? Seconds are wanted"):
+        judge(run(steps, told=told, start=0.2, teardown=0.1, buffered=buffered).result())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num", "buffered", "factor", "named"),
+    [
+        # The pace shows another factor.
+        (0.3, 52, 1, 500.0, False),
+        (0.3, 52, 1, 2000.0, False),
+        # It shows the factor within a half: few lines came, several a look.
+        (0.008, 60, 1, 30.0, False),
+        (0.008, 60, 1, 1000.0, True),
+        # There is no pace.
+        (0.3, 52, 1000, 500.0, True),
+        (0.3, 52, 1000, 2000.0, True),
+    ],
+)
+def test_milliseconds_are_named_if_the_pace_allows_for_their_factor(
+    seconds: float, num: int, buffered: int, factor: float, named: bool
+) -> None:
+    steps = noisy(seconds, num)
+    told = [step * factor for step in steps]
+    with pytest.raises(ImplausibleMeasurement) as caught:
+        judge(run(steps, told=told, start=0.2, teardown=0.1, buffered=buffered).result())
+    assert ("milliseconds? Seconds" in str(caught.value)) is named
+
+
 @pytest.mark.parametrize("factor", [0.75, 1.0, 1.35])
 def test_kiloseconds_are_not_taken_for_seconds(factor: float) -> None:
     steps = noisy(2.0)
@@ -133,6 +179,23 @@ def test_the_time_since_the_start_is_no_step_time() -> None:
     told = [end - one.ends[0] + steps[0] for end in one.ends]
     with pytest.raises(ImplausibleMeasurement, match=r"the time since the start\?"):
         judge(run(steps, told=told).result())
+
+
+@pytest.mark.parametrize(
+    ("steps", "rise"),
+    [
+        ([5.0, 8.0, 11.0], True),
+        ([5.0, 11.0], False),
+        ([5.0, 5.0, 11.0], False),
+        ([5.0, 12.0, 11.0], False),
+        ([5.0, 8.0, 10.0], False),
+    ],
+    ids=["three", "only two", "two alike", "one falls", "no more than twice the first"],
+)
+def test_times_since_the_start_rise_from_step_to_step(steps: list[float], rise: bool) -> None:
+    with pytest.raises(ImplausibleMeasurement) as caught:
+        judge(RankResult(step_seconds=steps, seen=ProgramSeen(seconds=1.0)))
+    assert ("the time since the start?" in str(caught.value)) is rise
 
 
 def test_the_mean_of_all_steps_so_far_with_the_first_one_is_no_step_time() -> None:
@@ -284,6 +347,8 @@ def test_a_rounded_time_is_believed_as_far_as_its_digits_go(seconds: float, is_t
 def test_a_rate_of_few_digits_is_rounded_and_not_made_up() -> None:
     # 1.923 steps a second in every line, as transformers' Trainer rounds it.
     assert judge(run([1 / 1.923] * 52).result()) is None
+    # 16,400 tokens a second.
+    assert judge(run([TOKENS / 16_400] * 52).result()) is None
 
 
 def test_a_warm_up_that_is_too_short_is_found_by_the_trend() -> None:
@@ -355,6 +420,63 @@ def test_the_mean_of_all_steps_so_far_is_found_however_long_the_start_was(start:
     reason = judge(found)
     assert reason is not None and "lines came within" in reason
     assert "the seconds of one optimizer step are wanted" in reason
+
+
+def test_the_first_lines_that_say_more_than_the_time_in_which_they_came_are_counted() -> None:
+    """A line says 10.3 s and comes every 10 s: 3 say 30.9 s, and 30.05 s may be 30.85 s.
+
+    The start of the program hides that from the sum of all.
+    """
+    reason = judge(run([10.0] * 52, told=[10.3] * 52, start=60.0).result(steps_per_line=1.0))
+    assert reason is not None
+    assert reason.startswith("3 lines came within 30.05 s,")
+    assert "and say 30.9 s together: the seconds of one optimizer step are wanted" in reason
+
+
+# --- the pace of lines ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_the_pace_of_lines_is_shown_against_what_they_say(every: int) -> None:
+    told = noisy(0.3)
+    honest = run([every * one for one in told], told=told).result(every=every)
+    found = judge_pace(honest, layout=LAYOUT)
+    assert found is not None and found.reason is None
+    assert found.num_steps == 51 * every
+    assert found.told_seconds == pytest.approx(every * sum(told[1:]))
+    assert found.passed_seconds == pytest.approx(found.told_seconds, abs=2 * POLL_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("factor", "start", "said"),
+    [
+        (0.1, 2.0, "its lines came every"),
+        (10.0, 2.0, "52 steps are said to have taken"),
+        (1.1, 60.0, "lines came within"),
+    ],
+)
+def test_a_pace_that_the_lines_contradict_has_the_reason(
+    factor: float, start: float, said: str
+) -> None:
+    steps = noisy(0.3)
+    found = judge_pace(
+        run(steps, told=[factor * one for one in steps], start=start).result(), layout=LAYOUT
+    )
+    assert found is not None and found.reason is not None and said in found.reason
+
+
+def test_lines_that_came_all_at_once_have_no_pace() -> None:
+    assert judge_pace(run(noisy(0.3), buffered=1000).result(), layout=LAYOUT) is None
+    assert judge_pace(RankResult(step_seconds=[0.3] * 52), layout=LAYOUT) is None
+    unseen = RankResult(step_seconds=[], seen=ProgramSeen(seconds=20.0))
+    assert judge_pace(unseen, layout=LAYOUT) is None
+
+
+def test_the_seconds_of_a_line_for_several_steps_are_more_than_the_program_ran() -> None:
+    means = noisy(0.1, 30)
+    of_lines = run([10 * mean for mean in means], told=[10 * mean for mean in means])
+    with pytest.raises(ImplausibleMeasurement, match="had run for"):
+        judge(of_lines.result(every=10))
 
 
 # --- honest programs -----------------------------------------------------------------------------
@@ -528,3 +650,21 @@ def test_a_program_of_one_rank_is_not_told_to_write_from_one_rank_alone() -> Non
     several, one = judge(found), judge(found, layout=Layout(micro_batch_size=2, grad_accum_steps=8))
     assert several is not None and several.endswith(", and from one rank alone")
     assert one is not None and one.endswith("(time.perf_counter())")
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        (1.08, ": the seconds of one optimizer step are wanted"),
+        (2.15, ": the time of 2 steps, or lines that 2 ranks write?"),
+        (2.35, ": the seconds of one optimizer step are wanted"),
+    ],
+)
+def test_a_factor_within_a_tenth_of_a_whole_number_is_one_of_steps(
+    factor: float, said: str
+) -> None:
+    steps = noisy(0.3, noise=0.001)
+    told = run(steps, told=[factor * step for step in steps], start=0.1, teardown=0.0)
+    with pytest.raises(ImplausibleMeasurement) as caught:
+        judge(told.result())
+    assert said in str(caught.value)

@@ -179,13 +179,26 @@ def steady(seconds: float) -> Iterator[float]:
     return iter([30.0, *[seconds] * (2 * MAX_SAMPLES)])
 
 
-@pytest.mark.parametrize("seconds", [0.004, 0.06, 0.3, 2.0, 20.0])
+@pytest.mark.parametrize("seconds", [0.004, 0.06, 0.3, 0.9, 2.0, 20.0])
 def test_a_gpu_works_for_two_seconds_and_is_then_timed_for_five(seconds: float) -> None:
     warmup, samples = time_all(steady(seconds), GPU)
     assert sum(warmup[1:]) >= 2.0 - 1e-9, "the first step is no work"
     assert len(warmup) == max(3, 1 + math.ceil(2.0 / seconds))
     assert 5.0 <= sum(samples) + 1e-9 <= max(7.6, 8 * seconds + 1e-9)
     assert len(samples) >= 8
+
+
+@pytest.mark.parametrize(("warmup_steps", "num"), [(1, 8), (3, 8), (10, 10)])
+def test_a_warm_up_takes_no_more_steps_than_its_seconds_need(warmup_steps: int, num: int) -> None:
+    """Of 1.5 s each: seven after the first one are 10.5 s."""
+    update = {"warmup_steps": warmup_steps, "warmup_seconds": 10.0}
+    warmup, _ = time_all(steady(1.5), GPU.model_copy(update=update))
+    assert len(warmup) == num
+
+
+def test_a_warm_up_without_seconds_may_be_the_first_step_alone() -> None:
+    warmup, _ = time_all(steady(1.5), PLAN.model_copy(update={"warmup_steps": 1}))
+    assert warmup == [30.0]
 
 
 def test_steps_too_short_for_any_number_of_them_end_at_the_maximum_of_samples() -> None:
@@ -305,4 +318,9 @@ def test_one_slow_step_or_two_levels_in_turn_are_no_trend() -> None:
     assert not has_trend([1.0] * 15 + [9.0], GPU)
     assert not has_trend([1.0, 1.1] * 12, GPU)
     assert has_trend([1.0 + place / 100 for place in range(12)], GPU)
+    # By chance six rise or fall all along in 2 of 720 series, and five in 2 of 120.
+    assert [has_trend([1.0 + place / 10 for place in range(num)], GPU) for num in (5, 6)] == [
+        False,
+        True,
+    ]
     assert not has_trend([1.0 + place / 100 for place in range(12)], PLAN), "it asks for none"

@@ -10,11 +10,15 @@ from random import Random
 import pytest
 
 from orchestrator.core.trial.drift import fit
+from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import USUAL_SD, Run
 from orchestrator.core.trial.winner import (
+    CONSIDERED,
     WIDTH,
+    Verdict,
     ended_early_that_could_win,
     judge,
+    median_run,
     most_repeats_with_drift,
 )
 
@@ -51,9 +55,15 @@ def test_a_run_on_a_busy_machine_is_not_told_from_one_that_is_slower_by_less() -
 
 
 def tied(runs: Mapping[int, Sequence[Run]]) -> list[int]:
-    verdict = judge(runs, contenders=4, repeats=3)
+    return list(judged(runs).tied)
+
+
+def judged(
+    runs: Mapping[int, Sequence[Run]], *, repeats: int = 3, under_way: Sequence[int] = ()
+) -> Verdict:
+    verdict = judge(runs, contenders=4, repeats=repeats, under_way=under_way)
     assert verdict is not None
-    return list(verdict.tied)
+    return verdict
 
 
 def test_the_margin_is_that_of_the_speeds_and_excludes_zero_where_one_layout_wins() -> None:
@@ -62,14 +72,38 @@ def test_the_margin_is_that_of_the_speeds_and_excludes_zero_where_one_layout_win
     assert once is not None and once.margin is not None and once.margin.runner_up == 2
     assert once.margin.value == pytest.approx(0.2)
     assert once.margin.high == pytest.approx(1.2 * exp(WIDTH * sqrt(2) * USUAL_SD) - 1)
+    assert once.margin.low == pytest.approx(1.2 / exp(WIDTH * sqrt(2) * USUAL_SD) - 1)
     often = judge({1: [run(1.0), run(1.001)] * 4, 2: [run(1.2)] * 4}, contenders=0, repeats=0)
     assert often is not None and often.margin is not None
     assert 0 < once.margin.low < often.margin.low < 0.2 < often.margin.high < once.margin.high
     close = judge({1: [run(1.0), run(1.01)], 2: [run(1.004)]}, contenders=0, repeats=0)
     assert close is not None and close.margin is not None and len(close.tied) == 2
     assert close.margin.low < 0 < close.margin.high
-    alone = judge({1: [run(1.0)]}, contenders=0, repeats=0)
-    assert alone is not None and alone.margin is None
+    for num in (1, 2):
+        alone = judge({1: [run(1.0)] * num}, contenders=0, repeats=0)
+        assert alone is not None and alone.margin is None
+
+
+def test_the_margin_is_the_less_sure_the_more_the_runner_up_was_disturbed() -> None:
+    disturbed = Run(step_seconds=1.5, relative_confidence=0.01, load_sd=0.3)
+    sure, unsure = (judged({1: [run(1.0)], 2: [second]}) for second in (run(1.5), disturbed))
+    assert sure.margin is not None and unsure.margin is not None
+    assert unsure.margin.low < 0 < sure.margin.low
+
+
+def test_steps_of_milliseconds_are_judged_as_those_of_seconds() -> None:
+    of_seconds, of_milliseconds = (
+        judged({1: [run(unit)], 2: [run(1.08 * unit)], 3: [run(1.03 * unit)]}) for unit in (1, 1e-3)
+    )
+    assert of_milliseconds.tied == of_seconds.tied == (1, 3)
+    assert of_milliseconds.margin is not None and of_seconds.margin is not None
+    assert of_milliseconds.margin.value == pytest.approx(of_seconds.margin.value)
+
+
+def test_the_interval_of_a_step_time_reaches_as_far_down_as_up_by_its_logarithm() -> None:
+    low, high = judged({1: [run(0.5)]}).intervals[1]
+    assert high == pytest.approx(0.5 * exp(WIDTH * USUAL_SD))
+    assert low * high == pytest.approx(0.5**2)
 
 
 def test_a_tie_says_about_how_often_the_first_two_must_run() -> None:
@@ -86,6 +120,21 @@ def test_a_tie_says_about_how_often_the_first_two_must_run() -> None:
     assert equal is not None and equal.runs_to_decide is None
     won = judge({1: [run(1.0)] * 3, 2: [run(1.5)]}, contenders=0, repeats=0)
     assert won is not None and won.runs_to_decide is None
+
+
+@pytest.mark.parametrize(("num", "num_of_second"), [(2, 2), (4, 4), (8, 2), (2, 8), (8, 8)])
+def test_a_tie_needs_as_many_runs_however_many_there_are_by_now(
+    num: int, num_of_second: int
+) -> None:
+    """They are 3 % apart, and every other run is 6 % slower: 8 runs leave a tie, 16 leave none."""
+    first, second = [run(1.0), run(1.06)], [run(1.03), run(1.03 * 1.06)]
+
+    def after(num: int, num_of_second: int) -> Verdict:
+        return judged({1: first * (num // 2), 2: second * (num_of_second // 2)})
+
+    assert (len(after(8, 8).tied), len(after(16, 16).tied)) == (2, 1)
+    needed = after(num, num_of_second).runs_to_decide
+    assert needed is not None and 8 < needed <= 16
 
 
 def test_no_number_of_runs_is_given_for_a_second_layout_that_is_not_tied() -> None:
@@ -112,6 +161,16 @@ def test_the_best_is_measured_twice_even_where_nothing_comes_near_it() -> None:
     assert (second.tied, second.repeat, second.is_settled) == ((1,), None, True)
 
 
+def test_where_every_layout_ran_twice_the_slower_run_counts_as_well() -> None:
+    verdict = judged({1: [run(1.0), run(1.3)], 2: [run(1.1), run(1.1)]}, repeats=0)
+    assert verdict.best == 2
+
+
+def test_the_median_of_an_even_number_of_runs_is_the_slower_one() -> None:
+    assert median_run([run(1.0), run(1.2)]).step_seconds == 1.2
+    assert median_run([run(1.4), run(1.0), run(1.3), run(1.1), run(1.2)]).step_seconds == 1.2
+
+
 def test_layouts_within_their_noise_are_repeated_before_one_is_called_the_winner() -> None:
     truth = {1: 1.00, 2: 1.04, 3: 1.5}
     runs = {
@@ -131,17 +190,16 @@ def test_what_cannot_be_told_apart_is_shown_as_tied() -> None:
     assert sorted(tied(runs)) == [1, 2]
 
 
-def test_half_of_the_contenders_stay_in_each_round() -> None:
-    runs = {key: [run(1.0 + key / 10_000)] for key in range(8)}
-    settle(
-        runs,
-        {key: 1.0 + key / 10_000 for key in range(8)},
-        noise=0.0,
-        seed=0,
-        contenders=4,
-        repeats=3,
-    )
-    assert sorted((len(some) for some in runs.values()), reverse=True) == [4, 4, 2, 2, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("contenders", "num_runs"),
+    [(4, [4, 4, 2, 2, 1, 1, 1, 1]), (7, [4, 4, 3, 3, 2, 2, 2])],
+    ids=["4, 2, 2", "7, 4, 2"],
+)
+def test_half_of_the_contenders_stay_in_each_round(contenders: int, num_runs: list[int]) -> None:
+    truth = {key: 1.0 + key / 10_000 for key in range(len(num_runs))}
+    runs = {key: [run(seconds)] for key, seconds in truth.items()}
+    settle(runs, truth, noise=0.0, seed=0, contenders=contenders, repeats=3)
+    assert sorted((len(some) for some in runs.values()), reverse=True) == num_runs
 
 
 def test_a_lucky_first_run_is_found_out() -> None:
@@ -164,6 +222,11 @@ def test_a_change_of_speed_that_repeats_would_show_needs_no_runs_of_its_own() ->
     found = judge(runs, contenders=3, repeats=2)
     assert found is not None and sorted(found.tied) == [4, 5]
     assert found.runs_to_decide is not None and found.runs_to_decide < 10
+    # 5 % apart, one more run of the second one should do.
+    runs[4] = [replace(run(0.84), at=80.0)]
+    found = judge(runs, contenders=3, repeats=2)
+    assert found is not None and sorted(found.tied) == [4, 5]
+    assert found.runs_to_decide == 2
 
 
 def test_two_layouts_that_differ_by_less_than_the_noise_are_seldom_called_decided() -> None:
@@ -270,10 +333,93 @@ def test_a_repeat_that_is_under_way_is_not_asked_for_again() -> None:
     found = judge(runs, contenders=3, repeats=2, under_way=[1])
     assert found is not None
     assert found.repeat is None
+    both_tied = {1: [run(1.0)], 2: [run(1.001)]}
+    assert judged(both_tied, repeats=1, under_way=[1]).repeat == 2
+    assert judged(both_tied, repeats=1, under_way=[1, 2]).repeat is None
 
 
-def at(seconds: float, when: float, node: str = "a") -> Run:
-    return Run(step_seconds=seconds, relative_confidence=0.01, at=when, nodes=(node,))
+def test_a_layout_that_cannot_be_repeated_is_not_asked_for() -> None:
+    runs = {1: [run(1.0)], 2: [run(1.001)], 3: [run(2.0)]}
+    asked = [
+        None if found is None else found.repeat
+        for given_up in ([1], [2], [1, 2], [3])
+        for found in [judge(runs, contenders=3, repeats=2, given_up=given_up)]
+    ]
+    assert asked == [2, 1, None, 1]
+
+
+def at(seconds: float, when: float, node: str = "a", purpose: Purpose | None = None) -> Run:
+    return Run(
+        step_seconds=seconds, relative_confidence=0.01, at=when, nodes=(node,), purpose=purpose
+    )
+
+
+def confirmed(seconds: float, when: float) -> Run:
+    return at(seconds, when, purpose=Purpose.CONFIRMATION)
+
+
+def test_of_two_contenders_the_one_that_ran_last_is_not_repeated_next() -> None:
+    assert judged({1: [at(1.0, 100.0)], 2: [at(1.001, 0.0)]}).repeat == 2
+    assert judged({1: [at(1.0, 0.0)], 2: [at(1.001, 100.0)]}).repeat == 1
+
+
+def test_a_layout_that_drift_may_have_slowed_is_repeated_though_it_is_not_tied() -> None:
+    verdict = judged({1: [at(1.0, 0.0)], 2: [at(1.1, 3600.0)]}, under_way=[1])
+    assert (verdict.tied, verdict.repeat) == ((1,), 2)
+
+
+def test_a_winner_that_an_anchor_has_shown_since_the_machine_changed_is_not_repeated() -> None:
+    runs = {
+        1: [at(1.0, 700.0), at(1.0, 1200.0, purpose=Purpose.ANCHOR)],
+        2: [at(7.5, 0.0), at(5.0, 600.0), at(5.0, 900.0)],
+    }
+    verdict = judged(runs)
+    assert verdict.change is not None
+    assert (verdict.tied, verdict.repeat) == ((1,), None)
+
+
+def test_a_winner_is_repeated_until_its_median_run_is_of_the_machine_as_it_is_now() -> None:
+    """The machine became 1.6 times as fast at 350 s."""
+    runs = {
+        1: [confirmed(1.6, 0.0), confirmed(1.6, 200.0)],
+        2: [at(4.8, 100.0), at(4.8, 300.0), at(3.0, 400.0), at(3.0, 500.0)],
+    }
+    while (verdict := judged(runs)).repeat is not None:
+        assert (verdict.tied, verdict.repeat) == ((1,), 1)
+        runs[1].append(confirmed(1.0, 600.0 + 60.0 * len(runs[1])))
+    assert [one.step_seconds for one in runs[1]] == [1.6, 1.6, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_once_the_machine_has_changed_the_contenders_have_more_rounds_than_the_others(
+    repeats: int,
+) -> None:
+    """Five layouts are equal; an anchor shows that the machine became 1.6 times as fast."""
+    runs = {9: [at(4.8, 0.0), at(4.8, 10.0), at(3.0, 20.0), at(3.0, 30.0)]}
+    runs |= {key: [at(1.0, 40.0 + key)] for key in range(5)}
+    now = 100.0
+    expected = most_repeats_with_drift([0] * 5, contenders=2, repeats=repeats)
+    for _ in range(expected + 1):
+        verdict = judge(runs, contenders=2, repeats=repeats)
+        assert verdict is not None and verdict.change is not None
+        if verdict.repeat is None:
+            break
+        runs[verdict.repeat].append(confirmed(1.0, now))
+        now += 10.0
+    assert sum(len(runs[key]) - 1 for key in range(5)) == expected
+
+
+def test_more_layouts_are_compared_once_the_machine_has_changed() -> None:
+    """The machine became 1.6 times as fast before the last 70 layouts ran."""
+    steady = {1: [at(1.0, 0.0), at(1.0, 700.0)]}
+    changed = {1: [at(1.6, 0.0), at(1.6, 20.0), at(1.0, 40.0), at(1.0, 700.0)]}
+    singles = {key: [at(1.2 + key / 1000, 50.0 + key)] for key in range(10, 80)}
+    # It is the slowest as measured, and would take 0.94 s now.
+    slowed = {2: [at(1.5, 10.0)]}
+    assert len(judged(steady | singles | slowed, repeats=0).order) == CONSIDERED
+    verdict = judged(changed | singles | slowed, repeats=0)
+    assert len(verdict.order) > CONSIDERED
+    assert 2 in verdict.tied
 
 
 def test_what_was_ended_early_on_a_node_that_proved_slow_could_win() -> None:
@@ -301,3 +447,16 @@ def test_on_a_machine_that_stays_as_it_is_what_was_ended_early_stays_so() -> Non
     runs = {1: [at(1.0, when) for when in (0.0, 100.0, 300.0, 600.0)], 2: [at(1.05, 200.0)]}
     ended_early = {key: at(1.26 + 0.1 * key, 50.0 * key) for key in range(3, 9)}
     assert ended_early_that_could_win(runs, ended_early, fit(runs)) == []
+
+
+def test_of_many_that_were_ended_early_the_nearest_without_the_machine_s_drift_are_compared() -> (
+    None
+):
+    """Node b takes 1.5 times as long; the layout that ended there was the slowest but for that."""
+    runs = {
+        1: [at(1.0, 0.0), at(1.5, 100.0, "b"), at(1.0, 200.0)],
+        2: [at(1.1, 50.0), at(1.65, 250.0, "b")],
+    }
+    ended_early = {key: at(1.3 + key / 1000, 120.0 + key) for key in range(10, 10 + 2 * CONSIDERED)}
+    ended_early[3] = at(1.4, 120.0, "b")
+    assert ended_early_that_could_win(runs, ended_early, fit(runs)) == [3]
