@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -60,9 +61,10 @@ class Run:
         reads: list[LinesRead] = []
         num, looked_at = 0, 0.0
         last = max(self.written[-1], self.ends[-1])
+        in_order = sorted(self.written)
         while num < len(self.written):
             at = min(looked_at + self.poll_seconds, last + self.teardown)
-            found = sum(one <= at for one in self.written)
+            found = bisect_right(in_order, at)
             if found > num:
                 reads.append(LinesRead(after=looked_at, at=at, num_steps=found))
                 num = found
