@@ -50,8 +50,9 @@ def files(roots: tuple[str, ...]) -> list[Path]:
 
 
 def test_no_class_name_is_twice_in_the_product() -> None:
+    # `Answer` and `_Answer` are the same word to a reader.
     names = Counter(
-        node.name
+        node.name.lstrip("_")
         for path in files(PRODUCT)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)

@@ -45,7 +45,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Done:
+class _FinishedLayouts:
     """The layouts of a cell that earlier calls have finished: they are not run again."""
 
     layouts: frozenset[Layout] = frozenset()
@@ -57,7 +57,7 @@ class _Earlier:
     """The work that earlier calls of the sweep have done."""
 
     reserved_gpu_hours: float = 0.0
-    done: dict[Cell, _Done]
+    done: dict[Cell, _FinishedLayouts]
     # The share of the layouts that fit which should fail for another reason than memory.
     failing_share: float
 
@@ -88,7 +88,7 @@ def plan(
     rows, costs = [], []
     for cell in spec.cells():
         planned = known.plan(cell)
-        done = earlier.done.get(cell, _Done())
+        done = earlier.done.get(cell, _FinishedLayouts())
         left = _left(planned.candidates, done)
         to_run = len(left.order)
         if spec.search.max_trials is not None:
@@ -134,7 +134,7 @@ def _earlier(spec: SweepSpec, store: StoreReads | None) -> _Earlier:
     for row in store.cells(found.id):
         trials = store.trials(found.id, cell_id=row.id)
         ended = [trial for trial in trials if trial.state in TERMINAL]
-        done[row.cell] = _Done(
+        done[row.cell] = _FinishedLayouts(
             layouts=frozenset(trial.layout for trial in ended),
             num_launched=sum(trial.was_launched for trial in ended),
         )
@@ -183,7 +183,7 @@ def _calibration(known: Planning) -> dict[str, Any]:
     }
 
 
-def _left(candidates: Candidates, done: _Done) -> Candidates:
+def _left(candidates: Candidates, done: _FinishedLayouts) -> Candidates:
     """The candidates, with only those in the order that are not done."""
     if not done.layouts:
         return candidates
