@@ -220,7 +220,7 @@ def _cost(
         "max_gpu_hours": search.max_gpu_hours,
         "max_cost": search.max_cost,
         "max_wall_time": search.max_wall_time,
-        "held_gpu_hours": reserved_hours,
+        "reserved_gpu_hours": reserved_hours,
         "budget_limit": budget.limit if budget is not None else None,
         "budget_gpu_hours_left": left,
         "num_trials": num_trials,
@@ -352,8 +352,8 @@ def _budget_text(cost: dict[str, Any]) -> str:
     if cost["budget_limit"] is not None:
         hours = _hours(cost["budget_gpu_hours_left"])
         text = f"; search.{cost['budget_limit']} leaves {hours} GPU-hours"
-        if cost["held_gpu_hours"]:
-            text += f" ({_hours(cost['held_gpu_hours'])} already reserved)"
+        if cost["reserved_gpu_hours"]:
+            text += f" ({_hours(cost['reserved_gpu_hours'])} already reserved)"
         trials = show_as.counted(cost["num_trials"], "trial")
         text += f", about {cost['num_trials_within_budget']:,} of {trials}"
     if cost["max_wall_time"] is not None:
