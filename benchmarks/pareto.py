@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import optuna
@@ -201,13 +201,13 @@ def summarise(runs: Sequence[Run]) -> dict[str, object]:
     return found | {"failed": round(float(np.mean([run.failed for run in runs])), 2)}
 
 
-def total(problems: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+def total(problems: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
     """Means over problems."""
     found: dict[str, object] = {"problems": len(problems)}
     for share in SHARES:
         name = f"launches_to_{1 - share:.0%}"
         found[name] = {
-            key: _mean([of_problem[name][key] for of_problem in problems.values()])  # type: ignore[index]
+            key: _mean([of_problem[name][key] for of_problem in problems.values()])
             for key in ("median", "p90")
         }
     return found | {"failed": _mean([one["failed"] for one in problems.values()])}

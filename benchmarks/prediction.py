@@ -43,6 +43,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -347,9 +348,12 @@ WAYS = (
 
 def measure(problems: Sequence[Problem], ways: Sequence[str] = WAYS) -> dict[str, object]:
     fits = Fits(problems)
-    alone: Calibrator = lambda problem: priors(dict.fromkeys(problem.trainers))  # noqa: E731
-    tables_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=True)  # noqa: E731
-    models_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=False)  # noqa: E731
+    tables_out = partial(fits.to_relatives, same_model=True)
+    models_out = partial(fits.to_relatives, same_model=False)
+
+    def alone(problem: Problem) -> Calibrations:
+        return priors(dict.fromkeys(problem.trainers))
+
     scores: dict[str, Callable[[], dict[str, object]]] = {
         "uncalibrated": lambda: score(problems, alone),
         "leave_one_table_out": lambda: score(problems, tables_out),

@@ -243,7 +243,7 @@ class Store(StoreReads):
         """Ask a sweep's orchestrator to stop at its next `renew`. False: the sweep has none."""
         return self._write(sweeps.request_stop, sweep_id, request)
 
-    def reap(self, sweep_id: int, epoch: int) -> list[TrialRow]:
+    def mark_lost(self, sweep_id: int, epoch: int) -> list[TrialRow]:
         """Mark attempts under way of an earlier owner as lost; return the trials that wait again.
 
         A trial that was lost more often than its kind of failure is retried has FAILED, and is not
@@ -251,7 +251,7 @@ class Store(StoreReads):
         """
 
         def work(connection: Connection, change: Change) -> list[TrialRow]:
-            waiting = changes.reap(connection, change, sweep_id, epoch)
+            waiting = changes.mark_lost(connection, change, sweep_id, epoch)
             return trials.trials_by_id(connection, waiting)
 
         return self._database.write(work)

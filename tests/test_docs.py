@@ -22,6 +22,7 @@ from docs.store_tables import view_columns
 from orchestrator.core import errors
 from orchestrator.core.frameworks.translation import TABLES, Framework
 from orchestrator.core.search.planner import plan_cell
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
@@ -242,6 +243,13 @@ def test_the_glossary_is_sorted_and_has_each_word_once() -> None:
     words = re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)
     assert len(words) > 40
     assert words == sorted(set(words), key=str.lower)
+
+
+def test_the_glossary_names_every_objective() -> None:
+    [row] = re.findall(
+        r"^\| \*\*objective\*\* .*", (DOCS / "glossary.md").read_text(), re.MULTILINE
+    )
+    assert {f"`{one}`" for one in Objective} <= set(re.findall(r"`\w+`", row))
 
 
 def test_every_command_is_in_the_readme() -> None:

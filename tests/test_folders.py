@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# The packages of the product, `orchestrator` apart: its tests have no folder of its name.
+OTHERS = ("db", "workloads", "layout_sweep")
 # Tests that concern several packages (docs/decisions/folders.md).
 WITHOUT_A_PACKAGE = {
     "acceptance",
@@ -37,7 +39,7 @@ def test_orchestrator_has_only_packages_and_the_core_only_its_errors() -> None:
 
 def test_the_tests_mirror_the_packages_of_the_product() -> None:
     product = packages(ROOT / "orchestrator")
-    for root in ("db", "workloads"):
+    for root in OTHERS:
         product |= {root, *(f"{root}/{name}" for name in packages(ROOT / root))}
     mirrored = {name for name in packages(ROOT / "tests") if name not in WITHOUT_A_PACKAGE}
     assert mirrored == product - WITHOUT_TESTS
@@ -67,7 +69,7 @@ def named_modules(page: str) -> set[str]:
 def modules_with_functions() -> list[tuple[str, Path]]:
     """Each with the folder of its tests."""
     found = []
-    for root in ("orchestrator", "db", "workloads"):
+    for root in ("orchestrator", *OTHERS):
         for path in (ROOT / root).rglob("*.py"):
             folder = str(path.parent.relative_to(ROOT / root if root == "orchestrator" else ROOT))
             is_code = not path.name.startswith("__") and folder not in WITHOUT_TESTS

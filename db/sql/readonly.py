@@ -191,7 +191,8 @@ def _sqlite_refusal(exc: Exception, timeout_seconds: float) -> UsageInvalid | _W
             )
         case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
             return UsageInvalid(
-                f"the query needs too much room for temporary files: {message}; ask for fewer rows"
+                f"the query needs too much disk space for temporary files: {message};"
+                " ask for fewer rows"
             )
     if "one statement at a time" in message:
         return UsageInvalid(sql_mistakes.refused("it is more than one statement"))

@@ -188,7 +188,7 @@ def note_first_steps(
     batch.write()
 
 
-def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> list[int]:
+def mark_lost(connection: Connection, change: Change, sweep_id: int, epoch: int) -> list[int]:
     """Mark running attempts of earlier epochs as lost; return the ids of trials that wait again.
 
     A trial that was lost too often fails instead.

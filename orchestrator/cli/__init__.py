@@ -259,7 +259,8 @@ def _exit_code(arguments: list[str], redact: Redactor) -> int:
         return _code_of(exc)
     except (BrokenPipeError, OutputLost):
         raise
-    except Exception as exc:  # noqa: BLE001  # an unforeseen error becomes one line and a file
+    # An unforeseen error becomes one line and a file.
+    except Exception as exc:  # noqa: BLE001
         known = surroundings.explain(exc)
         if known is not None:
             kind, message, code = _kind_of(type(known)), redact(str(known)), known.exit_code

@@ -46,7 +46,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Done:
+class _FinishedLayouts:
     """The layouts of a cell that earlier calls have finished: they are not run again."""
 
     layouts: frozenset[Layout] = frozenset()
@@ -58,7 +58,7 @@ class _Earlier:
     """The work that earlier calls of the sweep have done."""
 
     reserved_gpu_hours: float = 0.0
-    done: dict[Cell, _Done]
+    done: dict[Cell, _FinishedLayouts]
     # The share of the layouts that fit which should fail for another reason than memory.
     failing_share: float
 
@@ -89,7 +89,7 @@ def plan(
     rows, costs = [], []
     for cell in spec.cells():
         planned = known.plan(cell)
-        done = earlier.done.get(cell, _Done())
+        done = earlier.done.get(cell, _FinishedLayouts())
         left = _left(planned.candidates, done)
         to_run = len(left.order)
         if spec.search.max_trials is not None:
@@ -135,7 +135,7 @@ def _earlier(spec: SweepSpec, store: StoreReads | None) -> _Earlier:
     for row in store.cells(found.id):
         trials = store.trials(found.id, cell_id=row.id)
         ended = [trial for trial in trials if trial.state in TERMINAL]
-        done[row.cell] = _Done(
+        done[row.cell] = _FinishedLayouts(
             layouts=frozenset(trial.layout for trial in ended),
             num_launched=sum(trial.was_launched for trial in ended),
         )
@@ -184,7 +184,7 @@ def _calibration(known: Planning) -> dict[str, Any]:
     }
 
 
-def _left(candidates: Candidates, done: _Done) -> Candidates:
+def _left(candidates: Candidates, done: _FinishedLayouts) -> Candidates:
     """The candidates, with only those in the order that are not done."""
     if not done.layouts:
         return candidates
@@ -221,7 +221,7 @@ def _cost(
         "max_gpu_hours": search.max_gpu_hours,
         "max_cost": search.max_cost,
         "max_wall_time": search.max_wall_time,
-        "held_gpu_hours": reserved_hours,
+        "reserved_gpu_hours": reserved_hours,
         "budget_limit": budget.limit if budget is not None else None,
         "budget_gpu_hours_left": left,
         "num_trials": num_trials,
@@ -353,8 +353,8 @@ def _budget_text(cost: dict[str, Any]) -> str:
     if cost["budget_limit"] is not None:
         hours = _hours(cost["budget_gpu_hours_left"])
         text = f"; search.{cost['budget_limit']} leaves {hours} GPU-hours"
-        if cost["held_gpu_hours"]:
-            text += f" ({_hours(cost['held_gpu_hours'])} already reserved)"
+        if cost["reserved_gpu_hours"]:
+            text += f" ({_hours(cost['reserved_gpu_hours'])} already reserved)"
         trials = show_as.counted(cost["num_trials"], "trial")
         text += f", about {cost['num_trials_within_budget']:,} of {trials}"
     if cost["max_wall_time"] is not None:

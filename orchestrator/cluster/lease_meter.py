@@ -48,7 +48,7 @@ class LeaseMeter:
         self._busy.begin(num_slots, at)
 
     def ends(self, attempt: Hashable, at: float) -> float:
-        """The attempt is over, before its lease is returned. Returns the GPU-seconds it held."""
+        """Note that an attempt is over, before its lease is returned; return its GPU-seconds."""
         if attempt not in self._attempts:
             return 0.0
         num_slots, since = self._attempts.pop(attempt)

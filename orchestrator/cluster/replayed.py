@@ -207,7 +207,7 @@ class RayReplayScheduler:
             self._ended.append(_cancelled(trial_id, ["nowhere yet"]))
 
     def leased(self) -> Leased:
-        """Return what the runs of the table held, not what the processes hold."""
+        """Return what the runs of the table reserved, not what the processes reserve."""
         return Leased(reserved=self._reserved_gpu_seconds, idle=0.0, capacity=None)
 
     def close(self) -> None:

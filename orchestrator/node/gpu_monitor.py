@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class GpuMonitor:
     ) -> None:
         self._nvml, self._handles = nvml, handles
         self._counting = False
-        self._window = CounterWindow(nvml, handles, ask=self._ask, clock=clock)
+        self._window = CounterWindow(nvml, handles, ask=partial(_ask, nvml), clock=clock)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._busy: list[float] = []

@@ -87,7 +87,7 @@ print(json.dumps({"python": platform.python_version(), "torch": torch, "packages
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answer:
+class _ReportedSoftware:
     software: Software
     # With the time of their last change.
     folders: Sequence[tuple[str, int]]
@@ -97,7 +97,7 @@ class ProgramSoftware:
     """The packages of the Pythons of one node; each is asked once."""
 
     def __init__(self) -> None:
-        self._answers: dict[tuple[str, str], _Answer] = {}
+        self._answers: dict[tuple[str, str], _ReportedSoftware] = {}
         # By command: the Python that its processes showed, and its environment.
         self._seen: dict[tuple[str, ...], tuple[str, Mapping[str, str]]] = {}
 
@@ -161,7 +161,7 @@ class AttemptSoftware:
         """`argv`: None if it is no user's program. `found`: None if the command does not tell."""
         self._of_node, self._argv, self._devices = of_node, argv, devices
         self._found = found
-        self._processes = _Processes() if found is None else None
+        self._processes = _PythonFinder() if found is None else None
 
     def find_python(self, ranks: Sequence[int | None], *, timed_steps_run: bool) -> None:
         """Search for a Python below the ranks' processes, if the command does not tell which."""
@@ -201,7 +201,7 @@ def _command_of(order: LaunchOrder) -> CommandOptions | None:
         return None  # the ranks say why
 
 
-class _Processes:
+class _PythonFinder:
     """Looks for the Python of a program that a shell starts, until its steps are timed.
 
     The largest Python process counts: launchers and helpers are small.
@@ -302,7 +302,7 @@ def _first_line_python(script: str, search_path: str | None) -> str | None:
 
 def _ask(
     interpreter: str, environment: Mapping[str, str], *, tag: str, cancelled: Container[str]
-) -> _Answer | None:
+) -> _ReportedSoftware | None:
     """Ask an interpreter; None, and a line in the log, if it does not answer."""
     deadline, errors = time.monotonic() + ANSWER_SECONDS, b""
     try:
@@ -342,7 +342,7 @@ def _ask(
         return None
 
 
-def _answer(told: Mapping[str, Any]) -> _Answer:
+def _answer(told: Mapping[str, Any]) -> _ReportedSoftware:
     packages = {str(name)[:100]: str(version)[:100] for name, version in told["packages"].items()}
     nccl = next((v for name, v in packages.items() if name.startswith("nvidia-nccl")), None)
     stack = Stack(
@@ -351,7 +351,7 @@ def _answer(told: Mapping[str, Any]) -> _Answer:
         cuda=told["torch"].get("cuda"),
         nccl=nccl,
     )
-    return _Answer(
+    return _ReportedSoftware(
         software=Software(stack=stack, packages=tuple(sorted(packages.items())[:MAX_PACKAGES])),
         folders=[(str(path), int(at)) for path, at in told["folders"]],
     )

@@ -66,7 +66,7 @@ def _fork_inner(
         os.setsid()
         if cgroup is not None:
             cgroup.join()
-        _Server(control, parent_socket, inner).serve(preload)
+        _ForkServer(control, parent_socket, inner).serve(preload)
         os._exit(0)
     control.close()
     code = _keep_watch(parent_socket, server, outer, cgroup)
@@ -141,7 +141,7 @@ class _SignalHandlers:
             yield pid, status
 
 
-class _Server:
+class _ForkServer:
     """Forks ranks, reports their ends, and clears its subtree on request."""
 
     def __init__(self, control: socket.socket, parent_socket: socket.socket, parent: int) -> None:

@@ -147,12 +147,14 @@ def read_fronts(store: StoreReads, sweep: SweepRow) -> list[ShownFront]:
         size = cell.cell
         key = size.model.digest, size.sequence_length, size.global_batch_size
         groups.setdefault(key, []).append(cell)
-    device = _Device(price_per_gpu_hour=price, memory_bytes=device_memory_bytes(store, sweep))
+    device = _PriceAndMemory(
+        price_per_gpu_hour=price, memory_bytes=device_memory_bytes(store, sweep)
+    )
     return [_front(store, sweep, group, trials, objectives, device) for group in groups.values()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Device:
+class _PriceAndMemory:
     """The price and the memory of a sweep's device; None: unknown."""
 
     price_per_gpu_hour: float | None
@@ -192,7 +194,7 @@ def _front(
     group: Sequence[CellRow],
     trials: Mapping[int, Sequence[TrialRow]],
     objectives: Sequence[Objective],
-    device: _Device,
+    device: _PriceAndMemory,
 ) -> ShownFront:
     from orchestrator.sweep.stored_confirmation import confirmation_of  # needs SQLAlchemy
 
@@ -240,7 +242,7 @@ def _values(
     cell: Cell,
     verdict: FrontVerdict,
     objectives: Sequence[Objective],
-    device: _Device,
+    device: _PriceAndMemory,
 ) -> dict[Objective, Valued] | None:
     """Return what a trial has of each objective; None if one is unknown."""
     from orchestrator.sweep.trial_numbers import others_of  # needs SQLAlchemy

@@ -145,7 +145,7 @@ def sweep_record(row: SweepRow) -> Record:
         "sweep": row.name,
         "state": row.state,
         "created_at": row.created_at,
-        "held_by": row.holder and _holder_record(row.holder),
+        "holder": row.holder and _holder_record(row.holder),
         "stop_requested": row.stop_requested,
     }
 

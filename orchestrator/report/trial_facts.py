@@ -158,10 +158,10 @@ def _reserved_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
     seconds_of = attempt.reserved(num_gpus)
     if seconds_of is None or not seconds_of.reserved:
         return []
-    held = seconds_of.reserved / num_gpus
-    total = f"{show_as.duration(held)} of {show_as.counted(num_gpus, 'GPU')}"
+    seconds = seconds_of.reserved / num_gpus
+    total = f"{show_as.duration(seconds)} of {show_as.counted(num_gpus, 'GPU')}"
     hours = f"{show_as.gpu_hours(seconds_of.reserved)}: {show_as.shares(seconds_of.parts)}"
-    outside, text = held - sum(attempt.phase_seconds.values()), None
+    outside, text = seconds - sum(attempt.phase_seconds.values()), None
     if seconds_of.startup and outside >= SHORTEST_SHOWN_SECONDS:
         text = (
             "start-up is the time without steps: part of it is in the phases, and"

@@ -475,8 +475,13 @@ class Confirmation:
         if self._contradicting.has_unchecked:
             best = self.best()
             assert best is not None, "something was measured"
-            self._contradicting.check(self._timed, best_seconds=best[1], may_repeat=self._may_check)
-        found = self._contradicting.next(self._may_check)
+            compared = self._contradicting.compared()
+            self._contradicting.check(
+                self._timed(compared),
+                best_seconds=best[1],
+                repeatable=set(filter(self._may_check, compared)),
+            )
+        found = next((one for one in self._contradicting.found if self._may_check(one[0])), None)
         return None if found is None else self._repeat_of(found[0], Purpose.PHYSICS, found[1])
 
     def _may_check(self, trial_id: int) -> bool:

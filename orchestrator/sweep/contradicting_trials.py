@@ -5,7 +5,7 @@ Knows layouts and their times, but neither runs nor drift (confirmation.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.core.problem.contradiction import (
@@ -32,6 +32,11 @@ class ContradictingTrials:
     _found: list[tuple[int, str]] = field(default_factory=list)
 
     @property
+    def found(self) -> Sequence[tuple[int, str]]:
+        """The trials to measure again, and why, in the order in which they are repeated."""
+        return self._found
+
+    @property
     def has_unchecked(self) -> bool:
         """True if a trial was measured since the last `check`."""
         return bool(self._unchecked)
@@ -53,35 +58,37 @@ class ContradictingTrials:
         if not self._are_compared:
             self._unchecked, self._are_compared = set(self._layouts), True
 
-    def check(
-        self,
-        timed: Callable[[Collection[int]], Mapping[int, TimedLayout]],
-        *,
-        best_seconds: float,
-        may_repeat: Callable[[int], bool],
-    ) -> None:
-        """Compare what is new with physics. `timed` gives the measurements of some trials."""
+    def compared(self) -> set[int]:
+        """Return the trials that the next `check` compares: those that are new, and those alike."""
         for trial_id in self._ungrouped:
             for shape in shapes(self._layouts[trial_id]):
                 self._alike.setdefault(shape, []).append(trial_id)
         self._ungrouped.clear()
-        unchecked, self._unchecked = self._unchecked, set()
-        near = {
+        return {
             other
-            for trial_id in unchecked
+            for trial_id in self._unchecked
             for shape in shapes(self._layouts[trial_id])
             for other in self._alike[shape]
         }
+
+    def check(
+        self,
+        timed: Mapping[int, TimedLayout],
+        *,
+        best_seconds: float,
+        repeatable: Collection[int],
+    ) -> None:
+        """Compare what is new with physics. `timed` has the measurements of `compared`.
+
+        `repeatable`: those of them that may be measured again.
+        """
+        unchecked, self._unchecked = self._unchecked, set()
         waiting = {trial_id for trial_id, _ in self._found}
-        for one in contradictions(timed(near), unchecked, best_seconds=best_seconds):
+        for one in contradictions(timed, unchecked, best_seconds=best_seconds):
             for trial_id in (one.less, one.more):
-                if trial_id not in waiting and may_repeat(trial_id):
+                if trial_id not in waiting and trial_id in repeatable:
                     waiting.add(trial_id)
                     self._found.append((trial_id, self._why(one)))
-
-    def next(self, may_repeat: Callable[[int], bool]) -> tuple[int, str] | None:
-        """Return the next trial to measure again, and why; None: there is none."""
-        return next((one for one in self._found if may_repeat(one[0])), None)
 
     def _why(self, one: Contradiction) -> str:
         less, more = self._layouts[one.less].short, self._layouts[one.more].short

@@ -10,7 +10,7 @@ from db.read.rows import TrialRow
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.peak_memory import held_peak
+from orchestrator.core.trial.peak_memory import allocator_peak
 from orchestrator.search.layout_outcome import (
     Condemned,
     Failed,
@@ -47,7 +47,7 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
             assert value is not None, f"trial {trial.id} is measured and has no number"
             return Measured(
                 value=value,
-                peak_memory_bytes=held_peak(trial),
+                peak_memory_bytes=allocator_peak(trial),
                 joules_per_token=trial.joules_per_token,
             )
         case TrialState.OUT_OF_MEMORY:

@@ -119,14 +119,14 @@ def _take_up_what_was_left(call: Call) -> None:
                 "trial" if found == 1 else "trials",
                 extra={"action": "recovered"},
             )
-    if lost := call.store.reap(call.sweep_id, call.epoch):
+    if lost := call.store.mark_lost(call.sweep_id, call.epoch):
         logger.warning(
             "%d %s again",
             len(lost),
             "trial of a dead orchestrator waits"
             if len(lost) == 1
             else "trials of a dead orchestrator wait",
-            extra={"action": "reaped"},
+            extra={"action": "requeued_lost"},
         )
 
 
@@ -144,7 +144,7 @@ def _bind_conditions(call: Call) -> None:
 
 
 def _begin_session(call: Call, price: Price | None) -> Spending:
-    """Note that this call works, and what it may spend in addition to what was held before it."""
+    """Note that this call works, and what it may spend in addition to earlier calls."""
     store, scheduler = call.store, call.scheduler
     spending = Spending(
         budget_of(call.spec, price),

@@ -29,7 +29,7 @@ from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import MachineLoad, disturbance_text, relative_sd
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.merit import OtherMerits, headroom
-from orchestrator.core.trial.peak_memory import held_peak, taken_peak
+from orchestrator.core.trial.peak_memory import allocator_peak, taken_peak
 from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
 from orchestrator.search.layout_outcome import OutOfMemory
@@ -374,7 +374,7 @@ class Outcomes:
         assert load is not None, "a measurement without a report"
         self.fingerprints.add(fingerprint.digest)
         trial_id, layout, is_repeat = attempt.trial_id, attempt.layout, attempt.is_repeat
-        peak = held_peak(measurement)
+        peak = allocator_peak(measurement)
         joules = verdict.gpu.joules_per_token(measurement.tokens_per_second_per_gpu)
         if measurement.implausible is not None:
             self._stored[TrialState.MEASURED] += 1
@@ -432,7 +432,7 @@ class Outcomes:
             nodes=attempt.nodes,
             purpose=attempt.purpose,
         )
-        peak = held_peak(measurement)
+        peak = allocator_peak(measurement)
         search.note_ended_early(attempt.trial_id, told, fastest, peak_memory_bytes=peak)
         self._free(search)
         return f"ended early: a step takes {bound:.3g} s at least, too long to be the best"

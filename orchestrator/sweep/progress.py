@@ -209,7 +209,7 @@ class SweepResult:
     num_fingerprints: int  # distinct ones among what was measured
     # Trials of each cell, by all calls.
     launched: Mapping[Cell, int] = field(default_factory=dict)
-    # Cells whose best was measured once, since a budget left no room for a repeat.
+    # Cells whose best was measured once, since a budget allowed no repeat.
     unconfirmed: Sequence[Cell] = ()
     # For cells without a measurement, if trials of theirs failed.
     failed: Mapping[Cell, FailedTrials] = field(default_factory=dict)

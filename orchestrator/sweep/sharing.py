@@ -134,7 +134,7 @@ def _will_want_a_repeat(search: CellSearch, *, is_alone: bool) -> bool:
 
 
 def _scale(searches: Iterable[CellSearch]) -> float | None:
-    """Return the ratio of what trials held to what was predicted.
+    """Return the ratio of the time that trials reserved to the predicted time.
 
     It is the median over cells that have measured. None: no cell has.
     """

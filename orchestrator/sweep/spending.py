@@ -19,7 +19,8 @@ SPENT = frozenset(REASONS.values())
 class Spending:
     """Counts what one call of `run_sweep` spends.
 
-    `leased`: what its gangs have held so far, idle or not. Budgets count that, not what succeeded.
+    `leased`: what its gangs have reserved so far, idle or not. Budgets count that, not what
+    succeeded.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Spending:
 
     @property
     def reserved_gpu_seconds(self) -> float:
-        """GPU-seconds that all calls have held."""
+        """GPU-seconds that all calls have reserved."""
         return self.earlier_gpu_seconds + self._leased().reserved
 
     @property

@@ -113,7 +113,7 @@ def test_status_counts_states_and_names_the_holder_and_what_runs(sweep: Sweep, i
         (ids.launching, "launching"),
     ]
     assert all(0 <= r["seconds"] < 600 for r in found["running"])
-    assert found["held_by"]["pid"] == os.getpid()
+    assert found["holder"]["pid"] == os.getpid()
     assert found["gpu_seconds"] == pytest.approx(3 * 94 + 3 * 20)
     assert [cell["best"] and cell["best"]["trial_id"] for cell in found["cells"]] == [
         ids.measured,
@@ -634,7 +634,7 @@ def test_logs_follow_a_running_attempt_to_its_end(
             time.sleep(0.2)
             with log.open("a") as file:
                 file.write("two\nhalf")
-            store.reap(
+            store.mark_lost(
                 bench.sweep_id, store.acquire(bench.sweep_id, host="b", pid=1, takeover=True)
             )
 

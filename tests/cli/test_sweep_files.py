@@ -105,14 +105,14 @@ def test_a_plan_says_what_the_tightest_budget_leaves(
     assert "search.max_wall_time ends each call after 2 h 00 min" in text
 
 
-def test_what_the_sweep_has_held_already_is_not_left_of_its_budget(
+def test_what_the_sweep_has_reserved_already_is_not_left_of_its_budget(
     file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/sweep.sqlite"
     with Store.open(url) as store:
         Bench.on(store, "priced").measure()  # 4 GPU-seconds
     found = cost(capsys, file, "search.max_gpu_hours=0.5", "--db", url)
-    assert found["held_gpu_hours"] == pytest.approx(4 / 3600)
+    assert found["reserved_gpu_hours"] == pytest.approx(4 / 3600)
     assert found["budget_gpu_hours_left"] == pytest.approx(0.5 - 4 / 3600)
     assert "(0.00111 already reserved)" in planned(
         capsys, file, "search.max_gpu_hours=0.5", "--db", url

@@ -108,7 +108,7 @@ def test_conditions_bind_from_the_first_measurement_on(store: Store) -> None:
     assert store.ensure_sweep("a", "{}", right) == sweep_id
     epoch = store.acquire(sweep_id, host="node-7", pid=1, conditions=right, takeover=True)
     assert store.sweep_named("a").conditions == {"argv": "mien.py"}, "its trials are of these"
-    store.reap(sweep_id, epoch)
+    store.mark_lost(sweep_id, epoch)
     assert store.bind_conditions(sweep_id, right, epoch=epoch) == 2
     assert store.bind_conditions(sweep_id, right, epoch=epoch) == 0
     assert store.sweep_named("a").conditions == right
@@ -556,8 +556,8 @@ def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_a
     store.note_first_steps([(running, number)], epoch=old.epoch)
     with Store.open(store_url) as other:
         epoch = other.acquire(old.sweep_id, host="elsewhere", pid=1, takeover=True)
-        assert [row.id for row in other.reap(old.sweep_id, epoch)] == [running, launching]
-        assert other.reap(old.sweep_id, epoch) == []
+        assert [row.id for row in other.mark_lost(old.sweep_id, epoch)] == [running, launching]
+        assert other.mark_lost(old.sweep_id, epoch) == []
         assert other.trial(measured).trial.state is TrialState.MEASURED
         assert other.trial(running).trial.state is TrialState.QUEUED
         assert other.trial(running).attempts[0].state is AttemptState.LOST
@@ -573,10 +573,10 @@ def test_a_trial_whose_orchestrators_all_die_is_given_up(store: Store) -> None:
     epoch, retries = bench.epoch, POLICIES[FailureKind.ORCHESTRATOR_LOST].max_retries
     for _ in range(retries):
         epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1)
-        assert [row.id for row in store.reap(bench.sweep_id, epoch)] == [trial_id]
+        assert [row.id for row in store.mark_lost(bench.sweep_id, epoch)] == [trial_id]
         start_attempt(store, trial_id, epoch)
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1)
-    assert store.reap(bench.sweep_id, epoch) == []
+    assert store.mark_lost(bench.sweep_id, epoch) == []
     detail = store.trial(trial_id)
     assert (detail.trial.state, detail.trial.failure_kind) == (
         TrialState.FAILED,
@@ -598,10 +598,10 @@ def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(
     _set_time(store, "attempt", "started_at", +1000.0, f"trial_id = {just_lost}")
     _set_time(store, "sweep", "lease_until", -400.0)
     with Store.open(store_url) as other:
-        # It released the sweep before it could reap.
+        # It released the sweep before it could mark any attempt as lost.
         other.release(old.sweep_id, other.acquire(old.sweep_id, host="elsewhere", pid=1))
         epoch = other.acquire(old.sweep_id, host="elsewhere", pid=1)
-        other.reap(old.sweep_id, epoch)
+        other.mark_lost(old.sweep_id, epoch)
         assert other.trial(long_lost).attempts[0].gpu_seconds == pytest.approx(
             600.0 * cell().num_gpus, abs=60.0
         )
@@ -616,7 +616,7 @@ def test_a_lost_attempt_of_an_owner_whose_lease_has_not_ended_held_its_gpus_unti
     trial_id, _ = bench.start()
     _set_time(bench.store, "attempt", "started_at", -100.0)
     epoch = bench.store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
-    bench.store.reap(bench.sweep_id, epoch)
+    bench.store.mark_lost(bench.sweep_id, epoch)
     (attempt,) = bench.store.trial(trial_id).attempts
     # The lease would have gone on for another 30 s x 2.
     assert attempt.gpu_seconds == pytest.approx(100.0 * cell().num_gpus, abs=30.0)
@@ -891,11 +891,11 @@ def test_a_repeat_of_a_dead_orchestrator_is_given_back_and_its_trial_stays_measu
     trial_id = bench.measure(2)
     start_repeat(store, trial_id, bench.epoch)
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
-    assert store.reap(bench.sweep_id, epoch) == []
+    assert store.mark_lost(bench.sweep_id, epoch) == []
     row = store.trial(trial_id)
     assert row.trial.state is TrialState.MEASURED
     assert [a.state for a in row.attempts] == [AttemptState.MEASURED, AttemptState.LOST]
-    assert store.reap(bench.sweep_id, epoch) == []
+    assert store.mark_lost(bench.sweep_id, epoch) == []
     assert len(store.trial(trial_id).events) == len(row.events)
 
 

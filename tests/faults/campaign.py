@@ -187,7 +187,9 @@ class Campaign:
         out.complaints += [f"{self._sweep}: {text}" for text in verdict.complaints]
 
     def _orchestrate(self) -> None:
-        stop: Callable[[], Stop] = lambda: Stop.DRAIN if self._over.exists() else Stop.GO_ON  # noqa: E731
+        def stop() -> Stop:
+            return Stop.DRAIN if self._over.exists() else Stop.GO_ON
+
         scheduler: Callable[[], Scheduler] = partial(AgentScheduler, self._folder / "runs")
         if self._scripted:
             scheduler = partial(

@@ -143,7 +143,7 @@ class LateMessages(RuleBasedStateMachine):
         """Another orchestrator takes the sweep, and gives back what it finds."""
         old = self.bench.epoch
         self.bench = Bench.on(self.store)
-        self.store.reap(self.bench.sweep_id, self.bench.epoch)
+        self.store.mark_lost(self.bench.sweep_id, self.bench.epoch)
         for trial_id in self.running:
             lost = sum(a.state is AttemptState.LOST for a in self.store.trial(trial_id).attempts)
             if self.state[trial_id] in UNDER_WAY:

@@ -79,6 +79,6 @@ def test_a_sweep_names_who_works_on_it_and_nobody_afterwards(sqlite_store: Store
     def record() -> dict[str, Any]:
         return records.sweep_record(sqlite_store.sweep_named("tiny"))
 
-    assert record()["held_by"]["pid"] == os.getpid()
+    assert record()["holder"]["pid"] == os.getpid()
     sqlite_store.release(bench.sweep_id, bench.epoch)
-    assert record()["held_by"] is None
+    assert record()["holder"] is None

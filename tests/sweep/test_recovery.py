@@ -64,7 +64,7 @@ def test_a_spooled_end_counts_only_for_an_attempt_that_nobody_gave_up(
     spool.keep(Spooled(attempt=second, end=end_of(given_up)))
     # A later orchestrator, on a machine without this spool.
     other = Bench.on(store)
-    assert [trial.id for trial in store.reap(other.sweep_id, other.epoch)] == [waits, given_up]
+    assert [trial.id for trial in store.mark_lost(other.sweep_id, other.epoch)] == [waits, given_up]
     third = start_attempt(store, given_up, other.epoch)
     again, fourth = other.start(3)
     spool.keep(Spooled(attempt=fourth, end=end_of(again)))
@@ -92,7 +92,7 @@ def test_a_failure_that_was_spooled_is_judged_like_any_other(store: Store, tmp_p
     assert recovery(later).take_up(Spool(tmp_path / "spool")) == 3
     states = [store.trial(trial_id).trial.state for trial_id, _ in ids]
     assert states == [TrialState.OUT_OF_MEMORY, TrialState.QUEUED, TrialState.QUEUED]
-    assert store.reap(later.sweep_id, later.epoch) == []
+    assert store.mark_lost(later.sweep_id, later.epoch) == []
 
 
 def test_a_spooled_repeat_counts_with_repeats_as_while_the_sweep_runs(
@@ -154,7 +154,7 @@ def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_do
     said = [record.getMessage() for record in caplog.records]
     assert len([text for text in said if "set aside as" in text and "\n" not in text]) == 3
     assert recovery(later).take_up(Spool(tmp_path / "spool")) == 0
-    assert [trial.id for trial in store.reap(later.sweep_id, later.epoch)] == [beyond], (
+    assert [trial.id for trial in store.mark_lost(later.sweep_id, later.epoch)] == [beyond], (
         "whose trial it is waits again"
     )
 

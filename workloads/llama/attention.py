@@ -56,7 +56,9 @@ class Attention(nn.Module):
         """Return the heads' results side by side (b, s, width)."""
         q, k, v = cast(
             tuple[Tensor, Tensor, Tensor],
-            RotateQueriesAndKeys.apply(qkv, *rotation, self.num_kv_heads),  # type: ignore[no-untyped-call]
+            RotateQueriesAndKeys.apply(  # type: ignore[no-untyped-call]
+                qkv, *rotation, self.num_kv_heads
+            ),
         )
         # Nobody else holds it, and nothing needs it any more.
         del qkv

@@ -7,7 +7,6 @@ are gathered from all ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,7 +39,9 @@ class ContextParallel:
 
     def gather(self, x: Tensor) -> Tensor:
         """Turn this rank's tokens (b, s / size, ...) into the whole sequence, in its order."""
-        found = cast(Tensor, Gather.apply(x, self._line.size, self._line.group))  # type: ignore[no-untyped-call]
+        found: Tensor = Gather.apply(  # type: ignore[no-untyped-call]
+            x, self._line.size, self._line.group
+        )
         pieces = found.chunk(2 * self._line.size, dim=1)
         # Rank r has the pieces r and 2 size - 1 - r of the sequence.
         return torch.cat([*pieces[::2], *pieces[::-2]], dim=1)

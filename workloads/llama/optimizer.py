@@ -55,7 +55,8 @@ class AdamW:
             for master, gradient in zip(chunk.masters, own, strict=True):
                 master.grad = gradient.to(master.dtype)  # no copy in fp32
             # As torch.amp.GradScaler hands them to a fused optimizer.
-            chunk.adamw.grad_scale, chunk.adamw.found_inf = divisor, overflows  # type: ignore[attr-defined]
+            chunk.adamw.grad_scale = divisor  # type: ignore[attr-defined]
+            chunk.adamw.found_inf = overflows  # type: ignore[attr-defined]
             chunk.adamw.step()
             for master in chunk.masters:
                 master.grad = None

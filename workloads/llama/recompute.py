@@ -61,7 +61,9 @@ class KeptProduct:
 
     def __call__(self, linear: nn.Linear, x: Tensor) -> Tensor:
         result, self._result = self._result, None
-        product = cast(Tensor, _Product.apply(x, linear.weight, result))  # type: ignore[no-untyped-call]
+        product: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+            x, linear.weight, result
+        )
         if result is None:
             self._result = product.detach()
         return product

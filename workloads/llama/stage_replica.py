@@ -36,7 +36,9 @@ class StageReplica:
         if accumulate_in_fp32 and self._weights[0].dtype != torch.float32:
             for weight in self._weights:
                 self._sums[weight] = torch.zeros_like(weight, dtype=torch.float32)
-                weight.register_post_accumulate_grad_hook(self._add_to_sum)  # type: ignore[no-untyped-call]
+                weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._add_to_sum
+                )
 
     @property
     def weights(self) -> list[Tensor]:

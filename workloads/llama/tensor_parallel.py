@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,13 +37,15 @@ class TensorParallel:
         """Turn this rank's part of a sequence (b, s / size, h) into the whole."""
         if self.group is None:
             return x
-        return cast(Tensor, Gather.apply(x, self.size, self.group))  # type: ignore[no-untyped-call]
+        whole: Tensor = Gather.apply(x, self.size, self.group)  # type: ignore[no-untyped-call]
+        return whole
 
     def scatter(self, x: Tensor) -> Tensor:
         """Turn the ranks' summands of a sequence (b, s, h) into this rank's part of the sum."""
         if self.group is None:
             return x
-        return cast(Tensor, Scatter.apply(x, self.size, self.group))  # type: ignore[no-untyped-call]
+        part: Tensor = Scatter.apply(x, self.size, self.group)  # type: ignore[no-untyped-call]
+        return part
 
     def own(self, whole: Tensor, *, dim: int | None, sections: Sequence[int] = ()) -> Tensor:
         """Return this rank's part of a weight: of all of it, or of each of its sections.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, tensor_parallel: TensorParall
     """
     if tensor_parallel.group is None:
         return F.cross_entropy(logits, targets, reduction="sum")
-    return cast(Tensor, _CrossEntropy.apply(logits, targets, tensor_parallel))  # type: ignore[no-untyped-call]
+    loss: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits, targets, tensor_parallel
+    )
+    return loss
 
 
 def loss_and_gradient(

@@ -75,7 +75,9 @@ def on_gpus(devices: Sequence[str], seconds: float) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None  # type: ignore[no-untyped-call]
+    nccl = None
+    if torch.distributed.is_nccl_available():
+        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return {
         "flops": flops,
         "errors": errors,

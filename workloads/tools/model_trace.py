@@ -137,7 +137,7 @@ def _trace_mode(maker: ModelMaker) -> _TracedOnce:
     length, half = maker.sequence_length, maker.sequence_length // 2
     with maker.fakes(), maker.warnings_noted() as notes:
         two, three = maker.make(2), maker.make(3)
-        runs = _Pair(two, three)
+        runs = _ModelPair(two, three)
         one = runs.peaks(1, length)
         peaks = one, runs.peaks(FEW, length), runs.peaks(MANY, length), runs.peaks(MANY, half)
 
@@ -197,7 +197,7 @@ def _line(one: float, few: float, many: float, shorter: float, *, length: int) -
     )
 
 
-class _Pair:
+class _ModelPair:
     """The same model with 2 and with 3 layers: they differ by the backward pass of one layer."""
 
     def __init__(self, two: MadeModel, three: MadeModel) -> None:

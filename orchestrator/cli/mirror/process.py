@@ -39,8 +39,8 @@ def main() -> int:
     from orchestrator.core.sweepfile.mirror_section import MirrorSection
 
     name, mirror = sys.argv[1], MirrorSection.model_validate_json(sys.argv[2])
-    work = _Work(name, mirror, tell)
-    work.go_on()
+    passes = _MirrorPasses(name, mirror, tell)
+    passes.go_on()
     # Threads of a tracker may not end.
     os._exit(0)
 
@@ -62,7 +62,7 @@ def _teller() -> Tell:
     return tell
 
 
-class _Work:
+class _MirrorPasses:
     """Passes over a sweep until its end."""
 
     def __init__(self, name: str, mirror: Any, tell: Tell) -> None:

@@ -66,7 +66,7 @@ def mirrorings(mirror: MirrorSection, sweep: SweepRow) -> list[Mirroring]:
             if uri is None:
                 uri = uri_of(place)
                 artifacts = Path(place).expanduser().absolute() / "artifacts"
-            return MlflowMirror(
+            return MlflowMirror.open(
                 uri, sweep=sweep.name, run_token=sweep.run_token, artifacts=artifacts
             )
 

@@ -32,15 +32,16 @@ class MirrorWorker:
     def __init__(
         self, mirror: MirrorSection | None, sweep: str, db: str | None, say: Callable[[str], None]
     ) -> None:
-        """`say` shows a line to the person. Raises UsageInvalid if a variable is not set."""
+        """`say` shows a line to the person."""
         self._mirror, self._sweep, self._db, self._say = mirror, sweep, db, say
         self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
         self._left: dict[str, Any] | None = None
-        mirror_secrets(mirror)
 
     def __enter__(self) -> Self:
+        """Start the process. Raises UsageInvalid if a variable is not set."""
         mirror = self._mirror
+        mirror_secrets(mirror)
         if mirror is None:
             return self
         for line in missing_packages(mirror):

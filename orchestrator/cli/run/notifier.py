@@ -52,12 +52,12 @@ class _NotSent(Exception):
 class Notifier:
     """Sends notices. Use it as a context manager, which starts and ends its threads."""
 
-    def __init__(self, targets: Sequence[_Target], redact: Callable[[str], str]) -> None:
-        self._targets, self._redact = targets, redact
+    def __init__(self, senders: Sequence[_NoticeSender], redact: Callable[[str], str]) -> None:
+        self._senders, self._redact = senders, redact
 
     def __enter__(self) -> Self:
-        for target in self._targets:
-            target.start()
+        for sender in self._senders:
+            sender.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,18 +65,18 @@ class Notifier:
 
     def send(self, notice: Notice, *, is_last: bool = False) -> None:
         """Give a notice to the threads that send it. It returns at once."""
-        if self._targets:
+        if self._senders:
             body = _body(notice, self._redact)
-            for target in self._targets:
-                target.put(body, is_last=is_last)
+            for sender in self._senders:
+                sender.put(body, is_last=is_last)
 
     def close(self) -> None:
         """Wait a few seconds for what is being sent, and leave the rest."""
         by = time.monotonic() + CLOSE_SECONDS
-        for target in self._targets:
-            target.finish()
-        for target in self._targets:
-            target.wait(by)
+        for sender in self._senders:
+            sender.finish()
+        for sender in self._senders:
+            sender.wait(by)
 
 
 def secrets_of(spec: SweepSpec) -> dict[str, str]:
@@ -102,13 +102,14 @@ def secrets_of(spec: SweepSpec) -> dict[str, str]:
 def notifier_of(spec: SweepSpec, redact: Callable[[str], str]) -> Notifier:
     """The notifier of a sweep file; without `notify` it sends nothing."""
     addresses = secrets_of(spec)
-    targets = [
-        _Target(number, *_sender(target, addresses)) for number, target in enumerate(spec.notify, 1)
+    senders = [
+        _NoticeSender(number, *_sender(target, addresses))
+        for number, target in enumerate(spec.notify, 1)
     ]
-    return Notifier(targets, redact)
+    return Notifier(senders, redact)
 
 
-class _Target:
+class _NoticeSender:
     """One address with the notices that wait for it, and the thread that sends them."""
 
     def __init__(self, number: int, name: str, send: Send, stop: Callable[[], None]) -> None:

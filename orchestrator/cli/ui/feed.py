@@ -129,7 +129,8 @@ class Feed:
                 reading = self._store.read()
             except SweepError as exc:
                 trouble = str(exc)
-            except Exception as exc:  # noqa: BLE001  # the page says so, and reading goes on
+            # The page says so, and reading goes on.
+            except Exception as exc:  # noqa: BLE001
                 logger.error("The sweep could not be read: %s: %s", type(exc).__name__, exc)
                 trouble = f"unexpected {type(exc).__name__}; the terminal of sweep ui names it"
             state = self._made(state, reading, trouble)

@@ -26,7 +26,8 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     def run() -> None:
         try:
             result = work()
-        except BaseException as exc:  # noqa: BLE001  # raised again where it is waited for
+        # It is raised again by the task that waits for the result.
+        except BaseException as exc:  # noqa: BLE001
             tell(future.set_exception, exc)
         else:
             tell(future.set_result, result)

@@ -128,9 +128,9 @@ class Leases:
         return [self._part(found[node], num_slots) for node in nodes]
 
     def begin(self, parts: Sequence[LeasePart]) -> None:
-        """Meter what an attempt holds, since its gang is complete or given up.
+        """Meter what an attempt reserves, since its gang is complete or given up.
 
-        A new lease is held from the moment that Ray had reserved its slots.
+        A new lease counts from the moment that Ray had reserved its slots.
         """
         for part in parts:
             lease = part.lease
@@ -142,7 +142,7 @@ class Leases:
             self._begin(part)
 
     def put_back(self, parts: Sequence[LeasePart]) -> float:
-        """Keep the leases of an attempt that is over. Returns the GPU-seconds that it held."""
+        """Keep the leases of an attempt that is over. Returns its GPU-seconds."""
         for part in parts:
             self._end(part, time.monotonic())
         return sum(part.gpu_seconds for part in parts)
@@ -150,7 +150,7 @@ class Leases:
     def discard(self, parts: Sequence[LeasePart]) -> float:
         """End the agents of these parts at once, with all attempts on them.
 
-        Returns the GPU-seconds that the attempt of these parts held.
+        Returns the GPU-seconds of the attempt of these parts.
         """
         gpu_seconds = self.put_back(parts)
         leases = dict.fromkeys(part.lease for part in parts)

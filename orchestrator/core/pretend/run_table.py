@@ -135,7 +135,7 @@ def parse_runs(text: str) -> tuple[MeasuredRun, ...]:
         runs = []
         for row in reader:
             values = {k: (v or "").strip() for k, v in row.items() if k is not None}
-            runs.append(_run(_Row(line=reader.line_num, values=values)))
+            runs.append(_run(_TableRow(line=reader.line_num, values=values)))
     except csv.Error as exc:
         raise _unreadable(reader.line_num, exc) from None
     return _with_varying(runs)
@@ -187,7 +187,7 @@ _NEEDED = "this row cannot be read without it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
+class _TableRow:
     line: int
     values: Mapping[str, str]
 
@@ -226,7 +226,7 @@ class _Row:
         return TableInvalid(f"line {self.line}, column {column}: {self.text(column)!r}: {rule}")
 
 
-def _run(row: _Row) -> MeasuredRun:
+def _run(row: _TableRow) -> MeasuredRun:
     for column in REQUIRED:
         if not row.text(column):
             raise row.wrong(column, _NEEDED)
@@ -264,14 +264,14 @@ def _run(row: _Row) -> MeasuredRun:
     )
 
 
-def _status(row: _Row) -> RunStatus:
+def _status(row: _TableRow) -> RunStatus:
     try:
         return RunStatus(row.text("status").lower())
     except ValueError as exc:
         raise row.wrong("status", f"expected one of {', '.join(RunStatus)}") from exc
 
 
-def _layout(row: _Row, num_gpus: int, *, needed: bool) -> Layout | None:
+def _layout(row: _TableRow, num_gpus: int, *, needed: bool) -> Layout | None:
     """Return the layout of a row; None if it is incomplete or not exact, unless it is needed."""
     missing = next((column for column in REQUIRED_TO_REPLAY if not row.text(column)), None)
     if missing is not None:
@@ -330,7 +330,7 @@ def read_precision(word: str) -> Precision:
     return _PRECISIONS.get(text) or _PRECISIONS.get(plain) or Precision.BF16
 
 
-def _words(row: _Row) -> tuple[tuple[str, str], ...]:
+def _words(row: _TableRow) -> tuple[tuple[str, str], ...]:
     found = [(column, row.text(column)) for column in (*CATEGORICAL, *VERSION) if row.text(column)]
     for column, plain in (
         ("recompute", str(read_recompute(row.text("recompute")))),
@@ -385,7 +385,7 @@ def _implied(column: str, runs: Sequence[MeasuredRun]) -> bool:
     return False
 
 
-def _model(row: _Row) -> ModelShape | None:
+def _model(row: _TableRow) -> ModelShape | None:
     """Return the shape if the table gives its sizes.
 
     A feed-forward of two matrices becomes the gated one with as many weights.
@@ -430,7 +430,7 @@ def _model(row: _Row) -> ModelShape | None:
         return None  # an uneven head size
 
 
-def _peak_bytes(row: _Row) -> float | None:
+def _peak_bytes(row: _TableRow) -> float | None:
     """Return the peak. The column is in GB if its kind says so, else in GiB (torch, nvidia-smi)."""
     peak = row.number("peak_mem_gb")
     if peak is None:

@@ -117,15 +117,17 @@ class FrontGain:
                     power = float(self._power.mean[told.row])
                 return float(np.exp(-score - power))
 
-    def _belief(self, merit: Merit, *, mean: Floats, sd: Floats, memory: Surrogate) -> _Belief:
+    def _belief(
+        self, merit: Merit, *, mean: Floats, sd: Floats, memory: Surrogate
+    ) -> _MeritDistribution:
         """Return the distribution of each row's merit. `mean` and `sd` are of the scores."""
         if merit is Merit.HEADROOM:
             assert self._limit is not None
-            return _Belief(mean=memory.mean, sd=memory.sd, limit=self._limit)
+            return _MeritDistribution(mean=memory.mean, sd=memory.sd, limit=self._limit)
         if merit is Merit.EFFICIENCY:
             assert self._power is not None
             mean, sd = mean + self._power.mean, np.hypot(sd, self._power.sd)
-        return _Belief(mean=mean, sd=sd)
+        return _MeritDistribution(mean=mean, sd=sd)
 
     def _hopeful(
         self,
@@ -146,7 +148,7 @@ class FrontGain:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Belief:
+class _MeritDistribution:
     """A merit of rows as log-normal values: of seconds, of joules, or of bytes of a limit."""
 
     mean: Floats  # of the logarithm
@@ -154,7 +156,7 @@ class _Belief:
     # The memory limit in bytes, if the merit is the free share of it.
     limit: float | None = None
 
-    def take(self, rows: Ints) -> _Belief:
+    def take(self, rows: Ints) -> _MeritDistribution:
         return replace(self, mean=self.mean[rows], sd=self.sd[rows])
 
     @property

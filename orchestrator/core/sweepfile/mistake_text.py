@@ -271,7 +271,7 @@ def _keys(path: Path) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Section:
+class _SectionKeys:
     """A section of a sweep file at any place, and its keys."""
 
     path: str
@@ -284,9 +284,9 @@ class _Section:
 
 
 @cache
-def _sections() -> Sequence[_Section]:
+def _sections() -> Sequence[_SectionKeys]:
     """All sections, the outer ones first."""
-    found = [_Section(path="", keys=list(SweepSpec.model_fields))]
+    found = [_SectionKeys(path="", keys=list(SweepSpec.model_fields))]
     waiting: list[tuple[str, str, type[BaseModel]]] = [
         (name, "", model)
         for name, field in SweepSpec.model_fields.items()
@@ -300,7 +300,7 @@ def _sections() -> Sequence[_Section]:
     ]
     while waiting:
         path, of, model = waiting.pop(0)
-        found.append(_Section(path=path, keys=list(model.model_fields), of=of))
+        found.append(_SectionKeys(path=path, keys=list(model.model_fields), of=of))
         waiting += [
             (f"{path}.{name}", of, inner)
             for name, field in model.model_fields.items()

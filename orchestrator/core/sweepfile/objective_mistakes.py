@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.core.sweepfile.objective import Objective
-from orchestrator.core.sweepfile.search_section import Search, Strategy
+from orchestrator.core.sweepfile.search_section import Search
 from orchestrator.core.trial.merit import Merit
 
 NO_ENERGY = frozenset({"synthetic", "replay"})  # workloads that compute nothing
@@ -24,7 +24,7 @@ def objective_mistake(
             return f"{energy} workload {workload} uses none; leave it out"
     if merits == {Merit.SPEED}:
         return None
-    if search.strategy in (Strategy.TPE, Strategy.GP):
+    if not search.strategy.finds_fronts:
         return (
             f"strategy {search.strategy} looks for the fastest layout only; use auto, random or"
             " exhaustive, or name one objective of speed"

@@ -21,6 +21,15 @@ class Strategy(StrEnum):
     TPE = "tpe"
     GP = "gp"
 
+    @property
+    def finds_fronts(self) -> bool:
+        """True if it can search for several objectives; false: for the fastest layout only."""
+        match self:
+            case Strategy.AUTO | Strategy.EXHAUSTIVE | Strategy.RANDOM:
+                return True
+            case Strategy.TPE | Strategy.GP:
+                return False
+
 
 class Plateau(Section):
     """Stop a cell when its last `trials` finished trials improved its best by less than `gain`."""

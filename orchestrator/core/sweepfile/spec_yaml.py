@@ -37,13 +37,13 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
     Raises SpecInvalid with a line for every mistake:
     `file:line:column: path: what is wrong; what is allowed`.
     """
-    broken: list[_Line] = []
+    broken: list[_MistakeLine] = []
     left_out: Sequence[str] = ()
     try:
         document = read(text)
     except YamlRefused as exc:
         rest = read_rest(text, exc)
-        broken = [_Line(one.place, (), one.message) for one in rest.refused]
+        broken = [_MistakeLine(one.place, (), one.message) for one in rest.refused]
         if rest.document is None or not isinstance(rest.document.value, dict):
             raise _invalid(source, broken) from None
         document, left_out = rest.document, rest.left_out
@@ -52,7 +52,7 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
         if document.value is None:
             what = "the file is empty"
         message = f"{what}; it starts with name:, model:, gpus:"
-        raise _invalid(source, [_Line(Place(1, 1), (), message)])
+        raise _invalid(source, [_MistakeLine(Place(1, 1), (), message)])
     sweep = _SweepSection(document, left_out)
     sweep.override(overrides)
     spec, found = _checked(sweep)
@@ -66,13 +66,13 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
 _ROUNDS = 4
 
 
-def _checked(sweep: _SweepSection) -> tuple[SweepSpec | None, list[_Line]]:
+def _checked(sweep: _SweepSection) -> tuple[SweepSpec | None, list[_MistakeLine]]:
     """Return the spec and its mistakes, also those that pydantic looks for only if all is right.
 
     It checks the rules of a section once the keys of the section are valid. So what is wrong is
     taken out, and the rest is checked again.
     """
-    lines: list[_Line] = []
+    lines: list[_MistakeLine] = []
     for _ in range(_ROUNDS):
         try:
             return SweepSpec.model_validate(sweep.value), lines
@@ -94,7 +94,7 @@ def to_json_schema() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _MistakeLine:
     where: Place | str  # in the file, or the override
     path: Path
     message: str
@@ -105,7 +105,9 @@ class _Line:
         return (False, self.where) if isinstance(self.where, Place) else (True, Place(0, 0))
 
 
-def _invalid(source: str, lines: Iterable[_Line], *, num_not_explained: int = 0) -> SpecInvalid:
+def _invalid(
+    source: str, lines: Iterable[_MistakeLine], *, num_not_explained: int = 0
+) -> SpecInvalid:
     texts = []
     for line in sorted(lines, key=lambda line: line.order):
         where = f"{source}:{line.where}" if isinstance(line.where, Place) else line.where
@@ -149,7 +151,8 @@ class _SweepSection:
         self._taken_out: list[Path] = [(name,) for name in left_out]
         self._fill_in()
         self.mistakes = [
-            _Line(mistake.place, mistake.path, mistake.message) for mistake in document.mistakes
+            _MistakeLine(mistake.place, mistake.path, mistake.message)
+            for mistake in document.mistakes
         ]
         self._document = document
         self._overridden: dict[Path, str] = {}
@@ -160,10 +163,10 @@ class _SweepSection:
                 self._apply(text)
             except (YamlRefused, ValueError) as exc:
                 message = exc.message if isinstance(exc, YamlRefused) else str(exc)
-                self.mistakes.append(_Line(f"override {shown(text)}", (), message))
+                self.mistakes.append(_MistakeLine(f"override {shown(text)}", (), message))
         if len(overrides) > MAX_OVERRIDES:
             message = f"{len(overrides)} of them; at most {MAX_OVERRIDES}"
-            self.mistakes.append(_Line("overrides", (), message))
+            self.mistakes.append(_MistakeLine("overrides", (), message))
 
     def _apply(self, text: str) -> None:
         match = _OVERRIDE.fullmatch(text)
@@ -193,7 +196,7 @@ class _SweepSection:
                 self.value.pop(other, None)
         self._overridden[path] = text
 
-    def explain(self, failure: ValidationError) -> list[_Line]:
+    def explain(self, failure: ValidationError) -> list[_MistakeLine]:
         """Return a line for each mistake that pydantic found.
 
         Mistakes that may come only from what was taken out are left out.
@@ -217,7 +220,7 @@ class _SweepSection:
             if any(means(other, loc) for other in unknown)
         ]
 
-    def _line(self, error: ErrorDetails) -> _Line | None:
+    def _line(self, error: ErrorDetails) -> _MistakeLine | None:
         path = self._path(error["loc"], error["type"])
         if error["type"] in WRONG_NAME and isinstance(self._at(path), dict):
             path = (*path, "name")  # the key that chooses among sections
@@ -225,7 +228,9 @@ class _SweepSection:
         if self._may_be_ours(error["type"], path, message):
             return None
         path = self._narrowed(path, message)
-        return _Line(self._where(path, key=error["type"] == "extra_forbidden"), path, message)
+        return _MistakeLine(
+            self._where(path, key=error["type"] == "extra_forbidden"), path, message
+        )
 
     def _may_be_ours(self, kind: str, path: Path, message: str) -> bool:
         """Return whether a mistake may come from a key that was taken out, or is not readable."""
@@ -234,7 +239,7 @@ class _SweepSection:
         words = set(re.findall(r"\w+", message)) if kind == "value_error" else ()
         return any(str(out[-1]) in words for out in self._taken_out)
 
-    def take_out(self, lines: Sequence[_Line]) -> bool:
+    def take_out(self, lines: Sequence[_MistakeLine]) -> bool:
         """Take out of the values what is wrong. False: nothing could be taken out."""
         if self.num_not_explained:
             return False

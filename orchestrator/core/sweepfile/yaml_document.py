@@ -249,7 +249,7 @@ def _indentation(text: str, line: int) -> str:
     return content[0][: len(content[0]) - len(content[0].lstrip())] if content else ""
 
 
-class _Mark(Protocol):
+class _YamlMark(Protocol):
     """A place counted from 0; PyYAML's Python and C parsers each have their own class."""
 
     @property
@@ -258,11 +258,11 @@ class _Mark(Protocol):
     def column(self) -> int: ...
 
 
-def _refused(mark: _Mark | None, message: str) -> YamlRefused:
+def _refused(mark: _YamlMark | None, message: str) -> YamlRefused:
     return YamlRefused(_place(mark) if mark is not None else Place(1, 1), message)
 
 
-def _place(mark: _Mark) -> Place:
+def _place(mark: _YamlMark) -> Place:
     return Place(mark.line + 1, mark.column + 1)
 
 

@@ -208,10 +208,11 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
     }
 )
 
-# Everything else that depends on the kind is one of these sets.
+# Rules for several kinds use these sets. A rule for one kind alone is where it applies.
 OUT_OF_MEMORY_KINDS = frozenset({_K.OOM_GPU, _K.OOM_HOST})
 HANG_KINDS = frozenset({_K.HUNG, _K.START_TIMEOUT})
-# The attempt was lost with its node or orchestrator, or taken away. v_gpu_seconds has the same.
+# The attempt was lost with its node or orchestrator, or taken away. `v_gpu_seconds` repeats this
+# set and OUT_OF_MEMORY_KINDS.
 LOST_KINDS = frozenset({_K.NODE_LOST, _K.ORCHESTRATOR_LOST, _K.PREEMPTED})
 # A rank also fails so if another rank failed before it.
 AFTERMATH_KINDS = frozenset({_K.NCCL})
@@ -222,7 +223,8 @@ NODE_KINDS = frozenset(
 )
 # The node may be at fault if the whole gang is on it.
 ONE_NODE_KINDS = AFTERMATH_KINDS | HANG_KINDS
-# The machine may have caused these; a hang does not show its cause.
+# The machine may have caused these; a hang does not show its cause. The query `@flaky_nodes`
+# repeats them.
 SUSPECT_KINDS = frozenset(
     {kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE} | HANG_KINDS
 )

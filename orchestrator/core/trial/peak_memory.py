@@ -67,7 +67,7 @@ def sources_of(some: Iterable[MemoryCounters]) -> str:
     return " or ".join(dict.fromkeys(found))
 
 
-def held_peak(counters: MemoryCounters) -> int | None:
+def allocator_peak(counters: MemoryCounters) -> int | None:
     """Return the bytes that the program's allocator held; None if it reported none."""
     return counters.peak_memory_reserved_bytes or counters.peak_memory_allocated_bytes or None
 
@@ -79,8 +79,8 @@ def taken_peak(counters: MemoryCounters) -> int | None:
     """
     from orchestrator.core.trial.protocol import DriverMemoryKind  # pydantic, 0.05 s
 
-    if (held := held_peak(counters)) is not None:
-        return held
+    if (reserved := allocator_peak(counters)) is not None:
+        return reserved
     if counters.peak_memory_driver_kind is DriverMemoryKind.NVML:
         return counters.peak_memory_driver_bytes or None
     return None

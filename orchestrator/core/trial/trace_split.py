@@ -113,7 +113,7 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Call:
+class _CommunicationCall:
     """One collective or message, on a device or in a thread of gloo."""
 
     name: str
@@ -132,7 +132,7 @@ class _Activity:
     """The kernels in the window: computation by kind, communication, and the rest."""
 
     work: dict[Work, list[Interval]] = field(default_factory=lambda: defaultdict(list))
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[_CommunicationCall] = field(default_factory=list)
     kernels: list[TraceEvent] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -146,7 +146,7 @@ def split(trace: Trace, *, single_axis: Axis | None = None) -> Split:
     events = [one for one in trace.events if one.start < window[1] and one.end > window[0]]
     is_on_device = any(one.is_on_device for one in events)
     activity = _Activity()
-    axis_of = _Axes(trace, single_axis)
+    axis_of = _AxisFinder(trace, single_axis)
     if is_on_device:
         _device_activity(trace.events, window, activity, axis_of)
     else:
@@ -198,7 +198,7 @@ def _parts_of_work(activity: _Activity, window: Interval) -> tuple[dict[Part, in
 
 
 def _device_activity(
-    events: Sequence[TraceEvent], window: Interval, activity: _Activity, axis_of: _Axes
+    events: Sequence[TraceEvent], window: Interval, activity: _Activity, axis_of: _AxisFinder
 ) -> None:
     ranges = _optimizer_ranges(events)
     launched = {i: one.start for one in events if one.is_launch if (i := _correlation(one))}
@@ -278,7 +278,7 @@ def _host_nanoseconds(events: Sequence[TraceEvent], window: Interval) -> int:
 
 
 def _host_activity(
-    events: Sequence[TraceEvent], activity: _Activity, axis_of: _Axes, window: Interval
+    events: Sequence[TraceEvent], activity: _Activity, axis_of: _AxisFinder, window: Interval
 ) -> None:
     threads: dict[str, list[TraceEvent]] = defaultdict(list)
     for one in events:
@@ -334,7 +334,7 @@ def _thread_activity(events: Sequence[TraceEvent], activity: _Activity, window: 
 # -- communication -------------------------------------------------------------------------------
 
 
-class _Axes:
+class _AxisFinder:
     """Finds the axis of a communication event."""
 
     def __init__(self, trace: Trace, single_axis: Axis | None) -> None:
@@ -393,9 +393,9 @@ def _axes_of_threads(trace: Trace) -> dict[str, Axis]:
     return found
 
 
-def _call(event: TraceEvent, axis: Axis) -> _Call:
+def _call(event: TraceEvent, axis: Axis) -> _CommunicationCall:
     size = event.arguments.get("In msg nelems")
-    return _Call(
+    return _CommunicationCall(
         name=event.arguments.get("Collective name") or event.name.partition("(")[0],
         axis=axis,
         start=event.start,
@@ -404,14 +404,14 @@ def _call(event: TraceEvent, axis: Axis) -> _Call:
     )
 
 
-def _waiting(calls: Iterable[_Call]) -> list[Interval]:
+def _waiting(calls: Iterable[_CommunicationCall]) -> list[Interval]:
     """Return when a stage waited for another: the time of messages beyond that of the fastest.
 
     A message is at least as fast as the fastest one of its kind that was as large: what takes
     longer began before its peer was there.
     """
     messages = [call for call in calls if call.axis is Axis.PP]
-    by_name: dict[str, list[_Call]] = defaultdict(list)
+    by_name: dict[str, list[_CommunicationCall]] = defaultdict(list)
     for call in messages:
         by_name[call.name].append(call)
     found = []

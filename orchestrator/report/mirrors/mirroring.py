@@ -79,7 +79,8 @@ class Mirroring:
                 self._mirror.write(run)
                 self._known[run.key] = run.version
                 num += 1
-        except Exception as exc:  # noqa: BLE001  # a tracker may raise anything, and hurts no sweep
+        # A tracker may raise anything, and hurts no sweep.
+        except Exception as exc:  # noqa: BLE001
             known = self._known or {}
             left = sum(known.get(run.key) != run.version for run in runs)
             # A tracker that was lost may have lost runs too: they are asked for again.
@@ -93,5 +94,6 @@ class Mirroring:
         if self._mirror is not None:
             try:
                 self._mirror.close()
-            except Exception:  # noqa: BLE001  # as above; nothing is lost by it
+            # As above; nothing is lost by it.
+            except Exception:  # noqa: BLE001
                 pass

@@ -29,17 +29,22 @@ class MlflowMirror:
 
     name = "mlflow"
 
-    def __init__(self, uri: str, *, sweep: str, run_token: str, artifacts: Path | None) -> None:
+    def __init__(self, client: Any, *, sweep: str, run_token: str, artifacts: Path | None) -> None:
+        self._client = client
+        self._sweep, self._run_token, self._artifacts = sweep, run_token, artifacts
+        self._experiment: str | None = None
+        self._runs: dict[str, str] = {}  # ids by key
+
+    @classmethod
+    def open(cls, uri: str, *, sweep: str, run_token: str, artifacts: Path | None) -> MlflowMirror:
         """`artifacts`: where a local store would keep files; None: the server says."""
         for variable, value in _PATIENCE.items():
             os.environ.setdefault(variable, value)
         # An extra, and it takes seconds.
         from mlflow.tracking import MlflowClient
 
-        self._client: Any = MlflowClient(tracking_uri=uri)
-        self._sweep, self._run_token, self._artifacts = sweep, run_token, artifacts
-        self._experiment: str | None = None
-        self._runs: dict[str, str] = {}  # ids by key
+        client = MlflowClient(tracking_uri=uri)
+        return cls(client, sweep=sweep, run_token=run_token, artifacts=artifacts)
 
     def known(self) -> dict[str, str]:
         """Return the version of each run that is there, by its key."""

@@ -1,4 +1,4 @@
-"""The times when each attempt held its GPUs: from its reserved GPU-seconds and its end."""
+"""The times when each attempt had its GPUs, from its reserved GPU-seconds and its end."""
 
 from __future__ import annotations
 

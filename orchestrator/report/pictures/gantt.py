@@ -196,7 +196,7 @@ def _caption(found: Sequence[Bar], num_nodes: int) -> str:
     seconds = sum(bar.span.end - bar.span.start for bar in found)
     return (
         f"{show.counted(len(found), 'bar')} on {show.counted(num_nodes, 'node')}:"
-        f" attempts held nodes for {show.duration(seconds)} in all. A gap is a time without an"
+        f" attempts reserved nodes for {show.duration(seconds)} in all. A gap is a time without an"
         " attempt of this report."
     )
 

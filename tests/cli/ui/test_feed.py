@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,14 @@ def test_a_visitor_gets_all_then_what_changes(scripted: Scripted) -> None:
 
 def test_a_slow_visitor_gets_the_newest_state_and_nothing_queues(scripted: Scripted) -> None:
     async def steps(feed: Feed) -> None:
+        def is_newer(than: int) -> bool:
+            return feed.snapshot.state.version > than
+
         slow, other = feed.stream(0), feed.stream(0)
         await value(slow)
         for number in range(1, 6):
             scripted.step()
-            await until(lambda number=number: feed.snapshot.state.version > number)  # type: ignore[misc]
+            await until(partial(is_newer, number))
         late = await value(slow)
         assert late["version"] == 6 and "after" not in late and "state 5" in late["head"][0][0]
         assert feed.snapshot.whole is feed.snapshot.whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,8 +139,8 @@ def test_of_more_runs_than_it_can_hold_it_takes_an_even_spread() -> None:
         ),
     ],
 )
-def test_layouts_lie_apart_by_doublings(change: dict[str, object], doublings: float) -> None:
+def test_layouts_lie_apart_by_doublings(change: dict[str, Any], doublings: float) -> None:
     layout = Layout(tensor_parallel_size=2)
-    table = LayoutTable.of([layout, dataclasses.replace(layout, **change)])  # type: ignore[arg-type]
+    table = LayoutTable.of([layout, dataclasses.replace(layout, **change)])
     places = places_of(table, cell(8))
     assert np.linalg.norm(places[1] - places[0]) == pytest.approx(doublings, abs=0.3)

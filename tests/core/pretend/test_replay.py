@@ -19,7 +19,7 @@ from orchestrator.core.pretend.replay import (
 )
 from orchestrator.core.pretend.run_table import RunStatus, parse_runs
 from orchestrator.core.problem.hardware import DEVICES, GIB
-from orchestrator.core.problem.layout import Layout, Recompute
+from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.search.planner import trainer_of
 from orchestrator.core.search.space import NOT_IN_TABLE, CellSpace, enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
@@ -128,7 +128,7 @@ def test_a_run_that_ended_well_returns_its_numbers() -> None:
     ]
     assert result.peak_memory_reserved_bytes == pytest.approx(40 * GIB, rel=1e-3)  # 20 + 10 x 2
     assert result.peak_memory_allocated_bytes is None
-    assert result.peak_flops == DEVICES["h100-sxm"].peak_flops["bf16"]  # type: ignore[index]  # a Precision is its word
+    assert result.peak_flops == DEVICES["h100-sxm"].peak_flops[Precision.BF16]
     assert reserved_gpu_seconds(run, PLAN) == pytest.approx((60 + 8 * 4.4) * 8)
 
 

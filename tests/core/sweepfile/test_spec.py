@@ -298,6 +298,7 @@ BOTH = ["tokens_per_second_per_gpu", "memory_headroom"]
             "device h20 has no list price",
         ),
         ({"objective": BOTH, "search": {"strategy": "tpe"}}, "strategy tpe looks for the fastest"),
+        ({"objective": BOTH, "search": {"strategy": "gp"}}, "strategy gp looks for the fastest"),
         ({"objective": BOTH, "search": {"early_stop": True}}, "search.early_stop would end trials"),
         ({"objective": ["step_seconds", "step_seconds"]}, "step_seconds appears twice"),
         ({"objective": []}, "at least 1 item"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from orchestrator.core.trial.winner import judge
 TRUTH = {1: 1.00, 2: 1.04, 3: 1.10, 4: 1.15, 5: 1.20, 6: 1.30, 7: 1.45, 8: 1.60}
 
 
-def run(seconds: float, at: float, **fields: object) -> Run:
-    return Run(step_seconds=seconds, relative_confidence=0.01, at=at, **fields)  # type: ignore[arg-type]
+def run(seconds: float, at: float, **fields: Any) -> Run:
+    return Run(step_seconds=seconds, relative_confidence=0.01, at=at, **fields)
 
 
 def settle(

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.core.trial.peak_memory import (
     Peak,
-    held_peak,
+    allocator_peak,
     needed_bytes,
     needed_peak,
     sources_of,
@@ -53,7 +53,7 @@ def test_what_was_needed_held_and_taken_follows_from_the_counters_that_were_read
 ) -> None:
     assert needed_peak(read) == needed
     assert needed_bytes(read) == (needed.bytes if needed is not None else None)
-    assert held_peak(read) == held
+    assert allocator_peak(read) == held
     assert taken_peak(read) == taken
 
 

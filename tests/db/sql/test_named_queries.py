@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from db.sql import readonly
 from db.sql.named_queries import named_queries, named_query
 from db.store import Store
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.problem.layout import LAYOUT_COLUMNS
 from orchestrator.core.trial.failure_kinds import SUSPECT_KINDS
 from orchestrator.core.trial.peak_memory import taken_peak
 from orchestrator.core.trial.run import USUAL_SD
@@ -498,3 +500,14 @@ def test_every_query_begins_with_its_question() -> None:
 def test_the_query_of_nodes_names_the_kinds_that_the_machine_may_have_caused() -> None:
     kinds = ", ".join(f"'{kind}'" for kind in sorted(SUSPECT_KINDS))
     assert f"IN ({kinds})" in named_query("flaky_nodes").sql
+
+
+def test_the_query_of_memory_groups_by_every_column_of_a_layout_but_its_micro_batch() -> None:
+    sql = named_query("oom_frontier").sql
+    # Accumulation follows from the micro-batch.
+    varied = {"micro_batch_size", "grad_accum_steps"}
+    wanted = ["cell", *(one.name for one in LAYOUT_COLUMNS if one.name not in varied)]
+    selected = re.findall(r"^    (?:\w+\.|.* AS )(\w+),$", sql, re.MULTILINE)
+    assert selected[: len(wanted)] == wanted
+    places = ", ".join(map(str, range(1, len(wanted) + 1)))
+    assert f"GROUP BY {places}\nORDER BY {places}\n" in sql

@@ -163,12 +163,13 @@ def test_roles_that_may_do_more_are_not_made_readers(postgresql_url: str, reader
 
 def test_no_secret_of_the_owner_is_in_the_url_of_the_reader() -> None:
     url = urls.resolve(
-        "postgresql://owner:s3cret@db.example:5433/sweeps?sslmode=require&sslpassword=t0p&user=owner&sslkey=k"
+        "postgresql://owner:s3cret@db.example:5433/sweeps"
+        "?sslmode=require&sslpassword=t0p&user=owner&sslkey=k"
     )
     shown = urls.display_login(url, "sweep_reader", passfile="/home/me/r.pgpass")
-    assert (
-        shown
-        == "postgresql://sweep_reader@db.example:5433/sweeps?passfile=/home/me/r.pgpass&sslmode=require"
+    assert shown == (
+        "postgresql://sweep_reader@db.example:5433/sweeps"
+        "?passfile=/home/me/r.pgpass&sslmode=require"
     )
     assert urls.pgpass_line(url, "r", "a:b\\c") == "*:*:sweeps:r:a\\:b\\\\c"
 

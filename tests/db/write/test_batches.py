@@ -397,7 +397,7 @@ def test_a_stale_owner_records_nothing_of_a_batch(bench: Bench) -> None:
     with pytest.raises(LeaseLost):
         bench.store.record_ends([measured(attempt) for attempt in begun], epoch=bench.epoch)
     assert bench.store.events(bench.sweep_id) == before
-    assert {row.id for row in bench.store.reap(bench.sweep_id, epoch)} == {
+    assert {row.id for row in bench.store.mark_lost(bench.sweep_id, epoch)} == {
         trial_id for trial_id, _ in begun
     }
 

@@ -87,7 +87,7 @@ def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[
     yield lambda: store.begin_session(bench.sweep_id, epoch, num_gpus=8, leased=leased)
     yield lambda: store.renew(bench.sweep_id, epoch, leased=leased)
     yield lambda: store.release(bench.sweep_id, epoch)
-    yield lambda: store.reap(bench.sweep_id, epoch)
+    yield lambda: store.mark_lost(bench.sweep_id, epoch)
     yield lambda: store.ensure_cell(bench.sweep_id, cell(num_gpus=4), epoch)
     yield lambda: add_trial(store, bench.cell_id, layout(9), epoch=epoch)
     yield lambda: bench.prune([9])
@@ -225,7 +225,7 @@ def _measure_for_ever(url: str, seed: int, acks: Connection) -> None:
     """Takes the sweep before its last owner's lease has ended, and reports recorded results."""
     with Store.open(url) as store:
         bench = Bench.on(store)
-        store.reap(bench.sweep_id, bench.epoch)
+        store.mark_lost(bench.sweep_id, bench.epoch)
         waiting = [row.id for row in store.trials(bench.sweep_id) if row.state is TrialState.QUEUED]
         for size in range(1, 1_000_000):
             begun = [
@@ -341,7 +341,7 @@ def test_an_orchestrator_that_slept_past_its_lease_writes_nothing(
         time.sleep(0.4)
         epoch = store.acquire(bench.sweep_id, host="other", pid=1)
         assert epoch == old_epoch + 1
-        assert [row.id for row in store.reap(bench.sweep_id, epoch)] == [trial_id]
+        assert [row.id for row in store.mark_lost(bench.sweep_id, epoch)] == [trial_id]
         os.kill(process.pid, signal.SIGCONT)
         assert told.poll(20)
         assert "lease of epoch" in told.recv()

@@ -172,7 +172,7 @@ def test_a_killed_owner_held_its_gpus_until_its_last_renewal_or_word(bench: Benc
     set_time(store, "event", "at", -60.0)
     set_time(store, "session", "seen_at", -30.0)
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
-    store.reap(bench.sweep_id, epoch)
+    store.mark_lost(bench.sweep_id, epoch)
     assert store.trial(trial_id).attempts[0].gpu_seconds == pytest.approx(
         30.0 * GPUS, abs=5.0
     )  # not the 60 s until now
@@ -190,7 +190,7 @@ def test_what_an_owner_wrote_after_its_last_renewal_shows_that_it_lived(bench: B
     set_time(store, "event", "at", -60.0)
     set_time(store, "event", "at", -10.0, f"event = 'gang_placed' AND trial_id = {trial_id}")
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
-    store.reap(bench.sweep_id, epoch)
+    store.mark_lost(bench.sweep_id, epoch)
     assert store.trial(trial_id).attempts[0].gpu_seconds == pytest.approx(50.0 * GPUS, abs=5.0)
     assert store.reserved(bench.sweep_id).capacity == pytest.approx(50.0 * 8, abs=20.0)
 
@@ -204,7 +204,7 @@ def test_an_owner_that_gave_the_sweep_back_with_trials_in_flight_held_them_until
     set_time(store, "attempt", "started_at", -100.0)
     set_time(store, "session", "ended_at", -40.0)
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1)
-    store.reap(bench.sweep_id, epoch)
+    store.mark_lost(bench.sweep_id, epoch)
     assert store.trial(trial_id).attempts[0].gpu_seconds == pytest.approx(60.0 * GPUS, abs=5.0)
 
 

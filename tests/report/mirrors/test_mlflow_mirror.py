@@ -25,7 +25,7 @@ def client(tmp_path: Path) -> Any:
 
 
 def opened(tmp_path: Path) -> MlflowMirror:
-    return MlflowMirror(
+    return MlflowMirror.open(
         uri_of(str(tmp_path / "mlruns")), sweep="tiny", run_token="abc", artifacts=tmp_path
     )
 
