@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
@@ -25,7 +26,7 @@ from orchestrator.core.physics.residual import Residual, places_of
 from orchestrator.core.physics.robust_fit import fit, jacobian, robust_sd
 from orchestrator.core.physics.step_time import StepTimeModel
 from orchestrator.core.physics.step_time_constants import CONSTANTS
-from orchestrator.core.problem.arrays import Floats, Mask
+from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import ModelShape
 
@@ -108,26 +109,11 @@ def _with_times(
     )
     sizes = [len(group.timed) for group in timed]
     weights = _weights(sizes)
-    sd = prior.step_residual_sd
-
-    # A cell's own offset keeps what slows all of it (a slow network) out of the constants.
-    place = np.repeat(np.arange(len(timed)), sizes)
-    own = np.vstack([np.eye(len(timed))[place] / sd, np.eye(len(timed)) / CELL_OFFSET_SD])
-    known = len(CONSTANTS)
+    sd, known = prior.step_residual_sd, len(CONSTANTS)
     cells = [(group.cell, group.hardware.name) for group in timed]
-
-    def residuals(x: Floats) -> Floats:
-        constants = constants_of(x[:known])
-        predicted = np.concatenate([model.seconds(constants).total for model in models])
-        return np.concatenate(
-            [(np.log(predicted) + x[known:][place] - measured) / sd, x[known:] / CELL_OFFSET_SD]
-        )
-
-    def slopes(x: Floats, at: Floats) -> Floats:
-        def of_constants(constants: Floats) -> Floats:
-            return residuals(np.concatenate([constants, x[known:]]))
-
-        return np.hstack([jacobian(of_constants, x[:known], at), own])
+    problem = _StepTimes(
+        models=models, measured=measured, place=np.repeat(np.arange(len(timed)), sizes), sd=sd
+    )
 
     def start(of: Calibration) -> Floats:
         offsets = [of.cell_offsets.get(cell, 0.0) for cell in cells]
@@ -136,11 +122,11 @@ def _with_times(
     covariance = np.eye(known + len(timed)) * _NO_LIMIT_SD**2
     covariance[:known, :known] = prior.step_covariance
     found = fit(
-        residuals,
+        problem.residuals,
         mean=start(prior),
         covariance=covariance,
         weights=np.concatenate([weights, np.full(len(timed), CELL_OFFSET_WEIGHT)]),
-        slopes_of=slopes,
+        slopes_of=problem.slopes,
         begin=start(begin) if begin is not None else None,
     )
     left = found.residuals[: len(measured)] * sd
@@ -158,6 +144,45 @@ def _with_times(
         cell_offsets={**prior.cell_offsets, **dict(zip(cells, offsets, strict=True))},
         num_times=prior.num_times + len(measured),
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _StepTimes:
+    """What a fit of step times makes small: each error, and the offset of each cell.
+
+    Both are in standard deviations. A fit changes the constants, and after them the offsets: a
+    cell's own offset keeps what slows all of it (a slow network) out of the constants.
+    """
+
+    models: Sequence[StepTimeModel]
+    measured: Floats  # logarithms
+    place: Ints  # the cell of each row
+    sd: float
+
+    def residuals(self, x: Floats) -> Floats:
+        constants, offsets = constants_of(x[: len(CONSTANTS)]), x[len(CONSTANTS) :]
+        predicted = np.concatenate([model.seconds(constants).total for model in self.models])
+        return np.concatenate(
+            [
+                (np.log(predicted) + offsets[self.place] - self.measured) / self.sd,
+                offsets / CELL_OFFSET_SD,
+            ]
+        )
+
+    def slopes(self, x: Floats, at: Floats) -> Floats:
+        """Return the derivatives at `x`, where the residuals are `at`."""
+        known = len(CONSTANTS)
+
+        def of_constants(constants: Floats) -> Floats:
+            return self.residuals(np.concatenate([constants, x[known:]]))
+
+        return np.hstack([jacobian(of_constants, x[:known], at), self._of_offsets])
+
+    @cached_property
+    def _of_offsets(self) -> Floats:
+        """The derivatives by the offsets, which no `x` changes."""
+        offsets = np.eye(int(self.place[-1]) + 1)
+        return np.vstack([offsets[self.place] / self.sd, offsets / CELL_OFFSET_SD])
 
 
 def _errors_by_hardware(
