@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.machine_load import is_disturbed
-from orchestrator.sweep.progress import StopReason
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow, TrialRow
@@ -16,11 +15,6 @@ if TYPE_CHECKING:
 # At least this many repeats are advised, and at most those that `search.confirm` accepts.
 FEWEST_REPEATS = 2
 MOST_REPEATS, MOST_CONTENDERS = 32, 64
-# The keys of the budgets of all calls together; search.max_wall_time is one of each call.
-_KEYS_OF_BUDGETS: Mapping[str | None, str] = {
-    StopReason.GPU_HOURS: "search.max_gpu_hours",
-    StopReason.COST: "search.max_cost",
-}
 
 
 def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None) -> str:
@@ -59,13 +53,27 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
         about = (
             f"; about {num_runs} runs of each of the first two may be enough" if num_runs else ""
         )
-        if stop_reason in _KEYS_OF_BUDGETS:
-            about += f"; {_KEYS_OF_BUDGETS[stop_reason]} is spent, so raise it, too"
+        if (key := _key_of_spent_budget(stop_reason)) is not None:
+            about += f"; {key} is spent, so raise it, too"
         ways.append(f"repeat them more often (sweep run FILE{simulate} {' '.join(keys)}{about})")
     ways += quieter
     if not ways:
         return f"To choose one: {take}"
     return f"To decide between them, {', or '.join(ways)}; or {take}"
+
+
+def _key_of_spent_budget(stop_reason: str | None) -> str | None:
+    """Return the key of the budget of all calls that ended a search; None if none did.
+
+    `search.max_wall_time` is one of each call.
+    """
+    from orchestrator.sweep.progress import StopReason  # SQLAlchemy
+
+    keys: dict[str | None, str] = {
+        StopReason.GPU_HOURS: "search.max_gpu_hours",
+        StopReason.COST: "search.max_cost",
+    }
+    return keys.get(stop_reason)
 
 
 def _is_noisy(ranking: Ranking, tied: Sequence[TrialRow]) -> bool:

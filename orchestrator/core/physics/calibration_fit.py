@@ -111,7 +111,7 @@ def _with_times(
     weights = _weights(sizes)
     sd, known = prior.step_residual_sd, len(CONSTANTS)
     cells = [(group.cell, group.hardware.name) for group in timed]
-    problem = _StepTimes(
+    problem = _PredictedSteps(
         models=models, measured=measured, place=np.repeat(np.arange(len(timed)), sizes), sd=sd
     )
 
@@ -147,7 +147,7 @@ def _with_times(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _StepTimes:
+class _PredictedSteps:
     """What a fit of step times makes small: each error, and the offset of each cell.
 
     Both are in standard deviations. A fit changes the constants, and after them the offsets: a
