@@ -187,7 +187,7 @@ def update_seconds(address: str, writer: Writer) -> list[float]:
 
 
 def slowdown(pids: list[int], writer: Writer, num_blocks: int) -> dict[str, Any]:
-    """The loop's seconds for a batch, beside the pages and without them, in alternating blocks."""
+    """The loop's seconds for a batch, with the pages and without them, in alternating blocks."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     cpu: dict[bool, list[float]] = {True: [], False: []}
     for number in range(2 * num_blocks):

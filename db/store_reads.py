@@ -121,7 +121,7 @@ class StoreReads:
         return self._read(sweeps.sweeps)
 
     def summaries(self) -> list[SweepSummary]:
-        """All sweeps, the newest first, with what each has come to."""
+        """All sweeps, the newest first, each with its numbers of trials and its best speeds."""
         return self._read(sweeps.summaries)
 
     def sweep_named(self, name: str) -> SweepRow:

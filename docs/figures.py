@@ -128,12 +128,12 @@ def _rate(result: Any, arm: str) -> str:
 def _over_torchtitan(result: Any) -> str:
     ratios = result["summary"]["cases"]["compiled full"]["llama_over_torchtitan"]
     speed, memory = ratios["tokens_per_second"], ratios["peak_memory_allocated_bytes"]
-    return f"{speed:.2f} of the speed, {memory:.2f} of the memory"
+    return f"{speed:.2f} times the speed, {memory:.2f} times the memory"
 
 
 def _spread_of_runs(result: Any) -> str:
     found = result["summary"]["same_layout_in_fresh_processes"]
-    return f"{found['spread']:.2%}, {found['num_runs']} runs"
+    return f"{found['spread']:.2%} of the median, in {found['num_runs']} runs"
 
 
 def _list_of(counts: Mapping[str, int]) -> str:
@@ -164,8 +164,8 @@ def _inside_band(result: Any) -> str:
     files = [result[name]["uncalibrated"]["bands"]["step_time"] for name in _TABLES]
     shares = [one["share_within"] for one in files if one["rows"] >= 100]
     return (
-        f"{found['within'] / found['rows']:.0%} of {found['rows']:,}; the aim is 80%."
-        f" Of each source with at least 100 runs: {min(shares):.0%} to {max(shares):.0%}"
+        f"{found['within'] / found['rows']:.0%} of {found['rows']:,} runs; the aim is 80%."
+        f" It is {min(shares):.0%} to {max(shares):.0%} in each source with at least 100 runs"
     )
 
 
@@ -387,45 +387,46 @@ _MEASURED: Sequence[tuple[str, str, Format]] = (
     ("report", "`sweep report` of 4,908 simulated trials", _report),
 )
 _SUMMARY: Sequence[tuple[str, str, Format]] = (
-    ("orchestration", "trials per second, each in fresh processes that do nothing", _trials),
+    ("orchestration", "trials per second; each starts fresh processes, which do nothing", _trials),
     (
         "search-efficiency-cold",
-        "launches until a layout within 5 % of the best is found, on published tables "
-        "that were also used to tune the formulas",
+        "launches until the search has found a layout within 5 % of the best (median). It searches "
+        "published tables; the formulas were tuned on the same tables",
         _launches,
     ),
     (
         "prediction",
-        "published runs whose step time is within the band that `sweep plan` shows "
-        "while nothing similar has been measured",
+        "how often a published step time lies in the range that `sweep plan` shows for it, "
+        "before anything similar was measured",
         _inside_band,
     ),
     (
         "drift",
-        "sweeps on drifting machines whose winner was more than 3 % below the true best",
+        "sweeps on drifting machines that named a winner more than 3 % slower than the best layout",
         _wrong_winners,
     ),
     ("chaos", "results lost when processes of every kind were killed", _lost),
     (
         "chaos",
-        "processes left 5 s after such a kill",
+        "processes still alive 5 s after such a kill",
         lambda result: f"{result['leaked_processes']} in {result['looks']:,} checks",
     ),
-    ("simulated-scale", "a simulated sweep on 16,384 GPUs", _simulation),
+    ("simulated-scale", "time and memory of a simulated sweep on 16,384 GPUs", _simulation),
     (
         "store-scale",
-        "the query of `sweep best` on 100,000 trials, without the start of the command",
+        "time of the query behind `sweep best`, on 100,000 trials",
         lambda result: f"{_digits(result['best_seconds'])} s",
     ),
     (
         "gpu-others",
-        "workload llama over torchtitan: the 8B on one H200, compiled, all layers recomputed, "
+        "workload llama against torchtitan: an 8B on one H200, compiled, all layers recomputed, "
         "one run each",
         _over_torchtitan,
     ),
     (
         "gpu-noise",
-        "(largest - smallest) / median tokens/s of one layout in fresh processes on one H200",
+        "difference between the fastest and the slowest run of one layout, each in a fresh process "
+        "on one H200",
         _spread_of_runs,
     ),
 )

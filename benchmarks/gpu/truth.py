@@ -89,7 +89,7 @@ class Truth:
             self.session.measure(attempt)
 
     def summary(self) -> dict[str, Any]:
-        """Predicted beside measured for each layout, and how far predictions are off."""
+        """Predicted and measured for each layout, and how far predictions are off."""
         before, after = self._candidates(None), self._candidates(self._fitted())
         rows = [self._row(attempt, before, after) for attempt in self._recorded()]
         fitted_to = {attempt.layout.key for attempt in self._fit()}

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.truth_8b OUT_DIR [--rehearse]
 
 The 8B on a GPU that holds its 16 bytes a parameter (120 GiB), else the 3B, the 1B or the 60M. The
-summary has predicted beside measured, before and after calibration.
+summary has both, predicted and measured, before and after calibration.
 """
 
 from __future__ import annotations

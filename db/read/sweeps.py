@@ -44,7 +44,7 @@ def sweeps(connection: Connection) -> list[SweepRow]:
 
 
 def summaries(connection: Connection) -> list[SweepSummary]:
-    """All sweeps, the newest first, with what each has come to."""
+    """All sweeps, the newest first, each with its numbers of trials and its best speeds."""
     num_cells = sa.select(cell.c.sweep_id, sa.func.count()).group_by(cell.c.sweep_id)
     cells_of = {row[0]: int(row[1]) for row in connection.execute(num_cells)}
     counting = sa.select(

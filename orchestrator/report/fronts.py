@@ -133,8 +133,8 @@ def asks_for_front(sweep: SweepRow) -> bool:
 def read_fronts(store: StoreReads, sweep: SweepRow) -> list[ShownFront]:
     """Return the fronts of a sweep by the objectives of its file.
 
-    If the file has no objective but speed, they are speed and free memory, and energy if any GPU
-    told of it.
+    If the file has no objective but speed, they are speed and free memory, and energy if a GPU
+    reported it.
     """
     session = store.newest_session(sweep.id)
     price = session.price_per_gpu_hour if session is not None else None
