@@ -29,6 +29,7 @@ from tests.workloads.llama.equivalence.forked_ranks import (
     join_group,
     run_ranks,
 )
+from tests.workloads.llama.equivalence.gang import PRELOAD
 from workloads.live_tensors import LiveTensors
 from workloads.llama.mesh import Groups, RankPlace
 from workloads.llama.model import Llama
@@ -185,7 +186,7 @@ def _kept_bytes(model: Llama, run: Callable[[], Tensor]) -> int:
 
 def _peaks(num_ranks: int, folder: Path) -> list[int]:
     """The peak of each combination on its fullest rank."""
-    run_ranks(_run_rank, num_ranks, folder, patience_seconds=PATIENCE_SECONDS)
+    run_ranks(_run_rank, num_ranks, folder, patience_seconds=PATIENCE_SECONDS, preload=PRELOAD)
     found: list[int] = torch.load(folder / "peaks.pt")
     return found
 

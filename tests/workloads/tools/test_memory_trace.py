@@ -48,12 +48,20 @@ DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
 @pytest.fixture(autouse=True, scope="module")
 def little_to_collect() -> Iterator[None]:
-    """Freeze the objects of other tests, as the command does: a trace searches all objects."""
+    """Unfreeze in the end what the tests have frozen."""
     torch.set_num_threads(1)  # waiting threads crawl when busy
-    gc.collect()
-    gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _frozen_before(little_to_collect: None) -> None:
+    """Freeze the objects of other tests, as the command does: a trace searches all objects.
+
+    Those of the test before, too: the first trace imports and fills caches.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def llama(
