@@ -96,7 +96,7 @@ class FitErrors:
     def _quantiles(self, rows: NDArray[np.intp], errors: Floats) -> tuple[float, float]:
         in_spreads = np.where(errors < 0, errors / self.below[rows], errors / self.above[rows])
         _, members = np.unique(self.cells[rows], return_inverse=True)
-        weights = np.bincount(members)[members] ** -0.5  # rows of one cell err alike
+        weights = 1.0 / np.sqrt(np.bincount(members))[members]  # rows of one cell err alike
         num_cells = len(np.unique(self.cells))
         weight = num_cells / (num_cells + ENOUGH_CELLS)
         low = _quantile(in_spreads, weights, (1 - SHARE) / 2)

@@ -190,7 +190,7 @@ def test_a_gpu_works_for_two_seconds_and_is_then_timed_for_five(seconds: float) 
 
 @pytest.mark.parametrize(("warmup_steps", "num"), [(1, 8), (3, 8), (10, 10)])
 def test_a_warm_up_takes_no_more_steps_than_its_seconds_need(warmup_steps: int, num: int) -> None:
-    """Of 1.5 s each: seven after the first one are 10.5 s."""
+    """A step takes 1.5 s: seven after the first one are 10.5 s."""
     update = {"warmup_steps": warmup_steps, "warmup_seconds": 10.0}
     warmup, _ = time_all(steady(1.5), GPU.model_copy(update=update))
     assert len(warmup) == num
