@@ -254,7 +254,7 @@ def _count_reason(
     parts = {asked // every for every in range(2, asked + 1)}
     if counted is not None and asked >= FEWEST_COUNTED:
         # One at step 0 or at the end may be one more. Of ten steps, six may be those that ran.
-        parts |= {one + 1 for one in parts if one + 1 < asked}
+        parts |= {one + 1 for one in parts}
     is_part = num in parts
     if not (told.are_lines and is_its_choice and is_part and seen.every == 1):
         return None
