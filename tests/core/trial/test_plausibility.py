@@ -232,6 +232,15 @@ def test_micro_batches_are_named_if_a_step_takes_as_often_as_long_as_there_are(
     assert reason is not None and ("micro-batch?" in reason) is named
 
 
+def test_a_step_of_one_micro_batch_is_not_told_of_it() -> None:
+    """Five of nine lines are true, and the others say too little: only the median is true."""
+    steps = noisy(0.05, 300, noise=0.001)
+    told = [step if i % 9 % 2 == 0 else 0.05 * step for i, step in enumerate(steps)]
+    reason = judge(run(steps, told=told).result(), layout=Layout(micro_batch_size=16))
+    assert reason is not None and "its lines came every" in reason
+    assert "micro-batch" not in reason
+
+
 def test_kiloseconds_are_not_named_where_a_line_says_half_of_them() -> None:
     steps = noisy(2.0)
     reason = judge(run(steps, told=[step / 2000 for step in steps]).result())
@@ -749,3 +758,11 @@ def test_a_factor_within_a_tenth_of_a_whole_number_is_one_of_steps(
     with pytest.raises(ImplausibleMeasurement) as caught:
         judge(told.result())
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.999, "999 ms"), (1.0, "1 s"), (1.5, "1.5 s"), (3000.0, "3,000 s")]
+)
+def test_times_of_a_second_and_more_are_told_in_seconds(seconds: float, said: str) -> None:
+    with pytest.raises(ImplausibleMeasurement, match=rf"the program had run for {said}:"):
+        judge(RankResult(step_seconds=noisy(3000.0), seen=ProgramSeen(seconds=seconds)))

@@ -188,6 +188,11 @@ def test_a_gpu_works_for_two_seconds_and_is_then_timed_for_five(seconds: float) 
     assert len(samples) >= 8
 
 
+def test_steps_that_take_just_the_seconds_of_the_plan_are_enough() -> None:
+    _, samples = time_all(steady(0.625), GPU)
+    assert len(samples) == 8 and sum(samples) == GPU.min_seconds
+
+
 @pytest.mark.parametrize(("warmup_steps", "num"), [(1, 8), (3, 8), (10, 10)])
 def test_a_warm_up_takes_no_more_steps_than_its_seconds_need(warmup_steps: int, num: int) -> None:
     """A step takes 1.5 s: seven after the first one are 10.5 s."""
