@@ -109,6 +109,10 @@ def test_timing_goes_on_until_the_median_is_known_well_enough() -> None:
     # 5 % is more than 2 %.
     assert not timed(*[1.0] * 7, 1.1).is_enough
     assert timed(*[1.0] * 7, 1.03).is_enough
+    # Half the interval is half the median: just what is asked for.
+    assert timed(
+        *[1.0] * 7, 2.0, plan=PLAN.model_copy(update={"relative_confidence": 0.5})
+    ).is_enough
 
 
 def test_timing_ends_at_the_maximum_whatever_the_noise() -> None:
@@ -296,6 +300,19 @@ def test_a_clock_that_settles_late_does_not_bias_the_number(
         naive_off.append(statistics.median(samples) / step - 1)
     assert max(map(abs, off)) < 0.015, "less than the precision"
     assert step > 0.06 or statistics.median(naive_off) < -0.03, "the rules are needed"
+
+
+@pytest.mark.parametrize(("num", "first_seconds"), [(12, 0.5), (16, 0.36)])
+def test_where_steps_have_a_trend_their_first_third_becomes_warm_up(
+    num: int, first_seconds: float
+) -> None:
+    warmup = [30.0, *[0.5] * 4]
+    rising = [first_seconds + 0.005 * place for place in range(num)]
+    before = advance_timing(begin(GPU), warmup, GPU)
+    after = advance_timing(before, [*warmup, *rising], GPU)
+    assert (before.num_warmup, after.num_warmup, after.is_enough) == (5, 5 + num // 3, False)
+    # Eight or eleven are left, and the next number at which timing may stop is twelve.
+    assert after.next_check == 5 + num // 3 + 12
 
 
 def test_a_drift_that_never_ends_is_not_accepted_as_a_number() -> None:
