@@ -15,6 +15,7 @@ from orchestrator.core.trial.protocol import MAX_SAMPLES, MeasurementPlan
 from orchestrator.core.trial.stopping import (
     PATIENCE,
     Timing,
+    _is_patience_over,
     _median_interval_rank,
     advance_timing,
     begin,
@@ -313,6 +314,15 @@ def test_where_steps_have_a_trend_their_first_third_becomes_warm_up(
     assert (before.num_warmup, after.num_warmup, after.is_enough) == (5, 5 + num // 3, False)
     # Eight or eleven are left, and the next number at which timing may stop is twelve.
     assert after.next_check == 5 + num // 3 + 12
+
+
+def test_a_device_has_six_times_the_seconds_and_all_steps_of_the_plan_to_settle() -> None:
+    """46 steps after a warm-up of 3, and 30 s without the first step, which compiles."""
+    plan = GPU.model_copy(update={"max_steps": 46})
+    assert PATIENCE * plan.min_seconds == 30.0
+    assert _is_patience_over([60.0, *[0.625] * 48], plan)
+    assert not _is_patience_over([60.0, *[0.62] * 48], plan), "too few seconds"
+    assert not _is_patience_over([60.0, *[0.7] * 47], plan), "too few steps"
 
 
 def test_a_drift_that_never_ends_is_not_accepted_as_a_number() -> None:
