@@ -106,6 +106,7 @@ def test_timing_goes_on_until_the_median_is_known_well_enough() -> None:
     # More than min_steps, but seven samples give no 99 % interval: 1 - 2/2^7 = 98.4 %.
     assert not timed(*[1.0] * 7).is_enough
     assert timed(*[1.0] * 8).is_enough
+    assert timed(*[1.0] * 8, plan=PLAN.model_copy(update={"min_steps": 8})).is_enough
     assert not timed(*[1.0] * 8, plan=PLAN.model_copy(update={"min_steps": 9})).is_enough
     # 5 % is more than 2 %.
     assert not timed(*[1.0] * 7, 1.1).is_enough
