@@ -16,9 +16,11 @@ from orchestrator.core.trial.stopping import (
     PATIENCE,
     Timing,
     _is_patience_over,
+    _mann_kendall,
     _median_interval_rank,
     advance_timing,
     begin,
+    bound_if_too_slow,
     has_trend,
     relative_confidence,
     relative_trend,
@@ -253,6 +255,23 @@ def test_a_layout_that_may_win_or_is_near_the_best_is_timed_to_its_end(seconds: 
     assert timing.bound is None
 
 
+@pytest.mark.parametrize(
+    ("samples", "bound"),
+    [
+        ([60.0, 2.6, 2.7], 2.6),
+        ([60.0, 2.5, 2.7], None),
+        ([60.0, 2.0, 9.0], None),
+        ([1.0, 2.6, 2.7], 2.6),
+    ],
+    ids=["too slow", "a quarter slower", "as fast", "a first step that did nothing"],
+)
+def test_the_fastest_step_after_the_first_is_compared_with_the_best(
+    samples: list[float], bound: float | None
+) -> None:
+    plan = GPU.model_copy(update={"beat_seconds": 2.0})
+    assert bound_if_too_slow(samples, plan) == bound
+
+
 def test_one_slow_start_ends_no_trial() -> None:
     """Autotuning may take some of the first steps."""
     assert advance_timing(begin(RACE), [60.0, 9.0, 9.0, 1.0, 9.0, 1.0], RACE).bound is None
@@ -347,9 +366,37 @@ def test_a_steady_device_is_seldom_suspected_of_a_trend(noise: float) -> None:
     assert statistics.mean(extra) < 7.0
 
 
+@pytest.mark.parametrize(("rise", "is_large"), [(0.001, False), (0.0015, True)])
+def test_a_trend_is_more_than_half_the_precision_from_the_first_third_to_the_last(
+    rise: float, is_large: bool
+) -> None:
+    """The medians of both thirds of twelve steps are eight steps apart; the precision is 2 %."""
+    samples = [1.0 + rise * place for place in range(12)]
+    assert relative_trend(samples) == pytest.approx(8 * rise / (1 + 5.5 * rise))
+    assert has_trend(samples, GPU) is is_large
+
+
+@pytest.mark.parametrize(
+    ("values", "score"),
+    [
+        # Pairs that rise less those that fall, nearer to 0 by one (Mann 1945, Kendall 1975). For
+        # four values they vary by n (n - 1) (2 n + 5) / 18 = 26 / 3, for ten by 125.
+        ([1.0, 2.0, 3.0, 4.0], (6 - 1) / math.sqrt(26 / 3)),
+        ([4.0, 3.0, 2.0, 1.0], -(6 - 1) / math.sqrt(26 / 3)),
+        ([2.0, 1.0, 2.0, 1.0], -(3 - 1 - 1) / math.sqrt(26 / 3)),
+        ([1.0, 1.0, 1.0, 1.0], 0.0),
+        ([float(place) for place in range(10)], 44 / math.sqrt(125)),
+    ],
+)
+def test_a_trend_has_the_score_of_mann_and_kendall(values: list[float], score: float) -> None:
+    assert _mann_kendall(values) == pytest.approx(score)
+
+
 def test_one_slow_step_or_two_levels_in_turn_are_no_trend() -> None:
     assert not has_trend([1.0] * 15 + [9.0], GPU)
     assert not has_trend([1.0, 1.1] * 12, GPU)
+    # Equal steps are no rise.
+    assert not has_trend([1.0] * 9 + [1.1, 1.0, 1.1], GPU)
     assert has_trend([1.0 + place / 100 for place in range(12)], GPU)
     # By chance six rise or fall all along in 2 of 720 series, and five in 2 of 120.
     assert [has_trend([1.0 + place / 10 for place in range(num)], GPU) for num in (5, 6)] == [
