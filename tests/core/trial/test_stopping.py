@@ -323,17 +323,22 @@ def test_a_clock_that_settles_late_does_not_bias_the_number(
     assert step > 0.06 or statistics.median(naive_off) < -0.03, "the rules are needed"
 
 
-@pytest.mark.parametrize(("num", "first_seconds"), [(12, 0.5), (16, 0.36)])
-def test_where_steps_have_a_trend_their_first_third_becomes_warm_up(
-    num: int, first_seconds: float
-) -> None:
-    warmup = [30.0, *[0.5] * 4]
-    rising = [first_seconds + 0.005 * place for place in range(num)]
+@pytest.mark.parametrize(
+    "rising",
+    [
+        [0.36 + 0.005 * place for place in range(16)],
+        # The last eight take 5 s and are steady, and still as many more steps are awaited.
+        [0.4, 0.41, 0.42, 0.43, *[0.63, 0.632, 0.631, 0.633] * 2],
+    ],
+    ids=["16 steps", "12 steps"],
+)
+def test_where_steps_have_a_trend_their_first_third_becomes_warm_up(rising: list[float]) -> None:
+    warmup, third = [30.0, *[0.5] * 4], len(rising) // 3
     before = advance_timing(begin(GPU), warmup, GPU)
     after = advance_timing(before, [*warmup, *rising], GPU)
-    assert (before.num_warmup, after.num_warmup, after.is_enough) == (5, 5 + num // 3, False)
-    # Eight or eleven are left, and the next number at which timing may stop is twelve.
-    assert after.next_check == 5 + num // 3 + 12
+    assert (before.num_warmup, after.num_warmup, after.is_enough) == (5, 5 + third, False)
+    # Eleven or eight are left, and the next number at which timing may stop is twelve.
+    assert after.next_check == 5 + third + 12
 
 
 def test_a_device_has_six_times_the_seconds_and_all_steps_of_the_plan_to_settle() -> None:
