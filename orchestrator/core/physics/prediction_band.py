@@ -15,8 +15,8 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.residual import left_out_errors
-from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout_table import LayoutTable
@@ -96,8 +96,7 @@ class FitErrors:
     def _quantiles(self, rows: NDArray[np.intp], errors: Floats) -> tuple[float, float]:
         in_spreads = np.where(errors < 0, errors / self.below[rows], errors / self.above[rows])
         _, members = np.unique(self.cells[rows], return_inverse=True)
-        # Rows of one cell err alike.
-        weights: Floats = np.power(np.bincount(members)[members], -0.5)
+        weights = 1.0 / np.sqrt(np.bincount(members))[members]  # rows of one cell err alike
         num_cells = len(np.unique(self.cells))
         weight = num_cells / (num_cells + ENOUGH_CELLS)
         low = _quantile(in_spreads, weights, (1 - SHARE) / 2)

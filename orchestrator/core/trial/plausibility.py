@@ -254,7 +254,7 @@ def _count_reason(
     parts = {asked // every for every in range(2, asked + 1)}
     if counted is not None and asked >= FEWEST_COUNTED:
         # One at step 0 or at the end may be one more. Of ten steps, six may be those that ran.
-        parts |= {one + 1 for one in parts if one + 1 < asked}
+        parts |= {one + 1 for one in parts}
     is_part = num in parts
     if not (told.are_lines and is_its_choice and is_part and seen.every == 1):
         return None
@@ -300,13 +300,14 @@ def _tokens_reason(result: RankResult, layout: Layout, sequence_length: int) -> 
 
 
 def _constant_reason(result: RankResult, plan: MeasurementPlan, tokens: int) -> str | None:
-    steps = result.step_seconds
-    if len(steps) < FEWEST_STEPS or len(set(steps)) > 1:
+    num, distinct = len(result.step_seconds), set(result.step_seconds)
+    if num < FEWEST_STEPS or len(distinct) > 1:
         return None
-    all_took = f"all {len(steps)} timed steps are reported as exactly {steps[0]:.12g} s"
-    if is_fine(steps[0], tokens):
+    (each,) = distinct
+    all_took = f"all {num} timed steps are reported as exactly {each:.12g} s"
+    if is_fine(each, tokens):
         return f"{all_took}, and no clock shows that: an average, or a fixed number?"
-    rounded = 0.5 * 10.0 ** -decimals(steps[0]) / steps[0]
+    rounded = 0.5 * 10.0 ** -decimals(each) / each
     if rounded <= plan.relative_confidence:
         return None
     return f"{all_took}, rounded to {rounded:.0%}: write more digits"

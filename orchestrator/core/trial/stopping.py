@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 
 from orchestrator.core.trial.protocol import MAX_SAMPLES, MeasurementPlan
 
@@ -170,11 +171,7 @@ def _blocks(samples: Sequence[float]) -> list[float]:
 def _mann_kendall(values: Sequence[float]) -> float:
     """The z score of the Mann-Kendall test: positive if values rise."""
     num = len(values)
-    rises = sum(
-        (later > earlier) - (later < earlier)
-        for place, earlier in enumerate(values)
-        for later in values[place + 1 :]
-    )
+    rises = sum((later > earlier) - (later < earlier) for earlier, later in combinations(values, 2))
     variance = num * (num - 1) * (2 * num + 5) / 18
     return math.copysign(max(abs(rises) - 1, 0), rises) / math.sqrt(variance)
 

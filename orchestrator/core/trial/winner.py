@@ -287,7 +287,7 @@ def _next(
     last = max(timed, key=lambda key: max(times[key]), default=None)
     num_staying = MOST_CONTENDERS if changed else contenders
     for number in range(1, rounds + 1):
-        staying = could_win[: max(1, num_staying)]
+        staying = could_win[:num_staying]
         behind = [key for key in staying if done[key] < number]
         if behind:
             # Not the same layout twice in a row: two consecutive runs share the hour's conditions.

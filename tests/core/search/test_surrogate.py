@@ -62,6 +62,20 @@ def test_one_value_of_a_shared_constant_informs_all_rows_that_rest_on_it() -> No
     assert np.all(np.abs(found.mean[rests == 0]) < 0.1)
 
 
+def test_the_constants_are_those_that_the_mean_follows_beside_a_bad_value() -> None:
+    """Six rows show a constant of 0.7; the last of them is off by a factor e."""
+    lattice = grid()
+    share = np.arange(36) / 35.0
+    belief = Belief(
+        mean=np.zeros(36), basis=share[:, None], covariance=np.array([[0.5]]), residual_sd=0.001
+    )
+    found = surrogate(lattice, belief)
+    for row in (1, 7, 14, 21, 28, 35):
+        found.add(Value(row=row, value=0.7 * share[row] + (1.0 if row == 35 else 0.0)))
+    assert found.mean[35] == pytest.approx(0.7, abs=0.01)
+    assert found.constants == pytest.approx(found.mean[35:], abs=0.002)
+
+
 def test_values_are_met_and_their_neighbours_are_surer_than_what_is_far() -> None:
     lattice = grid()
     found = surrogate(lattice)

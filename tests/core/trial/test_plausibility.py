@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.line_count import FEWEST_COUNTED
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
-from orchestrator.core.trial.measurement import ImplausibleMeasurement
+from orchestrator.core.trial.measurement import FEWEST_STEPS, ImplausibleMeasurement
 from orchestrator.core.trial.plausibility import judge_pace, judge_run
 from orchestrator.core.trial.protocol import (
     CountedLines,
@@ -220,6 +221,34 @@ def test_the_time_of_one_micro_batch_is_found_by_the_pace() -> None:
     assert reason is not None and "the time of one micro-batch? A step has 4" in reason
 
 
+@pytest.mark.parametrize(
+    ("micro_batches", "ratio", "named"),
+    [(4, 4.0, True), (2, 2.0, True), (4, 2.0, False), (4, 8.0, False)],
+)
+def test_micro_batches_are_named_if_a_step_takes_as_often_as_long_as_there_are(
+    micro_batches: int, ratio: float, named: bool
+) -> None:
+    steps = noisy(0.8)
+    told = run(steps, told=[step / ratio for step in steps]).result()
+    reason = judge(told, layout=replace(LAYOUT, grad_accum_steps=micro_batches))
+    assert reason is not None and ("micro-batch?" in reason) is named
+
+
+def test_a_step_of_one_micro_batch_is_not_told_of_it() -> None:
+    """Five of nine lines are true, and the others say too little: only the median is true."""
+    steps = noisy(0.05, 300, noise=0.001)
+    told = [step if i % 9 % 2 == 0 else 0.05 * step for i, step in enumerate(steps)]
+    reason = judge(run(steps, told=told).result(), layout=Layout(micro_batch_size=16))
+    assert reason is not None and "its lines came every" in reason
+    assert "micro-batch" not in reason
+
+
+def test_kiloseconds_are_not_named_where_a_line_says_half_of_them() -> None:
+    steps = noisy(2.0)
+    reason = judge(run(steps, told=[step / 2000 for step in steps]).result())
+    assert reason is not None and "2e+03 times less" in reason
+
+
 def test_the_time_of_several_steps_in_every_line_is_found_by_the_pace() -> None:
     steps = noisy(0.3)
     reason = judge(run(steps, told=[2 * step for step in steps], start=60.0).result())
@@ -262,6 +291,8 @@ def test_more_lines_than_steps_that_were_asked_for_are_of_micro_batches(
         "it was asked for 52 steps, and reported 78 times: one for each of the 4"
     )
     assert judge(run(steps).result(**counted(77), steps_per_line=1.0)) is None
+    of_two = judge(seen, layout=replace(LAYOUT, grad_accum_steps=2))
+    assert of_two is not None and "one for each of the 2 micro-batches" in of_two
     # One micro-batch is a step: it runs more of them.
     alone = judge(run(steps).result(**counted(400)), layout=Layout(micro_batch_size=16))
     assert alone is None
@@ -276,6 +307,30 @@ def test_few_lines_of_a_program_that_was_counted_cover_several_steps(num: int, e
         **counted(num) | {"ended_itself": True}, steps_per_line=1.0
     )
     assert judge(numbered) is None
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_as_many_times_as_micro_batches_are_no_steps_unless_a_step_has_one(
+    micro_batches: int,
+) -> None:
+    layout = replace(LAYOUT, grad_accum_steps=micro_batches)
+    reason = judge(run(noisy(0.5, micro_batches * 52)).result(), layout=layout)
+    assert (reason is not None and "one for each of the 2 micro" in reason) is (micro_batches > 1)
+    assert (reason is None) is (micro_batches == 1)
+
+
+@pytest.mark.parametrize("num", [7, 8])
+def test_too_few_lines_show_nothing_of_how_many_steps_they_are(num: int) -> None:
+    """Lines for every seventh and every sixth of 52 steps, of which two are warm-up."""
+    reason = judge(run(noisy(0.5, num)).result())
+    assert (reason is not None and "one line for" in reason) is (num >= 2 + FEWEST_STEPS)
+
+
+def test_a_program_that_was_asked_for_few_steps_may_have_run_half_of_them_and_one() -> None:
+    for asked in (FEWEST_COUNTED - 1, FEWEST_COUNTED):
+        num = asked // 2 + 1
+        seen = run(noisy(0.5, num)).result(**counted(num, asked=asked) | {"ended_itself": True})
+        assert (judge(seen) is not None) is (asked == FEWEST_COUNTED)
 
 
 def test_a_program_writes_as_many_lines_as_it_was_asked_for_or_one_more() -> None:
@@ -301,6 +356,16 @@ def test_a_clock_that_waits_for_the_device_now_and_then_is_found_by_its_period()
 def test_the_numbers_in_the_lines_show_that_a_line_is_no_step(each: float, said: str) -> None:
     reason = judge(run(noisy(0.5)).result(steps_per_line=each))
     assert reason is not None and said in reason
+    assert "one line for each optimizer step is wanted" in reason
+
+
+@pytest.mark.parametrize(
+    ("each", "is_told"), [(0.85, True), (0.92, False), (1.08, False), (1.15, True)]
+)
+def test_a_few_numbers_that_lines_leave_out_or_repeat_are_no_other_step(
+    each: float, is_told: bool
+) -> None:
+    assert (judge(run(noisy(0.5)).result(steps_per_line=each)) is not None) is is_told
 
 
 def test_a_line_may_cover_several_steps_if_the_file_says_so() -> None:
@@ -311,6 +376,9 @@ def test_a_line_may_cover_several_steps_if_the_file_says_so() -> None:
     assert judge(honest.result(every=every, steps_per_line=10.0)) is None
     reason = judge(honest.result(every=every, steps_per_line=5.0))
     assert reason is not None and "workload.options.metrics.every is 10: write 5" in reason
+    of_two = run([2 * mean for mean in means], told=means)
+    reason = judge(of_two.result(every=2, steps_per_line=5.0))
+    assert reason is not None and "workload.options.metrics.every is 2: write 5" in reason
     reason = judge(honest.result())
     assert reason is not None and "10 times less" in reason
 
@@ -340,7 +408,15 @@ def test_no_clock_shows_the_same_time_in_every_step() -> None:
     assert reason is not None and "exactly 0.5123456 s, and no clock shows that" in reason
 
 
-@pytest.mark.parametrize(("seconds", "is_told"), [(0.5, True), (1.2, True), (0.52, False)])
+@pytest.mark.parametrize("num", [FEWEST_STEPS - 1, FEWEST_STEPS])
+def test_fewer_steps_than_a_measurement_needs_may_be_equal(num: int) -> None:
+    result = RankResult(step_seconds=[0.5123456] * num, seen=ProgramSeen(seconds=60.0))
+    assert (judge(result) is not None) is (num >= FEWEST_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_told"), [(0.5, True), (1.2, True), (1.7, True), (0.49, False), (0.52, False)]
+)
 def test_a_rounded_time_is_believed_as_far_as_its_digits_go(seconds: float, is_told: bool) -> None:
     reason = judge(run([seconds] * 52).result())
     assert (reason is not None and "write more digits" in reason) is is_told
@@ -604,7 +680,13 @@ def test_tokens_may_differ_by_two_percent(share: float, told: bool) -> None:
 @pytest.mark.parametrize(
     ("first", "last", "num", "told"),
     # The first and the last third of at least twelve steps: no more than threefold.
-    [(3.0, 1.0, 12, False), (3.01, 1.0, 12, True), (1.0, 3.01, 12, True), (9.0, 1.0, 11, False)],
+    [
+        (3.0, 1.0, 12, False),
+        (3.01, 1.0, 12, True),
+        (1.0, 2.99, 12, False),
+        (1.0, 3.01, 12, True),
+        (9.0, 1.0, 11, False),
+    ],
 )
 def test_steps_may_change_threefold(first: float, last: float, num: int, told: bool) -> None:
     third = num // 3
@@ -614,6 +696,14 @@ def test_steps_may_change_threefold(first: float, last: float, num: int, told: b
     found = judge_run(result, layout=Layout(), sequence_length=64, plan=plan)
     assert (found is not None) is told
     assert found is None or "its steps went" in found
+
+
+@pytest.mark.parametrize("at_first", [[4.0] * 5, [1.0] * 3 + [4.0] * 5])
+def test_the_first_third_of_the_steps_is_compared_with_the_last(at_first: list[float]) -> None:
+    """Most of the first third take 4 s: fewer than half of the first half, or of a quarter."""
+    steps = [*at_first, *(1.0 + 0.001 * n for n in range(24 - len(at_first)))]
+    reason = judge(RankResult(step_seconds=steps, seen=ProgramSeen(seconds=1e3)))
+    assert reason is not None and "its steps went" in reason
 
 
 @pytest.mark.parametrize(("seconds", "refused"), [(10.0, False), (9.0, True)])
@@ -670,3 +760,11 @@ def test_a_factor_within_a_tenth_of_a_whole_number_is_one_of_steps(
     with pytest.raises(ImplausibleMeasurement) as caught:
         judge(told.result())
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.999, "999 ms"), (1.0, "1 s"), (1.5, "1.5 s"), (3000.0, "3,000 s")]
+)
+def test_times_of_a_second_and_more_are_told_in_seconds(seconds: float, said: str) -> None:
+    with pytest.raises(ImplausibleMeasurement, match=rf"the program had run for {said}:"):
+        judge(RankResult(step_seconds=noisy(3000.0), seen=ProgramSeen(seconds=seconds)))

@@ -108,6 +108,20 @@ def test_what_cannot_become_a_secret_is_not_held_back() -> None:
     assert stream.take(b"_datasets") == b"hf_datasets"
 
 
+def test_a_secret_that_has_come_whole_is_not_held_back() -> None:
+    stream = SecretStream(Secrets({"TOKEN": TOKEN}))
+    assert stream.take(TOKEN.encode()) == b"***"
+    assert stream.take(f"; {TOKEN}; done".encode()) == b"; ***; done"
+
+
+def test_a_secret_is_not_cut_where_another_may_begin() -> None:
+    """The last four characters of the one are the first of the other."""
+    one, other = "Xk3mPq9vLw2z7Rt5", "7Rt5Hn8cYb4dFg6s"
+    stream = SecretStream(Secrets({"ONE": one, "OTHER": other}))
+    assert stream.take(f"it is {one}".encode()) == b"it is "
+    assert stream.take(b" and no more") == b"*** and no more"
+
+
 def test_every_text_of_a_report_is_redacted_and_nothing_else_changes() -> None:
     result = RankResult(
         step_seconds=[1.0],

@@ -15,9 +15,12 @@ from orchestrator.core.trial.protocol import MAX_SAMPLES, MeasurementPlan
 from orchestrator.core.trial.stopping import (
     PATIENCE,
     Timing,
+    _is_patience_over,
+    _mann_kendall,
     _median_interval_rank,
     advance_timing,
     begin,
+    bound_if_too_slow,
     has_trend,
     relative_confidence,
     relative_trend,
@@ -105,10 +108,15 @@ def test_timing_goes_on_until_the_median_is_known_well_enough() -> None:
     # More than min_steps, but seven samples give no 99 % interval: 1 - 2/2^7 = 98.4 %.
     assert not timed(*[1.0] * 7).is_enough
     assert timed(*[1.0] * 8).is_enough
+    assert timed(*[1.0] * 8, plan=PLAN.model_copy(update={"min_steps": 8})).is_enough
     assert not timed(*[1.0] * 8, plan=PLAN.model_copy(update={"min_steps": 9})).is_enough
     # 5 % is more than 2 %.
     assert not timed(*[1.0] * 7, 1.1).is_enough
     assert timed(*[1.0] * 7, 1.03).is_enough
+    # Half the interval is half the median: just what is asked for.
+    assert timed(
+        *[1.0] * 7, 2.0, plan=PLAN.model_copy(update={"relative_confidence": 0.5})
+    ).is_enough
 
 
 def test_timing_ends_at_the_maximum_whatever_the_noise() -> None:
@@ -188,9 +196,14 @@ def test_a_gpu_works_for_two_seconds_and_is_then_timed_for_five(seconds: float) 
     assert len(samples) >= 8
 
 
+def test_steps_that_take_just_the_seconds_of_the_plan_are_enough() -> None:
+    _, samples = time_all(steady(0.625), GPU)
+    assert len(samples) == 8 and sum(samples) == GPU.min_seconds
+
+
 @pytest.mark.parametrize(("warmup_steps", "num"), [(1, 8), (3, 8), (10, 10)])
 def test_a_warm_up_takes_no_more_steps_than_its_seconds_need(warmup_steps: int, num: int) -> None:
-    """Seven steps of 1.5 s after the first one are 10.5 s."""
+    """A step takes 1.5 s: seven after the first one are 10.5 s."""
     update = {"warmup_steps": warmup_steps, "warmup_seconds": 10.0}
     warmup, _ = time_all(steady(1.5), GPU.model_copy(update=update))
     assert len(warmup) == num
@@ -240,6 +253,23 @@ def test_a_layout_that_may_win_or_is_near_the_best_is_timed_to_its_end(seconds: 
     timing = advance_timing(begin(RACE), [*warmup, *samples], RACE)
     assert timing.is_enough
     assert timing.bound is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "bound"),
+    [
+        ([60.0, 2.6, 2.7], 2.6),
+        ([60.0, 2.5, 2.7], None),
+        ([60.0, 2.0, 9.0], None),
+        ([1.0, 2.6, 2.7], 2.6),
+    ],
+    ids=["too slow", "a quarter slower", "as fast", "a first step that did nothing"],
+)
+def test_the_fastest_step_after_the_first_is_compared_with_the_best(
+    samples: list[float], bound: float | None
+) -> None:
+    plan = GPU.model_copy(update={"beat_seconds": 2.0})
+    assert bound_if_too_slow(samples, plan) == bound
 
 
 def test_one_slow_start_ends_no_trial() -> None:
@@ -293,6 +323,33 @@ def test_a_clock_that_settles_late_does_not_bias_the_number(
     assert step > 0.06 or statistics.median(naive_off) < -0.03, "the rules are needed"
 
 
+@pytest.mark.parametrize(
+    "rising",
+    [
+        [0.36 + 0.005 * place for place in range(16)],
+        # The last eight take 5 s and are steady, and still as many more steps are awaited.
+        [0.4, 0.41, 0.42, 0.43, *[0.63, 0.632, 0.631, 0.633] * 2],
+    ],
+    ids=["16 steps", "12 steps"],
+)
+def test_where_steps_have_a_trend_their_first_third_becomes_warm_up(rising: list[float]) -> None:
+    warmup, third = [30.0, *[0.5] * 4], len(rising) // 3
+    before = advance_timing(begin(GPU), warmup, GPU)
+    after = advance_timing(before, [*warmup, *rising], GPU)
+    assert (before.num_warmup, after.num_warmup, after.is_enough) == (5, 5 + third, False)
+    # Eleven or eight are left, and the next number at which timing may stop is twelve.
+    assert after.next_check == 5 + third + 12
+
+
+def test_a_device_has_six_times_the_seconds_and_all_steps_of_the_plan_to_settle() -> None:
+    """46 steps after a warm-up of 3, and 30 s without the first step, which compiles."""
+    plan = GPU.model_copy(update={"max_steps": 46})
+    assert PATIENCE * plan.min_seconds == 30.0
+    assert _is_patience_over([60.0, *[0.625] * 48], plan)
+    assert not _is_patience_over([60.0, *[0.62] * 48], plan), "too few seconds"
+    assert not _is_patience_over([60.0, *[0.7] * 47], plan), "too few steps"
+
+
 def test_a_drift_that_never_ends_is_not_accepted_as_a_number() -> None:
     random = Random(7)
     steps = device(random, step=0.06, noise=0.004, slower=lambda at: 0.01 * at)
@@ -314,9 +371,37 @@ def test_a_steady_device_is_seldom_suspected_of_a_trend(noise: float) -> None:
     assert statistics.mean(extra) < 7.0
 
 
+@pytest.mark.parametrize(("rise", "is_large"), [(0.001, False), (0.0015, True)])
+def test_a_trend_is_more_than_half_the_precision_from_the_first_third_to_the_last(
+    rise: float, is_large: bool
+) -> None:
+    """The medians of both thirds of twelve steps are eight steps apart; the precision is 2 %."""
+    samples = [1.0 + rise * place for place in range(12)]
+    assert relative_trend(samples) == pytest.approx(8 * rise / (1 + 5.5 * rise))
+    assert has_trend(samples, GPU) is is_large
+
+
+@pytest.mark.parametrize(
+    ("values", "score"),
+    [
+        # Pairs that rise less those that fall, nearer to 0 by one (Mann 1945, Kendall 1975). For
+        # four values they vary by n (n - 1) (2 n + 5) / 18 = 26 / 3, for ten by 125.
+        ([1.0, 2.0, 3.0, 4.0], (6 - 1) / math.sqrt(26 / 3)),
+        ([4.0, 3.0, 2.0, 1.0], -(6 - 1) / math.sqrt(26 / 3)),
+        ([2.0, 1.0, 2.0, 1.0], -(3 - 1 - 1) / math.sqrt(26 / 3)),
+        ([1.0, 1.0, 1.0, 1.0], 0.0),
+        ([float(place) for place in range(10)], 44 / math.sqrt(125)),
+    ],
+)
+def test_a_trend_has_the_score_of_mann_and_kendall(values: list[float], score: float) -> None:
+    assert _mann_kendall(values) == pytest.approx(score)
+
+
 def test_one_slow_step_or_two_levels_in_turn_are_no_trend() -> None:
     assert not has_trend([1.0] * 15 + [9.0], GPU)
     assert not has_trend([1.0, 1.1] * 12, GPU)
+    # Equal steps are no rise.
+    assert not has_trend([1.0] * 9 + [1.1, 1.0, 1.1], GPU)
     assert has_trend([1.0 + place / 100 for place in range(12)], GPU)
     # By chance six rise or fall all along in 2 of 720 series, and five in 2 of 120.
     assert [has_trend([1.0 + place / 10 for place in range(num)], GPU) for num in (5, 6)] == [

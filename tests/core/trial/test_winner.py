@@ -222,8 +222,8 @@ def test_a_change_of_speed_that_repeats_would_show_needs_no_runs_of_its_own() ->
     found = judge(runs, contenders=3, repeats=2)
     assert found is not None and sorted(found.tied) == [4, 5]
     assert found.runs_to_decide is not None and found.runs_to_decide < 10
-    # 5 % apart, one more run of the second one should do.
-    runs[4] = [replace(run(0.84), at=80.0)]
+    # 25 % apart, one more run of the second one should do.
+    runs[4] = [replace(run(1.0), at=80.0)]
     found = judge(runs, contenders=3, repeats=2)
     assert found is not None and sorted(found.tied) == [4, 5]
     assert found.runs_to_decide == 2
