@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -60,12 +61,14 @@ def terminable() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise `Terminated`, as Ctrl-C raises KeyboardInterrupt.
 
     Until then `layout_sweep.start` ends this process at once when one of them comes. An error that
-    takes the place of `Terminated` on its way becomes `Terminated` again, and where Python ignores
-    it the process ends at once.
+    takes the place of one of these exceptions becomes that exception again, and where Python
+    ignores it the process ends at once.
     """
     received: list[int] = []
+    process = os.getpid()
 
     def receive(number: int, frame: FrameType | None) -> None:
+        _end_copy_of(process, number)
         if not received and comes_again(number, frame):
             return
         received.append(number)
@@ -74,6 +77,7 @@ def terminable() -> Iterator[None]:
         raise Terminated(number)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        _end_copy_of(process, number)
         if not comes_again(number, frame):
             signal.default_int_handler(number, frame)
 
@@ -87,12 +91,15 @@ def terminable() -> Iterator[None]:
     }
     for number in replaced:
         signal.signal(number, handlers[number])
-    show_ignored, sys.unraisablehook = sys.unraisablehook, _end_if_ignored
+    show_ignored = sys.unraisablehook
+    sys.unraisablehook = partial(_end_if_ignored, show_ignored)
     try:
         yield
     except Exception as exc:
         if received:
             raise Terminated(received[0]) from exc
+        if (of_signal := _replaced_by(exc)) is not None:
+            raise of_signal from None
         raise
     finally:
         sys.unraisablehook = show_ignored
@@ -101,7 +108,26 @@ def terminable() -> Iterator[None]:
             signal.signal(number, before)
 
 
-def _end_if_ignored(ignored: sys.UnraisableHookArgs) -> None:
+def _end_copy_of(process: int, number: int) -> None:
+    """End this process if it is a copy of that one that a fork made and that runs no program yet.
+
+    Its exception would reach the other process as an error of the program.
+    """
+    if os.getpid() != process:
+        os._exit(128 + number)
+
+
+def _replaced_by(error: BaseException) -> BaseException | None:
+    """Return the exception of a signal that an error has taken the place of; None: of none."""
+    before = error.__context__
+    while before is not None and not isinstance(before, (Terminated, KeyboardInterrupt)):
+        before = before.__context__
+    return before
+
+
+def _end_if_ignored(
+    show: Callable[[sys.UnraisableHookArgs], object], ignored: sys.UnraisableHookArgs
+) -> None:
     """End this process if Python ignores the exception of a signal, and show any other.
 
     Python ignores exceptions in callbacks, such as those of a fork. A callback that was cut short
@@ -110,9 +136,12 @@ def _end_if_ignored(ignored: sys.UnraisableHookArgs) -> None:
     exc = ignored.exc_value
     if isinstance(exc, KeyboardInterrupt):
         end_at_once(signal.SIGINT, None)
+    if isinstance(exc, SystemExit) and exc.code == signal.SIGTERM:
+        # Of Ray, whose handler of SIGTERM is in place while it starts.
+        exc = Terminated(signal.SIGTERM, BEFORE_IT_RAN)
     if isinstance(exc, Terminated):
         exc.end_process()
-    sys.__unraisablehook__(ignored)
+    show(ignored)
 
 
 def comes_again(number: int, frame: FrameType | None) -> bool:
@@ -152,7 +181,10 @@ class Signals:
         self._num_received = 0
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._has_ended = threading.Event()
+        self._process = os.getpid()
         self.received: int | None = None
+        # By the thread that watches: other handlers than ours may lose it.
+        self._seen: int | None = None
         self._level = 0
 
     def __enter__(self) -> Signals:
@@ -166,11 +198,12 @@ class Signals:
         self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._has_ended.set()
-        if self.received is not None and not self._is_deferred:
+        number = self.received or self._seen
+        if number is not None and not self._is_deferred:
             # The command is ending, and a second signal must not interrupt that.
             if isinstance(error, Exception) and not isinstance(error, typer.Exit):
                 # It took the place of `Terminated` on its way.
-                raise Terminated(self.received, BEFORE_IT_RAN) from error
+                raise Terminated(number, BEFORE_IT_RAN) from error
             return
         signal.set_wakeup_fd(-1)
         os.close(self._wake_write)  # this ends the thread
@@ -190,8 +223,9 @@ class Signals:
 
         Raises `Terminated` if a signal has come whose exception was lost.
         """
-        if self.received is not None:
-            raise Terminated(self.received, BEFORE_IT_RAN)
+        number = self.received or self._seen
+        if number is not None:
+            raise Terminated(number, BEFORE_IT_RAN)
         self._is_deferred = True
 
     def asked(self) -> Stop:
@@ -204,6 +238,7 @@ class Signals:
         while numbers := os.read(self._wake_read, 1):
             # Python may have handled the signal before this thread learns of it.
             if numbers[0] in SIGNALS and not self._is_deferred:
+                self._seen = numbers[0]
                 has_ended = self._has_ended.wait(UNHANDLED_SECONDS)
                 if self._num_received:
                     has_ended = self._has_ended.wait(CLEARING_UP_SECONDS)
@@ -212,6 +247,7 @@ class Signals:
         os.close(self._wake_read)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        _end_copy_of(self._process, number)
         is_raised = not self._is_deferred and not self._num_received
         if is_raised and comes_again(number, frame):
             return

@@ -15,8 +15,8 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.physics.columns import Floats
 from orchestrator.core.physics.residual import left_out_errors
+from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout_table import LayoutTable

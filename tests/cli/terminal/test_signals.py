@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -166,6 +167,39 @@ def _replace_exception(number: int, error: Exception) -> None:
         raise error from None
 
 
+def test_an_error_in_place_of_ctrl_c_is_ctrl_c_again() -> None:
+    signal.signal(signal.SIGINT, end_at_once)
+    with pytest.raises(KeyboardInterrupt), terminable():
+        _fail_after(lambda: signal.raise_signal(signal.SIGINT), ValueError("unexpected input"))
+
+
+def test_so_is_an_error_after_the_signals_of_a_sweep() -> None:
+    def begin() -> None:
+        with Signals(lambda _: None):
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Terminated) as raised, terminable():
+        _fail_after(begin, OSError(5, "Input/output error"))  # as a store that closes
+    assert raised.value.number == signal.SIGTERM
+    assert str(raised.value).endswith(BEFORE_IT_RAN)
+
+
+def test_an_error_after_another_stays_as_it_is() -> None:
+    def look_up() -> None:
+        raise KeyError("a")
+
+    with pytest.raises(ValueError, match="its own"), terminable():
+        _fail_after(look_up, ValueError("its own"))
+
+
+def _fail_after(call: Callable[[], None], error: Exception) -> NoReturn:
+    """Make a call, and raise an error while it ends, as a library does that clears up."""
+    try:
+        call()
+    finally:
+        raise error
+
+
 def test_a_sweep_whose_start_has_lost_a_signal_does_not_begin() -> None:
     with Signals(lambda _: None) as signals:
         with suppress(Terminated):
@@ -205,6 +239,70 @@ def test_a_signal_whose_exception_python_ignores_ends_the_command_all_the_same(
     assert (command.returncode, command.stdout) == (code, "")
     assert "interrupted" in command.stderr or name in command.stderr
     assert "ignored" not in command.stderr
+
+
+# One of which SIGTERM interrupts the callback while Ray's handler is in place.
+_RAYS_HANDLER = """
+import os, signal, sys, time
+from orchestrator.cli.terminal.signals import Signals, Terminated, terminable
+def lose_in_a_callback():
+    os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGTERM))
+    if os.fork() == 0:
+        os._exit(0)
+def lose_in_a_library():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except SystemExit:
+        time.sleep(0.5)
+try:
+    with terminable(), Signals(print) as signals:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        {lose}()
+        signals.defer()
+        print("went on")
+except Terminated as exc:
+    sys.exit(exc.exit_code)
+"""
+
+
+@pytest.mark.parametrize("lose", ["lose_in_a_callback", "lose_in_a_library"])
+def test_a_sigterm_that_rays_handler_received_and_lost_ends_the_start(lose: str) -> None:
+    command = subprocess.run(
+        [sys.executable, "-c", _RAYS_HANDLER.format(lose=lose)],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert (command.returncode, command.stdout) == (143, "")
+
+
+# A copy of a command by a fork that a signal reaches before it runs another program.
+_FORKED = """
+import os, signal
+from orchestrator.cli.terminal.signals import Signals, Terminated, terminable
+with terminable():
+    {context}
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except Terminated:
+                os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("context", ["with Signals(print):", "if True:"])
+def test_a_signal_in_a_copy_that_runs_no_program_yet_ends_the_copy_alone(context: str) -> None:
+    command = subprocess.run(
+        [sys.executable, "-c", _FORKED.format(context=context)],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert (command.returncode, command.stdout) == (0, "143\n")
 
 
 # A command whose start swallows a signal, as a callback of a library does, and then hangs.
