@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.digits import decimals, is_fine
@@ -197,7 +198,7 @@ def _why_too_long(told: ToldSteps, ratio: float, layout: Layout, *, is_exact: bo
         return f"the time since the start? They rise from step to step; {wanted}"
     near = [unit for unit in _UNITS if 0.7 < ratio / unit < 1.4]
     if near or (not is_exact and ratio > 30):
-        unit = _UNITS[near[0] if near else 1e3]
+        unit = _UNITS[near[0] if near else min(_UNITS, key=lambda unit: abs(log(ratio / unit)))]
         return f"{unit}? Seconds are wanted; name the unit of printed numbers in `metrics.unit`"
     if is_exact and 2 <= round(ratio) <= 100 and abs(ratio / round(ratio) - 1) < 0.1:
         num = round(ratio)

@@ -135,6 +135,8 @@ def test_milliseconds_that_are_told_at_the_end_are_found_by_the_time_that_the_pr
         (0.008, 300, 1, 1e9, "nanoseconds"),
         (0.008, 300, 1000, 1e6, "microseconds"),
         (0.008, 300, 1000, 1e9, "nanoseconds"),
+        # The pace of few steps shows the factor within a half.
+        (0.008, 60, 1, 1e6, "microseconds"),
     ],
 )
 def test_the_unit_of_too_large_numbers_is_named(
