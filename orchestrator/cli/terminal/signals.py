@@ -137,7 +137,7 @@ def _end_if_ignored(
     if isinstance(exc, KeyboardInterrupt):
         end_at_once(signal.SIGINT, None)
     if isinstance(exc, SystemExit) and exc.code == signal.SIGTERM:
-        # Of Ray, whose handler of SIGTERM is in place while it starts.
+        # Ray's handler raises it, which is in place while Ray starts.
         exc = Terminated(signal.SIGTERM, BEFORE_IT_RAN)
     if isinstance(exc, Terminated):
         exc.end_process()
