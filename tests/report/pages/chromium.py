@@ -16,7 +16,7 @@ AXE = "AXE_CORE"
 PHONE, DESK = (390, 844), (1280, 900)
 # Its sandbox does not start for root, and GPUs are not for it.
 ALONE = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
-# Pages follow one another: a process for each of them, made in advance too, costs a third of all.
+# Pages follow one another: a process for each, made in advance too, costs the live pages a quarter.
 ONE_PROCESS = (
     "--renderer-process-limit=1",
     "--disable-site-isolation-trials",
