@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 from db.read.rows import CellRow, SweepRow, TrialRow
-from orchestrator.cluster.contract import driver_name_of
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.device_name import driver_name_of
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device
 from orchestrator.sweep.call import Call
@@ -109,7 +109,7 @@ def _refuse_other_code(call: Call, source: SweepRow, row: CellRow) -> None:
     now, slots, was_on = call.code, call.scheduler.slots, then.stack.device_name
     on_gpu = slots.device is Device.CUDA
     for what, was, is_now in (
-        ("device", was_on, driver_name_of(slots.device_name, among=was_on)),
+        ("device", was_on, driver_name_of(slots.device_name, among=was_on) or was_on),
         ("GPU driver", then.stack.driver, then.stack.driver if on_gpu else None),
         ("layout-sweep", then.orchestrator_version, now.orchestrator_version),
         ("the code's commit", then.git_sha, now.git_sha),
