@@ -94,6 +94,6 @@ class Mirroring:
         if self._mirror is not None:
             try:
                 self._mirror.close()
-            # A tracker may raise anything; all runs are written by now.
+            # A tracker may raise anything, and no run is lost if it does so here.
             except Exception:  # noqa: BLE001
                 pass
