@@ -22,6 +22,7 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.search.planner import rank_space
 from orchestrator.core.search.space import CellSpace, enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
 
 WIDE = {
     "tensor_parallel_size": "auto",
@@ -108,7 +109,9 @@ def measure(spec: SweepSpec, *, repeat: int) -> dict[str, object]:
 
 
 def rank(spec: SweepSpec, found: CellSpace) -> object:
-    return rank_space(spec, found, hardware=DEVICES["h100-sxm"], gpus_per_node=8)
+    return rank_space(
+        spec, found, hardware=DEVICES["h100-sxm"], gpus_per_node=8, device=Device.CUDA
+    )
 
 
 LLM_ANALYSIS_PROGRAM = """

@@ -34,6 +34,7 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.spec_yaml import load
+from orchestrator.core.trial.protocol import Device
 from orchestrator.sweep.sharing import FIRST_TRIALS
 
 SWEEP_FILE = PROJECT / "sweeps" / "playbook.yaml"
@@ -132,7 +133,11 @@ def playbook_jobs(num_trials: int, seed: int) -> list[list[Job]]:
     for number, cell in enumerate(cells):
         shape = Shape.of(cell.num_gpus, gpus_per_node=GPUS_PER_NODE)
         candidates = plan_cell(
-            spec, cell, hardware=DEVICES[spec.device], gpus_per_node=GPUS_PER_NODE
+            spec,
+            cell,
+            hardware=DEVICES[spec.device],
+            gpus_per_node=GPUS_PER_NODE,
+            device=Device.CUDA,
         ).candidates
         wanted = num_trials * (number + 1) // len(cells) - num_trials * number // len(cells)
         queue = []

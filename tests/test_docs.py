@@ -160,7 +160,10 @@ def test_every_query_in_the_documents_runs(statement: str, filled_url: str) -> N
 def test_every_sweep_file_in_the_documents_has_layouts(text: str) -> None:
     spec = load(text, source="document")
     for cell in spec.cells():
-        assert len(plan_cell(spec, cell, hardware=None, gpus_per_node=8).candidates) > 0, cell.key
+        assert (
+            len(plan_cell(spec, cell, hardware=None, gpus_per_node=8, device=Device.CPU).candidates)
+            > 0
+        ), cell.key
 
 
 def test_your_own_program_is_measured_as_the_document_shows(tmp_path: Path) -> None:
@@ -179,7 +182,9 @@ def test_your_own_program_is_measured_as_the_document_shows(tmp_path: Path) -> N
     options = spec.workload.options.as_written() | {"cwd": str(tmp_path)}
     options["argv"] = [sys.executable if word == "python" else word for word in options["argv"]]
     cell = spec.cells()[0]
-    layout = plan_cell(spec, cell, hardware=None, gpus_per_node=8).candidates.table.layout(0)
+    layout = plan_cell(
+        spec, cell, hardware=None, gpus_per_node=8, device=Device.CPU
+    ).candidates.table.layout(0)
     asked = LaunchOrder(
         request=TrialRequest(
             sweep=spec.name,

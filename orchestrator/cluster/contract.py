@@ -26,7 +26,7 @@ class Slots:
     """The slots of a cluster at the last request."""
 
     device: Device
-    # The driver's, or Ray's part of it; None on CPUs.
+    # The driver's, else Ray's (core/problem/device_name.py); None: unknown, as on CPUs.
     device_name: str | None
     nodes: Mapping[str, int]  # unique name -> slots
     # Trials at a time if the sweep file says nothing; None: as many as fit.
@@ -48,18 +48,6 @@ class Slots:
     def hold(self, shape: Shape) -> bool:
         """Return whether the empty cluster can hold such a gang; Ray would wait forever."""
         return FreeSlots(self.nodes).holds(shape)
-
-
-def driver_name_of(part: str | None, *, among: str | None) -> str | None:
-    """Return how the driver calls GPUs of which Ray gives a part of the name: `T4` of `Tesla T4`.
-
-    `among`: a driver's name. If Ray's words are not among its words, Ray's name is all that is
-    known.
-    """
-    words = set((part or "").replace("-", " ").split())
-    if among is not None and words.issubset(among.replace("-", " ").split()):
-        return among
-    return part
 
 
 def shapes_of(

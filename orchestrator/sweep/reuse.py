@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 
 from db.read.rows import CellRow, SweepRow, TrialRow
-from orchestrator.cluster.contract import driver_name_of
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.device_name import may_be_called
+from orchestrator.core.problem.hardware import is_surely
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device
 from orchestrator.sweep.call import Call
@@ -106,10 +107,10 @@ def _refuse_other_code(call: Call, source: SweepRow, row: CellRow) -> None:
     if then is None:
         # Nothing was measured, so nothing but out-of-memories is reused.
         return
-    now, slots, was_on = call.code, call.scheduler.slots, then.stack.device_name
-    on_gpu = slots.device is Device.CUDA
+    now, on_gpu = call.code, call.scheduler.slots.device is Device.CUDA
+    was_on = then.stack.device_name
     for what, was, is_now in (
-        ("device", was_on, driver_name_of(slots.device_name, among=was_on)),
+        ("device", was_on, _device(call.scheduler.slots.device_name, was_on)),
         ("GPU driver", then.stack.driver, then.stack.driver if on_gpu else None),
         ("layout-sweep", then.orchestrator_version, now.orchestrator_version),
         ("the code's commit", then.git_sha, now.git_sha),
@@ -121,3 +122,12 @@ def _refuse_other_code(call: Call, source: SweepRow, row: CellRow) -> None:
                 f" {what} was {was or 'none'}, is {is_now or 'none'}. Measure it again: leave out"
                 " --reuse"
             )
+
+
+def _device(is_on: str | None, was_on: str | None) -> str | None:
+    """Return how a message calls the present device: as then, if it is the same or unknown."""
+    if is_on is None or (was_on is not None and is_surely(is_on, was_on)):
+        return was_on
+    if was_on is not None and may_be_called(is_on, was_on):
+        return f"{is_on} (Ray's name of several devices)"
+    return is_on

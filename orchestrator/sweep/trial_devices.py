@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from db.read.observations import ObservationRow
-from orchestrator.cluster.contract import driver_name_of
+from orchestrator.core.problem.device_name import may_be_called
 from orchestrator.core.problem.hardware import (
     DEVICES,
     UNLIMITED_BYTES,
@@ -59,12 +59,13 @@ def is_wanted(
 
 
 def _is_called(name: str, device_name: str) -> bool:
-    """Return whether a driver's name is the given one, or may be what Ray gives a part of.
+    """Return whether a device with this driver's name is called `device_name`, perhaps by Ray.
 
-    The parts of names with a data sheet fit several devices.
+    Ray's name of a device with a data sheet counts for none: several devices have it.
     """
-    may_be = from_driver_name(name) is None and driver_name_of(device_name, among=name) == name
-    return name == device_name or may_be
+    return name == device_name or (
+        from_driver_name(name) is None and may_be_called(device_name, name)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import pytest
 
 from orchestrator.cluster.contract import (
     Slots,
-    driver_name_of,
     first_failure,
     least_advanced,
     shapes_of,
@@ -103,20 +102,3 @@ def test_a_gang_that_no_empty_cluster_holds_is_refused_with_what_there_is(
     with pytest.raises(ResourcesInsufficient) as refused:
         shapes_of([CELL], slots, gpus_per_node=per_node, device="h100-sxm")
     assert words in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("part", "among", "expected"),
-    [
-        ("H200", "NVIDIA H200", "NVIDIA H200"),
-        ("RTX-PRO-6000", "NVIDIA RTX PRO 6000 Server", "NVIDIA RTX PRO 6000 Server"),
-        (None, "Tesla T4", "Tesla T4"),
-        ("L4", "NVIDIA L40S", "L4"),
-        ("H100", None, "H100"),
-        (None, None, None),
-    ],
-)
-def test_gpus_have_the_name_that_their_driver_gives_them(
-    part: str | None, among: str | None, expected: str | None
-) -> None:
-    assert driver_name_of(part, among=among) == expected

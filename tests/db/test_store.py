@@ -588,7 +588,7 @@ def test_a_trial_whose_orchestrators_all_die_is_given_up(store: Store) -> None:
     assert (detail.events[-1].event, detail.events[-1].to_state) == ("failed", "failed")
 
 
-def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(
+def test_a_lost_attempt_reserved_its_gpus_until_the_last_sign_of_life_of_its_owner(
     store: Store, store_url: str
 ) -> None:
     old = Bench.on(store)
@@ -610,7 +610,7 @@ def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(
         assert other.reserved(old.sweep_id).total.lost == pytest.approx(1200.0, abs=60.0)
 
 
-def test_a_lost_attempt_of_an_owner_whose_lease_has_not_ended_held_its_gpus_until_now(
+def test_a_lost_attempt_of_an_owner_whose_lease_has_not_ended_reserved_its_gpus_until_now(
     bench: Bench,
 ) -> None:
     trial_id, _ = bench.start()

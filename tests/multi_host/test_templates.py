@@ -22,6 +22,7 @@ from docs.generate import documents
 from orchestrator.cli import app
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.sweepfile.spec_yaml import load
+from orchestrator.core.trial.protocol import Device
 from tests.multi_host.hosts import PROJECT
 
 DEPLOY = PROJECT / "deploy"
@@ -163,9 +164,14 @@ def test_the_sweep_on_kubernetes_fits_the_nodes_that_it_asks_for() -> None:
     assert spec.gpus_per_node == per_node
     assert max(spec.gpus) == per_node * workers["replicas"]
     for cell in spec.cells():
-        assert len(plan_cell(spec, cell, hardware=None, gpus_per_node=per_node).candidates) > 0, (
-            cell.key
-        )
+        assert (
+            len(
+                plan_cell(
+                    spec, cell, hardware=None, gpus_per_node=per_node, device=Device.CPU
+                ).candidates
+            )
+            > 0
+        ), cell.key
 
 
 def test_the_image_on_kubernetes_is_the_one_that_the_documents_build_with_every_package_in_it() -> (

@@ -34,6 +34,7 @@ class FakeScheduler:
         *,
         slots: int = 2,
         device: Device = Device.CPU,
+        device_name: str | None = None,
         nodes: Mapping[str, int] | None = None,
         seconds: Callable[[TrialRequest], float] = lambda _: 1.0,
         first_among: int = 1,
@@ -42,7 +43,10 @@ class FakeScheduler:
         self._first_among = first_among
         at_once = 1 if device is Device.CPU else None
         self._slots = Slots(
-            device=device, device_name=None, nodes=nodes or {"here": slots}, usual_at_once=at_once
+            device=device,
+            device_name=device_name,
+            nodes=nodes or {"here": slots},
+            usual_at_once=at_once,
         )
         self._free_slots = FreeSlots(self._slots.nodes)
         self._running: dict[int, tuple[TrialRequest, Shape]] = {}

@@ -134,7 +134,9 @@ def test_a_budget_that_the_next_trial_of_one_cell_would_pass_is_still_there_for_
     }
 
 
-def test_a_trial_that_must_wait_for_what_runs_is_started_when_that_held_less(store: Store) -> None:
+def test_a_trial_that_must_wait_for_what_runs_is_started_when_that_reserved_less(
+    store: Store,
+) -> None:
     order: list[int] = []
 
     def seconds(request: TrialRequest) -> float:
@@ -180,21 +182,21 @@ def test_what_waits_for_another_attempt_is_not_started_beyond_a_budget_either(st
     store.invalidate("state = 'measured'")
     result, scheduler = run(
         store, fast, spec=spec(gpus=1, search={"max_gpu_hours": 3.5 / HOUR})
-    )  # 2 are held already
+    )  # 2 are reserved already
     assert len(scheduler.started) == 1
     assert set(result.stopped.values()) == {StopReason.GPU_HOURS}
     assert result.counts[TrialState.QUEUED] == 1
     assert store.reserved(sweep_id).total == ReservedGpuSeconds(failed=2.0, useful=1.0)
 
 
-def test_a_larger_budget_goes_on_and_counts_what_was_held(store: Store) -> None:
+def test_a_larger_budget_goes_on_and_counts_what_was_reserved(store: Store) -> None:
     run(store, fast, spec=spec(gpus=1, search={"max_gpu_hours": 2 / HOUR}))
     _, scheduler = run(store, fast, spec=spec(gpus=1, search={"max_gpu_hours": 5 / HOUR}))
     assert len(scheduler.started) == 3
     assert total(store).reserved == 5.0
 
 
-def test_every_session_says_what_its_gangs_held_and_why_it_ended(store: Store) -> None:
+def test_every_session_says_what_its_gangs_reserved_and_why_it_ended(store: Store) -> None:
     scheduler = FakeScheduler(fast, slots=4)
     scheduler.idle_gpu_seconds = 2.0
     run(

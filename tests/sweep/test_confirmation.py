@@ -256,6 +256,18 @@ def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> N
     assert taken == [1, 2]
 
 
+def test_of_a_contradiction_a_trial_that_fails_meanwhile_is_passed_over() -> None:
+    confirmation = Confirmation()
+    for trial_id, seconds, text in ((1, 2.0, "none"), (2, 1.0, "selective_attention")):
+        of = Layout(micro_batch_size=4, recompute=Recompute.parse(text))
+        note(confirmation, trial_id, seconds, 60.0 * trial_id, of=of)
+    found = check(confirmation, every=100)
+    assert found is not None and (found.trial_id, found.purpose) == (1, Purpose.PHYSICS)
+    confirmation.fail(1, FailureKind.OOM_GPU)
+    found = check(confirmation, every=100)
+    assert found is not None and (found.trial_id, found.purpose) == (2, Purpose.PHYSICS)
+
+
 def test_a_search_that_has_ended_wants_what_the_next_call_would_want() -> None:
     """The next call reads all runs from the store and compares all of them; by then the machine was
     seen to change.

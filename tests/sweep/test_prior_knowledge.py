@@ -106,7 +106,10 @@ class Past:
         """Trials that took so many seconds and, allocated, what is predicted."""
         cell_id = self.store.ensure_cell(self.sweep_id, cell, self.epoch)
         memory = (
-            predict_memory(LayoutTable.of(layouts), cell, trainer_of(spec())).total + reserve_bytes
+            predict_memory(
+                LayoutTable.of(layouts), cell, trainer_of(spec(), device=Device.CPU)
+            ).total
+            + reserve_bytes
         )
         for layout, taken, peak in zip(
             layouts, seconds(LayoutTable.of(layouts)), memory, strict=True
@@ -176,7 +179,11 @@ def times(
 def seconds_of(table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int) -> Any:
     """What the formulas say of workload llama."""
     return predict_step_time(
-        table, cell, hardware, gpus_per_node=gpus_per_node, trainer=trainer_of(spec())
+        table,
+        cell,
+        hardware,
+        gpus_per_node=gpus_per_node,
+        trainer=trainer_of(spec(), device=Device.CPU),
     ).total
 
 
@@ -488,7 +495,7 @@ def test_memory_that_every_trial_held_besides_is_learned_and_an_out_of_memory_bo
     table = LayoutTable.of(layouts_of(large))
     before, after = (
         predict_memory(table, large, trainer).total
-        for trainer in (trainer_of(spec()), found.calibration(large).trainer)
+        for trainer in (trainer_of(spec(), device=Device.CPU), found.calibration(large).trainer)
     )
     # An eighth of what is predicted for these trials (17 GiB). A quarter of it at least is learned:
     # few rows stand against the belief that a known trainer holds none.
@@ -525,6 +532,7 @@ def test_processor_cores_are_predicted_once_their_peak_is_measured(store: Store)
         hardware=found.hardware,
         gpus_per_node=2,
         calibration=found.calibration(large),
+        device=Device.CPU,
     )
     assert planned.candidates.memory_limit_bytes is None
     assert np.isfinite(planned.candidates.tokens_per_second_per_gpu).all()
@@ -734,7 +742,12 @@ def test_a_slow_network_changes_the_plan(store: Store) -> None:
             store, asked, H100, device=Device.CUDA, device_name=None, gpus_per_node=8
         )
         found = plan_cell(
-            asked, cell, hardware=H100, gpus_per_node=8, calibration=known.calibration(cell)
+            asked,
+            cell,
+            hardware=H100,
+            gpus_per_node=8,
+            calibration=known.calibration(cell),
+            device=Device.CPU,
         ).candidates
         best.append(found.table.layout(int(found.order[0])).pipeline_parallel_size)
     assert best == [1, 2]

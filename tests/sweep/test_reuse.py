@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from db.store import Store
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.protocol import Device
 from orchestrator.sweep.run import run_sweep
 from tests.sweep.fake_scheduler import FakeScheduler
 from tests.sweep.test_loop import CODE, fast, out_of_memory_above, run, spec, store
@@ -119,6 +121,38 @@ def test_other_code_is_refused_with_both(store: Store) -> None:
             clock=lambda: 0.0,
             reused="t",
         )
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "of_ray", "refusal"),
+    [
+        ("Tesla T4", "T4", None),
+        ("NVIDIA A100-SXM4-80GB", "A100-80G", None),
+        ("Tesla T4", None, None),
+        ("Tesla T4", "L4", "device was Tesla T4, is L4"),
+        (
+            "NVIDIA A100-SXM4-40GB",
+            "A100",
+            "device was NVIDIA A100-SXM4-40GB, is A100 .Ray's name of several",
+        ),
+    ],
+)
+def test_gpus_are_the_same_if_the_name_that_ray_gives_them_is_sure(
+    store: Store, driver_name: str, of_ray: str | None, refusal: str | None
+) -> None:
+    """The second sweep starts on a machine without GPUs, so only Ray names the cluster's."""
+    on_gpus = partial(FakeScheduler, fast, device=Device.CUDA)
+    run(store, fast, spec=spec(gpus=1), scheduler=on_gpus(device_name=driver_name))
+    again = partial(
+        run, store, fast, spec=mine(gpus=1), reused="t", scheduler=on_gpus(device_name=of_ray)
+    )
+    if refusal is not None:
+        with pytest.raises(UsageInvalid, match=refusal):
+            again()
+        return
+    result, _ = again()
+    reused = [trial for trial in store.trials(result.sweep_id) if trial.reused_from is not None]
+    assert len(reused) == 6
 
 
 def test_a_reused_measurement_teaches_predictions_once(store: Store) -> None:

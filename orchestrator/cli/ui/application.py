@@ -124,6 +124,9 @@ class Server(uvicorn.Server):
             feed.close()
             pictures.close()
             await calculator.close()
+            # After a signal the process ends without Python's end, so nothing else would remove the
+            # copy of a store that the thread reads.
+            feed.wait_until_closed(GRACE_SECONDS)
 
     @contextmanager
     def _ended_by_hangup(self) -> Iterator[None]:

@@ -90,6 +90,10 @@ class Feed:
         self._is_wanted.set()
         self._changed.set()
 
+    def wait_until_closed(self, seconds: float) -> None:
+        """Wait for the thread, which closes the store, but not longer than that."""
+        self._thread.join(seconds)
+
     async def stream(self, known: int) -> AsyncIterator[bytes]:
         """Yield events until the feed is closed. `known`: the version that the page shows."""
         self.num_clients += 1

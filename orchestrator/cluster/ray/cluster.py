@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import placement_group
 
 from layout_sweep.start import ROOT
-from orchestrator.cluster.contract import Slots, driver_name_of
+from orchestrator.cluster.contract import Slots
 from orchestrator.cluster.ray import local
 from orchestrator.cluster.ray.bounded_calls import first_line, within
 from orchestrator.cluster.ray.guard import RayGuard
@@ -26,6 +26,7 @@ from orchestrator.cluster.ray.head_watch import why_unreachable
 from orchestrator.cluster.ray.node_names import NodeNames
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.packing import Shape
+from orchestrator.core.problem.device_name import driver_name_of
 from orchestrator.core.trial.protocol import Device
 from orchestrator.node.gpu_monitor import device_name
 

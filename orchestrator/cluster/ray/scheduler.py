@@ -96,7 +96,7 @@ class RayScheduler:
             raise
         except BaseException:  # a signal
             # A Ray that has half started can crash this process in its shutdown. The process ends
-            # without one, and so leaves a cluster.
+            # without a shutdown; a cluster notices that it has disconnected.
             if self._guard is not None:
                 self._guard.dismiss()
             raise

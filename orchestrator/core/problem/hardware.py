@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from orchestrator.core.problem.device_name import ray_name_of
 from orchestrator.core.problem.layout import Precision
 
 GIB = 1 << 30
@@ -178,3 +179,17 @@ def from_driver_name(name: str) -> Hardware | None:
     """The device that a driver, or Ray, calls so; None if it is unknown or one of several."""
     key = _DEVICE_OF_NAME.get(name)
     return DEVICES[key] if key is not None else None
+
+
+def is_surely(name: str, driver_name: str) -> bool:
+    """Return whether GPUs of this name, the driver's or Ray's, are surely those of a driver's name.
+
+    Ray's name is not sure if devices with a data sheet and their variants share it.
+    """
+    # Ray's names have no spaces.
+    if name == driver_name or " " in name:
+        return name == driver_name
+    device = from_driver_name(name)
+    if device is not None:
+        return device is from_driver_name(driver_name)
+    return name == ray_name_of(driver_name) and name not in map(ray_name_of, _DEVICE_OF_NAME)

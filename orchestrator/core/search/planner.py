@@ -76,7 +76,7 @@ def plan_cell(
     *,
     hardware: Hardware | None,
     gpus_per_node: int,
-    device: Device = Device.CPU,
+    device: Device,
     calibration: Calibration | None = None,
     among: Collection[Layout] | None = None,
 ) -> CellPlan:
@@ -104,7 +104,7 @@ def rank_space(
     *,
     hardware: Hardware | None,
     gpus_per_node: int,
-    device: Device = Device.CPU,
+    device: Device,
     calibration: Calibration | None = None,
 ) -> Candidates:
     """Predict and order the legal layouts of a space. A new calibration needs no new space.
@@ -123,7 +123,7 @@ def rank_space(
     )
 
 
-def trainer_of(spec: SweepSpec, varying: Options = (), *, device: Device = Device.CPU) -> Trainer:
+def trainer_of(spec: SweepSpec, varying: Options = (), *, device: Device) -> Trainer:
     """Return what is known of a sweep's trainer before any trial, with a layout's options.
 
     `device` is what ranks run on if the file says `auto`.

@@ -1,7 +1,7 @@
 """The peak memory of a layout, from the counters of its fullest device.
 
-Three questions have three answers: what the layout needed, what its allocator held, and what it
-took of the device. A counter of 0 was not read.
+Three questions have three answers: what the layout needed, what its allocator reserved, and what
+it took of the device. A counter of 0 was not read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def sources_of(some: Iterable[MemoryCounters]) -> str:
 
 
 def allocator_peak(counters: MemoryCounters) -> int | None:
-    """Return the bytes that the program's allocator held; None if it reported none."""
+    """Return the peak that the program's allocator reported; None if it reported none.
+
+    It is what the allocator reserved, else what it allocated.
+    """
     return counters.peak_memory_reserved_bytes or counters.peak_memory_allocated_bytes or None
 
 
@@ -79,8 +82,8 @@ def taken_peak(counters: MemoryCounters) -> int | None:
     """
     from orchestrator.core.trial.protocol import DriverMemoryKind  # pydantic, 0.05 s
 
-    if (reserved := allocator_peak(counters)) is not None:
-        return reserved
+    if (peak := allocator_peak(counters)) is not None:
+        return peak
     if counters.peak_memory_driver_kind is DriverMemoryKind.NVML:
         return counters.peak_memory_driver_bytes or None
     return None

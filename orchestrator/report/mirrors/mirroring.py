@@ -94,6 +94,6 @@ class Mirroring:
         if self._mirror is not None:
             try:
                 self._mirror.close()
-            # As above; nothing is lost by it.
+            # A tracker may raise anything, and no run is lost if it does so here.
             except Exception:  # noqa: BLE001
                 pass

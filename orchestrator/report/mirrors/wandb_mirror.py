@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.report.mirrors.tracker_run import TrackerRun
 
 PACKAGE = "wandb"
-# The folder, next to W&B's own, of a file for each complete run, which has its version.
+# In this folder, next to W&B's own, each complete run has a file that holds its version.
 DONE = "layout-sweep"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from orchestrator.cli.ui.application import Server
+from orchestrator.cli.ui.feed import Reads
 from orchestrator.cli.ui.hosts import LOOPBACK, Hosts, hosts_of, listen
 from orchestrator.cli.ui.sessions import Sessions
 
@@ -122,7 +123,12 @@ class Visitor:
 
 @contextmanager
 def served(
-    url: str, sweep: str = "tiny", *, token: str | None = None, hosts: Hosts | None = None
+    url: str,
+    sweep: str = "tiny",
+    *,
+    token: str | None = None,
+    hosts: Hosts | None = None,
+    store: Reads | None = None,
 ) -> Iterator[Visitor]:
     """A server of a sweep, until the block ends."""
     with listen(LOOPBACK, 0) as listening:
@@ -132,6 +138,7 @@ def served(
             sweep=sweep,
             hosts=hosts if hosts is not None else hosts_of(LOOPBACK),
             sessions=Sessions(port, token),
+            store=store,
         )
         thread = threading.Thread(target=lambda: asyncio.run(server.run_on(listening)))
         thread.start()

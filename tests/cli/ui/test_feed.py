@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from orchestrator.cli.ui.feed import Feed
 from orchestrator.core.errors import StoreUnavailable
 from orchestrator.report.live_sweep import LiveSweep
 from tests.cli.cli_store import fill
+from tests.cli.ui.served import served
 
 
 class Scripted:
@@ -184,3 +186,16 @@ def test_without_visitors_the_store_is_read_seldom(scripted: Scripted) -> None:
 
 async def _all(stream: Any) -> list[bytes]:
     return [event async for event in stream]
+
+
+def test_the_end_of_the_server_waits_until_the_store_is_closed(scripted: Scripted) -> None:
+    close = scripted.close
+
+    def slow() -> None:
+        time.sleep(0.3)
+        close()
+
+    scripted.close = slow  # type: ignore[method-assign]
+    with served("sqlite://", store=scripted):
+        pass
+    assert scripted.is_closed.is_set()

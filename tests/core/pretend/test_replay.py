@@ -26,7 +26,7 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.failures import proves_out_of_memory
-from orchestrator.core.trial.protocol import MeasurementPlan
+from orchestrator.core.trial.protocol import Device, MeasurementPlan
 from tests import measured_table
 
 ID = "formula-8gpu"
@@ -178,7 +178,7 @@ def test_the_sweep_names_the_trainer_that_the_words_of_the_table_mean_whatever_v
     header, *lines = measured_table.text().splitlines()
     told = [f"{header},code_version", *(f"{line},pre_pp_fix" for line in lines)]
     text = "\n".join(told).replace(",bf16,", ",bf16(fp32 grad accum),")
-    assert trainer_of(sweep_of(read_table(text, ID))) == TRAINERS["nanotron"]
+    assert trainer_of(sweep_of(read_table(text, ID)), device=Device.CPU) == TRAINERS["nanotron"]
 
 
 def test_of_several_rows_of_a_layout_the_median_of_those_that_ran_stands() -> None:

@@ -10,6 +10,7 @@ from orchestrator.core.problem.hardware import (
     data_sheet_peak,
     from_driver_name,
     from_label,
+    is_surely,
 )
 from orchestrator.core.problem.layout import Precision
 
@@ -66,6 +67,31 @@ def test_only_a_name_that_says_which_device_it_is_is_a_device(
     name: str, device: str | None
 ) -> None:
     assert from_driver_name(name) is (DEVICES[device] if device is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "driver_name", "expected"),
+    [
+        ("NVIDIA H200 NVL", "NVIDIA H200 NVL", True),
+        ("NVIDIA H200", "NVIDIA H200 NVL", False),
+        # One data sheet, but not one power limit.
+        ("NVIDIA A100 80GB PCIe", "NVIDIA A100-SXM4-80GB", False),
+        # Ray's accelerator types.
+        ("T4", "Tesla T4", True),
+        ("A100-80G", "NVIDIA A100-SXM4-80GB", True),
+        ("A100-80G", "NVIDIA A100-SXM4-40GB", False),
+        ("B200", "NVIDIA B200", True),
+        ("A100", "NVIDIA A100-SXM4-40GB", False),  # 40 or 80 GB
+        ("H100", "NVIDIA H100 PCIe", False),  # SXM, PCIe or NVL
+        ("H100", "NVIDIA H100 NVL", False),
+        ("RTX", "NVIDIA RTX A6000", False),
+        ("L4", "NVIDIA L40", False),
+    ],
+)
+def test_a_name_is_surely_of_a_device_only_if_no_other_has_it(
+    name: str, driver_name: str, *, expected: bool
+) -> None:
+    assert is_surely(name, driver_name) is expected
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from orchestrator.core.search.calculator import AxisChoice, Calculator, texts_of
 from orchestrator.core.search.planner import adapted, plan_cell, trainer_of
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
+from orchestrator.core.trial.protocol import Device
 
 H100 = DEVICES["h100-sxm"]
 FOLDER = Path(__file__).parents[3] / "sweeps"
@@ -35,14 +36,20 @@ def spec_of(file: str, *overrides: str) -> SweepSpec:
 def calculator(spec: SweepSpec, cell: int = 0) -> Calculator:
     """The calculator without prior knowledge: `cli.sweep_file` takes it from the store."""
     chosen = spec.cells()[cell]
-    prior = Calibration.prior(trainer_of(spec), is_known=spec.knows_memory is not None)
+    prior = Calibration.prior(
+        trainer_of(spec, device=Device.CPU), is_known=spec.knows_memory is not None
+    )
 
     def calibration(options: Options) -> Calibration:
-        return adapted(prior, trainer_of(spec), trainer_of(spec, options))
+        return adapted(
+            prior, trainer_of(spec, device=Device.CPU), trainer_of(spec, options, device=Device.CPU)
+        )
 
     return Calculator(
         spec=spec,
-        planned=plan_cell(spec, chosen, hardware=H100, gpus_per_node=8, calibration=prior),
+        planned=plan_cell(
+            spec, chosen, hardware=H100, gpus_per_node=8, calibration=prior, device=Device.CPU
+        ),
         calibration=calibration,
         hardware=H100,
         gpus_per_node=8,

@@ -20,6 +20,7 @@ from orchestrator.core.search.expectation import (
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
 
 H100 = DEVICES["h100-sxm"]
 
@@ -41,7 +42,9 @@ def spec(**changes: object) -> SweepSpec:
 def test_the_number_that_fits_is_a_sum_of_probabilities_within_what_is_sure() -> None:
     wanted = spec(device="h100-sxm")
     (cell,) = wanted.cells()
-    candidates = plan_cell(wanted, cell, hardware=H100, gpus_per_node=8).candidates
+    candidates = plan_cell(
+        wanted, cell, hardware=H100, gpus_per_node=8, device=Device.CPU
+    ).candidates
     found = fitting(candidates)
     chances = probability_of_fitting(candidates, np.arange(len(candidates)))
     assert found is not None
@@ -60,14 +63,18 @@ def test_the_number_that_fits_is_a_sum_of_probabilities_within_what_is_sure() ->
 def test_without_a_device_a_limit_of_memory_is_held_against_a_wider_guess() -> None:
     wanted = spec(device="cpu", precision="bf16", device_memory_gib=80)
     (cell,) = wanted.cells()
-    candidates = plan_cell(wanted, cell, hardware=None, gpus_per_node=8).candidates
+    candidates = plan_cell(
+        wanted, cell, hardware=None, gpus_per_node=8, device=Device.CPU
+    ).candidates
     chances = probability_of_fitting(candidates, candidates.order)
     assert chances is not None
     assert ((chances > 0.05) & (chances < 0.95)).any()
     unlimited = spec(device="cpu")
     assert (
         fitting(
-            plan_cell(unlimited, unlimited.cells()[0], hardware=None, gpus_per_node=8).candidates
+            plan_cell(
+                unlimited, unlimited.cells()[0], hardware=None, gpus_per_node=8, device=Device.CPU
+            ).candidates
         )
         is None
     )
@@ -83,7 +90,9 @@ def test_without_a_device_the_chance_to_fit_is_normal_in_the_logarithm() -> None
     """The median is 95.5 % of the limit, the spread 18 % for what is not known of the device."""
     wanted = spec(device="cpu", precision="bf16", device_memory_gib=80)
     (cell,) = wanted.cells()
-    candidates = plan_cell(wanted, cell, hardware=None, gpus_per_node=8).candidates
+    candidates = plan_cell(
+        wanted, cell, hardware=None, gpus_per_node=8, device=Device.CPU
+    ).candidates
     limit = 80 * 2**30
     chosen = replace(candidates, memory_bytes=np.full(len(candidates), 0.955 * limit * exp(0.18)))
     found = probability_of_fitting(chosen, np.arange(3))
@@ -108,7 +117,7 @@ def test_of_more_layouts_than_are_looked_at_each_stands_for_several() -> None:
     """10,000 layouts, all at the usable limit: half of them fit, from 4,096 that are looked at."""
     wanted = spec(device="cpu", precision="bf16", device_memory_gib=80)
     (cell,) = wanted.cells()
-    few = plan_cell(wanted, cell, hardware=None, gpus_per_node=8).candidates
+    few = plan_cell(wanted, cell, hardware=None, gpus_per_node=8, device=Device.CPU).candidates
     rows = np.arange(10_000) % len(few)
     many = replace(
         few,

@@ -14,6 +14,7 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.search.explanation import Explanation, explain
 from orchestrator.core.search.planner import CellPlan, plan_cell, trainer_of
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
 
 H100 = DEVICES["h100-sxm"]
 FULL = Recompute.parse("full")
@@ -39,12 +40,12 @@ def spec(**changes: Any) -> SweepSpec:
 
 
 def plan(chosen: SweepSpec) -> CellPlan:
-    return plan_cell(chosen, chosen.cells()[0], hardware=H100, gpus_per_node=8)
+    return plan_cell(chosen, chosen.cells()[0], hardware=H100, gpus_per_node=8, device=Device.CPU)
 
 
 def explained(layout: Layout, **changes: Any) -> Explanation:
     chosen = spec(**changes)
-    calibration = Calibration.prior(trainer_of(chosen))
+    calibration = Calibration.prior(trainer_of(chosen, device=Device.CPU))
     planned = plan(chosen)
     return explain(
         planned,
@@ -168,7 +169,9 @@ def test_an_illegal_layout_is_told_its_rule_and_the_nearest_legal_ones() -> None
 
 def test_on_unknown_hardware_only_memory_is_explained() -> None:
     chosen = spec(device="cpu")
-    planned = plan_cell(chosen, chosen.cells()[0], hardware=None, gpus_per_node=8)
+    planned = plan_cell(
+        chosen, chosen.cells()[0], hardware=None, gpus_per_node=8, device=Device.CPU
+    )
     found = explain(
         planned,
         layout(1),
@@ -188,7 +191,7 @@ def test_on_unknown_hardware_only_memory_is_explained() -> None:
 
 def test_the_chance_to_fit_is_that_of_the_usable_memory() -> None:
     chosen = spec()
-    calibration = Calibration.prior(trainer_of(chosen))
+    calibration = Calibration.prior(trainer_of(chosen, device=Device.CPU))
     (cell,) = chosen.cells()
     for one in (layout(8, Recompute()), layout(2, Recompute())):
         predicted = calibration.predict(LayoutTable.of([one]), cell, H100, gpus_per_node=8)

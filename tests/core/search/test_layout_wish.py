@@ -12,6 +12,7 @@ from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.search.layout_wish import complete, is_field, parse_wish
 from orchestrator.core.search.planner import CellPlan, plan_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
 
 RICH = Layout(
     data_parallel_size=2,
@@ -41,7 +42,9 @@ def planned(**changes: Any) -> CellPlan:
         }
         | changes
     )
-    return plan_cell(spec, spec.cells()[0], hardware=DEVICES["h100-sxm"], gpus_per_node=8)
+    return plan_cell(
+        spec, spec.cells()[0], hardware=DEVICES["h100-sxm"], gpus_per_node=8, device=Device.CPU
+    )
 
 
 def meant(plan: CellPlan, *words: str) -> Layout:

@@ -43,7 +43,9 @@ def spec(**changes: Any) -> SweepSpec:
 
 def plan(chosen: SweepSpec, device: str | None = "h100-sxm") -> Any:
     hardware = DEVICES[device] if device else None
-    return plan_cell(chosen, chosen.cells()[0], hardware=hardware, gpus_per_node=8)
+    return plan_cell(
+        chosen, chosen.cells()[0], hardware=hardware, gpus_per_node=8, device=Device.CPU
+    )
 
 
 def test_every_legal_layout_is_in_the_order_once() -> None:
@@ -53,7 +55,9 @@ def test_every_legal_layout_is_in_the_order_once() -> None:
 
 def test_a_space_that_was_enumerated_once_is_ranked_again() -> None:
     planned = plan(spec())
-    again = rank_space(spec(), planned.space, hardware=DEVICES["h100-sxm"], gpus_per_node=8)
+    again = rank_space(
+        spec(), planned.space, hardware=DEVICES["h100-sxm"], gpus_per_node=8, device=Device.CPU
+    )
     assert again.table is planned.candidates.table
     assert again.order.tolist() == planned.candidates.order.tolist()
 
@@ -133,7 +137,12 @@ def test_a_cell_without_a_layout_is_planned_as_one() -> None:
     chosen = spec(constraints=["tp > 8"])
     for among in (None, ()):
         planned = plan_cell(
-            chosen, chosen.cells()[0], hardware=DEVICES["h100-sxm"], gpus_per_node=8, among=among
+            chosen,
+            chosen.cells()[0],
+            hardware=DEVICES["h100-sxm"],
+            gpus_per_node=8,
+            among=among,
+            device=Device.CPU,
         )
         assert len(planned.candidates) == 0
         assert planned.candidates.predict is not None

@@ -40,7 +40,11 @@ def plan(device: str | None = "h100-sxm", **changes: Any) -> CellPlan:
         | changes
     )
     return plan_cell(
-        spec, spec.cells()[0], hardware=DEVICES[device] if device else None, gpus_per_node=8
+        spec,
+        spec.cells()[0],
+        hardware=DEVICES[device] if device else None,
+        gpus_per_node=8,
+        device=Device.CPU,
     )
 
 

@@ -14,6 +14,7 @@ from orchestrator.core.problem.layout import Recompute
 from orchestrator.core.search.planner import trainer_of
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
+from orchestrator.core.trial.protocol import Device
 
 FILE = {
     "name": "s",
@@ -44,28 +45,34 @@ def refused(trainer: Any, **changed: Any) -> str:
 
 @pytest.mark.parametrize("name", list(TRAINERS))
 def test_a_known_trainer_is_named(name: str) -> None:
-    assert trainer_of(spec(name)) == TRAINERS[name] == trainer_of(spec({"profile": name}))
+    assert (
+        trainer_of(spec(name), device=Device.CPU)
+        == TRAINERS[name]
+        == trainer_of(spec({"profile": name}), device=Device.CPU)
+    )
 
 
 def test_a_number_of_bytes_per_parameter_says_how_wide_gradients_are() -> None:
     for number, gradients in ((16, 2.0), (18, 4.0), (20, 6.0)):
-        assert trainer_of(spec({"bytes_per_parameter": number})) == Trainer(
+        assert trainer_of(spec({"bytes_per_parameter": number}), device=Device.CPU) == Trainer(
             gradient_bytes=gradients
         )
     parts = {"parameters": 4, "gradients": 4, "optimizer": 8}
-    found = trainer_of(spec({"profile": "fsdp", "bytes_per_parameter": parts}))
+    found = trainer_of(spec({"profile": "fsdp", "bytes_per_parameter": parts}), device=Device.CPU)
     assert (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes) == (4, 4, 8)
     assert found.gathered_units == TRAINERS["fsdp"].gathered_units
 
 
 def test_gradients_have_at_most_64_bytes_per_parameter() -> None:
     """Weights have 2 of the number, and Adam's master and moments 12."""
-    assert trainer_of(spec({"bytes_per_parameter": 78})).gradient_bytes == 64
+    assert trainer_of(spec({"bytes_per_parameter": 78}), device=Device.CPU).gradient_bytes == 64
     assert "79 bytes per parameter are not" in refused({"bytes_per_parameter": 79})
 
 
 def test_traced_bytes_reach_the_prediction() -> None:
-    traced = trainer_of(spec({"activations": {"none": NONE, "full": FULL}})).traced
+    traced = trainer_of(
+        spec({"activations": {"none": NONE, "full": FULL}}), device=Device.CPU
+    ).traced
     assert traced is not None
     assert traced.of(Recompute()).backward.per_token == 65544.5
     assert traced.of(Recompute()).head.fixed == 12
@@ -136,7 +143,7 @@ def test_the_json_schema_knows_the_short_forms() -> None:
 def test_parts_of_bytes_per_parameter_that_are_left_out_are_those_of_bf16() -> None:
     for part in ("parameters", "gradients", "optimizer"):
         usual = {"parameters": 2.0, "gradients": 2.0, "optimizer": 12.0}
-        found = trainer_of(spec({"bytes_per_parameter": {part: 5.0}}))
+        found = trainer_of(spec({"bytes_per_parameter": {part: 5.0}}), device=Device.CPU)
         assert {
             "parameters": found.parameter_bytes,
             "gradients": found.gradient_bytes,

@@ -34,7 +34,7 @@ def counters(
 
 
 @pytest.mark.parametrize(
-    ("read", "needed", "held", "taken"),
+    ("read", "needed", "of_allocator", "taken"),
     [
         (counters(10, 12, 15, NVML), Peak(bytes=10, source="allocated"), 12, 12),
         (counters(10, None, 15, NVML), Peak(bytes=10, source="allocated"), 10, 10),
@@ -42,18 +42,18 @@ def counters(
         # A counter of 0 was not read.
         (counters(0, 0, 15, NVML), Peak(bytes=15, source="nvml"), None, 15),
         (counters(0, 12, 0, NVML), Peak(bytes=12, source="reserved"), 12, 12),
-        # What a host's memory held says nothing of the device.
+        # The peak of a host's memory says nothing of the device.
         (counters(driver=15, kind=CGROUP), Peak(bytes=15, source=str(CGROUP)), None, None),
         (counters(0, 0, 0, NVML), None, None, None),
         (counters(), None, None, None),
     ],
 )
-def test_what_was_needed_held_and_taken_follows_from_the_counters_that_were_read(
-    read: SimpleNamespace, needed: Peak | None, held: int | None, taken: int | None
+def test_what_was_needed_reserved_and_taken_follows_from_the_counters_that_were_read(
+    read: SimpleNamespace, needed: Peak | None, of_allocator: int | None, taken: int | None
 ) -> None:
     assert needed_peak(read) == needed
     assert needed_bytes(read) == (needed.bytes if needed is not None else None)
-    assert allocator_peak(read) == held
+    assert allocator_peak(read) == of_allocator
     assert taken_peak(read) == taken
 
 
