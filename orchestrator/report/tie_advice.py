@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # At least this many repeats are advised, and at most those that `search.confirm` accepts.
 FEWEST_REPEATS = 2
 MOST_REPEATS, MOST_CONTENDERS = 32, 64
+# The simplest layout is advised only among those whose step took longer by at most this share.
+NEARLY_AS_FAST = 0.05
 
 
 def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None) -> str:
@@ -23,9 +25,13 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
     `stop_reason` says why the search of the cell ended: a budget that is spent pays for no repeat.
     """
     tied = [trial for trial in ranking.leading if trial.id in ranking.tied]
+    near = [row for row in tied if _slowness(row, ranking) <= NEARLY_AS_FAST]
     # The first of equals is the fastest.
-    simplest = min(tied, key=lambda row: row.layout.num_techniques)
-    take = f"take trial {simplest.id}, the simplest of them"
+    simplest = min(near, key=lambda row: row.layout.num_techniques)
+    whose = (
+        "of them" if len(near) == len(tied) else "of those that were nearly as fast as the first"
+    )
+    take = f"take trial {simplest.id}, the simplest {whose}"
     # A table of measured runs has no more of them.
     confirm = json.loads(sweep.spec_json).get("search", {}).get("confirm")
     if confirm is None or sweep.conditions.get("workload") == "replay":
@@ -60,6 +66,14 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
     if not ways:
         return f"To choose one: {take}"
     return f"To decide between them, {', or '.join(ways)}; or {take}"
+
+
+def _slowness(row: TrialRow, ranking: Ranking) -> float:
+    """Return how much longer its step took than the first one's, relative; 0 if not compared."""
+    first, one = (ranking.compared.get(key) for key in (ranking.leading[0].id, row.id))
+    if first is None or one is None:
+        return 0.0
+    return one.step_seconds / first.step_seconds - 1.0
 
 
 def _key_of_spent_budget(stop_reason: str | None) -> str | None:

@@ -86,12 +86,7 @@ def finished_before(
         return None
     if found.spent is None and profiles_to_come(spec, store, found.sweep_id, found.tied):
         return None
-    of_now = code()
-    has_changed = (of_then.git_sha, of_then.dirty_diff_digest) != (
-        of_now.git_sha,
-        of_now.dirty_diff_digest,
-    )
-    return _result(spec, store, found, code_has_changed=has_changed)
+    return _result(spec, store, found, code_has_changed=not of_then.has_code_of(code()))
 
 
 def _finished(spec: SweepSpec, store: Store) -> _FinishedSweep | None:

@@ -196,7 +196,14 @@ class Snapshots:
                 if one.life.stopped in BUDGETS
                 and one.confirmation.repeat_of_best(confirm) is not None
             ],
+            code_has_changed=self._code_has_changed(),
         )
+
+    def _code_has_changed(self) -> bool:
+        """Return whether the numbers are of other code than this call's, which measured nothing."""
+        digests, call = self._outcomes.fingerprints, self._call
+        found = [one for one in call.store.fingerprints(call.sweep_id) if one.digest in digests]
+        return bool(found) and not any(one.has_code_of(call.code) for one in found)
 
     @property
     def _untried(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from orchestrator.core.sweepfile.search_section import Confirm
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.winner import Margin
 from orchestrator.report import tie_advice
-from orchestrator.report.ranking import Ranking
+from orchestrator.report.ranking import Compared, Ranking
 from orchestrator.sweep.progress import StopReason
 from tests.cli.cli_store import BUSY
 from tests.cli.conftest import Sweep
@@ -32,6 +33,7 @@ def tied_in(
     load: MachineLoad = NO_LOAD,
     runs_to_decide: int | None = None,
     stop_reason: str | None = None,
+    compared: Mapping[int, Compared] | None = None,
 ) -> str:
     """What is advised of so many tied trials, 1 % apart; the last has the simplest layout."""
     confirm = {"repeats": repeats, "contenders": contenders}
@@ -54,8 +56,21 @@ def tied_in(
         margin=Margin(runner_up=2, value=0.01, low=-0.01, high=0.03),
         spread=spread,
         runs_to_decide=runs_to_decide,
+        compared=compared or {},
     )
     return tie_advice.tie_advice(sweep, ranking, stop_reason)
+
+
+def test_the_simplest_is_not_advised_where_it_was_clearly_slower() -> None:
+    seconds = {1: 1.0, 2: 1.04, 3: 1.9}  # the third is the simplest
+    compared = {
+        key: Compared(step_seconds=each, tokens_per_second_per_gpu=None, relative_confidence=1.0)
+        for key, each in seconds.items()
+    }
+    advice = tied_in(num=3, compared=compared)
+    nearly = "the simplest of those that were nearly as fast as the first"
+    assert advice.endswith(f"or take trial 1, {nearly}")
+    assert tied_in(num=2, compared=compared).endswith("or take trial 2, the simplest of them")
 
 
 @pytest.mark.parametrize(

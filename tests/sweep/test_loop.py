@@ -541,6 +541,24 @@ def test_numbers_of_another_fingerprint_are_neither_the_live_best_nor_told_to_th
     assert "(version of layout-sweep test -> other)" in warning
 
 
+@pytest.mark.parametrize(("git_sha", "has_changed"), [("other", True), (None, False)])
+def test_a_call_that_measures_nothing_tells_whether_its_code_is_that_of_the_numbers(
+    store: Store, git_sha: str | None, has_changed: bool
+) -> None:
+    first, _ = run(store, fast, spec=spec(gpus=1))
+    again = FakeScheduler(fast)
+    result = run_sweep(
+        spec(gpus=1),
+        store=store,
+        open_scheduler=lambda: again,
+        code=CODE.model_copy(update={"git_sha": git_sha}),
+        hardware=lambda _: None,
+        clock=time.monotonic,
+    )
+    assert again.started == []
+    assert (first.code_has_changed, result.code_has_changed) == (False, has_changed)
+
+
 def test_what_was_held_before_counts_against_the_budget(store: Store) -> None:
     run(store, fast, spec=spec(search={"max_trials": 3}, gpus=1))  # 3 GPU-seconds
     result, scheduler = run(store, fast, spec=spec(search={"max_gpu_hours": 3 / 3600}, gpus=1))

@@ -59,6 +59,10 @@ class Fingerprint(BaseModel):
     def digest(self) -> str:
         return _digest(self)
 
+    def has_code_of(self, other: Fingerprint) -> bool:
+        """Return whether the two are of the same code of the trainer or the user's program."""
+        return (self.git_sha, self.dirty_diff_digest) == (other.git_sha, other.dirty_diff_digest)
+
 
 @lru_cache(maxsize=64)  # asked thousands of times
 def _digest(fingerprint: Fingerprint) -> str:
