@@ -312,6 +312,8 @@ def _usage_mistake(exc: typer.TyperException, redact: Redactor) -> str:
     """The message of typer or pydantic, without words that only their authors understand."""
     context = getattr(exc, "ctx", None)
     see = f"; see {context.command_path} --help" if context is not None else ""
+    if type(exc).__name__ == "NoSuchOption" and context is not None and context.parent is None:
+        see = f"; options of a command follow its name{see}"
     message = " ".join(plain(exc.format_message()).split()).replace("Value error, ", "")
     errors = getattr(exc.__cause__, "errors", None)  # of pydantic's ValidationError
     value = f"{errors()[0]['input']!r} " if errors is not None else ""

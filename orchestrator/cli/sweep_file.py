@@ -102,7 +102,10 @@ class Planning:
             why, it, it_is = "cores have no data sheet", "them", "they are"
         fix = "its first trials tell"
         if self.spec.workload.name == "command":
-            fix = "have the program tell peak_flops in its result"
+            fix = (
+                'have the program tell peak_flops, peak_flops_source (beginning with "measured: ")'
+                " and stack with device_name in its result"
+            )
         if self.spec.device != "cpu":
             name_it = "for GPUs of another machine name them" if self.on_cores else "name it"
             fix = f"{name_it} in the sweep file (device: h100-sxm) or {fix}"

@@ -313,6 +313,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run"], "FILE"),
         (["show"], "TRIAL"),
         (["show", "x"], "'TRIAL': 'x' should be a valid integer; see sweep show"),
+        (["--db", "x", "status"], "--db; options of a command follow its name; see sweep --help"),
         (["sql"], "give one statement"),
         (["status", "--watch", "--json"], "--watch"),
     ],
