@@ -24,9 +24,6 @@ FEWEST_WINDOWS = 5
 SHARP, LESS_SHARP, BLURRED = 1.3, 1.6, 3.0
 # The slower and the faster windows of a program without pauses differ by at most this factor.
 EVEN_FACTOR = 2.0
-# A window of a program with pauses has none if it is slower than the faster windows by at most this
-# factor.
-UNPAUSED_FACTOR = 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +88,10 @@ class Pace:
         if best is None:
             return cls()
         is_sharp = best is not blurred
-        # A pause makes a window slow. It may be much of the time, but few of the steps.
-        fast = _quantile(((one.middle / one.told, one.num_steps) for one in blurred), 0.25)
-        slow = _quantile(((one.middle / one.told, one.middle) for one in blurred), 0.75)
-        unpaused = best
-        if slow > EVEN_FACTOR * fast:
-            unpaused = [one for one in best if one.middle / one.told <= UNPAUSED_FACTOR * fast]
-            if len(unpaused) < FEWEST_WINDOWS:
-                unpaused = blurred
+        # A pause makes a long window slow. If no window differs from the others, there is none.
+        factors = [(one.middle / one.told, one.num_steps) for one in blurred]
+        is_even = _quantile(factors, 0.75) <= EVEN_FACTOR * _quantile(factors, 0.25)
+        unpaused = best if is_even else blurred
         return cls(
             least=_quantile(((one.least / one.told, one.num_steps) for one in unpaused), 0.5),
             most=_quantile(((one.most / one.told, one.num_steps) for one in best), 0.5),
@@ -154,10 +147,10 @@ def _is_sharp(first: LinesRead, last: LinesRead, factor: float) -> bool:
     return last.at - first.after <= factor * (last.after - first.at)
 
 
-def _quantile(weighted: Iterable[tuple[float, float]], share: float) -> float:
+def _quantile(weighted: Iterable[tuple[float, int]], share: float) -> float:
     """Return the value with this share of the weight at or below it."""
     ordered = sorted(weighted)
-    wanted, passed = share * sum(weight for _, weight in ordered), 0.0
+    wanted, passed = share * sum(weight for _, weight in ordered), 0
     for value, weight in ordered:
         passed += weight
         if passed >= wanted:

@@ -570,12 +570,6 @@ HONEST = {
     "a slow first step": run([90.0, 4.0, *noisy(0.3, 50)]),
     "a checkpoint every ten steps": run(noisy(0.3), pauses=[20, *[0] * 9] * 5 + [0] * 2),
     "an evaluation every three steps": run(noisy(0.1, 51), pauses=[0, 0, 3.0] * 17),
-    "pauses that are few of the steps and half of the time": run(
-        noisy(0.25, 18, noise=0.25, seed=0),
-        start=1.0,
-        poll_seconds=0.1875,
-        pauses=[1.0 if i % 5 == 0 else 0.0 for i in range(18)],
-    ),
     "data stalls": run(noisy(0.2), pauses=[0.1 if i % 3 else 1.5 for i in range(52)]),
     "a loader that takes a third": run(noisy(0.3), pauses=[0.1] * 52),
     "lines at the end": run(noisy(0.3), buffered=1000),
