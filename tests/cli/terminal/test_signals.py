@@ -209,6 +209,12 @@ def test_a_sweep_whose_start_has_lost_a_signal_does_not_begin() -> None:
     assert raised.value.exit_code == 143
 
 
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60.0, check=False
+    )
+
+
 # A command that gets a signal in a callback of a fork. Python ignores exceptions of callbacks.
 _INTERRUPTED_CALLBACK = """
 import os, signal
@@ -229,13 +235,7 @@ print("went on")
 def test_a_signal_whose_exception_python_ignores_ends_the_command_all_the_same(
     context: str, name: str, code: int
 ) -> None:
-    command = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED_CALLBACK.format(name=name, context=context)],
-        capture_output=True,
-        text=True,
-        timeout=60.0,
-        check=False,
-    )
+    command = _run(_INTERRUPTED_CALLBACK.format(name=name, context=context))
     assert (command.returncode, command.stdout) == (code, "")
     assert "interrupted" in command.stderr or name in command.stderr
     assert "ignored" not in command.stderr
@@ -267,13 +267,7 @@ except Terminated as exc:
 
 @pytest.mark.parametrize("lose", ["lose_in_a_callback", "lose_in_a_library"])
 def test_a_sigterm_that_rays_handler_received_and_lost_ends_the_start(lose: str) -> None:
-    command = subprocess.run(
-        [sys.executable, "-c", _RAYS_HANDLER.format(lose=lose)],
-        capture_output=True,
-        text=True,
-        timeout=60.0,
-        check=False,
-    )
+    command = _run(_RAYS_HANDLER.format(lose=lose))
     assert (command.returncode, command.stdout) == (143, "")
 
 
@@ -295,13 +289,7 @@ with terminable():
 
 @pytest.mark.parametrize("context", ["with Signals(print):", "if True:"])
 def test_a_signal_in_a_copy_that_runs_no_program_yet_ends_the_copy_alone(context: str) -> None:
-    command = subprocess.run(
-        [sys.executable, "-c", _FORKED.format(context=context)],
-        capture_output=True,
-        text=True,
-        timeout=60.0,
-        check=False,
-    )
+    command = _run(_FORKED.format(context=context))
     assert (command.returncode, command.stdout) == (0, "143\n")
 
 
