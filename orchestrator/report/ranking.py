@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from math import sqrt
+from math import log, sqrt
 from typing import TYPE_CHECKING
 
 from orchestrator.core.trial.machine_load import relative_sd
@@ -46,6 +46,12 @@ OTHER_ORDER = (
     "The order is that of speeds without drift and the load of others; the other numbers are as"
     " they were measured"
 )
+OTHER_LEAD = (
+    "The lead is that of speeds without drift and the load of others, by all runs of a layout; the"
+    " other numbers are those of one run"
+)
+# Less than this, relative, and the lead in words agrees with that of the measured speeds.
+SAME_LEAD = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +59,7 @@ class WithoutDrift:
     """Columns of a table of trials, by DRIFT_TITLES."""
 
     texts: Mapping[int, tuple[str, str]]  # by trial id
-    # What is said below the table if the order is not that of the measured speeds.
+    # What is said below the table if the order or the lead is not that of the measured speeds.
     remark: str | None
 
 
@@ -92,16 +98,32 @@ class Ranking:
     def without_drift(self, shown: Sequence[TrialRow]) -> WithoutDrift | None:
         """The speeds by which these trials are ordered.
 
-        None: the machine's speed did not change, and the order is that of the measured speeds.
+        None: the machine's speed did not change, and the order and the lead are those of the
+        measured speeds.
         """
         speeds = [trial.tokens_per_second_per_gpu or 0.0 for trial in shown]
-        is_other_order = speeds != sorted(speeds, reverse=True)
-        if self.drift is None and not is_other_order:
+        remark = None
+        if speeds != sorted(speeds, reverse=True):
+            remark = OTHER_ORDER
+        elif self._is_other_lead(shown):
+            remark = OTHER_LEAD
+        if self.drift is None and remark is None:
             return None
-        return WithoutDrift(
-            texts={trial.id: _texts(self.compared.get(trial.id)) for trial in shown},
-            remark=OTHER_ORDER if is_other_order else None,
-        )
+        texts = {trial.id: _texts(self.compared.get(trial.id)) for trial in shown}
+        return WithoutDrift(texts=texts, remark=remark)
+
+    def _is_other_lead(self, shown: Sequence[TrialRow]) -> bool:
+        """Return whether the lead that the text names differs from that of the measured speeds."""
+        if self.margin is None:
+            return False
+        measured = {
+            trial.id: trial.step_seconds_median for trial in shown if trial.step_seconds_median
+        }
+        first, second = self.leading[0].id, self.margin.runner_up
+        if first not in measured or second not in measured:
+            return False
+        lead = (1 + self.margin.value) * measured[first] / measured[second]
+        return abs(log(lead)) > SAME_LEAD
 
     def record(self, trial_id: int) -> dict[str, float | None]:
         """The fields of a trial's comparison; each is None if it was not compared."""

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from db.store import Store
 from orchestrator.core.trial.run import Run
 from orchestrator.core.trial.winner import judge
-from orchestrator.report.ranking import assumed_text, difference_text
+from orchestrator.report.ranking import (
+    OTHER_LEAD,
+    Ranking,
+    assumed_text,
+    difference_text,
+    rank_cell,
+)
+from tests.db.builders import measure_runs
 
 
 def run(seconds: float, load_sd: float = 0.0) -> Run:
@@ -45,3 +53,27 @@ def test_a_variation_that_is_larger_than_repeats_show_is_said_to_be_assumed() ->
     assert assumed_text(alike).endswith("% is assumed, since other runs may vary more")
     apart = judge({1: [run(1.0), run(1.1)]}, contenders=0, repeats=0)
     assert apart is not None and assumed_text(apart) == ""
+
+
+def test_a_lead_that_the_measured_speeds_do_not_show_has_a_column(store: Store) -> None:
+    """Of two runs the slower gives a trial its numbers; the lead rests on both."""
+    apart = measure_runs(store, {1: [(1.0, 0), (1.05, 2)], 2: [(2.0, 1), (2.0, 3)]})
+    found = _ranked(store)
+    assert found.drift is None and found.margin is not None
+    assert found.margin.value == pytest.approx(2.0 / (1.0 * 1.05) ** 0.5 - 1, rel=0.02)
+    shown = found.without_drift(found.leading)
+    assert shown is not None and shown.remark == OTHER_LEAD
+    rate, _ = shown.texts[apart[1]]
+    assert rate == "972"  # 1,000 tokens/s at 1 s, and 952 at 1.05 s
+
+
+def test_a_lead_that_the_measured_speeds_show_has_no_column(store: Store) -> None:
+    measure_runs(store, {1: [(1.0, 0), (1.002, 2)], 2: [(2.0, 1), (2.0, 3)]})
+    found = _ranked(store)
+    assert found.without_drift(found.leading) is None
+
+
+def _ranked(store: Store) -> Ranking:
+    (sweep,) = store.sweeps()
+    ((cell_id, leading),) = store.best(sweep.id).items()
+    return rank_cell(store, sweep.id, cell_id, leading)
