@@ -19,7 +19,7 @@ from db.connection.id_list import ByIds
 from db.read import records
 from db.types import AttemptState, now
 from db.write import pooling, software
-from db.write.batch import Batch
+from db.write.batch import Batch, TrialInBatch
 from db.write.inserts import INSERTS, without_empty
 from db.write.pooling import Pooled
 from db.write.writes import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
@@ -135,6 +135,8 @@ class _Endings:
             for trial_id, pool in pools.items()
         }
         self._settled: dict[int, list[Pooled]] = {}
+        # Trials with a repeat that counts instead of their earlier runs.
+        self._gathered: set[int] = set()
         self._updates: dict[tuple[bool, frozenset[str]], list[records.Columns]] = defaultdict(list)
         self._measurements: list[records.Columns] = []
 
@@ -177,6 +179,11 @@ class _Endings:
                 [{"cell_id": cell_id, "fingerprint_digest": digest} for cell_id, digest in changed],
             )
         pooling.settle(self._connection, self._settled)
+        gathered = {self._batch[trial_id].cell_id for trial_id in self._gathered}
+        gathered |= {cell_id for cell_id, _ in changed if self._was_current[cell_id] is not None}
+        for cell_id in sorted(gathered):
+            if (digest := self._current[cell_id]) is not None:
+                pooling.gather(self._connection, cell_id, digest)
 
     def _measured(
         self, end: Ended, outcome: MeasuredEnd, was: _StoredAttempt, is_running: bool
@@ -187,9 +194,7 @@ class _Endings:
         trial_now, digest = self._batch[end.trial_id], self._digest(end)
         is_repeat = trial_now.state is TrialState.MEASURED
         counts = is_running and (
-            self._agrees(trial_now.id, trial_now.cell_id, digest)
-            if is_repeat
-            else trial_now.state in UNDER_WAY
+            self._counts_again(trial_now, digest) if is_repeat else trial_now.state in UNDER_WAY
         )
         state = AttemptState.MEASURED if is_running else was.state
         if counts:
@@ -219,7 +224,7 @@ class _Endings:
         # superseded, since at most one attempt of a trial counts at any time.
         trial_columns: records.Columns = {
             "state": state,
-            "pooled": counts,
+            "pooled": counts and trial_now.id not in self._gathered,
             "superseded": is_repeat or not counts,
         }
         self._update(was, is_running, {**trial_columns, **_attempt_end(end.facts, digest)})
@@ -261,8 +266,17 @@ class _Endings:
             id=was.id, state=state, pooled=was.pooled, is_measured=was.is_measured
         )
 
-    def _agrees(self, trial_id: int, cell_id: int, digest: str | None) -> bool:
-        return pooling.agrees(self._pools[trial_id], self._current[cell_id], digest)
+    def _counts_again(self, trial_now: TrialInBatch, digest: str | None) -> bool:
+        """Return whether a repeat counts: with the runs of its trial, or instead of them."""
+        of_cell = self._current[trial_now.cell_id]
+        if pooling.agrees(self._pools[trial_now.id], of_cell, digest):
+            return True
+        if digest is None or digest != of_cell:
+            return False
+        # `gather` sets the runs of its trial apart, which have an earlier fingerprint.
+        self._pools[trial_now.id] = []
+        self._gathered.add(trial_now.id)
+        return True
 
     def _digest(self, end: Ended) -> str | None:
         fingerprint = self.fingerprint(end)

@@ -10,8 +10,11 @@ from sqlalchemy import Connection
 
 from db import schema
 from db.connection.portions import portions
+from db.types import AttemptState
+from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 
 _attempt, _measurement = schema.attempt, schema.measurement
+_event, _trial = schema.event, schema.trial
 _LET_COUNT = (
     sa.update(_attempt).where(_attempt.c.id == sa.bindparam("attempt_id")).values(superseded=False)
 )
@@ -56,6 +59,80 @@ def agrees(pool: Sequence[Pooled], of_cell: str | None, fingerprint_digest: str 
     Numbers of two fingerprints have no median.
     """
     return {of_cell, *(one.fingerprint_digest for one in pool)} == {fingerprint_digest}
+
+
+def gather(connection: Connection, cell_id: int, fingerprint_digest: str) -> None:
+    """Pool the runs that measured trials of a cell have with its newest fingerprint.
+
+    A repeat that ended while its cell had another fingerprint was kept apart. It counts once its
+    cell has its fingerprint; the runs that counted until then are kept apart from it.
+    """
+    found = _apart(connection, cell_id, fingerprint_digest)
+    pools = {
+        trial_id: _since_taken_back(connection, trial_id, fingerprint_digest) for trial_id in found
+    }
+    pools = {trial_id: pool for trial_id, pool in pools.items() if pool}
+    for trial_id, pool in pools.items():
+        of_trial = _attempt.c.trial_id == trial_id
+        is_in_pool = _attempt.c.id.in_([one.attempt_id for one in pool])
+        connection.execute(
+            sa.update(_attempt).where(of_trial).values(superseded=True, pooled=is_in_pool)
+        )
+        connection.execute(
+            sa.update(_trial).where(_trial.c.id == trial_id).values(num_measurements=len(pool))
+        )
+    settle(connection, pools)
+
+
+def _apart(connection: Connection, cell_id: int, fingerprint_digest: str) -> Sequence[int]:
+    """The measured trials with a run of this fingerprint that is not pooled."""
+    statement = (
+        sa.select(_trial.c.id)
+        .distinct()
+        .join(_attempt, _attempt.c.trial_id == _trial.c.id)
+        .where(
+            _trial.c.cell_id == cell_id,
+            _trial.c.state == TrialState.MEASURED,
+            _attempt.c.state == AttemptState.MEASURED,
+            _attempt.c.fingerprint_digest == fingerprint_digest,
+            sa.not_(_attempt.c.pooled),
+        )
+        .order_by(_trial.c.id)
+    )
+    return connection.execute(statement).scalars().all()
+
+
+def _since_taken_back(
+    connection: Connection, trial_id: int, fingerprint_digest: str
+) -> list[Pooled]:
+    """The runs of a trial with this fingerprint that nobody has taken back."""
+    of_trial = _event.c.trial_id == trial_id
+    taken_back = sa.select(sa.func.max(_event.c.id)).where(
+        of_trial, _event.c.event == TrialEvent.INVALIDATED
+    )
+    last = connection.scalar(
+        sa.select(sa.func.max(_event.c.attempt)).where(
+            of_trial, _event.c.id < taken_back.scalar_subquery()
+        )
+    )
+    statement = (
+        sa.select(_attempt.c.id, _measurement.c.step_seconds_median)
+        .join(_measurement, _measurement.c.attempt_id == _attempt.c.id)
+        .where(
+            _attempt.c.trial_id == trial_id,
+            _attempt.c.state == AttemptState.MEASURED,
+            _attempt.c.fingerprint_digest == fingerprint_digest,
+            _attempt.c.number > (last or 0),
+        )
+    )
+    return [
+        Pooled(
+            attempt_id=row.id,
+            step_seconds=row.step_seconds_median,
+            fingerprint_digest=fingerprint_digest,
+        )
+        for row in connection.execute(statement)
+    ]
 
 
 def settle(connection: Connection, settled: Mapping[int, Sequence[Pooled]]) -> None:

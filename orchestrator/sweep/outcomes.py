@@ -146,7 +146,7 @@ class Outcomes:
         events, stored = self._store_ends(judged, at)
         requeued = [i for i, event in events.items() if event is TrialEvent.REQUEUED]
         rows = {row.id: row for row in self._store.trials_by_id(requeued)}
-        changed = self._measured_with_other_software(judged, stored)
+        changed = self._to_read_again(judged, stored)
         recorded = []
         for (attempt, verdict), in_store in zip(judged, stored, strict=True):
             outcome, search = verdict.outcome, self._call.searches[attempt.cell_id]
@@ -307,22 +307,31 @@ class Outcomes:
                 events[trial_id] = event_after(kind, earlier.get(trial_id, {}))
         return events
 
-    def _measured_with_other_software(
+    def _to_read_again(
         self, judged: Sequence[_Judged], recorded: Sequence[Recorded]
     ) -> dict[int, CellSearch]:
-        """Return the cells that have a measurement with other software than those before it.
+        """Return the cells whose search begins anew from the store, which has this poll's ends.
 
-        The two are not compared. All that such a cell's search knows has another fingerprint, so it
-        begins anew from the store, which has the ends of this poll too.
+        Numbers that were measured with two fingerprints are not compared: after a measurement with
+        another one than those before it, a cell's search knows nothing of it. A repeat that is its
+        trial's first run with the newest fingerprint, or has numbers that cannot be true, changes
+        what the trial is worth.
         """
         changed = {}
-        for (attempt, _), stored in zip(judged, recorded, strict=True):
-            fingerprint = stored.fingerprint
-            if stored.counts and not attempt.is_repeat and fingerprint is not None:
-                search = self._call.searches[attempt.cell_id]
-                before = search.note_fingerprint(fingerprint.digest)
-                if before is not None and self._is_other_software(search, before, fingerprint):
-                    changed[search.id] = search
+        for (attempt, verdict), stored in zip(judged, recorded, strict=True):
+            if not stored.counts or stored.fingerprint is None:
+                continue
+            search = self._call.searches[attempt.cell_id]
+            if attempt.is_repeat:
+                is_told = search.confirmation.has(attempt.trial_id)
+                is_changed = not is_told or _is_implausible(verdict)
+            else:
+                before = search.note_fingerprint(stored.fingerprint.digest)
+                is_changed = before is not None and self._is_other_software(
+                    search, before, stored.fingerprint
+                )
+            if is_changed:
+                changed[search.id] = search
         return changed
 
     def _is_other_software(self, search: CellSearch, before: str, now: Fingerprint) -> bool:
@@ -377,15 +386,18 @@ class Outcomes:
         peak = allocator_peak(measurement)
         joules = verdict.gpu.joules_per_token(measurement.tokens_per_second_per_gpu)
         if measurement.implausible is not None:
-            self._stored[TrialState.MEASURED] += 1
-            told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
-            search.note_implausible(trial_id, told, peak_memory_bytes=peak)
-            self._free(search)
+            if not is_repeat:
+                self._stored[TrialState.MEASURED] += 1
+                told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
+                search.note_implausible(trial_id, told, peak_memory_bytes=peak)
+                self._free(search)
             return f"measured, but its numbers cannot be true: {measurement.implausible}"
         if measurement.step_seconds_bound is not None and not is_repeat:
             return self._ended_early(search, attempt, measurement, load, at)
         if is_repeat and not search.confirmation.has(trial_id):
-            return "measured again, but the numbers of its trial cannot be true"
+            if not in_store.counts:
+                return "measured again, with other code or software than its trial: kept apart"
+            return self._speed_text(measurement, load)
         run = Run(
             step_seconds=measurement.step_time.median,
             relative_confidence=measurement.step_time.relative_confidence,
@@ -495,6 +507,11 @@ class Outcomes:
         condemned = search.note_out_of_memory(trial_id, attempt.layout, outcome)
         self._condemn(search, condemned)
         return len(condemned)
+
+
+def _is_implausible(verdict: AttemptVerdict) -> bool:
+    outcome = verdict.outcome
+    return isinstance(outcome, Measurement) and outcome.implausible is not None
 
 
 def _headroom(measurement: Measurement, device_memory_bytes: float | None) -> float | None:

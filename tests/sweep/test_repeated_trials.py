@@ -18,11 +18,13 @@ from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
-from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
+from orchestrator.core.trial.protocol import Device, Phase, RankResult, TrialRequest
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.report.comparison import of_fingerprints
+from orchestrator.report.sweep_rows import read_rows
 from orchestrator.search.proposal import Proposal
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 from orchestrator.search.searcher import Searcher
@@ -118,6 +120,39 @@ def test_a_repeat_that_takes_the_orchestrator_down_is_given_up_as_a_first_attemp
         started.append(len(dying.started))
     assert started == [1] * 6 + [0] * 6
     assert states(store) == {TrialState.MEASURED: 6}
+
+
+def test_an_anchor_that_runs_first_with_a_changed_program_is_compared_with_what_follows(
+    store: Store,
+) -> None:
+    software = ["2.13.0"]
+
+    def changed_before_the_first_anchor(request: TrialRequest) -> RankResult:
+        if request.attempt > 1:
+            software[:] = ["9.9"]
+        seconds = fast(request)
+        return RankResult(
+            step_seconds=[seconds] * 6,
+            phase_seconds={Phase.START: 0.1, Phase.STEADY: 6 * seconds},
+            peak_memory_allocated_bytes=1000,
+            stack=Stack(torch=software[0]),
+        )
+
+    result, scheduler = run(
+        store,
+        changed_before_the_first_anchor,
+        spec=spec(gpus=1, repeats=2, search={"anchor_every": 2}),
+    )
+    place, anchor = next(
+        (place, layout) for place, (layout, attempt) in enumerate(scheduler.started) if attempt == 2
+    )
+    later = [layout for layout, attempt in scheduler.started[place:] if attempt == 1]
+    assert later
+    rows = store.trials(result.sweep_id)
+    assert {t.layout for t in rows if t.is_current_fingerprint} == {anchor, *later}
+    compared = of_fingerprints(read_rows(store, store.sweep_named("t")))
+    assert compared is not None
+    assert [one.layout for one in compared.layouts] == [anchor.key]
 
 
 def test_what_its_neighbours_contradict_is_measured_once_more_over_all_calls(
