@@ -86,6 +86,11 @@ def attempt_title(attempt: AttemptRow, attempts: Sequence[AttemptRow]) -> str:
 
 def _counting_text(attempt: AttemptRow, attempts: Sequence[AttemptRow]) -> str:
     if attempt.superseded and not attempt.pooled:
+        counting = next((one for one in attempts if one.pooled and not one.superseded), None)
+        if attempt.measurement is None or counting is None:
+            return ", superseded: it does not count"
+        if attempt.fingerprint != counting.fingerprint:
+            return f"; attempt {counting.number} counts, with other code or software"
         return ", superseded: it does not count"
     num_runs = sum(one.pooled for one in attempts)
     if not attempt.pooled or num_runs < 2:

@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import Phase
 from orchestrator.report.sweep_rows import SweepRows
-from orchestrator.report.trial_facts import attempt_facts
+from orchestrator.report.trial_facts import attempt_facts, attempt_title
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,17 @@ def test_shares_of_the_reserved_time_name_their_total_and_what_no_phase_has(
     hours, around = facts[place][1], facts[place + 1][1]
     assert hours == "0.0026: useful 14.9%, warm-up 5.2%, start-up 79.9% (4.7 s of 2 GPUs)"
     assert around is not None and "and 3.4 s of it before and after them" in around
+
+
+def test_a_run_with_other_software_than_the_one_that_counts_says_so(scaling: SweepRows) -> None:
+    first = next(one for _, one in scaling.attempts() if one.pooled and not one.superseded)
+    assert first.fingerprint is not None
+    other = first.fingerprint.model_copy(update={"stack": Stack(torch="9.9")})
+    apart = replace(first, number=2, superseded=True, pooled=False)
+    changed = replace(apart, fingerprint=other)
+    assert attempt_title(changed, [first, changed]) == (
+        "Attempt 2: measured; attempt 1 counts, with other code or software"
+    )
+    assert attempt_title(apart, [first, apart]) == (
+        "Attempt 2: measured, superseded: it does not count"
+    )
