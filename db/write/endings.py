@@ -73,15 +73,16 @@ def record(
     """Judge all ends, then write them. Returns a record of each, in order."""
     batch = Batch(connection, change, (end.trial_id for end in ends), epoch)
     endings = _Endings(connection, batch, ends)
-    counts = [endings.take(end) for end in ends]
+    for end in ends:
+        endings.take(end)
     endings.write()
     return [
         Recorded(
             state=batch[end.trial_id].state,
-            counts=its,
+            counts=endings.counts(end),
             fingerprint=endings.fingerprint(end),
         )
-        for end, its in zip(ends, counts, strict=True)
+        for end in ends
     ]
 
 
@@ -140,8 +141,8 @@ class _Endings:
         self._updates: dict[tuple[bool, frozenset[str]], list[records.Columns]] = defaultdict(list)
         self._measurements: list[records.Columns] = []
 
-    def take(self, end: Ended) -> bool:
-        """Judge one end, and return whether it is a measurement that counts.
+    def take(self, end: Ended) -> None:
+        """Judge one end.
 
         Raises UsageInvalid for a missing attempt.
         """
@@ -156,10 +157,13 @@ class _Endings:
         match end.outcome:
             case MeasuredEnd() as outcome:
                 self._attempts[key] = self._measured(end, outcome, was, is_running)
-                return self._attempts[key].pooled
             case FailedEnd() as outcome:
                 self._attempts[key] = self._failed(end, outcome, was, is_running)
-                return False
+
+    def counts(self, end: Ended) -> bool:
+        """Return whether an end is a measurement that counts, once all are written."""
+        is_measured = isinstance(end.outcome, MeasuredEnd)
+        return is_measured and self._attempts[end.trial_id, end.attempt].pooled
 
     def write(self) -> None:
         self._batch.write()
@@ -183,7 +187,13 @@ class _Endings:
         gathered |= {cell_id for cell_id, _ in changed if self._was_current[cell_id] is not None}
         for cell_id in sorted(gathered):
             if (digest := self._current[cell_id]) is not None:
-                pooling.gather(self._connection, cell_id, digest)
+                self._note_pooled(pooling.gather(self._connection, cell_id, digest))
+
+    def _note_pooled(self, pooled: Mapping[int, Set[int]]) -> None:
+        """Note which attempts of a trial are pooled, by their ids."""
+        for key, one in self._attempts.items():
+            if key[0] in pooled:
+                self._attempts[key] = replace(one, pooled=one.id in pooled[key[0]])
 
     def _measured(
         self, end: Ended, outcome: MeasuredEnd, was: _StoredAttempt, is_running: bool

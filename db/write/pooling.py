@@ -61,8 +61,12 @@ def agrees(pool: Sequence[Pooled], of_cell: str | None, fingerprint_digest: str 
     return {of_cell, *(one.fingerprint_digest for one in pool)} == {fingerprint_digest}
 
 
-def gather(connection: Connection, cell_id: int, fingerprint_digest: str) -> None:
+def gather(
+    connection: Connection, cell_id: int, fingerprint_digest: str
+) -> dict[int, frozenset[int]]:
     """Pool the runs that measured trials of a cell have with its newest fingerprint.
+
+    Return the pooled attempts of each trial for which these are others than before, by id.
 
     A repeat that ended while its cell had another fingerprint was kept apart. It counts once its
     cell has its fingerprint; the runs that counted until then are kept apart from it.
@@ -73,15 +77,19 @@ def gather(connection: Connection, cell_id: int, fingerprint_digest: str) -> Non
     }
     pools = {trial_id: pool for trial_id, pool in pools.items() if pool}
     for trial_id, pool in pools.items():
-        of_trial = _attempt.c.trial_id == trial_id
+        of_trial = (
+            _attempt.c.trial_id == trial_id,
+            _attempt.c.state == AttemptState.MEASURED,
+        )
         is_in_pool = _attempt.c.id.in_([one.attempt_id for one in pool])
         connection.execute(
-            sa.update(_attempt).where(of_trial).values(superseded=True, pooled=is_in_pool)
+            sa.update(_attempt).where(*of_trial).values(superseded=True, pooled=is_in_pool)
         )
         connection.execute(
             sa.update(_trial).where(_trial.c.id == trial_id).values(num_measurements=len(pool))
         )
     settle(connection, pools)
+    return {trial_id: frozenset(one.attempt_id for one in pool) for trial_id, pool in pools.items()}
 
 
 def _apart(connection: Connection, cell_id: int, fingerprint_digest: str) -> Sequence[int]:

@@ -148,7 +148,7 @@ class Recorded:
 
     # State of the trial after all ends that were recorded together.
     state: TrialState
-    # True if its measurement counts. False: it failed, or another attempt came first.
+    # True if its measurement counts then. False: it failed, or another attempt came first.
     counts: bool
     # As stored: with the software that other attempts of the sweep found, if it was not known.
     fingerprint: Fingerprint | None

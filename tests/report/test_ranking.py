@@ -56,7 +56,7 @@ def test_a_variation_that_is_larger_than_repeats_show_is_said_to_be_assumed() ->
 
 
 def test_a_lead_that_the_measured_speeds_do_not_show_has_a_column(store: Store) -> None:
-    """Of two runs the slower gives a trial its numbers; the lead rests on both."""
+    """The lead rests on both runs of a trial; its numbers are those of the slower one."""
     apart = measure_runs(store, {1: [(1.0, 0), (1.05, 2)], 2: [(2.0, 1), (2.0, 3)]})
     found = _ranked(store)
     assert found.drift is None and found.margin is not None
@@ -64,7 +64,8 @@ def test_a_lead_that_the_measured_speeds_do_not_show_has_a_column(store: Store) 
     shown = found.without_drift(found.leading)
     assert shown is not None and shown.remark == OTHER_LEAD
     rate, _ = shown.texts[apart[1]]
-    assert rate == "972"  # 1,000 tokens/s at 1 s, and 952 at 1.05 s
+    # The runs had 1,000 and 952 tokens/s.
+    assert rate == "972"
 
 
 def test_a_lead_that_the_measured_speeds_show_has_no_column(store: Store) -> None:
