@@ -31,6 +31,11 @@ from workloads.command.resident import peak_resident_bytes
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank
 
+_WRITE_LINES = (
+    'by a line {"step_seconds": 0.52} in the file that SWEEP_METRICS_FILE names, or by'
+    " metrics: {log: PATTERN}, which finds the number in what the program prints"
+)
+
 
 @dataclass(kw_only=True)
 class Handover:
@@ -189,6 +194,8 @@ class Handover:
             )
         asked = plan.warmup_steps + plan.max_steps
         fix = f"let it run {asked} steps ({TELL_NUM_STEPS}), and report each"
+        if metrics.printed is None and not metrics.file.written_at_ns:
+            fix += f": {_WRITE_LINES}"
         return "; ".join([text, *(reasons or [fix])])
 
     def _completed(self, result: RankResult) -> RankResult:

@@ -229,6 +229,7 @@ def test_it_is_judged_as_the_program_ended(
     ("program", "said"),
     [
         ("pass", "the program wrote 0 steps, warm-up included; expected more than 1"),
+        ("print({})", "in the file that SWEEP_METRICS_FILE names, or by metrics: {log: PATTERN}"),
         (
             "import os; open(os.environ['SWEEP_METRICS_FILE'], 'w').write('fast\\n-1\\n')",
             "2 lines were no steps, the first: fast",
