@@ -17,6 +17,7 @@ from db.write.writes import NewAttempt, NewTrial
 from orchestrator.cluster.contract import Finished, Progressed, SchedulerEvent
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.protocol import Phase
@@ -40,6 +41,8 @@ class Attempt:
     trial_id: int = 0
     # Among the attempts of its trial; 0: not in the store yet.
     number: int = 0
+    # What it measures, as it was when the attempt started.
+    code: Fingerprint | None = None
     phase: Phase | None = None
     step: int = 0
     is_first_step_stored: bool = False
@@ -145,10 +148,19 @@ class Attempts:
             self._num_new += 1
         return attempt
 
-    def start(self, attempt: Attempt, trial_id: int, number: int, *, now: float) -> None:
+    def start(
+        self,
+        attempt: Attempt,
+        trial_id: int,
+        number: int,
+        *,
+        now: float,
+        code: Fingerprint | None = None,
+    ) -> None:
         """Note that an attempt is in the store under this number, and is started."""
         self.decided.remove(attempt)
         attempt.trial_id, attempt.number, attempt.since = trial_id, number, now
+        attempt.code = code
         self._started[trial_id] = attempt
 
     def hear(self, event: SchedulerEvent) -> None:

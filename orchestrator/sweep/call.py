@@ -10,10 +10,10 @@ from orchestrator.cluster.contract import Scheduler, Slots
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.search.space import CellSpaces
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.sweep.attempts import Attempts
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.lease import SweepLease
+from orchestrator.sweep.measured_code import MeasuredCode
 from orchestrator.sweep.progress import Snapshot, Stop
 from orchestrator.sweep.spool import Spool
 
@@ -28,7 +28,7 @@ class Call:
     scheduler: Scheduler
     # For ends of attempts that the database cannot take now; None: they stay in memory.
     spool: Spool | None
-    code: Fingerprint
+    code: MeasuredCode
     hardware: Callable[[Slots], Hardware | None]
     clock: Callable[[], float]
     stop: Callable[[], Stop]

@@ -254,7 +254,12 @@ class Loop:
         for attempt in self._attempts.ended:
             if attempt.end is not None and self._spool is not None:
                 try:
-                    spooled = Spooled(attempt=attempt.number, end=attempt.end, at=self._date())
+                    spooled = Spooled(
+                        attempt=attempt.number,
+                        end=attempt.end,
+                        at=self._date(),
+                        code=attempt.code,
+                    )
                     self._spool.keep(spooled)
                 except OSError as exc:
                     logger.warning(

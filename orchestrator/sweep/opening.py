@@ -109,7 +109,7 @@ def _take_up_what_was_left(call: Call) -> None:
             sweep_id=call.sweep_id,
             epoch=call.epoch,
             plan=call.spec.measurement.plan(call.scheduler.slots.device),
-            code=call.code,
+            code=call.code.now,
             device_name=call.scheduler.slots.device_name,
         )
         if (found := recovery.take_up(call.spool)) > 0:

@@ -275,7 +275,7 @@ class Outcomes:
             layout=layout,
             plan=self._plan,
             peaks=self._peaks,
-            code=self._call.code,
+            code=attempt.code or self._call.code.now,
             device_name=self._slots.device_name,
             is_repeat=attempt.is_repeat,
             at=at,

@@ -61,7 +61,7 @@ def code_fingerprint(project: Path) -> Fingerprint:
 
 
 def program_fingerprint(
-    argv: Sequence[str], *, cwd: Path | None, skip: Sequence[Path] = ()
+    argv: Sequence[str], cwd: Path | None, *, skip: Sequence[Path] = ()
 ) -> Fingerprint:
     """Return the fingerprint of somebody's program, by its arguments and the folder it runs in.
 
@@ -98,7 +98,7 @@ def _project(named: Sequence[tuple[str, Path]], cwd: Path | None) -> Path | None
 
 
 def last_written(
-    argv: Sequence[str], *, cwd: Path | None, skip: Sequence[Path] = ()
+    argv: Sequence[str], cwd: Path | None, *, skip: Sequence[Path] = ()
 ) -> Sequence[Path]:
     """Return a few of the files in `program_fingerprint`, those that were written last.
 
@@ -119,6 +119,25 @@ def last_written(
             files += filter(_is_source, islice(entries, MAX_PROGRAM_ENTRIES))
     found = {path.resolve(): path for path in files if _is_file(path)}
     return sorted(found.values(), key=_written_at, reverse=True)[:MAX_LAST_WRITTEN]
+
+
+def sources(argv: Sequence[str], cwd: Path | None, *, skip: Sequence[Path] = ()) -> Sequence[Path]:
+    """Return the files in `program_fingerprint` that a person edits: sources and named files.
+
+    In a checkout these are the sources that git knows, or would add.
+    """
+    named = list(_named_files(argv, cwd))
+    project = _project(named, cwd)
+    top = _git(project, "rev-parse", "--show-toplevel") if project is not None else None
+    if top is not None and project is not None and _owns(project):
+        listed = _git(Path(top), "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        found: Iterable[Path] = (Path(top) / name for name in (listed or "").split("\0") if name)
+    elif project is not None:
+        found = islice(_entries(project, [path.resolve() for path in skip]), MAX_PROGRAM_ENTRIES)
+    else:
+        found = ()
+    files = dict.fromkeys([*(path for _, path in named), *filter(_is_source, found)])
+    return list(islice(files, MAX_PROGRAM_FILES))
 
 
 def measured_with(

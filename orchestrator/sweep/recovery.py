@@ -66,7 +66,7 @@ class Recovery:
             layout=detail.trial.layout,
             plan=self.plan,
             peaks=peaks,
-            code=self.code,
+            code=spooled.code or self.code,
             device_name=self.device_name,
             is_repeat=any(
                 one.number == spooled.attempt and one.purpose in REPEATS for one in detail.attempts

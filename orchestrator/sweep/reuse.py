@@ -107,7 +107,7 @@ def _refuse_other_code(call: Call, source: SweepRow, row: CellRow) -> None:
     if then is None:
         # Nothing was measured, so nothing but out-of-memories is reused.
         return
-    now, on_gpu = call.code, call.scheduler.slots.device is Device.CUDA
+    now, on_gpu = call.code.now, call.scheduler.slots.device is Device.CUDA
     was_on = then.stack.device_name
     for what, was, is_now in (
         ("device", was_on, _device(call.scheduler.slots.device_name, was_on)),

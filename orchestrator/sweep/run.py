@@ -15,6 +15,7 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.lease import acquire
+from orchestrator.sweep.measured_code import MeasuredCode
 from orchestrator.sweep.opening import open_loop
 from orchestrator.sweep.progress import Snapshot, Stop, SweepResult
 from orchestrator.sweep.spool import FOLDER, Spool
@@ -26,6 +27,7 @@ def run_sweep(
     store: Store,
     open_scheduler: Callable[[], Scheduler],
     code: Fingerprint,
+    edited: Callable[[], Fingerprint | None] | None = None,
     hardware: Callable[[Slots], Hardware | None],
     clock: Callable[[], float],
     stop: Callable[[], Stop] = lambda: Stop.GO_ON,
@@ -37,7 +39,9 @@ def run_sweep(
 ) -> SweepResult:
     """Work on a sweep until every cell is done, a budget is spent, or somebody asks to stop.
 
-    `spaces`: of the cells that were enumerated already. `run_root` gives the folder of a sweep's
+    `code` is what is measured when the call begins. `edited` returns its new fingerprint if it was
+    edited since it was last asked (None: it stays as it is). `spaces`: of the cells that were
+    enumerated already. `run_root` gives the folder of a sweep's
     run folder on this machine: ends of attempts wait there while the database does not answer
     (None: only in memory). `reused` names a sweep whose measurements are taken over, where
     conditions are equal. Raises SweepChanged, SweepInUse, ResourcesInsufficient, StoreUnavailable
@@ -60,7 +64,7 @@ def run_sweep(
                 lease=lease,
                 scheduler=scheduler,
                 spool=Spool(folder) if folder is not None else None,
-                code=code,
+                code=MeasuredCode(code, edited),
                 hardware=hardware,
                 clock=clock,
                 stop=stop,

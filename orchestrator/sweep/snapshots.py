@@ -203,7 +203,7 @@ class Snapshots:
         """Return whether the numbers are of other code than this call's, which measured nothing."""
         digests, call = self._outcomes.fingerprints, self._call
         found = [one for one in call.store.fingerprints(call.sweep_id) if one.digest in digests]
-        return bool(found) and not any(one.has_code_of(call.code) for one in found)
+        return bool(found) and not any(one.has_code_of(call.code.now) for one in found)
 
     @property
     def _untried(self) -> int:

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.cluster.contract import Finished
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.trial.fingerprint import Fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class Spooled:
     attempt: int
     end: Finished
     at: dt.datetime | None = None  # by the sweep's clock
+    # None: the code that the next call measures.
+    code: Fingerprint | None = None
 
     @property
     def name(self) -> str:

@@ -1,4 +1,7 @@
-"""A program that starts the ranks of its node itself, and never ends, from the file to SQL."""
+"""A program that starts the ranks of its node itself, and never ends, from the file to SQL.
+
+Somebody edits a file of it meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from tests.acceptance.command import Command, write_sweep
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 LAUNCHER = """
-import os, subprocess, sys
+import os, pathlib, subprocess, sys
+edited = pathlib.Path(sys.argv[2]).with_name("model.py")
+if "8" in edited.read_text():
+    edited.write_text("num_layers = 9")
 num_ranks = int(sys.argv[1])
 ranks = [
     subprocess.Popen(
@@ -38,16 +44,17 @@ while True:
 """
 
 
-def test_an_endless_program_with_a_launcher_of_its_own_is_measured(
+def test_an_endless_program_with_a_launcher_of_its_own_is_measured_and_may_be_edited(
     command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "launch.py").write_text(LAUNCHER)
     (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "model.py").write_text("num_layers = 8")
     launch = [sys.executable, str(tmp_path / "launch.py"), "{gpus_per_node}"]
     file = write_sweep(
         tmp_path,
         gpus=2,
-        axes={"micro_batch_size": [1], "recompute": ["none"]},
+        axes={"micro_batch_size": [1, 2], "recompute": ["none"]},
         measurement={"max_steps": 50},
         search={"confirm": {"repeats": 0}},
         workload={
@@ -55,10 +62,13 @@ def test_an_endless_program_with_a_launcher_of_its_own_is_measured(
             "options": {"processes": "per_node", "argv": [*launch, str(tmp_path / "train.py")]},
         },
     )
-    command.ok("run", file, "-q")
-    ((num_steps, confident),) = command.sql("select num_steps, confident from v_trial")
-    assert 8 <= num_steps < 50 and confident
-    said = command.here.ok("logs", "1").stdout
-    assert "rank 0 of 2" in said and "rank 1 of 2" in said
+    said = command.ok("run", file, "-q").stderr
+    assert "is measured with other code, software or devices than before" in said
+    rows = command.sql("select num_steps, confident from v_trial")
+    assert all(8 <= num_steps < 50 and confident for num_steps, confident in rows)
+    current = command.sql("select is_current_fingerprint from v_trial order by trial_id")
+    assert current == [[False], [True]]
+    log = command.here.ok("logs", "1").stdout
+    assert "rank 0 of 2" in log and "rank 1 of 2" in log
     told = command.here.run("logs", "1", "--rank", "1")
     assert told.returncode == 2 and "On this machine are logs of rank 0" in told.stderr

@@ -881,6 +881,18 @@ def test_of_what_ends_by_one_poll_only_the_newest_software_is_compared(store: St
     assert states(store) == {TrialState.MEASURED: 6}
 
 
+def test_what_starts_after_an_edit_of_the_program_is_kept_apart(store: Store) -> None:
+    edited = CODE.model_copy(update={"dirty_diff_digest": "files:b"})
+    edits = [None, None, edited]
+    result, scheduler = run(
+        store, fast, spec=spec(gpus=1), edited=lambda: edits.pop(0) if edits else None
+    )
+    assert result.num_fingerprints == 2
+    rows = {t.layout: t.is_current_fingerprint for t in store.trials(result.sweep_id)}
+    assert [rows[layout] for layout, _ in scheduler.started] == [False] * 2 + [True] * 4
+    assert not result.code_has_changed
+
+
 def test_packages_that_are_found_later_begin_no_cell_anew(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -517,3 +517,20 @@ def test_the_command_line_asks_for_the_program_of_a_command_and_leaves_the_sweep
     (program / "run.toml").write_text("seed = 2\n")  # named by the environment
     assert digest() != before
     assert digest("llama") == code_fingerprint(PACKAGE).git_sha
+
+
+def test_the_files_that_a_person_edits_are_named_ones_and_sources(project: Path) -> None:
+    (project / "run.toml").write_text("steps = 3\n")
+    (project / "data.json").write_text("{}\n")
+    (project / "ignored.py").write_text("pass\n")
+    (project / "new.py").write_text("pass\n")
+    argv = ["python", "train.py", "--settings=run.toml"]
+    expected = {project / name for name in ("train.py", "run.toml", "new.py")}
+    assert set(provenance.sources(argv, project)) == expected
+    shutil.rmtree(project / ".git")
+    assert set(provenance.sources(argv, project)) == expected | {project / "ignored.py"}
+    (project / "out").mkdir()
+    (project / "out" / "written.py").write_text("pass\n")
+    skip = [project / "out"]
+    assert set(provenance.sources(argv, project, skip=skip)) == expected | {project / "ignored.py"}
+    assert provenance.sources(["true"], None) == []

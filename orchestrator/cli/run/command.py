@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from orchestrator.core.pretend.replay import ReplayTable
     from orchestrator.core.problem.hardware import Hardware
     from orchestrator.core.search.space import CellSpaces
+    from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.sweep.progress import Snapshot, SweepResult
@@ -337,6 +338,8 @@ class _SweepRun:
                     spec,
                     store=self.store,
                     open_scheduler=open_scheduler,
+                    # Before the code is read, so that no edit is missed.
+                    edited=_edits_of(spec) if simulator is None and table is None else None,
                     code=_code_of(spec, table),
                     hardware=lambda slots: _hardware(spec, slots),
                     clock=simulator.clock if simulator is not None else time.monotonic,
@@ -422,9 +425,26 @@ def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
     options = spec.workload.options
     if not isinstance(options, CommandOptions):
         return code_fingerprint(Path(__file__).parents[1])
-    cwd = Path(options.cwd) if options.cwd is not None else None
+    return program_fingerprint(*_program_of(options), skip=[home.sweep_home()])
+
+
+def _edits_of(spec: SweepSpec) -> Callable[[], Fingerprint | None] | None:
+    """Return what notices that the user's program was edited; None: there is none."""
+    from orchestrator.core.sweepfile.command_options import CommandOptions
+    from orchestrator.sweep.measured_code import WatchedFiles
+    from orchestrator.sweep.provenance import sources
+
+    options = spec.workload.options
+    if not isinstance(options, CommandOptions):
+        return None
+    watched = WatchedFiles(sources(*_program_of(options), skip=[home.sweep_home()]))
+    return lambda: _code_of(spec, None) if watched.have_changed() else None
+
+
+def _program_of(options: CommandOptions) -> tuple[Sequence[str], Path | None]:
+    """The words that may name files of the program, and the folder it runs in."""
     words = [*options.argv, *options.env.values()]
-    return program_fingerprint(words, cwd=cwd, skip=[home.sweep_home()])
+    return words, Path(options.cwd) if options.cwd is not None else None
 
 
 def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
