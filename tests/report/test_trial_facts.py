@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from orchestrator.core.trial.protocol import Phase
+from orchestrator.core.trial.protocol import DriverMemoryKind, Phase
 from orchestrator.report.sweep_rows import SweepRows
-from orchestrator.report.trial_facts import attempt_facts
+from orchestrator.report.trial_facts import attempt_facts, compared_rows
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,19 @@ def test_shares_of_the_reserved_time_name_their_total_and_what_no_phase_has(
     hours, around = facts[place][1], facts[place + 1][1]
     assert hours == "0.0026: useful 14.9%, warm-up 5.2%, start-up 79.9% (4.7 s of 2 GPUs)"
     assert around is not None and "and 3.4 s of it before and after them" in around
+
+
+def test_the_peak_that_the_kernel_saw_is_shown_and_not_compared_with_allocations(
+    scaling: SweepRows,
+) -> None:
+    trial = replace(
+        next(one.trial for one in scaling.trials if one.trial.predicted_memory_bytes),
+        peak_memory_allocated_bytes=None,
+        peak_memory_reserved_bytes=None,
+        peak_memory_driver_bytes=300 << 20,
+        peak_memory_driver_kind=DriverMemoryKind.RSS,
+        device_memory_bytes=None,
+    )
+    name, predicted, measured, ratio = compared_rows(trial)[1]
+    assert (name, measured, ratio) == ("peak memory", "300.0 MiB (rss)", "-")
+    assert predicted != "-"
