@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from orchestrator.core.problem.memory_text import memory_of_limit_text, memory_text
+from orchestrator.core.trial.gpu_hours_text import gpu_hours_text
 
 UNKNOWN = "-"
 # Ids that are listed; of more, only the number.
@@ -70,10 +71,7 @@ def memory_of(num_bytes: float | None, limit_bytes: float | None) -> str:
 
 
 def gpu_hours(gpu_seconds: float | None) -> str:
-    if gpu_seconds is None:
-        return UNKNOWN
-    digits = 4 if 0 < gpu_seconds < 360 else 2
-    return f"{gpu_seconds / 3600:.{digits}f}"
+    return UNKNOWN if gpu_seconds is None else gpu_hours_text(gpu_seconds)
 
 
 def shares(parts: Mapping[str, float]) -> str:
