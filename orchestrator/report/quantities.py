@@ -36,9 +36,23 @@ def tokens_rate(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def is_too_wide(relative: float) -> bool:
+    """Return whether a 95 % interval of this relative half-width says nothing of its number."""
+    return relative >= 1.0
+
+
 def confidence(relative: float | None) -> str:
-    """The relative half-width of the 95 % interval: `±1.3%`."""
-    return UNKNOWN if relative is None else f"±{relative:.1%}"
+    """The relative half-width of the 95 % interval: `±1.3%`, `unknown` if it is 100 % or more."""
+    if relative is None:
+        return UNKNOWN
+    return "unknown" if is_too_wide(relative) else f"±{relative:.1%}"
+
+
+def with_confidence(number: str, relative: float | None) -> str:
+    """A number and its interval in a sentence: `8,909 ±1.3%`, `8,909 (95 % interval unknown)`."""
+    if relative is None or is_too_wide(relative):
+        return f"{number} (95 % interval unknown)"
+    return f"{number} {confidence(relative)}"
 
 
 def percent(fraction: float | None) -> str:

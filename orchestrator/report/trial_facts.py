@@ -293,10 +293,11 @@ def _step_text(measurement: Measurement) -> str:
     from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
 
     steps = measurement.step_time
-    text = (
-        f"median {show_as.step_time(steps.median)} {show_as.confidence(steps.relative_confidence)}"
-        f" (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
-    )
+    relative = steps.relative_confidence
+    median = show_as.with_confidence(show_as.step_time(steps.median), relative)
+    if relative is not None and not show_as.is_too_wide(relative):
+        median += " (95 %)"
+    text = f"median {median}, IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
     why = why_unsure(
         confident=measurement.confident,
         num_steps=steps.num_steps,
