@@ -152,7 +152,7 @@ def test_a_changed_condition_is_refused_with_the_difference(store: Store) -> Non
 
 def test_a_condition_may_change_until_something_was_measured(store: Store) -> None:
     """As a mistyped argv is corrected: what failed is launched again, and its failures stay."""
-    with pytest.raises(UsageInvalid, match="give the same command"):
+    with pytest.raises(UsageInvalid, match="give the same `sweep run`"):
         run(store, lambda _: FailureKind.USER_ERROR)
     failed = {trial.id for trial in store.trials(store.sweep_named("t").id)}
     assert len(failed) == 5
