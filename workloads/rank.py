@@ -53,9 +53,12 @@ class NotFinite(Exception):
     """The training has diverged: it computes NaN or infinity, so its speed is not measured."""
 
     @classmethod
-    def of(cls, what: str, value: object, *, step: int | None = None) -> NotFinite:
-        """`what` is the loss or the gradient norm; a step counts from 1, warm-up included."""
-        where = f" of step {step}" if step is not None else ""
+    def of(cls, what: str, value: object, *, step: float | None = None) -> NotFinite:
+        """`what` is the loss or the gradient norm.
+
+        `step`: its number, as a user's program counts, else from 1 with the warm-up.
+        """
+        where = f" of step {step:.15g}" if step is not None else ""
         return cls(
             f"the {what}{where} is {value}; a training that diverges is not measured: "
             "lower the learning rate, or widen the precision"

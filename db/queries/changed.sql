@@ -94,7 +94,7 @@ software AS (
         trim(
             CASE WHEN older.orchestrator_version <> newer.orchestrator_version THEN 'layout-sweep ' || older.orchestrator_version || ' -> ' || newer.orchestrator_version || '; ' ELSE '' END
             || CASE WHEN coalesce(older.git_sha, '') <> coalesce(newer.git_sha, '') THEN 'git ' || coalesce(older.git_sha, 'unknown') || ' -> ' || coalesce(newer.git_sha, 'unknown') || '; ' ELSE '' END
-            || CASE WHEN coalesce(older.dirty_diff_digest, '') <> coalesce(newer.dirty_diff_digest, '') THEN 'uncommitted changes; ' ELSE '' END
+            || CASE WHEN coalesce(older.dirty_diff_digest, '') <> coalesce(newer.dirty_diff_digest, '') THEN CASE WHEN older.git_sha IS NULL OR newer.git_sha IS NULL THEN 'the program''s files; ' ELSE 'uncommitted changes; ' END ELSE '' END
             || CASE WHEN coalesce(older.python, '') <> coalesce(newer.python, '') THEN 'python ' || coalesce(older.python, 'unknown') || ' -> ' || coalesce(newer.python, 'unknown') || '; ' ELSE '' END
             || CASE WHEN coalesce(older.torch, '') <> coalesce(newer.torch, '') THEN 'torch ' || coalesce(older.torch, 'unknown') || ' -> ' || coalesce(newer.torch, 'unknown') || '; ' ELSE '' END
             || CASE WHEN coalesce(older.cuda, '') <> coalesce(newer.cuda, '') THEN 'cuda ' || coalesce(older.cuda, 'unknown') || ' -> ' || coalesce(newer.cuda, 'unknown') || '; ' ELSE '' END

@@ -235,7 +235,8 @@ def _difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) ->
         [
             f"sweep {name!r} was measured under other conditions:",
             *lines,
-            "Rename the sweep, or restore the spec",
+            "To continue this sweep, set these keys of its file back to what they were. To measure"
+            " with the changed ones, begin another sweep: sweep run FILE name=ANOTHER-NAME",
         ]
     )
 

@@ -101,7 +101,7 @@ def _texts(one: LayoutDifference) -> list[str]:
 
 def _speed(one: Speed) -> str:
     relative = (one.high - one.low) / 2 / one.value
-    return f"{show.tokens_rate(one.value)} {show.confidence(relative)}"
+    return show.with_confidence(show.tokens_rate(one.value), relative)
 
 
 def _print(found: Comparison) -> None:

@@ -435,4 +435,4 @@ def _line(place: int, best: dict[str, Any], unit: int) -> TableRow:
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+    return show_as.gpu_hours(hours * 3600)

@@ -303,8 +303,8 @@ def stored_spec(row: SweepRow) -> SweepSpec:
     except ValidationError as exc:
         raise UsageInvalid(
             f"sweep {row.name} was begun by another version of this program, and its stored sweep"
-            f" file has {counted(exc.error_count(), 'mistake')} now; `sweep run` its file again,"
-            " and ask then"
+            f" file has {counted(exc.error_count(), 'mistake')} now: run `sweep run FILE` with its"
+            " sweep file, which stores it anew, then give this command again"
         ) from None
 
 

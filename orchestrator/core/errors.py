@@ -26,7 +26,10 @@ class UsageInvalid(SweepError):
 
 
 class SweepChanged(SweepError):
-    """A sweep of this name was measured under other conditions. Rename it, or restore the spec."""
+    """A sweep of this name was measured under other conditions.
+
+    Give the changed sweep file another name, or set its keys back to what they were.
+    """
 
     exit_code = 2
 

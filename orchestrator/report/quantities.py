@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from orchestrator.core.problem.memory_text import memory_of_limit_text, memory_text
+from orchestrator.core.trial.gpu_hours_text import gpu_hours_text
 
 UNKNOWN = "-"
 # Ids that are listed; of more, only the number.
@@ -35,9 +36,23 @@ def tokens_rate(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def is_too_wide(relative: float) -> bool:
+    """Return whether a 95 % interval of this relative half-width says nothing of its number."""
+    return relative >= 1.0
+
+
 def confidence(relative: float | None) -> str:
-    """The relative half-width of the 95 % interval: `±1.3%`."""
-    return UNKNOWN if relative is None else f"±{relative:.1%}"
+    """The relative half-width of the 95 % interval: `±1.3%`, `unknown` if it is 100 % or more."""
+    if relative is None:
+        return UNKNOWN
+    return "unknown" if is_too_wide(relative) else f"±{relative:.1%}"
+
+
+def with_confidence(number: str, relative: float | None) -> str:
+    """A number and its interval in a sentence: `8,909 ±1.3%`, `8,909 (95 % interval unknown)`."""
+    if relative is None or is_too_wide(relative):
+        return f"{number} (95 % interval unknown)"
+    return f"{number} {confidence(relative)}"
 
 
 def percent(fraction: float | None) -> str:
@@ -70,10 +85,7 @@ def memory_of(num_bytes: float | None, limit_bytes: float | None) -> str:
 
 
 def gpu_hours(gpu_seconds: float | None) -> str:
-    if gpu_seconds is None:
-        return UNKNOWN
-    digits = 4 if 0 < gpu_seconds < 360 else 2
-    return f"{gpu_seconds / 3600:.{digits}f}"
+    return UNKNOWN if gpu_seconds is None else gpu_hours_text(gpu_seconds)
 
 
 def shares(parts: Mapping[str, float]) -> str:

@@ -144,7 +144,7 @@ def rank_cell(
     varies = varies_text(verdict)
     num_runs = confirmation.num_runs(verdict.best)
     if not verdict.is_settled:
-        tied = ", ".join(map(str, verdict.tied[:MAX_TIED_SHOWN]))
+        tied = ", ".join(map(str, verdict.tied_by_speed[:MAX_TIED_SHOWN]))
         more = " and others" if len(verdict.tied) > MAX_TIED_SHOWN else ""
         text = f"No single winner: trials {tied}{more} are tied; {varies}"
         text += assumed_text(verdict) + why_tied(verdict, rows)
@@ -167,7 +167,7 @@ def rank_cell(
     drift = _drift_text(verdict.change) if verdict.change is not None else None
     return Ranking(
         leading=[*rows, *rest],
-        tied=verdict.tied,
+        tied=verdict.tied_by_speed,
         text=text,
         drift=drift,
         margin=verdict.margin,

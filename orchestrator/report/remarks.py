@@ -11,6 +11,7 @@ from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
     from db.read.rows import CellRow, CellStatus, TrialRow
+    from orchestrator.report.ranking import Ranking
 
 
 def why_no_best(status: CellStatus) -> str:
@@ -41,6 +42,23 @@ def load_text(trials: Sequence[TrialRow]) -> str | None:
     if len(busy) == 1:
         return f"{trial_ids}: {load} while it was measured"
     return f"{trial_ids}: {load} while they were measured, at the worst (trial {worst.id})"
+
+
+def unknown_interval_text(ranking: Ranking, shown: Sequence[TrialRow]) -> str | None:
+    """A line about compared speeds whose 95 % interval is unknown; None if all are known."""
+    unknown = [
+        trial.id
+        for trial in shown
+        if (found := ranking.compared.get(trial.id)) is not None
+        and show.is_too_wide(found.relative_confidence)
+    ]
+    if not unknown:
+        return None
+    which = show.numbered("trial", unknown)
+    return (
+        f"unknown: the speed without drift of {which} may differ by 100% or more from what is"
+        f" shown; {ranking.varies}. More repeats tell it better (search.confirm.repeats)"
+    )
 
 
 def implausible_text(why: Mapping[int, str]) -> str:

@@ -11,7 +11,7 @@ from orchestrator.core.trial.lifecycle import TERMINAL
 from orchestrator.report import quantities as show
 from orchestrator.report.sweep_status import SweepStatus
 from orchestrator.report.sweep_status import state_text as sweep_state_text
-from orchestrator.report.time_left import left_text
+from orchestrator.report.time_left import SPENT, left_text
 from orchestrator.report.top_screen import Tone, status_counts
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ def _left(status: SweepStatus, search: Mapping[str, Any], seconds: float) -> str
         bounds = [budgets["wall_seconds_left"]] if wall else []
         if limit and reserved > 0:
             bounds.append(budgets["gpu_seconds_left"] / reserved * seconds)
-        return f", at most {show.duration(max(min(bounds), 0.0))} left" if bounds else ""
+        if not bounds:
+            return ""
+        least = min(bounds)
+        return f", at most {show.duration(least)} left" if least > 0 else SPENT
     confirm = search.get("confirm") or {}
     repeats = int(confirm.get("contenders", 0)) * int(confirm.get("repeats", 0))
     left = time_left(

@@ -10,6 +10,7 @@ from orchestrator.core.trial.machine_load import MachineLoad, disturbance_text
 from orchestrator.report import quantities as show_as
 from orchestrator.report.json_text import json_text
 from orchestrator.report.sweep_status import INTERRUPTED, WHAT_INTERRUPTED_IS
+from orchestrator.report.trial_line import memory_text
 
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail, TrialRow
@@ -59,12 +60,18 @@ def head_facts(detail: TrialDetail, *, is_worked_on: bool) -> list[Fact]:
 
 
 def compared_rows(trial: TrialRow) -> list[list[str]]:
-    """Predicted and measured values: a name, and COMPARED_COLUMNS."""
+    """Predicted and measured values: a name, and COMPARED_COLUMNS.
+
+    Predictions are of what the program allocates: another peak is shown, but not compared.
+    """
     predicted_rate = trial.predicted_tokens_per_second_per_gpu
     measured_rate, peak = trial.tokens_per_second_per_gpu, trial.peak_memory_allocated_bytes
+    name, predicted, _, ratio = _compared(
+        "peak memory", trial.predicted_memory_bytes, peak, show_as.memory
+    )
     return [
         _compared("tokens/s/GPU", predicted_rate, measured_rate, show_as.tokens_rate),
-        _compared("peak memory", trial.predicted_memory_bytes, peak, show_as.memory),
+        [name, predicted, memory_text(trial), ratio],
     ]
 
 
@@ -291,10 +298,11 @@ def _step_text(measurement: Measurement) -> str:
     from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
 
     steps = measurement.step_time
-    text = (
-        f"median {show_as.step_time(steps.median)} {show_as.confidence(steps.relative_confidence)}"
-        f" (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
-    )
+    relative = steps.relative_confidence
+    median = show_as.with_confidence(show_as.step_time(steps.median), relative)
+    if relative is not None and not show_as.is_too_wide(relative):
+        median += " (95 %)"
+    text = f"median {median}, IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
     why = why_unsure(
         confident=measurement.confident,
         num_steps=steps.num_steps,

@@ -531,7 +531,7 @@ class Confirmation:
     def tied(self) -> Sequence[Layout]:
         """Return the layouts that share the first place, fastest first; one alone is the winner."""
         verdict = self.verdict()
-        return [] if verdict is None else [self._layouts[trial_id] for trial_id in verdict.tied]
+        return [] if verdict is None else [self._layouts[key] for key in verdict.tied_by_speed]
 
     def num_runs(self, trial_id: int) -> int:
         return len(self._runs.get(trial_id, ()))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 
 from db.read.rows import TrialRow
-from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
+from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable, UsageInvalid
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_searches import CellSearches
 from orchestrator.sweep.dispatch import Dispatch
@@ -197,7 +197,13 @@ class Loop:
         searches = {i: self._call.searches[i] for i in open_ids}
         can_check = [i for i, one in searches.items() if one.confirmation.can_check_machine]
         checking = [i for i, one in searches.items() if one.num_repeats]
-        for cell_id in stop_rules.stuck_cells(open_ids, can_check, checking):
+        try:
+            stuck = stop_rules.stuck_cells(open_ids, can_check, checking)
+        except (UsageInvalid, ClusterUnavailable):
+            # The message counts failures: people have seen each of them before.
+            self._snapshots.show(self._requested, at_once=True)
+            raise
+        for cell_id in stuck:
             search = self._call.searches[cell_id]
             search.stop(StopReason.FAULTS)
             search.take_back()

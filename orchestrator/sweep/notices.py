@@ -14,6 +14,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, FailureKind
+from orchestrator.core.trial.gpu_hours_text import gpu_hours_text
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.sweep.progress import BUDGETS, CellSettled, Snapshot, StopReason, SweepResult
 
@@ -97,7 +98,7 @@ class Notices:
         for one in snapshot.searched:
             if one.reason in BUDGETS and one.reason not in self._passed:
                 self._passed.add(one.reason)
-                hours = f"{snapshot.gpu_seconds / 3600:,.3g} GPU-hours are reserved so far"
+                hours = f"{gpu_hours_text(snapshot.gpu_seconds)} GPU-hours are reserved so far"
                 yield f"{one.reason}: no new layout is started in {one.cell.key}; {hours}"
 
     def _winner(self, settled: CellSettled) -> str:

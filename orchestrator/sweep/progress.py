@@ -100,6 +100,8 @@ class TimeLeft:
 
     least: float
     most: float
+    # A budget is spent: what runs may go on, and nothing more is started.
+    is_spent: bool = False
 
 
 def time_left(
@@ -121,14 +123,16 @@ def time_left(
     that may still be started; `most_repeats`: the same for the repeats of each cell.
     `may_end_early`: a search may find that it needs fewer.
     """
-    bounds = [] if wall_seconds_left is None else [max(wall_seconds_left, 0.0)]
+    if any(one is not None and one <= 0 for one in (wall_seconds_left, gpu_seconds_left)):
+        return TimeLeft(least=0.0, most=0.0, is_spent=True)
+    bounds = [] if wall_seconds_left is None else [wall_seconds_left]
     if num_ended < FEWEST_TO_TELL or seconds <= 0:
         return TimeLeft(least=0.0, most=bounds[0]) if bounds else None
     # New layouts run side by side, as many as so far. Repeats of a cell follow one another, since
     # each result decides which is next.
     pace, each = seconds / num_ended, max(seconds, attempt_seconds) / num_ended
     if gpu_seconds_left is not None and gpu_seconds > 0:
-        bounds.append(max(gpu_seconds_left, 0.0) / gpu_seconds * seconds)
+        bounds.append(gpu_seconds_left / gpu_seconds * seconds)
     num_first = num_running + most_new
     first = max(pace * num_first, each if num_first else 0.0)
     repeats = max(pace * sum(most_repeats), each * max(most_repeats, default=0))

@@ -114,7 +114,11 @@ def _refuse_other_code(call: Call, source: SweepRow, row: CellRow) -> None:
         ("GPU driver", then.stack.driver, then.stack.driver if on_gpu else None),
         ("layout-sweep", then.orchestrator_version, now.orchestrator_version),
         ("the code's commit", then.git_sha, now.git_sha),
-        ("uncommitted changes", then.dirty_diff_digest, now.dirty_diff_digest),
+        (
+            "uncommitted changes" if then.git_sha is not None else "the digest of its files",
+            then.dirty_diff_digest,
+            now.dirty_diff_digest,
+        ),
     ):
         if was != is_now:
             raise UsageInvalid(

@@ -164,7 +164,7 @@ class Snapshots:
         return CellSettled(
             cell=search.cell,
             tied=confirmation.tied(),
-            num_runs=confirmation.num_runs(verdict.tied[0]),
+            num_runs=confirmation.num_runs(verdict.tied_by_speed[0]),
             seconds=self._call.seconds,
         )
 

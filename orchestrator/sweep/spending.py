@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.core.sweepfile.budget import Budget, Limit
+from orchestrator.core.trial.gpu_hours_text import gpu_hours_text
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.sweep.progress import StopReason
 
@@ -104,13 +105,16 @@ class Spending:
     def why(self, expected_gpu_seconds: float, *, kept: float = 0.0) -> str:
         """Explain `passed_by` to people, when nothing is under way any more."""
         assert self._budget is not None
-        left = max(self._left(self._budget), 0.0) / 3600
+        left = max(self._left(self._budget), 0.0)
         for_others = (
-            f", of which {kept / 3600:.3g} are kept for first trials and repeats" if kept else ""
+            f", of which {gpu_hours_text(kept)} are kept for first trials and repeats"
+            if kept
+            else ""
         )
         return (
-            f"the next trial is expected to reserve {expected_gpu_seconds / 3600:.3g} GPU-hours,"
-            f" and search.{self._budget.limit} leaves {left:.3g}" + for_others
+            f"the next trial is expected to reserve {gpu_hours_text(expected_gpu_seconds)}"
+            f" GPU-hours, and search.{self._budget.limit} leaves {gpu_hours_text(left)}"
+            f"{for_others}"
         )
 
     def _left(self, budget: Budget) -> float:

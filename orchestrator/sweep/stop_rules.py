@@ -186,9 +186,10 @@ class StopRules:
             )
         if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
-                f"the first {self._same_failures} trials failed in the same way, so the layouts are"
-                f" not the cause: {self._first_failure}. Fix it, then give the same command. If you"
-                f" changed the program, but nothing in the sweep file, before that:"
+                f"the first {self._same_failures} attempts failed in the same way, so the layouts"
+                f" are not the cause: {self._first_failure}. Correct the sweep file or the program,"
+                " then give the same `sweep run`. It tries these layouts again only if the sweep"
+                " file has changed, so if you correct the program alone, first run:"
                 f" sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes"
             )
         if not open_cells:

@@ -370,6 +370,20 @@ def test_where_the_machine_drifted_best_shows_the_speeds_that_it_compares(
         assert sure == f"±{trial['compared_relative_confidence']:.1%}"
 
 
+def test_an_interval_as_wide_as_its_number_is_unknown_and_explained(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = {1: [(1.0, 0), (30.0, 10), (1.1, 12), (30.0, 14)], 2: [(1.2, 1)]}
+    measured_at(tmp_path, monkeypatch, apart)
+    found = document(sweep("best", "--json"))["best"]
+    wide = [one["trial_id"] for one in found if one["compared_relative_confidence"] >= 1]
+    text = sweep("best")
+    rows = {line.split()[0]: line.split()[2] for line in text.splitlines()[2:4]}
+    assert wide and {rows[str(trial_id)] for trial_id in wide} == {"unknown"}
+    assert "unknown: the speed without drift of trial" in text
+    assert "may differ by 100% or more from what is shown; runs of one layout vary by" in text
+
+
 def test_on_a_quiet_machine_best_compares_what_was_measured(
     tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

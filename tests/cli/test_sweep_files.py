@@ -114,7 +114,7 @@ def test_what_the_sweep_has_reserved_already_is_not_left_of_its_budget(
     found = cost(capsys, file, "search.max_gpu_hours=0.5", "--db", url)
     assert found["reserved_gpu_hours"] == pytest.approx(4 / 3600)
     assert found["budget_gpu_hours_left"] == pytest.approx(0.5 - 4 / 3600)
-    assert "(0.00111 already reserved)" in planned(
+    assert "(0.0011 already reserved)" in planned(
         capsys, file, "search.max_gpu_hours=0.5", "--db", url
     )
 

@@ -76,7 +76,9 @@ def test_other_conditions_are_refused_and_each_difference_is_named(store: Store)
     epoch = store.acquire(sweep_id, host="node-7", pid=1)
     Bench(store, sweep_id, store.ensure_cell(sweep_id, cell(), epoch), epoch).measure()
     with pytest.raises(
-        SweepChanged, match=r"(?s)model: was 'x', is 'absent'.*precision: was 'bf16', is 'fp8'"
+        SweepChanged,
+        match=r"(?s)model: was 'x', is 'absent'.*precision: was 'bf16', is 'fp8'.*"
+        r"set these keys of its file back to what they were\..*sweep run FILE name=ANOTHER-NAME$",
     ):
         store.ensure_sweep("a", "{}", {"precision": "fp8", "seed": 1})
 

@@ -29,6 +29,22 @@ def test_an_unknown_quantity_is_a_dash(text: object) -> None:
     assert text(None) == "-"  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("relative", "column", "sentence"),
+    [
+        (None, "-", "8,909 (95 % interval unknown)"),
+        (0.013, "±1.3%", "8,909 ±1.3%"),
+        (0.999, "±99.9%", "8,909 ±99.9%"),
+        (3.02, "unknown", "8,909 (95 % interval unknown)"),
+    ],
+)
+def test_an_interval_as_wide_as_its_number_says_nothing_of_it(
+    relative: float | None, column: str, sentence: str
+) -> None:
+    assert quantities.confidence(relative) == column
+    assert quantities.with_confidence("8,909", relative) == sentence
+
+
 def test_a_number_agrees_with_its_noun() -> None:
     assert [quantities.counted(number, "trial") for number in (0, 1, 1234)] == [
         "0 trials",

@@ -144,6 +144,7 @@ def test_the_head_says_who_works_what_is_spent_and_what_is_left(sqlite_store: St
     # 10 minutes for 3 trials, so 20 for 6 more and the one that runs, or fewer.
     assert "likely" in limited and "left" in limited
     assert "at most 50 min 00 s left" in _head(rows, max_wall_time=3600)
+    assert "a budget is spent and nothing more is started" in _head(rows, max_wall_time=60)
 
 
 @pytest.mark.parametrize("has_lease", [False, True])

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.protocol import Phase
+from orchestrator.core.trial.protocol import DriverMemoryKind, Phase
 from orchestrator.report.sweep_rows import SweepRows
-from orchestrator.report.trial_facts import attempt_facts, attempt_title
+from orchestrator.report.trial_facts import attempt_facts, attempt_title, compared_rows
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,19 @@ def test_a_run_with_other_software_than_the_one_that_counts_says_so(scaling: Swe
     assert attempt_title(apart, [first, apart]) == (
         "Attempt 2: measured, superseded: it does not count"
     )
+
+
+def test_the_peak_that_the_kernel_saw_is_shown_and_not_compared_with_allocations(
+    scaling: SweepRows,
+) -> None:
+    trial = replace(
+        next(one.trial for one in scaling.trials if one.trial.predicted_memory_bytes),
+        peak_memory_allocated_bytes=None,
+        peak_memory_reserved_bytes=None,
+        peak_memory_driver_bytes=300 << 20,
+        peak_memory_driver_kind=DriverMemoryKind.RSS,
+        device_memory_bytes=None,
+    )
+    name, predicted, measured, ratio = compared_rows(trial)[1]
+    assert (name, measured, ratio) == ("peak memory", "300.0 MiB (rss)", "-")
+    assert predicted != "-"

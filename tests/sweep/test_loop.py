@@ -152,7 +152,7 @@ def test_a_changed_condition_is_refused_with_the_difference(store: Store) -> Non
 
 def test_a_condition_may_change_until_something_was_measured(store: Store) -> None:
     """As a mistyped argv is corrected: what failed is launched again, and its failures stay."""
-    with pytest.raises(UsageInvalid, match="give the same command"):
+    with pytest.raises(UsageInvalid, match="give the same `sweep run`"):
         run(store, lambda _: FailureKind.USER_ERROR)
     failed = {trial.id for trial in store.trials(store.sweep_named("t").id)}
     assert len(failed) == 5
@@ -472,9 +472,25 @@ def test_a_node_that_is_lost_with_eight_gangs_costs_each_an_attempt_and_ends_no_
 
 
 def test_one_mistake_in_the_program_is_told_once_not_once_per_layout(store: Store) -> None:
-    with pytest.raises(UsageInvalid, match="the first 5 trials failed in the same way"):
+    with pytest.raises(UsageInvalid, match="the first 5 attempts failed in the same way"):
         run(store, lambda _: FailureKind.USER_ERROR)
     assert states(store)[TrialState.FAILED] == 5
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (lambda _: FailureKind.USER_ERROR, "the first 5 attempts failed"),
+        (lambda _: FailureKind.NODE_LOST, "5 attempts one after the other failed"),
+    ],
+)
+def test_every_failure_that_a_message_counts_was_shown_before(
+    store: Store, script: Script, said: str
+) -> None:
+    seen: list[Snapshot] = []
+    with pytest.raises((UsageInvalid, ClusterUnavailable), match=said):
+        run(store, script, observe=seen.append)
+    assert sum(len(snapshot.ended) for snapshot in seen) == 5
 
 
 def test_a_trial_that_the_machine_failed_lets_another_go_first(store: Store) -> None:

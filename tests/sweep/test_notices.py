@@ -116,7 +116,7 @@ def test_a_budget_is_told_once_for_all_cells() -> None:
     assert told.of_snapshot(ended(StopReason.PLATEAU)) == []
     (notice,) = told.of_snapshot(ended(StopReason.GPU_HOURS))
     assert notice.event is NoticeEvent.BUDGET and "max_gpu_hours reached" in notice.text
-    assert "2 GPU-hours are reserved" in notice.text
+    assert "2.00 GPU-hours are reserved" in notice.text
     assert told.of_snapshot(ended(StopReason.GPU_HOURS)) == []
     assert len(told.of_snapshot(ended(StopReason.COST))) == 1
 

@@ -80,6 +80,19 @@ def test_no_budget_is_outlasted() -> None:
     )
 
 
+@pytest.mark.parametrize("num_ended", [0, 2])
+@pytest.mark.parametrize(
+    "budget",
+    [{"wall_seconds_left": 0.0}, {"wall_seconds_left": 9.0, "gpu_seconds_left": 0.0}],
+    ids=["time", "GPU time"],
+)
+def test_a_spent_budget_leaves_no_time_to_start_anything(
+    budget: dict[str, float], num_ended: int
+) -> None:
+    found = time_left(**(PACE | {"num_ended": num_ended}), **budget, gpu_seconds=40.0)
+    assert found == TimeLeft(least=0.0, most=0.0, is_spent=True)
+
+
 def snapshot(**changes: object) -> Snapshot:
     values: dict[str, object] = {
         "sweep": "t",
@@ -125,7 +138,12 @@ def test_what_runs_is_named_with_its_phase_and_how_long_all_may_take(
         (TimeLeft(least=47.0, most=47.0), ", about 50 s left"),
         (TimeLeft(least=0.0, most=7400.0), ", likely done within 2 h 00 min"),
         (TimeLeft(least=300.0, most=1800.0), ", likely 5 min to 30 min left"),
+        (TimeLeft(least=3.0, most=3.0), ", less than 10 s left"),
         (TimeLeft(least=0.0, most=0.0), ""),
+        (
+            TimeLeft(least=0.0, most=0.0, is_spent=True),
+            ", a budget is spent and nothing more is started",
+        ),
         (None, ""),
     ],
 )

@@ -109,14 +109,22 @@ def test_other_conditions_are_refused_by_name_and_leave_no_sweep(
     assert [row.name for row in store.sweeps()] == ["t"]
 
 
-def test_other_code_is_refused_with_both(store: Store) -> None:
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"git_sha": "abc"}, "the code's commit was none, is abc"),
+        ({"dirty_diff_digest": "files:1"}, "the digest of its files was none, is files:1"),
+    ],
+    ids=["commit", "outside git"],
+)
+def test_other_code_is_refused_with_both(store: Store, change: dict[str, str], told: str) -> None:
     run(store, fast)
-    with pytest.raises(UsageInvalid, match="commit was none, is abc"):
+    with pytest.raises(UsageInvalid, match=told):
         run_sweep(
             mine(),
             store=store,
             open_scheduler=lambda: FakeScheduler(fast),
-            code=CODE.model_copy(update={"git_sha": "abc"}),
+            code=CODE.model_copy(update=change),
             hardware=lambda _: None,
             clock=lambda: 0.0,
             reused="t",

@@ -42,8 +42,20 @@ def test_the_same_failure_from_the_first_trial_on_is_the_program_s(kind: Failure
     stop_rules = told(StopRules("t"), kind, *["no such option: --fast"] * SAME_FAILURES)
     with pytest.raises(
         UsageInvalid,
-        match=rf"the first {SAME_FAILURES} trials failed in the same way.*: no such option: --fast",
+        match=rf"the first {SAME_FAILURES} attempts failed in the same way.*: no such option:",
     ):
+        stop_rules.stuck_cells(OPEN)
+
+
+def test_what_to_run_after_the_program_was_corrected_is_said_with_its_order() -> None:
+    """`sweep run` alone would end at once, since failed trials are not tried again."""
+    stop_rules = told(StopRules("t"), FailureKind.USER_ERROR, *["no such option"] * SAME_FAILURES)
+    wanted = (
+        "Correct the sweep file or the program, then give the same `sweep run`. It tries these"
+        " layouts again only if the sweep file has changed, so if you correct the program alone,"
+        " first run: sweep invalidate --sweep t --where \"state = 'failed'\" --yes"
+    )
+    with pytest.raises(UsageInvalid, match=re.escape(wanted)):
         stop_rules.stuck_cells(OPEN)
 
 
@@ -53,7 +65,7 @@ def test_the_same_failure_of_other_ranks_is_the_same() -> None:
         FailureKind.USER_ERROR,
         *(f"rank {rank} exited with code 1" for rank in range(SAME_FAILURES)),
     )
-    with pytest.raises(UsageInvalid, match=r": exited with code 1\. Fix it"):
+    with pytest.raises(UsageInvalid, match=r": exited with code 1\. Correct the"):
         stop_rules.stuck_cells(OPEN)
 
 

@@ -14,14 +14,14 @@ class Divergence:
     def __init__(self) -> None:
         self.found: NotFinite | None = None
         # The last gradient norm and its step.
-        self._norm: tuple[Any, int] | None = None
+        self._norm: tuple[Any, float] | None = None
 
     @property
     def is_possible(self) -> bool:
         """True if it was found, or the last norm is not finite."""
         return self.found is not None or self._norm_is_not_finite
 
-    def note(self, *, loss: Any, norm: Any, step: int) -> None:
+    def note(self, *, loss: Any, norm: Any, step: float) -> None:
         """Note what the line of a step tells; None: nothing."""
         if self.found is None and _is_not_finite(loss):
             self.found = NotFinite.of("loss", loss, step=step)

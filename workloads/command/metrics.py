@@ -23,7 +23,7 @@ from orchestrator.core.trial.stopping import advance_timing, begin
 from workloads.command.appended_lines import AppendedLines
 from workloads.command.divergence import Divergence
 from workloads.command.printed import PrintedMetrics
-from workloads.command.step_numbers import StepNumbers
+from workloads.command.step_numbers import StepNumbers, step_number
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank
 
@@ -46,6 +46,11 @@ class _Metric(BaseModel):
     loss: Any = None
     gradient_norm: Any = None
     grad_norm: Any = None  # the name in torchtitan and others
+
+    @property
+    def number(self) -> Any:
+        """The number that the program gives the step."""
+        return self.step if self.step is not None else self.iteration
 
 
 class Metrics:
@@ -236,8 +241,7 @@ class Metrics:
                         self._later_seconds.append(metric.step_seconds)
                     continue
                 self.step_seconds.append(metric.step_seconds)
-                number = metric.step if metric.step is not None else metric.iteration
-                self._numbers.note(len(self.step_seconds), number)
+                self._numbers.note(len(self.step_seconds), metric.number)
             elif line.strip() and not is_metric:
                 self.num_unread += 1
                 self.first_unread = self.first_unread or line[:200].decode(errors="replace")
@@ -305,7 +309,9 @@ class Metrics:
     def _check_finite(self, metric: _Metric, *, loss: Any) -> None:
         """Note the loss and the gradient norm of a line. The norm of the last step counts."""
         norm = metric.gradient_norm if metric.gradient_norm is not None else metric.grad_norm
-        self._divergence.note(loss=loss, norm=norm, step=max(1, self.num_steps_told))
+        number = step_number(metric.number)
+        step = max(1, self.num_steps_told) if number is None else number
+        self._divergence.note(loss=loss, norm=norm, step=step)
         if norm is not None and self.num_steps_told >= self.num_steps_asked:
             self._divergence.judge_norm()
 

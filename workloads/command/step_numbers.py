@@ -10,6 +10,16 @@ from typing import Any
 _FEWEST_LINES = 4
 
 
+def step_number(value: Any) -> float | None:
+    """Return the number that a line gives its step; None: the value is no finite number."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond any float
+        return None
+
+
 class StepNumbers:
     """The step numbers of a program. A counter that begins again in each epoch continues here."""
 
@@ -25,11 +35,9 @@ class StepNumbers:
 
     def note(self, line: int, number: Any) -> None:
         """Note the step number of a line, counted from 1; any other value is left out."""
-        if not isinstance(number, int | float) or isinstance(number, bool):
+        if (number := step_number(number)) is None:
             return
-        if not math.isfinite(number):
-            return
-        here = (line, float(number))
+        here = (line, number)
         if math.isnan(self._last[1]):
             self._very_first = self._first = here
             self._rises_since = line

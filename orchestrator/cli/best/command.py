@@ -36,6 +36,7 @@ from orchestrator.report.remarks import (
     ended_early_text,
     implausible_text,
     load_text,
+    unknown_interval_text,
     untried_text,
     why_no_best,
 )
@@ -229,8 +230,10 @@ def _print_cell(sweep: SweepRow, cell: CellRow, of_cell: Ranking, top: int) -> l
     for remark in (load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")
-    if without_drift is not None and without_drift.remark is not None:
-        write_line(f"  {without_drift.remark}", style="yellow")
+    if without_drift is not None:
+        for remark in (unknown_interval_text(of_cell, found), without_drift.remark):
+            if remark is not None:
+                write_line(f"  {remark}", style="yellow")
     return found
 
 

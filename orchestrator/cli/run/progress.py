@@ -16,7 +16,7 @@ from orchestrator.cli.terminal.output import plain, shortened
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.purpose import REASONS, REPEATS
-from orchestrator.report.quantities import counted
+from orchestrator.report.quantities import counted, gpu_hours
 from orchestrator.report.time_left import left_text
 from orchestrator.sweep.progress import Running, Snapshot
 
@@ -124,7 +124,7 @@ def _panel(snapshot: Snapshot, objective: Objective) -> Group:
         best, place = Text("  best", style="green"), (Text(cell.key), Text(layout.short))
         table.add_row(best, *place, Text(speed, style="bold green"))
     counts = f"{_counts_now(snapshot)}{left_text(snapshot.left)}"
-    hours = f"{snapshot.gpu_seconds / 3600:.3g} GPU-hours"
+    hours = f"{gpu_hours(snapshot.gpu_seconds)} GPU-hours"
     head = f"{snapshot.sweep}  {_clock(snapshot.seconds)}  {counts}  {hours}"
     return Group(Text(head), table)
 

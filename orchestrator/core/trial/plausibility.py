@@ -20,7 +20,12 @@ from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad, most_slowdown
 from orchestrator.core.trial.measurement import FEWEST_STEPS, ImplausibleMeasurement
 from orchestrator.core.trial.pace import PACE_FACTOR, Pace, ToldSteps
-from orchestrator.core.trial.protocol import MeasurementPlan, ProgramSeen, RankResult
+from orchestrator.core.trial.protocol import (
+    CountedLines,
+    MeasurementPlan,
+    ProgramSeen,
+    RankResult,
+)
 from orchestrator.core.trial.step_period import period_of
 
 # Seconds, and a relative part, that steps may add up to beyond the time that the program ran:
@@ -234,7 +239,7 @@ def _count_reason(
     if counted is not None:
         asked = counted.num_asked
         if accumulated > 1 and counted.num_written >= MORE_LINES * asked:
-            return _for_each_micro_batch(asked, counted.num_written, accumulated)
+            return _more_than_asked(seen, counted, accumulated)
     if (each := seen.steps_per_line) is not None:
         if abs(each / seen.every - 1) < 0.1:
             return None
@@ -267,6 +272,23 @@ def _count_reason(
         f"it was asked for {asked} steps, and wrote {num} lines: one line for {every} steps? "
         f"One for each is wanted. If it ran no more, {RUN_AS_ASKED}, or give its lines a "
         'field "step"'
+    )
+
+
+def _more_than_asked(seen: ProgramSeen, counted: CountedLines, accumulated: int) -> str:
+    """Return why so many lines came: there is one for each micro-batch, or for further steps.
+
+    Numbers that follow one another name steps. `for step, batch in enumerate(loader)` numbers
+    micro-batches in the same way, so the reason says what a step is.
+    """
+    asked, num, each = counted.num_asked, counted.num_written, seen.steps_per_line
+    follow = each is not None and abs(each / seen.every - 1) < 0.1
+    if not follow or (seen.ended_itself and num == accumulated * asked):
+        return _for_each_micro_batch(asked, num, accumulated)
+    return (
+        f"it was asked for {asked * seen.every} steps and went on past them: its lines number"
+        f" {num * seen.every} steps, one after the other: {RUN_AS_ASKED}. A step is one update of"
+        f" the weights, after all {accumulated} micro-batches"
     )
 
 

@@ -75,6 +75,11 @@ class Verdict:
         """True if one layout is the winner."""
         return len(self.tied) == 1
 
+    @property
+    def tied_by_speed(self) -> tuple[int, ...]:
+        """The tied layouts as people see them, the fastest first, as in `order`."""
+        return tuple(key for key in self.order if key in self.tied)
+
 
 def judge(
     runs: Mapping[int, Sequence[Run]],

@@ -10,7 +10,13 @@ from orchestrator.core.trial.peak_memory import needed_bytes
 from orchestrator.report import quantities as show
 from orchestrator.report.other_conditions import fastest_of_others, with_changes
 from orchestrator.report.ranking import DRIFT_TITLES, MAX_TIED_SHOWN, Ranking
-from orchestrator.report.remarks import ended_early_text, implausible_text, load_text, why_no_best
+from orchestrator.report.remarks import (
+    ended_early_text,
+    implausible_text,
+    load_text,
+    unknown_interval_text,
+    why_no_best,
+)
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.tie_advice import tie_advice
 from orchestrator.report.trial_commands import UNTRAINED, export_command
@@ -71,8 +77,9 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
     advice = tie_advice(sweep.sweep, ranking, status.cell.stop_reason) if is_tie else None
     without_drift = ranking.without_drift(shown)
     added = {} if without_drift is None else without_drift.texts
-    order = None if without_drift is None else without_drift.remark
-    known = [advice, load_text(shown), ranking.drift, order]
+    known = [advice, load_text(shown), ranking.drift]
+    if without_drift is not None:
+        known += [unknown_interval_text(ranking, shown), without_drift.remark]
     workload = str(sweep.sweep.conditions.get("workload"))
     return CellHeadline(
         title=title,

@@ -233,7 +233,8 @@ def gpu_seconds(sweeps: Sequence[SweepRows]) -> Picture:
             "name": name.replace("_", " "),
             "x": [value / 3600],
             "y": ["GPU-hours"],
-            "hovertemplate": f"%{{x:.3f}} GPU-hours<extra>{name.replace('_', ' ')}</extra>",
+            "hovertemplate": f"{show.gpu_hours(value)} GPU-hours"
+            f"<extra>{name.replace('_', ' ')}</extra>",
             "marker": {"color": PART_COLORS.get(name, "#DDDDDD")},
         }
         for name, value in values.items()

@@ -52,10 +52,10 @@ class Candidate:
         """The speed with its interval: by which it was compared, else of its run alone."""
         speed = f"{show.tokens_rate(self.speed.value)} tokens/s/GPU"
         if self.compared is not None:
-            return f"{speed} {show.confidence(self.compared.relative_confidence)}"
-        return (
-            speed if self.of_run is None else f"{speed} {show.confidence(self.of_run)} in its run"
-        )
+            return show.with_confidence(speed, self.compared.relative_confidence)
+        if self.of_run is None:
+            return speed
+        return f"{show.with_confidence(speed, self.of_run)} in its run"
 
     @property
     def speed(self) -> Valued:

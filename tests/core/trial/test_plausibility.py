@@ -281,7 +281,7 @@ def counted(num: int, *, asked: int = 52) -> dict[str, Any]:
     return {"counted": CountedLines(num_asked=asked, num_written=num), "ended_itself": False}
 
 
-@pytest.mark.parametrize("numbers", [None, 1.0, 0.25])
+@pytest.mark.parametrize("numbers", [None, 0.25])
 def test_more_lines_than_steps_that_were_asked_for_are_of_micro_batches(
     numbers: float | None,
 ) -> None:
@@ -298,6 +298,21 @@ def test_more_lines_than_steps_that_were_asked_for_are_of_micro_batches(
     # One micro-batch is a step: it runs more of them.
     alone = judge(run(steps).result(**counted(400)), layout=Layout(micro_batch_size=16))
     assert alone is None
+
+
+def test_steps_whose_numbers_go_on_past_those_asked_for_are_not_taken_for_micro_batches() -> None:
+    steps = noisy(0.1)
+    reason = judge(run(steps).result(**counted(78), steps_per_line=1.0))
+    assert reason is not None and "?" not in reason
+    assert reason.startswith(
+        "it was asked for 52 steps and went on past them: its lines number 78 steps, one after the"
+        " other: have it run as many as it is asked for"
+    )
+    assert reason.endswith("A step is one update of the weights, after all 4 micro-batches")
+    # This one ended where it was asked to, by its micro-batches.
+    by_itself = counted(4 * 52) | {"ended_itself": True}
+    reason = judge(run(steps).result(**by_itself, steps_per_line=1.0))
+    assert reason is not None and "one for each of the 4 micro-batches of a step?" in reason
 
 
 @pytest.mark.parametrize(("num", "every"), [(26, 2), (27, 2), (17, 3), (6, 9), (5, 10)])

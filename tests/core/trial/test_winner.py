@@ -54,6 +54,14 @@ def test_a_run_on_a_busy_machine_is_not_told_from_one_that_is_slower_by_less() -
     assert tied(slowed) == [1, 2]
 
 
+def test_tied_layouts_have_the_order_of_their_speeds_also_where_another_is_likelier() -> None:
+    """The third ran once beside others, so it could be the fastest sooner than the second."""
+    busy = Run(step_seconds=1.03, relative_confidence=0.001, load_sd=0.3)
+    verdict = judged({1: [run(1.0, 0.001)] * 3, 2: [run(1.01, 0.001)] * 3, 3: [busy]})
+    assert list(verdict.tied) == [1, 3, 2]
+    assert list(verdict.order) == list(verdict.tied_by_speed) == [1, 2, 3]
+
+
 def tied(runs: Mapping[int, Sequence[Run]]) -> list[int]:
     return list(judged(runs).tied)
 

@@ -24,7 +24,14 @@ from orchestrator.core.trial.run import USUAL_SD
 from orchestrator.core.trial.winner import WIDTH
 from orchestrator.report.comparison import Speed, change_of, of_fingerprints, speed_of
 from orchestrator.report.sweep_rows import read_rows
-from tests.db.builders import Runs, measure_runs
+from tests.db.builders import (
+    Bench,
+    Runs,
+    fingerprint,
+    measure_runs,
+    measurement,
+    record_measurement,
+)
 from tests.db.sql import made_up_sweep
 from tests.db.sql.made_up_sweep import NEW, OLD, PRICE, MadeUpAttempt, MadeUpSweep, MadeUpTrial
 
@@ -429,6 +436,28 @@ def test_the_noise_floor_says_what_runs_vary_by_and_whether_that_was_measured(
     (row,) = ask(store_url, "noise_floor", "tiny")
     assert (row["num_repeats"], row["run_sd_is"], row["verdict"]) == (6, "measured", "faster")
     assert row["run_sd"] == pytest.approx(0.00058, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("sha", "told"), [(None, "the program's files"), ("0123abcd", "uncommitted changes")]
+)
+def test_changes_are_uncommitted_only_where_there_are_commits(
+    store: Store, store_url: str, sha: str | None, told: str
+) -> None:
+    bench = Bench.on(store)
+    for size, digest in ((1, "files:1"), (2, "files:2")):
+        trial_id, attempt = bench.start(size)
+        code = fingerprint().model_copy(update={"git_sha": sha, "dirty_diff_digest": digest})
+        record_measurement(
+            store,
+            trial_id,
+            attempt,
+            epoch=bench.epoch,
+            measurement=measurement(1000.0),
+            fingerprint=code,
+        )
+    (row,) = ask(store_url, "changed", "tiny")
+    assert row["differences"] == told
 
 
 def test_few_repeats_leave_what_is_usual(store: Store, store_url: str) -> None:

@@ -58,3 +58,22 @@ def test_a_file_of_a_clock_that_is_ahead_was_written_when_it_was_read(metrics: M
     write(metrics, 0.01, ago=-3600.0)
     metrics.read()
     assert 0 <= metrics.phase_seconds()[Phase.TEARDOWN] <= time.monotonic() - before
+
+
+@pytest.mark.parametrize(
+    ("lines", "step"),
+    [
+        ([{"step": 2}, {"step": 3, "loss": "nan"}], 3),
+        ([{"iteration": 0, "loss": "nan"}], 0),
+        ([{"step": 2}, {"step": 10**400, "loss": "nan"}], 2),
+        ([{}, {"loss": "nan"}], 2),
+    ],
+    ids=["its own", "from 0", "no number", "none"],
+)
+def test_a_loss_that_is_not_finite_is_of_the_step_that_the_program_numbers(
+    metrics: Metrics, lines: list[dict[str, object]], step: int
+) -> None:
+    text = "".join(json.dumps({"step_seconds": 0.5} | line) + "\n" for line in lines)
+    metrics.file.path.write_text(text)
+    metrics.read()
+    assert f"the loss of step {step} is nan" in str(metrics.diverged)

@@ -230,7 +230,7 @@ HIDDEN = {
             work(0.02)
             tell(step_seconds=time.perf_counter() - began, step=micro_batch)
         """,
-        "one for each of the 4 micro-batches of a step?",
+        "A step is one update of the weights, after all 4 micro-batches",
     ),
     "a line for several steps, with their time": (
         """
