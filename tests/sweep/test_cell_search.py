@@ -25,6 +25,7 @@ from orchestrator.sweep.attempts import CellAttempts
 from orchestrator.sweep.cell_life import CellLife
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.confirmation import Confirmation
+from orchestrator.sweep.measured_runs import MeasuredRuns
 from orchestrator.sweep.retries import Retries
 from tests.search.planted_cell import TOKENS, drive, planted, searcher
 
@@ -74,6 +75,7 @@ def test_nobody_reaches_through_a_cell_to_change_a_part_of_it() -> None:
         "retries": Retries,
         "cost": AttemptCost,
         "confirmation": Confirmation,
+        "runs": MeasuredRuns,
         "searcher": Searcher,
     }
     package = Path(inspect.getfile(CellSearch)).parent
