@@ -240,20 +240,23 @@ class EarlierConfirmation(Confirmation):
     def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
         runs = {
             key: [*some, median_run(some)] if key in self.repeating else some
-            for key, some in self._runs.items()
+            for key, some in self.runs.of_trial.items()
         }
         found = _earlier_next(runs, confirm) if runs else None
         if found is None or found in self.repeating:
             return None
         return Repeat(
-            trial_id=found, layout=self._layouts[found], purpose=Purpose.CONFIRMATION, why="earlier"
+            trial_id=found,
+            layout=self.runs.layout_of(found),
+            purpose=Purpose.CONFIRMATION,
+            why="earlier",
         )
 
     def ended_early_that_could_win(self) -> dict[int, frozenset[str]]:
         return {}
 
     def verdict(self) -> Verdict | None:
-        tied, _ = _earlier_tied(self._runs)
+        tied, _ = _earlier_tied(self.runs.of_trial)
         return Verdict(
             best=tied[0],
             tied=tied,

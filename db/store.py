@@ -18,8 +18,7 @@ from db.connection.engine import Change, Database
 from db.read import trials
 from db.read.holder import holder_is_gone
 from db.read.rows import Holder, SweepRow, TrialRow
-from db.sql import readonly, sql_text
-from db.sql.bounded_answer import Answer
+from db.sql import repeatable_trials
 from db.store_reads import StoreReads
 from db.types import BenchReason, StopRequest, SweepState
 from db.write import (
@@ -50,7 +49,7 @@ from orchestrator.core.physics.link_sample import LinkSample
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.lifecycle import INVALIDATABLE, TrialState
+from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.reserved_time import Leased
 
 logger = logging.getLogger(__name__)
@@ -321,34 +320,17 @@ class Store(StoreReads):
         Their attempts are kept, superseded. Returns how many trials changed. Raises UsageInvalid
         for a bad condition, SweepInUse while an orchestrator works on one of the sweeps.
         """
-        found = self._matching("SELECT sweep_id, trial_id FROM matching", where, sweep)
-        by_sweep: dict[int, list[int]] = {}
-        for sweep_id, trial_id in found.rows:
-            by_sweep.setdefault(int(sweep_id), []).append(int(trial_id))
+        by_sweep = repeatable_trials.trials_by_sweep(*self._looked_in(where, sweep))
         return self._write(invalidation.invalidate, by_sweep, where, self._token, holder_is_dead)
 
     def count_repeatable(self, where: str, *, sweep: str | None = None) -> dict[TrialState, int]:
         """Count the trials that `invalidate` would change, by state. Raises UsageInvalid."""
-        ids = "(SELECT trial_id FROM matching)"
-        taken = (
-            f"SELECT state, count(*) FROM trial WHERE id IN {ids}"
-            f" OR (state = 'pruned' AND condemned_by IN {ids}) GROUP BY state"
-        )
-        found = self._matching(taken, where, sweep).rows
-        return {TrialState(state): int(count) for state, count in found}
+        return repeatable_trials.num_by_state(*self._looked_in(where, sweep))
 
-    def _matching(self, statement: str, where: str, sweep: str | None) -> Answer:
-        """Ask the read-only engine about `matching`: repeatable rows of v_trial that match."""
-        sql_text.refuse_loose_ends(where)
-        named = f" AND sweep_id = {self.sweep_named(sweep).id}" if sweep is not None else ""
-        raw_url = self._database.url.render_as_string(hide_password=False)
-        states = ", ".join(f"'{state}'" for state in sorted(INVALIDATABLE))
-        matching = (
-            f"SELECT sweep_id, trial_id FROM v_trial WHERE (\n{where}\n) AND state IN ({states})"
-        )
-        return readonly.query(
-            raw_url, f"WITH matching AS ({matching}{named}) {statement}", max_rows=10_000_000
-        )
+    def _looked_in(self, where: str, sweep: str | None) -> tuple[str, str, int | None]:
+        """Return the store, the condition, and the sweep to look in, for `repeatable_trials`."""
+        url = self._database.url.render_as_string(hide_password=False)
+        return url, where, self.sweep_named(sweep).id if sweep is not None else None
 
     # What people ask for while an orchestrator works on the sweep.
 

@@ -1,55 +1,30 @@
-"""Rows of the documents' tables of figures, read from the newest committed results.
-
-A benchmark without a committed result is left out.
-"""
+"""Rows of the documents' tables of what was measured, from the newest committed results."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.chaos import PARTS, missing
-from tests.faults.campaign import KILLED
-
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-
-Row = tuple[str, str, str]
-Format = Callable[[Any], str]  # a result as a short text
-
-
-def newest(benchmark: str) -> tuple[str, Any] | None:
-    """The newest committed result of a benchmark, with its file's name."""
-    files = sorted(RESULTS.glob(f"{benchmark}_*.json"), key=lambda file: file.stem[-10:])
-    return (files[-1].name, json.loads(files[-1].read_text())) if files else None
+from docs.committed_results import Format, Row, committed, digits, rows_of
+from docs.kill_figures import lost
 
 
 def measured_rows() -> list[Row]:
     """The table of docs/figures.md."""
-    return [(what, text, f"`{file}`") for what, text, _, file in _rows(_MEASURED)]
+    return [(what, text, f"`{file}`") for what, text, _, file in rows_of(_MEASURED)]
 
 
 def summary_rows() -> list[Row]:
     """The table of the README, whose rows link to the files."""
     return [
         (what, text, f"[{name}](benchmarks/results/{file})")
-        for what, text, name, file in _rows(_SUMMARY)
+        for what, text, name, file in rows_of(_SUMMARY)
     ]
-
-
-def scoreboard_rows() -> list[Row]:
-    """The table of docs/faults.md. A figure that a result does not contain is left out."""
-    chaos = newest("chaos")
-    known = {} if chaos is None else chaos[1]
-    kills = [("chaos", what, text) for what, (field, text) in _CHAOS.items() if field in known]
-    return [(what, text, f"`{file}`") for what, text, _, file in _rows([*kills, *_SURVIVED])]
 
 
 def score_rows() -> list[tuple[str, ...]]:
     """The table of docs/nodes.md: after how many trials slow nodes are found."""
-    result = _committed("node-score")
+    result = committed("node-score")
     return [
         (
             name,
@@ -66,13 +41,13 @@ def drift_rows() -> list[tuple[str, ...]]:
     """The table of docs/search.md: winners by the rule of sweeps and by plain medians."""
     return [
         (drift.replace("_", " "), *_winners(rules["now"]), *_winners(rules.get("earlier")))
-        for drift, rules in _committed("drift")["drifts"].items()
+        for drift, rules in committed("drift")["drifts"].items()
     ]
 
 
 def band_rows() -> list[tuple[str, ...]]:
     """The table of benchmarks/results/prediction.md: rows within the bands that plan shows."""
-    result = _committed("prediction")
+    result = committed("prediction")
     rows = []
     for way, total in result["all_files"].items():
         scored = [(name, result[file].get(way, {})) for file, name in _TABLES.items()]
@@ -84,45 +59,8 @@ def band_rows() -> list[tuple[str, ...]]:
     return rows
 
 
-def chaos_lacks(result: Any) -> list[str]:
-    """Reasons why a campaign of kills does not prove what the scoreboard shows."""
-    return [
-        *(f"complaint: {text}" for text in result["complaints"]),
-        *(f"missing: {campaign}" for campaign in _missing_of(result)),
-        *(f"missing figure: {field}" for field, _ in _CHAOS.values() if field not in result),
-    ]
-
-
-def _rows(table: Sequence[tuple[str, str, Format]]) -> list[tuple[str, str, str, str]]:
-    """Each row's description, text, benchmark and file."""
-    return [
-        (what, text(found[1]), name, found[0])
-        for name, what, text in table
-        if (found := newest(name)) is not None
-    ]
-
-
-def _committed(benchmark: str) -> Any:
-    found = newest(benchmark)
-    assert found is not None, f"no committed result of {benchmark}"
-    return found[1]
-
-
-def _digits(number: float) -> str:
-    """Two significant digits, which is the precision of these machines."""
-    return f"{float(f'{number:.2g}'):g}"
-
-
-def _each_once(names: Iterable[str]) -> str:
-    """Return names of campaigns; one that ran on both databases has a number behind it."""
-    counted = Counter(names).items()
-    return ", ".join(
-        f"`{name}`" + (f" ({number})" if number > 1 else "") for name, number in counted
-    )
-
-
 def _rate(result: Any, arm: str) -> str:
-    return _digits(result["summary"]["trials_per_second"][arm])
+    return digits(result["summary"]["trials_per_second"][arm])
 
 
 def _over_torchtitan(result: Any) -> str:
@@ -136,13 +74,6 @@ def _spread_of_runs(result: Any) -> str:
     return f"{found['spread']:.2%} of the median, in {found['num_runs']} runs"
 
 
-def _list_of(counts: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{count} {kind.replace('_', ' ')}{'s' if count != 1 else ''}"
-        for kind, count in counts.items()
-    )
-
-
 def _trials(result: Any) -> str:
     fresh, reused = _rate(result, "tune_fresh"), _rate(result, "tune_reuse_actors")
     return (
@@ -153,7 +84,7 @@ def _trials(result: Any) -> str:
 
 def _launches(result: Any) -> str:
     ours, tpe = (
-        _digits(result["summary"][method]["launches_to_5_percent"]["median"])
+        digits(result["summary"][method]["launches_to_5_percent"]["median"])
         for method in ("auto", "tpe")
     )
     return f"{ours}. Optuna's TPE in the same run: {tpe}"
@@ -206,7 +137,7 @@ def _winners(numbers: Any) -> tuple[str, str, str]:
 
 
 def _long_sweep(result: Any) -> str:
-    milliseconds = _digits(result["ask_tell_store_ms_per_trial_at"]["5000"])
+    milliseconds = digits(result["ask_tell_store_ms_per_trial_at"]["5000"])
     growth = result["resident_growth_bytes_over_5000_trials"] / 1e6
     return f"{milliseconds} ms a trial; {growth:.0f} MB"
 
@@ -221,7 +152,7 @@ def _packing(result: Any) -> str:
 
 def _ray(result: Any) -> str:
     return (
-        f"{_digits(result['trials_per_second'])} trials/s; "
+        f"{digits(result['trials_per_second'])} trials/s; "
         f"{result['num_trials']:,} trials in {result['seconds'] / 60:.1f} minutes"
     )
 
@@ -243,7 +174,7 @@ def _layouts(result: Any) -> str:
 
 def _launch(result: Any) -> str:
     one, two = (result["added_seconds_by_ranks"][ranks]["median"] for ranks in ("1", "2"))
-    return f"{_digits(one)} s with one rank, {_digits(two)} s with two"
+    return f"{digits(one)} s with one rank, {digits(two)} s with two"
 
 
 def _recipes(result: Any) -> str:
@@ -255,79 +186,12 @@ def _recipes(result: Any) -> str:
 
 
 def _store(result: Any) -> str:
-    return f"{_digits(result['best_seconds'])} s, {_digits(result['status_seconds'])} s"
+    return f"{digits(result['best_seconds'])} s, {digits(result['status_seconds'])} s"
 
 
 def _report(result: Any) -> str:
     size = f"{result['report_bytes'] / 1e6:.1f} MB"
-    return f"{_digits(result['median_report_seconds'])} s, {size}"
-
-
-def _lost(result: Any) -> str:
-    return f"{result['lost']} of {result['acknowledged']:,}, in {result['kills']:,} kills"
-
-
-def _missing_of(result: Any) -> list[str]:
-    return missing(list(PARTS), [part["campaign"] for part in result["parts"]])
-
-
-def _parts(result: Any, beginning: str) -> list[Any]:
-    return [part for part in result["parts"] if part["campaign"].startswith(beginning)]
-
-
-def _complaints(result: Any) -> str:
-    lists = [
-        [f'"{text}"' for text in result["complaints"]],
-        [f"`{campaign}`" for campaign in _missing_of(result)],
-    ]
-    return "; ".join(f"{len(found)}: {', '.join(found)}" if found else "0" for found in lists)
-
-
-def _crash_points(result: Any) -> str:
-    sqlite, postgresql = (part["kills"] for part in _parts(result, "crash-points"))
-    return f"all: {sqlite} on SQLite, {postgresql} on PostgreSQL"
-
-
-def _migrations(result: Any) -> str:
-    made, upgraded = (
-        " and ".join(str(part["victims"]["migration"]) for part in _parts(result, play))
-        for play in ("making", "upgrade")
-    )
-    return f"all: {made} while creating, {upgraded} while upgrading, on SQLite and PostgreSQL"
-
-
-def _survivors(result: Any) -> str:
-    checked = [part for part in result["parts"] if part["looks"]]
-    killed = sum((Counter(part["victims"]) for part in checked), Counter[str]())
-    victims = _list_of({kind: killed[kind] for kind in KILLED})
-    return f"{result['leaked_processes']} in {result['looks']:,} checks, after kills of {victims}"
-
-
-def _pauses(result: Any) -> str:
-    broken = sum(part["broken"] for part in _parts(result, "rivals"))
-    return (
-        f"{broken}, in {result['paused']:,} forced pauses "
-        f"that replaced {result['replaced']} orchestrators"
-    )
-
-
-def _outages(result: Any) -> str:
-    (outage,) = _parts(result, "outages")
-    connections, servers = (outage["victims"][kind] for kind in ("connection", "server"))
-    lost = f"{outage['lost']} of {outage['acknowledged']} results lost"
-    return f"{connections} and {servers}: {lost}"
-
-
-def _takeover(result: Any) -> str:
-    return f"{_digits(result['slowest_takeover_seconds'])} s"
-
-
-def _ray_with_kills(result: Any) -> str:
-    killed = " and ".join(f"{count} {victim}s" for victim, count in result["killed"].items())
-    nodes = f"{result['num_nodes']} simulated nodes of {result['gpus_per_node']} declared GPUs"
-    trials = f"{result['num_trials']:,} trials in {result['seconds'] / 60:.1f} minutes"
-    counts = f"{result['lost']}, {result['duplicated']}, {result['leaked_processes']}"
-    return f"{counts} of {trials}; {nodes}, {killed} killed"
+    return f"{digits(result['median_report_seconds'])} s, {size}"
 
 
 # Each row: benchmark, description, text.
@@ -358,7 +222,7 @@ _MEASURED: Sequence[tuple[str, str, Format]] = (
     (
         "long-sweep-scripted",
         "the same at 10,000 trials",
-        lambda result: f"{_digits(result['ask_tell_store_ms_per_trial_at']['10000'])} ms a trial",
+        lambda result: f"{digits(result['ask_tell_store_ms_per_trial_at']['10000'])} ms a trial",
     ),
     (
         "packing",
@@ -405,7 +269,7 @@ _SUMMARY: Sequence[tuple[str, str, Format]] = (
         "sweeps on drifting machines that named a winner more than 3 % slower than the best layout",
         _wrong_winners,
     ),
-    ("chaos", "results lost when processes of every kind were killed", _lost),
+    ("chaos", "results lost when processes of every kind were killed", lost),
     (
         "chaos",
         "processes still alive 5 s after such a kill",
@@ -415,7 +279,7 @@ _SUMMARY: Sequence[tuple[str, str, Format]] = (
     (
         "store-scale",
         "time of the query behind `sweep best`, on 100,000 trials",
-        lambda result: f"{_digits(result['best_seconds'])} s",
+        lambda result: f"{digits(result['best_seconds'])} s",
     ),
     (
         "gpu-others",
@@ -430,57 +294,3 @@ _SUMMARY: Sequence[tuple[str, str, Format]] = (
         _spread_of_runs,
     ),
 )
-_SURVIVED: Sequence[tuple[str, str, Format]] = (
-    (
-        "ray-scale",
-        "results lost, results counted twice and processes left "
-        "in the playbook's study on real Ray with kills",
-        _ray_with_kills,
-    ),
-    (
-        "ray-scale",
-        "in the same study: slowest time from the death of an orchestrator "
-        "to the first launch of the next",
-        _takeover,
-    ),
-    (
-        "resume",
-        "slowest time from the command to the first launch when a large sweep continues, "
-        "without Ray",
-        lambda result: (
-            f"{_digits(result['slowest_resumed_seconds'])} s, with {result['num_trials']:,} trials"
-        ),
-    ),
-)
-# Description -> the field without which it cannot be shown, and the text.
-_CHAOS: Mapping[str, tuple[str, Format]] = {
-    "complaints; missing campaigns": ("complaints", _complaints),
-    "campaigns that ran out of time": (
-        "cut_short",
-        lambda result: _each_once(result["cut_short"]) or "0",
-    ),
-    "acknowledged results lost": ("lost", _lost),
-    "results that count twice; trials stuck": (
-        "duplicated",
-        lambda result: f"{result['duplicated']}; {result['stuck']}",
-    ),
-    "statements and commits at which an orchestrator was killed, over twelve trials": (
-        "kills",
-        _crash_points,
-    ),
-    "statements at which a program was killed while it created or upgraded a store, "
-    "which the next program could use": ("migration", _migrations),
-    "processes alive 5 s after their orchestrator was killed or their sweep ended": (
-        "looks",
-        _survivors,
-    ),
-    "writes accepted from an orchestrator after its lease had expired and another had taken over": (
-        "replaced",
-        _pauses,
-    ),
-    "PostgreSQL connections and servers killed under load": ("parts", _outages),
-    "slowest time from the death of an orchestrator to the first launch of the next": (
-        "slowest_takeover_seconds",
-        _takeover,
-    ),
-}

@@ -19,11 +19,11 @@ from docs.figures import (
     drift_rows,
     measured_rows,
     score_rows,
-    scoreboard_rows,
     summary_rows,
 )
 from docs.framework_table import framework_table
 from docs.key_tables import PROGRAM_OPTIONS, SECTIONS, key_table, meaning_of, option_list
+from docs.kill_figures import scoreboard_rows
 from docs.markdown import markdown_table, words_table
 from docs.module_tables import module_tables
 from docs.store_tables import column_table, query_table, table_list, view_list

@@ -1,6 +1,6 @@
 """Reads a file that a program may have made of any kind: a FIFO would block, a device has no end.
 
-The ranks of a program and their launcher read such files; they share nothing else outside the core.
+The ranks of a program and their launcher read such files.
 """
 
 from __future__ import annotations

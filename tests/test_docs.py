@@ -15,9 +15,10 @@ import yaml
 
 from db.sql import readonly
 from db.store import Store
-from docs.figures import chaos_lacks, newest
+from docs.committed_results import newest
 from docs.generate import DOCS, documents, generated
 from docs.key_tables import SECTIONS
+from docs.kill_figures import chaos_lacks
 from docs.store_tables import view_columns
 from orchestrator.core import errors
 from orchestrator.core.frameworks.translation import TABLES, Framework

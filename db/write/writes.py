@@ -52,13 +52,13 @@ class NewAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileEnd:
-    """The end of a profile."""
+    """The result of a profile, or its failure."""
 
     trial_id: int
     number: int
     nodes: Sequence[str]
     gpu_seconds: float
-    # Those that are kept, by rank; empty if it failed.
+    # Rank 0, the slowest, and those asked for; empty if it failed.
     ranks: Mapping[int, RankProfile]
     advice: Sequence[str]
     failure: Failure | None

@@ -17,7 +17,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.failures import cause_order
 from orchestrator.core.trial.node_report import NodeReport
-from orchestrator.core.trial.protocol import Device, Heartbeat, Phase, TrialRequest
+from orchestrator.core.trial.protocol import Device, Heartbeat, Phase, RankResult, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 
 
@@ -148,6 +148,16 @@ class Finished:
     gpu_seconds: float  # reserved for it alone, clean-up included
     # True if another gang of this scheduler ran on one of its nodes meanwhile; None: not placed.
     shared_nodes: bool | None = None
+
+    @cached_property
+    def results(self) -> Sequence[RankResult]:
+        """The results that its ranks left."""
+        return [
+            outcome.result
+            for report in self.reports
+            for outcome in report.ranks
+            if outcome.result is not None
+        ]
 
 
 SchedulerEvent = Placed | Progressed | Finished

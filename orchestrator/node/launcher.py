@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections import deque
@@ -29,7 +28,7 @@ from orchestrator.core.trial.fingerprint import Software
 from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.node_report import GpuUsage, NodeReport
-from orchestrator.core.trial.protocol import REQUEST_FILE, Device, Heartbeat, TrialRequest, encode
+from orchestrator.core.trial.protocol import Device, Heartbeat
 from orchestrator.core.trial.redaction import Secrets, redacted
 from orchestrator.node.cgroups import num_oom_kills, orphaned_cgroups
 from orchestrator.node.cpu_watch import CpuWatch
@@ -46,6 +45,7 @@ from orchestrator.node.gpu_monitor import (
     pci_addresses,
     wait_until_clean,
 )
+from orchestrator.node.held_port import HeldPort
 from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.machine_watch import MachineWatch
 from orchestrator.node.numa import as_list, cores_near
@@ -58,6 +58,7 @@ from orchestrator.node.rank_server_client import (
     ServerLost,
 )
 from orchestrator.node.rank_watch import judge
+from orchestrator.node.run_directory import make_run_directory, run_directory
 from orchestrator.node.supervisor import NodeGang
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class NodeLauncher:
         self.root.mkdir(parents=True, exist_ok=True)
         self._identity = launcher_identity(self.root)
         self._server: RankServer | None = None
-        self._rendezvous: socket.socket | None = None
+        self._rendezvous = HeldPort()
         self._software = ProgramSoftware()
         self._running = threading.Lock()
         # Guards the two sets of tags below, and the writing end of the pipe.
@@ -118,7 +119,7 @@ class NodeLauncher:
                 self._cancelled.discard(order.request.tag)
                 self._ended.append(order.request.tag)
             self._gang = None
-            self._release_rendezvous()
+            self._rendezvous.release()
             self._running.release()
 
     def kill(self, tag: str) -> None:
@@ -146,9 +147,7 @@ class NodeLauncher:
 
     def rendezvous(self) -> int:
         """Bind a port for rank 0's store, and keep it until the next attempt here has ended."""
-        self._release_rendezvous()
-        self._rendezvous = hold_port()
-        return int(self._rendezvous.getsockname()[1])
+        return self._rendezvous.take()
 
     def prepare(self, program: str) -> None:
         """Start to import what a program needs, without waiting for it."""
@@ -166,7 +165,7 @@ class NodeLauncher:
             self.kill(gang.tag)
         with self._running:
             self._close_wake()
-            self._release_rendezvous()
+            self._rendezvous.release()
             self._stop_server()
 
     def _run(self, order: LaunchOrder) -> NodeReport:
@@ -174,7 +173,7 @@ class NodeLauncher:
         request = order.request
         run_dir = run_directory(self.root, request, order.node_rank)
         try:
-            unusable = _make_run_directory(run_dir, request) or wait_until_clean(
+            unusable = make_run_directory(run_dir, request) or wait_until_clean(
                 order.devices, patience_seconds=DEVICES_CLEAN_SECONDS
             )
         except OSError as exc:
@@ -356,11 +355,6 @@ class NodeLauncher:
                 os.close(self._wake_read)
                 os.close(self._wake_write)
 
-    def _release_rendezvous(self) -> None:
-        bound, self._rendezvous = self._rendezvous, None
-        if bound is not None:
-            bound.close()
-
     def _end_leftovers(self) -> None:
         """End what dead launchers of this root left on this node. Raises ProcessesStuck."""
         escaped = [pid for group in orphaned_cgroups() for pid in group.end()]
@@ -421,28 +415,6 @@ def _logged_xids(since_seconds: float, addresses: Collection[str]) -> tuple[int,
         return ()
 
 
-def run_directory(root: Path, request: TrialRequest, node_rank: int) -> Path:
-    """The folder of one node's ranks and one attempt: nodes may share the file system of a root."""
-    return root / f"trial-{request.trial_id}" / request.folder / f"node-{node_rank}"
-
-
-def hold_port() -> socket.socket:
-    """Bind a free port for a program that will listen on it while this socket reserves it.
-
-    Both sockets allow the reuse of addresses, and this one does not listen: so Linux lets the
-    program in. The kernel gives no bound port to anybody who asks for a free one.
-    """
-    try:
-        bound = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind(("::", 0))
-    except OSError:  # no IPv6 here
-        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        bound.bind(("", 0))
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return bound
-
-
 def _check(order: LaunchOrder) -> None:
     needs_devices = order.request.device is Device.CUDA
     if needs_devices and len(order.devices) != order.local_world_size:
@@ -456,17 +428,3 @@ def _check(order: LaunchOrder) -> None:
             f"a gang of {world_size} ranks, {order.local_world_size} of them here, needs a "
             "master_port: take it from rendezvous() of the launcher that runs rank 0"
         )
-
-
-def _make_run_directory(run_dir: Path, request: TrialRequest) -> str | None:
-    """Make it with the request in it. Returns why it cannot be used."""
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        run_dir.mkdir()
-    except FileExistsError:
-        return (
-            f"{run_dir} exists: an attempt's directory is never written twice. "
-            "Give the attempt a new number, or the sweep a new folder"
-        )
-    (run_dir / REQUEST_FILE).write_bytes(encode(request))
-    return None

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from layout_sweep.child_processes import children
+
 # In the first environment of everything that a launcher starts; forks keep it.
 LAUNCHER_VARIABLE = "SWEEP_LAUNCHER"
 
@@ -63,16 +65,6 @@ def descendants(pid: int) -> list[int]:
         below = children(pending.pop())
         found += below
         pending += below
-    return found
-
-
-def children(pid: int) -> list[int]:
-    """Children of all threads of a process: a child belongs to the thread that forked it."""
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                found += map(int, (thread / "children").read_bytes().split())
     return found
 
 

@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from layout_sweep.child_processes import children
 from orchestrator.core.trial.protocol import STACKS_BEGIN
-from orchestrator.node.processes import children, environment_of, state_of
+from orchestrator.node.processes import environment_of, state_of
 
 # Reading a stack takes 50 ms of a core; more at once would each take longer.
 _READERS = 8

@@ -26,8 +26,9 @@ from orchestrator.core.trial.protocol import (
     decode_heartbeat,
     heartbeat_file,
 )
-from orchestrator.node.launcher import NodeLauncher, run_directory
+from orchestrator.node.launcher import NodeLauncher
 from orchestrator.node.processes import descendants, environment_of
+from orchestrator.node.run_directory import run_directory
 
 _POLL_SECONDS = 0.02
 # To read the sockets of all processes takes milliseconds.

@@ -390,7 +390,7 @@ class CellSearch:
     def _next_doubt(self) -> Repeat | None:
         # Pass over a trial that was already repeated, before a restart or to confirm it.
         while self.doubt is None and (doubtful := self.searcher.doubtful()) is not None:
-            trial_id = self.confirmation.trial_of(doubtful.layout)
+            trial_id = self.confirmation.runs.trial_of(doubtful.layout)
             if trial_id is not None and not self.confirmation.was_doubted(trial_id):
                 self.doubt = Repeat(
                     trial_id=trial_id,
@@ -417,12 +417,12 @@ class CellSearch:
     @property
     def has_nothing(self) -> bool:
         """True if nothing is measured yet under the newest fingerprint."""
-        return not self.confirmation.num_measured
+        return not self.confirmation.runs.of_trial
 
     @property
     def best(self) -> tuple[Layout, float] | None:
         """The fastest layout under the newest fingerprint, and its objective."""
-        found = self.confirmation.best()
+        found = self.confirmation.runs.best()
         return None if found is None else (found[0], self.value_of(found[1]))
 
     def value_of(self, step_seconds: float) -> float:
@@ -479,7 +479,7 @@ class CellSearch:
     ) -> None:
         """Tell the search the results of the trial's runs."""
         outcome = Measured(
-            value=self.value_of(self.confirmation.seconds_of(trial_id)),
+            value=self.value_of(self.confirmation.runs.seconds_of(trial_id)),
             peak_memory_bytes=peak_memory_bytes,
             joules_per_token=joules_per_token,
         )
@@ -521,10 +521,10 @@ class CellSearch:
 
     def _correct_search(self) -> None:
         """Tell the search step times at the machine's present speed, if that has changed."""
-        if self.confirmation.change is not None:
-            for trial_id, seconds in self.confirmation.seconds.items():
-                layout = self.confirmation.layout_of(trial_id)
-                self.searcher.correct(layout, self.value_of(seconds))
+        runs = self.confirmation.runs
+        if runs.change is not None:
+            for trial_id, seconds in runs.seconds.items():
+                self.searcher.correct(runs.layout_of(trial_id), self.value_of(seconds))
 
     # -- whether it has had enough ---------------------------------------------------------------
 

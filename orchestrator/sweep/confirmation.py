@@ -1,7 +1,6 @@
-"""Ranks the measured layouts of one cell by all their runs, and decides what to repeat.
+"""Decides which measured layouts of one cell to repeat, until one is the winner or they are tied.
 
-All runs have one fingerprint, since runs with other software are not compared. The machine's drift
-is taken out if repeats show it (core/trial/drift.py).
+The runs themselves, and the order by speed, are in measured_runs.py.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from math import exp, log, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from orchestrator.core.problem.contradiction import TimedLayout
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.drift import Drift, SpeedChange, fit
 from orchestrator.core.trial.failure_kinds import FailureKind, event_after
 from orchestrator.core.trial.front import most_repeats as most_repeats_of_front
 from orchestrator.core.trial.front import next_to_repeat
@@ -28,11 +26,11 @@ from orchestrator.core.trial.winner import (
     Verdict,
     ended_early_that_could_win,
     judge,
-    median_run,
     most_repeats_with_drift,
 )
 from orchestrator.search.blas_threads import one_blas_thread
 from orchestrator.sweep.contradicting_trials import ContradictingTrials
+from orchestrator.sweep.measured_runs import MeasuredRuns
 
 if TYPE_CHECKING:
     # Its models of a sweep file take as long to import as numpy, and `sweep status` needs none.
@@ -67,21 +65,15 @@ class Confirmation:
     was_paused: bool = False
     # What layouts are compared by. Of several, the front of the cell is confirmed.
     merits: tuple[Merit, ...] = (Merit.SPEED,)
-    _layouts: dict[int, Layout] = field(default_factory=dict)
-    _runs: dict[int, list[Run]] = field(default_factory=dict)
+    runs: MeasuredRuns = field(default_factory=MeasuredRuns)
     _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
     _given_up: set[int] = field(default_factory=set)  # trials whose repeats failed for good
-    # The trial of the fastest layout, if it is known.
-    _leader: int | None = None
     # True once the software has changed: no repeat can count.
     _is_over: bool = False
-    # Fitted since the last repeat; None: not fitted yet.
-    _fitted: Drift | None = None
     # None: not judged since the last change.
     _judged: tuple[Confirm, Verdict] | None = None
     _since_anchor: int = 0  # trials measured since the last anchor
     _num_anchored: int = 0
-    _num_repeated: int = 0
     _contradicting: ContradictingTrials = field(default_factory=ContradictingTrials)
     # The merits of each trial besides its speed.
     _others: dict[int, OtherMerits] = field(default_factory=dict)
@@ -92,24 +84,12 @@ class Confirmation:
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
         """Add a run that was measured."""
-        self._layouts[trial_id] = layout
+        self.runs.note(trial_id, layout, run)
         self._judged = self._judged_front = None
         self._contradicting.note(trial_id, layout)
-        some = self._runs.setdefault(trial_id, [])
-        some.append(run)
-        if len(some) > 1:
-            self._note_repeat(trial_id)
-        else:
+        if self.num_runs(trial_id) == 1:
             self._since_anchor += 1
-        if trial_id == self._leader or len(some) > 1:
-            self._leader = None  # it may have fallen behind
-        elif self._leader is not None:
-            self._leader = min(self._leader, trial_id, key=self._speed_order)
-
-    def _note_repeat(self, trial_id: int) -> None:
-        self._fitted = None
-        self._num_repeated += 1
-        if trial_id == self._anchor():
+        elif trial_id == self._anchor():
             self._since_anchor, self.was_paused = 0, False
             self._num_anchored += 1
 
@@ -151,107 +131,31 @@ class Confirmation:
 
     def has(self, trial_id: int) -> bool:
         """Return whether a trial takes part: it was measured, with numbers that may be true."""
-        return trial_id in self._runs
+        return trial_id in self.runs.of_trial
 
     def was_repeated(self, trial_id: int) -> bool:
         """Return whether a repeat of the trial was begun, however it ended."""
         return (
-            len(self._runs.get(trial_id, ())) > 1
+            len(self.runs.of_trial.get(trial_id, ())) > 1
             or trial_id in self.repeating
             or trial_id in self._failures
         )
 
-    @property
-    def num_repeats(self) -> int:
-        """Runs beyond the first of each layout."""
-        return self._num_repeated
-
     def was_doubted(self, trial_id: int) -> bool:
         """Return whether a repeat other than an anchor was begun: anchors only test the machine."""
-        others = any(run.purpose is not Purpose.ANCHOR for run in self._runs.get(trial_id, ())[1:])
+        others = any(
+            run.purpose is not Purpose.ANCHOR for run in self.runs.of_trial.get(trial_id, ())[1:]
+        )
         is_doubted_now = self.repeating.get(trial_id, Purpose.ANCHOR) is not Purpose.ANCHOR
         return others or is_doubted_now or trial_id in self._failures
-
-    def best(self) -> tuple[Layout, float] | None:
-        """Return the fastest layout and its step time in seconds."""
-        if not self._runs:
-            return None
-        if self._leader is None:
-            seconds = self.seconds
-            self._leader = min(seconds, key=lambda trial_id: (seconds[trial_id], trial_id))
-        return self._layouts[self._leader], self.seconds_of(self._leader)
-
-    @property
-    def num_measured(self) -> int:
-        """Layouts that were measured."""
-        return len(self._runs)
 
     @property
     def is_best_repeated(self) -> bool:
         """True if a repeat of the fastest layout was begun, or none can count any more."""
-        if not self._runs or self._is_over:
-            return bool(self._runs)
-        if self._leader is None:
-            self.best()
-        return self._leader is not None and self.was_repeated(self._leader)
-
-    def _speed_order(self, trial_id: int) -> tuple[float, int]:
-        return self.seconds_of(trial_id), trial_id
-
-    def seconds_of(self, trial_id: int) -> float:
-        """Return a trial's step time in seconds, at the machine's present speed."""
-        if self.change is None:
-            return median_run(self._runs[trial_id]).step_seconds
-        return self._corrected([trial_id])[trial_id]
-
-    @property
-    def seconds(self) -> dict[int, float]:
-        """The step time of every trial, as `seconds_of` gives it."""
-        return self._seconds(list(self._runs))
-
-    def _seconds(self, trial_ids: Sequence[int]) -> dict[int, float]:
-        if self.change is None:
-            return {
-                trial_id: median_run(self._runs[trial_id]).step_seconds for trial_id in trial_ids
-            }
-        return self._corrected(trial_ids)
-
-    def _corrected(self, trial_ids: Sequence[int]) -> dict[int, float]:
-        """Return the mean of each trial's runs, at the machine's present speed."""
-        found = self._drift()
-        assert found is not None, "repeats show a change"
-        runs = [run for trial_id in trial_ids for run in self._runs[trial_id]]
-        corrections = iter(found.corrections(runs).tolist())
-        logs = {
-            trial_id: [log(run.step_seconds) + next(corrections) for run in self._runs[trial_id]]
-            for trial_id in trial_ids
-        }
-        return {trial_id: exp(sum(some) / len(some)) for trial_id, some in logs.items()}
-
-    @property
-    def change(self) -> SpeedChange | None:
-        """The change of the machine's speed. None: no more than noise, or no repeats."""
-        found = self._drift()
-        return None if found is None else found.change
-
-    def _drift(self) -> Drift | None:
-        """Return the drift that repeats show. None: there are no repeats."""
-        if self._fitted is None and self._num_repeated:
-            with one_blas_thread():
-                self._fitted = fit(self._runs)
-        return self._fitted
-
-    def layout_of(self, trial_id: int) -> Layout:
-        """Return the layout of a measured trial."""
-        return self._layouts[trial_id]
-
-    def nodes_of(self, trial_id: int) -> frozenset[str]:
-        """Return the nodes that runs of a measured trial were on."""
-        return frozenset(node for run in self._runs[trial_id] for node in run.nodes)
-
-    def trial_of(self, layout: Layout) -> int | None:
-        """Return the measured trial of a layout."""
-        return next((trial_id for trial_id, mine in self._layouts.items() if mine == layout), None)
+        leader = self.runs.leader
+        if leader is None or self._is_over:
+            return leader is not None
+        return self.was_repeated(leader)
 
     # -- what to measure once more -----------------------------------------------------------------
 
@@ -279,7 +183,7 @@ class Confirmation:
         That is an anchor that is due, else a trial that contradicts physics. `num_left`: layouts
         still to try; the anchor of few comes with the confirmation.
         """
-        if self._is_over or not confirm.repeats or not self._runs:
+        if self._is_over or not confirm.repeats or not self.runs.of_trial:
             return None
         gap = self._anchor_gap(anchor_every, num_left)
         is_due = gap and (self._since_anchor >= gap or self.was_paused)
@@ -293,9 +197,9 @@ class Confirmation:
         """
         if not anchor_every:
             return 0
-        doublings = 0 if self.change is not None else min(self._num_anchored, MOST_QUIET)
+        doublings = 0 if self.runs.change is not None else min(self._num_anchored, MOST_QUIET)
         gap = anchor_every << doublings
-        is_first = not self._num_repeated and num_left > anchor_every
+        is_first = not self.runs.num_repeats and num_left > anchor_every
         return min(gap, FIRST_ANCHOR) if is_first else gap
 
     def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
@@ -303,7 +207,7 @@ class Confirmation:
 
         None: the cell is settled, or its repeats are spent or under way.
         """
-        if self._is_over or not confirm.repeats or not self._runs:
+        if self._is_over or not confirm.repeats or not self.runs.of_trial:
             return None
         # As the next call would after reading them from the store.
         self._contradicting.compare_all()
@@ -314,7 +218,7 @@ class Confirmation:
         )
         is_due = (
             anchor_every
-            and len(self._runs) > 1
+            and len(self.runs.of_trial) > 1
             and (self._since_anchor or (self.was_paused and wanted is not None))
         )
         if is_due and self._anchor() is not None:
@@ -327,27 +231,27 @@ class Confirmation:
 
         None: it was begun, or cannot count.
         """
-        if not confirm.repeats or not self._runs or self.is_best_repeated:
+        leader = self.runs.leader
+        if not confirm.repeats or leader is None or self.is_best_repeated:
             return None
-        assert self._leader is not None, "something was measured"
         return self._repeat_of(
-            self._leader,
+            leader,
             Purpose.CONFIRMATION,
             "run 2 to confirm it, the best when the budget ended the search",
         )
 
     def most_to_confirm(self, confirm: Confirm, *, anchor_every: int) -> int:
         """Return the most repeats that it may still take to confirm the winner."""
-        verdict = self._judge(confirm) if self._runs and confirm.repeats else None
+        verdict = self._judge(confirm) if self.runs.of_trial and confirm.repeats else None
         if verdict is None:
             return 0
         if self.has_other_merits:
             return self._most_of_front(confirm)
         done = {
             trial_id: sum(run.purpose is Purpose.CONFIRMATION for run in some)
-            for trial_id, some in self._runs.items()
+            for trial_id, some in self.runs.of_trial.items()
         }
-        is_anchor_due = bool(anchor_every and self._since_anchor and len(self._runs) > 1)
+        is_anchor_due = bool(anchor_every and self._since_anchor and len(self.runs.of_trial) > 1)
         if verdict.change is None:
             return max(self.most_repeats(confirm, 0) - sum(done.values()), 0) + is_anchor_due
         of_tied = [done[trial_id] for trial_id in verdict.tied]
@@ -355,7 +259,7 @@ class Confirmation:
 
     def most_repeats(self, confirm: Confirm, num_measured: int) -> int:
         """Return the most repeats that confirm a winner among `num_measured` layouts."""
-        if self.change is None:
+        if self.runs.change is None:
             return confirm.contenders * confirm.repeats
         return most_repeats_with_drift([0] * num_measured, confirm.contenders, confirm.repeats)
 
@@ -364,7 +268,7 @@ class Confirmation:
         if verdict is None or verdict.repeat is None or verdict.repeat in self.repeating:
             return None
         others = len(verdict.tied) - 1
-        why = f"run {len(self._runs[verdict.repeat]) + 1} to confirm it, " + (
+        why = f"run {len(self.runs.of_trial[verdict.repeat]) + 1} to confirm it, " + (
             f"tied with {others} {'other' if others == 1 else 'others'} so far"
             if others
             else "the best so far"
@@ -381,7 +285,7 @@ class Confirmation:
         if self._judged_front is None:
             with one_blas_thread():
                 self._judged_front = judge_front(
-                    self._runs, self._others, self.merits, drift=self._drift()
+                    self.runs.of_trial, self._others, self.merits, drift=self.runs.drift()
                 )
         return self._judged_front
 
@@ -389,12 +293,12 @@ class Confirmation:
         verdict = self.front()
         front = verdict.front
         times = {
-            key: max((run.at for run in self._runs[key] if run.at is not None), default=0.0)
+            key: max((run.at for run in self.runs.of_trial[key] if run.at is not None), default=0.0)
             for key in (*front.on, *front.possible)
         }
         found = next_to_repeat(
             front,
-            num_repeats={key: len(self._runs[key]) - 1 for key in times},
+            num_repeats={key: len(self.runs.of_trial[key]) - 1 for key in times},
             contenders=confirm.contenders,
             repeats=confirm.repeats,
             given_up=self._given_up | set(verdict.minor),
@@ -406,13 +310,13 @@ class Confirmation:
         place = "is on the front"
         if found in front.rivals:
             place = "could be on the front"
-        why = f"run {len(self._runs[found]) + 1} to confirm it, since it {place}"
+        why = f"run {len(self.runs.of_trial[found]) + 1} to confirm it, since it {place}"
         return self._repeat_of(found, Purpose.CONFIRMATION, why)
 
     def _most_of_front(self, confirm: Confirm) -> int:
         verdict = self.front()
         front, on = verdict.front, [key for key in verdict.front.on if key not in verdict.minor]
-        done = [len(self._runs[key]) - 1 for key in (*on, *front.possible)]
+        done = [len(self.runs.of_trial[key]) - 1 for key in (*on, *front.possible)]
         return most_repeats_of_front(
             len(on),
             len(front.possible),
@@ -428,12 +332,12 @@ class Confirmation:
             # result.
             with one_blas_thread():
                 verdict = judge(
-                    self._runs,
+                    self.runs.of_trial,
                     contenders=confirm.contenders,
                     repeats=confirm.repeats,
                     under_way=self.repeating,
                     given_up=self._given_up,
-                    drift=self._drift(),
+                    drift=self.runs.drift(),
                 )
             self._judged = None if verdict is None else (confirm, verdict)
         return None if self._judged is None else self._judged[1]
@@ -459,7 +363,7 @@ class Confirmation:
             return None
         able = (
             trial_id
-            for trial_id, some in self._runs.items()
+            for trial_id, some in self.runs.of_trial.items()
             if trial_id not in self._given_up and not some[0].thrashing
         )
         first = next(able, None)
@@ -467,13 +371,14 @@ class Confirmation:
             return None
         # If several trials ended together, take the smallest id, as a later call does when it reads
         # them from the store.
-        at = self._runs[first][0].at
-        return min((first, *takewhile(lambda trial_id: self._runs[trial_id][0].at == at, able)))
+        runs = self.runs.of_trial
+        at = runs[first][0].at
+        return min((first, *takewhile(lambda trial_id: runs[trial_id][0].at == at, able)))
 
     def _next_contradicting(self) -> Repeat | None:
         """Return a trial of a pair that contradicts physics; each is repeated once."""
         if self._contradicting.has_unchecked:
-            best = self.best()
+            best = self.runs.best()
             assert best is not None, "something was measured"
             compared = self._contradicting.compared()
             self._contradicting.check(
@@ -488,37 +393,37 @@ class Confirmation:
         return (
             trial_id not in self.repeating
             and trial_id not in self._failures
-            and not any(run.purpose is Purpose.PHYSICS for run in self._runs[trial_id])
+            and not any(run.purpose is Purpose.PHYSICS for run in self.runs.of_trial[trial_id])
         )
 
     def _timed(self, trial_ids: Collection[int]) -> dict[int, TimedLayout]:
         """Return the measurements of trials, at the machine's present speed."""
-        seconds = self._seconds(list(trial_ids))
+        seconds, runs = self.runs.seconds_of_each(list(trial_ids)), self.runs.of_trial
         return {
             trial_id: TimedLayout(
-                layout=self._layouts[trial_id],
+                layout=self.runs.layout_of(trial_id),
                 seconds=seconds[trial_id],
-                sd=sqrt(
-                    max(self._runs[trial_id][0].variance, USUAL_SD**2) / len(self._runs[trial_id])
-                ),
-                thrashing=any(run.thrashing for run in self._runs[trial_id]),
+                sd=sqrt(max(runs[trial_id][0].variance, USUAL_SD**2) / len(runs[trial_id])),
+                thrashing=any(run.thrashing for run in runs[trial_id]),
             )
             for trial_id in trial_ids
         }
 
     def _repeat_of(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
-        return Repeat(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
+        return Repeat(
+            trial_id=trial_id, layout=self.runs.layout_of(trial_id), purpose=purpose, why=why
+        )
 
     def ended_early_that_could_win(self) -> dict[int, frozenset[str]]:
         """Return the trials that were ended early and could be the fastest, with their nodes.
 
         The likeliest comes first. The machine, or their nodes, may have been slow then.
         """
-        drift = self._drift()
+        drift = self.runs.drift()
         if self._is_over or drift is None or not self._ended_early:
             return {}
         with one_blas_thread():
-            found = ended_early_that_could_win(self._runs, self._ended_early, drift)
+            found = ended_early_that_could_win(self.runs.of_trial, self._ended_early, drift)
         return {trial_id: frozenset(self._ended_early[trial_id].nodes) for trial_id in found}
 
     # -- the order so far --------------------------------------------------------------------------
@@ -526,20 +431,14 @@ class Confirmation:
     def verdict(self) -> Verdict | None:
         """Return the order at the top so far. None: nothing was measured."""
         with one_blas_thread():
-            return judge(self._runs, contenders=1, repeats=0, drift=self._drift())
+            return judge(self.runs.of_trial, contenders=1, repeats=0, drift=self.runs.drift())
 
     def tied(self) -> Sequence[Layout]:
         """Return the layouts that share the first place, fastest first; one alone is the winner."""
         verdict = self.verdict()
-        return [] if verdict is None else [self._layouts[key] for key in verdict.tied_by_speed]
+        if verdict is None:
+            return []
+        return [self.runs.layout_of(key) for key in verdict.tied_by_speed]
 
     def num_runs(self, trial_id: int) -> int:
-        return len(self._runs.get(trial_id, ()))
-
-    @property
-    def newest(self) -> float | None:
-        """The time of the newest run. None: it is not known."""
-        return max(
-            (run.at for some in self._runs.values() for run in some if run.at is not None),
-            default=None,
-        )
+        return len(self.runs.of_trial.get(trial_id, ()))

@@ -360,7 +360,7 @@ class Dispatch:
         False: its nodes may have made it slow, and others will be free once something has ended.
         """
         trial_id, layout = repeat.trial_id, repeat.layout
-        before = search.confirmation.nodes_of(trial_id)
+        before = search.confirmation.runs.nodes_of(trial_id)
         may_be_slow = repeat.purpose in DOUBTS and not before.isdisjoint(nodes)
         if may_be_slow and self._placement.is_possible_without(search.shape, before):
             others = self._elsewhere(search, before)
@@ -368,7 +368,7 @@ class Dispatch:
                 return False
             nodes = others or nodes
         begins = NewAttempt(trial_id=trial_id, nodes=nodes, purpose=repeat.purpose, why=repeat.why)
-        measured = search.confirmation.seconds_of(trial_id)
+        measured = search.confirmation.runs.seconds_of(trial_id)
         step = search.predicted_step(layout, at_least=measured)
         self._decide(search, layout, nodes, begins, predicted=step)
         search.note_repeat_begun(trial_id)

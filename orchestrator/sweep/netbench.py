@@ -194,13 +194,7 @@ def _record(
     device: Device,
 ) -> SpanResult:
     span = _span_of(shape)
-    results = [
-        outcome.result
-        for report in end.reports
-        for outcome in report.ranks
-        if outcome.result is not None
-    ]
-    first = next((result for result in results if result.collectives), None)
+    first = next((result for result in end.results if result.collectives), None)
     if end.failure is not None or first is None:
         return SpanResult(span=span, nodes=nodes, samples=(), failure=end.failure)
     samples = [

@@ -86,7 +86,7 @@ def open_loop(call: Call) -> Loop:
         cell_searches=cell_searches,
         requests=TrialRequests(call, peaks),
     )
-    newest = [search.confirmation.newest or 0.0 for search in call.searches.values()]
+    newest = [search.confirmation.runs.newest or 0.0 for search in call.searches.values()]
     return Loop(
         call,
         outcomes=outcomes,

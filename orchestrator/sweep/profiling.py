@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from db.read.rows import TrialDetail
 from db.store import Store
@@ -30,7 +29,7 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.limits import resolve_limits
 from orchestrator.core.trial.profile_advice import advice
 from orchestrator.core.trial.protocol import Device, PhaseLimits, TrialRequest
-from orchestrator.core.trial.rank_profile import ProfilePlan, RankProfile
+from orchestrator.core.trial.rank_profile import ProfilePlan
 
 logger = logging.getLogger(__name__)
 
@@ -38,20 +37,6 @@ POLL_SECONDS = 0.5
 # To write and read a trace takes minutes if steps have many kernels.
 STEADY_SECONDS = 600.0
 TOTAL_SECONDS = 3600.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileResult:
-    """The result of a profile, or its failure."""
-
-    trial_id: int
-    number: int
-    nodes: Sequence[str]
-    gpu_seconds: float
-    # Rank 0, the slowest, and those asked for.
-    ranks: Mapping[int, RankProfile]
-    advice: Sequence[str]
-    failure: Failure | None
 
 
 def refusal(spec: SweepSpec) -> str | None:
@@ -80,13 +65,13 @@ class ProfileUnderWay:
         self._is_cancelled = False
         self.has_ended = False
 
-    def poll(self) -> ProfileResult | None:
+    def poll(self) -> ProfileEnd | None:
         """Wait a moment. Return what was found, which is then stored; None: it goes on."""
         for event in self._scheduler.poll(POLL_SECONDS):
             if isinstance(event, Finished) and event.trial_id == self._request.trial_id:
                 self.has_ended = True
                 result = _judged(event, self._request, self._nodes)
-                self._store.end_profile(_end_of(result))
+                self._store.end_profile(result)
                 return result
         return None
 
@@ -99,7 +84,7 @@ class ProfileUnderWay:
     def interrupt(self) -> None:
         """Store that the profile was interrupted: its end is not awaited."""
         failure = Failure(kind=FailureKind.CANCELLED, message="the profile was interrupted")
-        nothing = ProfileResult(
+        nothing = ProfileEnd(
             trial_id=self._request.trial_id,
             number=self._request.attempt,
             nodes=self._nodes,
@@ -108,7 +93,7 @@ class ProfileUnderWay:
             advice=(),
             failure=failure,
         )
-        self._store.end_profile(_end_of(nothing))
+        self._store.end_profile(nothing)
 
 
 @contextmanager
@@ -146,24 +131,12 @@ def started_profile(
 
 def profile_trial(
     detail: TrialDetail, spec: SweepSpec, plan: ProfilePlan, *, scheduler: Scheduler, store: Store
-) -> ProfileResult:
+) -> ProfileEnd:
     """Profile a trial's layout for a person, and wait for its end. Raises as `started_profile`."""
     with started_profile(detail, spec, plan, scheduler=scheduler, store=store) as profile:
         while (result := profile.poll()) is None:
             pass
     return result
-
-
-def _end_of(result: ProfileResult) -> ProfileEnd:
-    return ProfileEnd(
-        trial_id=result.trial_id,
-        number=result.number,
-        nodes=result.nodes,
-        gpu_seconds=result.gpu_seconds,
-        ranks=result.ranks,
-        advice=result.advice,
-        failure=result.failure,
-    )
 
 
 def _nodes_for(detail: TrialDetail, shape: Shape, slots: Mapping[str, int]) -> tuple[str, ...]:
@@ -228,7 +201,7 @@ def _limits(spec: SweepSpec, layout: Layout, device: Device) -> PhaseLimits:
     return limits.model_copy(update={**longer, "auto": (), "in_file": False})
 
 
-def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> ProfileResult:
+def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> ProfileEnd:
     """Return the results of the ranks of a profile."""
     assert request.profile is not None
     found = {
@@ -256,7 +229,7 @@ def _judged(end: Finished, request: TrialRequest, nodes: Sequence[str]) -> Profi
     }
     # The slowest rank waits for no other, so its communication shows what communication costs.
     lines = advice(slowest, request.layout) if slowest is not None else ()
-    return ProfileResult(
+    return ProfileEnd(
         trial_id=request.trial_id,
         number=request.attempt,
         nodes=nodes,

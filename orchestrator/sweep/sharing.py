@@ -119,7 +119,7 @@ def _wants_a_first(search: CellSearch) -> bool:
 def _wants_a_repeat(search: CellSearch) -> bool:
     return (
         search.life.may_be_confirmed
-        and search.confirmation.num_measured >= FEWEST_TO_CONFIRM
+        and len(search.confirmation.runs) >= FEWEST_TO_CONFIRM
         and not search.confirmation.is_best_repeated
     )
 

@@ -112,7 +112,7 @@ def leading_confirmation(
     absent = [trial_id for trial_id in repeats if trial_id not in found]
     found |= {trial.id: trial for trial in (store.trials_by_id(absent) if absent else ())}
     confirmation = confirmation_of(found.values(), repeats)
-    if confirmation.change is not None and len(leading) >= CONSIDERED:
+    if confirmation.runs.change is not None and len(leading) >= CONSIDERED:
         more = store.best(sweep_id, LEADING_WITH_DRIFT)[cell_id]
         found |= {trial.id: trial for trial in more}
         confirmation = confirmation_of(found.values(), repeats)

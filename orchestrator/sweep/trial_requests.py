@@ -77,7 +77,7 @@ class TrialRequests:
             seconds = predicted.seconds if predicted is not None else None
             every = steps_per_line(workload)
             return counting_plan(plan, predicted_seconds=seconds, steps_per_line=every)
-        best = search.confirmation.best()
+        best = search.confirmation.runs.best()
         if best is None or not self._may_end_early(attempt):
             return plan
         return plan.model_copy(update={"beat_seconds": best[1]})

@@ -88,12 +88,7 @@ def judge_attempt(
     be true is a bad result: the earlier measurement of its trial still counts. `at`: when it ended,
     by the sweep's clock; None: the store's clock counts.
     """
-    results = [
-        outcome.result
-        for report in end.reports
-        for outcome in report.ranks
-        if outcome.result is not None
-    ]
+    results = end.results
     outcome = _outcome(end, results, cell=cell, layout=layout, plan=plan, peaks=peaks)
     if is_repeat and isinstance(outcome, Measurement) and outcome.implausible is not None:
         outcome = Failure(kind=FailureKind.BAD_RESULT, message=outcome.implausible)

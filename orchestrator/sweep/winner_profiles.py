@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 from db.read.rows import TrialRow
 from db.store import Store
+from db.write.writes import ProfileEnd
 from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
@@ -16,7 +17,6 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.rank_profile import ProfilePlan
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.profiling import (
-    ProfileResult,
     ProfileUnderWay,
     refusal,
     started_profile,
@@ -101,7 +101,7 @@ def log_unpaid(trial: TrialRow, budget: StopReason) -> None:
     )
 
 
-def log_profile(result: ProfileResult) -> None:
+def log_profile(result: ProfileEnd) -> None:
     """Log what a profile showed, or how it failed."""
     extra = {"action": "profiled", "trial_id": result.trial_id}
     if result.failure is not None:

@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from layout_sweep.child_processes import children
 from orchestrator.cluster.contract import Scheduler
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.protocol import Device
-from orchestrator.node.processes import children, kill, start_time
+from orchestrator.node.processes import kill, start_time
 from orchestrator.sweep.progress import Stop
 from tests.faults import forks, small_sweep
 from tests.faults.agents import AgentScheduler

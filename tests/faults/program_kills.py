@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from layout_sweep.child_processes import children
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.node.processes import children, descendants, kill, start_time
+from orchestrator.node.processes import descendants, kill, start_time
 from tests.faults import stubborn
 from tests.faults.campaign import SURVIVOR_SECONDS, VICTIMS, Campaign, Outcome
 from tests.faults.evidence import EVIDENCE, alive_within, options

@@ -9,7 +9,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,6 @@ from orchestrator.node.launcher import (
     DEVICES_CLEAN_SECONDS,
     NodeLauncher,
     _with_driver,
-    hold_port,
 )
 from orchestrator.node.rank_server_client import _environment
 from tests.node.launching import LIMITS, faulty, order, survivors, tree_of, with_start_times
@@ -678,15 +676,3 @@ def test_one_process_may_stand_for_the_ranks_of_a_node_where_nothing_is_trained(
     assert one is not None
     assert of_many is not None
     assert one.model_copy(update={"phase_seconds": of_many.phase_seconds}) == of_many
-
-
-def test_nobody_else_can_take_a_port_while_it_is_held() -> None:
-    with hold_port() as held, socket.socket() as thief, socket.socket(socket.AF_INET6) as owner:
-        port = held.getsockname()[1]
-        with pytest.raises(OSError, match="in use"):
-            thief.bind(("", port))
-        owner.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as libuv, under torch's store, does
-        owner.bind(("::", port))
-        owner.listen()

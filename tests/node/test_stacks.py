@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from layout_sweep.child_processes import children
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.node.launcher import NodeLauncher
-from orchestrator.node.processes import children, state_of
+from orchestrator.node.processes import state_of
 from orchestrator.node.stacks import MAX_PROCESSES, stacks_of
 from tests.node.launching import order
 

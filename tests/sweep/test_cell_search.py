@@ -1,4 +1,4 @@
-"""What a stored trial says to a search, with a trial in every state in a real SQLite store."""
+"""A cell of a running sweep: what it repeats, and who may change its parts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from db.store import Store
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.search_section import Strategy
-from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
 from orchestrator.search.layout_outcome import (
-    Condemned,
-    Failed,
-    Known,
     Measured,
-    OutOfMemory,
-    UnderWay,
 )
 from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.attempt_cost import AttemptCost
@@ -34,78 +25,9 @@ from orchestrator.sweep.attempts import CellAttempts
 from orchestrator.sweep.cell_life import CellLife
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.confirmation import Confirmation
-from orchestrator.sweep.known_outcome import known_of
+from orchestrator.sweep.measured_runs import MeasuredRuns
 from orchestrator.sweep.retries import Retries
-from tests.cli.cli_store import fill
-from tests.db.builders import Bench, failure, record_failure
 from tests.search.planted_cell import TOKENS, drive, planted, searcher
-
-# The measured trial's GPUs drew 612 W each.
-JOULES = 612 / 1234.5
-
-
-def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
-        ids = fill(store, tmp_path)
-        said = {
-            t.id: known_of(t, Objective.TOKENS_PER_SECOND_PER_GPU)
-            for t in store.trials(store.sweep_named("tiny").id)
-        }
-    oom = said[ids.out_of_memory]
-    assert isinstance(oom, OutOfMemory)
-    assert oom.excess is not None
-    assert oom.excess > 0
-    expected: dict[int, Known] = {
-        ids.measured: Measured(value=1234.5, peak_memory_bytes=75 << 30, joules_per_token=JOULES),
-        ids.pruned: Condemned(),
-        ids.failed: Failed(),
-        ids.queued: UnderWay(),
-        ids.launching: UnderWay(),
-        ids.running: UnderWay(),
-    }
-    assert {trial: said[trial] for trial in expected} == expected
-
-
-def test_numbers_of_other_conditions_and_faults_of_the_machine_say_nothing(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
-        ids = fill(store, tmp_path)
-        bench = Bench.on(store, "lost")
-        lost, number = bench.start()
-        record_failure(
-            store,
-            lost,
-            number,
-            epoch=bench.epoch,
-            failure=failure(FailureKind.NODE_LOST),
-            event=TrialEvent.FAILED,
-        )
-        rows = {
-            t.id: t for name in ("tiny", "lost") for t in store.trials(store.sweep_named(name).id)
-        }
-    assert [known_of(rows[i], Objective.STEP_SECONDS) for i in (ids.old_conditions, lost)] == [
-        None,
-        None,
-    ]
-
-
-def test_the_objective_says_which_number_counts(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
-        ids = fill(store, tmp_path)
-        trial = store.trial(ids.measured).trial
-    assert trial.step_seconds_median is not None
-    # What the allocator took from the device, where it is known.
-    peak = trial.peak_memory_reserved_bytes
-    assert known_of(trial, Objective.STEP_SECONDS) == Measured(
-        value=trial.step_seconds_median, peak_memory_bytes=peak, joules_per_token=JOULES
-    )
-
-
-def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
-        trial = store.trial(fill(store, tmp_path).measured).trial
-    silent = replace(trial, peak_memory_reserved_bytes=0, peak_memory_allocated_bytes=0)
-    expected = Measured(value=1234.5, joules_per_token=JOULES)
-    assert known_of(silent, Objective.TOKENS_PER_SECOND_PER_GPU) == expected
 
 
 def on_16_gpus(search: Searcher) -> CellSearch:
@@ -153,6 +75,7 @@ def test_nobody_reaches_through_a_cell_to_change_a_part_of_it() -> None:
         "retries": Retries,
         "cost": AttemptCost,
         "confirmation": Confirmation,
+        "runs": MeasuredRuns,
         "searcher": Searcher,
     }
     package = Path(inspect.getfile(CellSearch)).parent

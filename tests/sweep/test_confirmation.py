@@ -32,7 +32,7 @@ def test_the_leader_is_the_trial_with_the_fastest_median_after_every_run(
         confirmation.note(trial_id, layout(trial_id), run)
         all_of.setdefault(trial_id, []).append(run)
         seconds, fastest = min((median_run(some).step_seconds, one) for one, some in all_of.items())
-        assert confirmation.best() == (layout(fastest), seconds)
+        assert confirmation.runs.best() == (layout(fastest), seconds)
 
 
 CONFIRM = Confirm(contenders=3, repeats=2)
@@ -105,7 +105,7 @@ def test_a_machine_that_changed_is_looked_at_after_as_many_trials_again() -> Non
     for trial_id in range(1, 5):
         note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id)
     note(confirmation, 1, 3.5, 300.0, purpose=Purpose.ANCHOR)
-    assert confirmation.change is not None
+    assert confirmation.runs.change is not None
     for trial_id in range(5, 9):
         assert check(confirmation) is None
         note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id + 100)
@@ -205,7 +205,7 @@ def test_once_the_machine_has_changed_all_that_could_win_are_counted() -> None:
         note(confirmation, trial_id, 1.0, 60.0 * trial_id)
     note(confirmation, 1, 1.6, 360.0, purpose=Purpose.ANCHOR)
     note(confirmation, 1, 1.6, 420.0, purpose=Purpose.ANCHOR)
-    assert confirmation.change is not None
+    assert confirmation.runs.change is not None
     verdict = confirmation._judge(CONFIRM)
     assert verdict is not None and len(verdict.tied) == 5
     # Two repeats of each, and three more of the three contenders.
@@ -314,11 +314,11 @@ def test_numbers_are_told_as_the_machine_is_now() -> None:
     note(confirmation, 3, 1.3, 600.0)
     note(confirmation, 1, 1.0, 660.0, purpose=Purpose.ANCHOR)
     note(confirmation, 1, 1.0, 720.0, purpose=Purpose.CONFIRMATION)
-    best = confirmation.best()
+    best = confirmation.runs.best()
     assert best is not None
     assert best[0] == layout(1)
-    assert abs(confirmation.seconds_of(1) - 1.0) < 0.1
-    assert confirmation.seconds_of(2) < 1.9
+    assert abs(confirmation.runs.seconds_of(1) - 1.0) < 0.1
+    assert confirmation.runs.seconds_of(2) < 1.9
 
 
 def test_of_layouts_that_ended_together_the_smallest_trial_is_the_anchor() -> None:

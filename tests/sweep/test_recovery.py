@@ -10,7 +10,6 @@ import pytest
 from db.store import Store
 from db.types import AttemptState
 from orchestrator.cluster.contract import Finished
-from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.failure_kinds import POLICIES, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
@@ -157,26 +156,3 @@ def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_do
     assert [trial.id for trial in store.mark_lost(later.sweep_id, later.epoch)] == [beyond], (
         "whose trial it is waits again"
     )
-
-
-def test_a_spool_that_was_never_made_is_empty_and_one_that_cannot_be_read_ends_the_call(
-    tmp_path: Path,
-) -> None:
-    assert list(Spool(tmp_path / "spool").left()) == []
-    (tmp_path / "spool").write_text("where the folder should be: as unreadable, also for root")
-    with pytest.raises(
-        UsageInvalid, match=f"Not a directory: {tmp_path}/spool. .* make it readable"
-    ):
-        list(Spool(tmp_path / "spool").left())
-
-
-def test_what_is_no_spooled_end_is_set_aside_and_a_torn_file_is_none(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    spool = Spool(tmp_path / "spool")
-    kept = Spooled(attempt=1, end=end_of(7))
-    spool.keep(kept)
-    (tmp_path / "spool" / "trial-8-attempt-1.json").write_text('{"attempt": 1, "end"')
-    (tmp_path / "spool" / "trial-9-attempt-1.json.123.tmp").write_text("{")
-    assert list(Spool(tmp_path / "spool").left()) == [kept]
-    assert "trial-8-attempt-1.unreadable" in caplog.text

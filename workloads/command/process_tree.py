@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from layout_sweep.child_processes import children
 from orchestrator.core.trial.nested_launch import SeenProcess
 from orchestrator.core.trial.rank_environment import RANKS_OWN
 
@@ -16,16 +17,6 @@ def tree_of(pid: int) -> list[SeenProcess]:
     found = [_seen(pid, parent=0)]
     for seen in found:
         found += [_seen(child, parent=seen.pid) for child in children(seen.pid)]
-    return found
-
-
-def children(pid: int) -> list[int]:
-    """The children of all threads of a process: a child belongs to the thread that forked it."""
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                found += map(int, (thread / "children").read_bytes().split())
     return found
 
 

@@ -7,7 +7,7 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-from workloads.command.process_tree import children
+from layout_sweep.child_processes import children
 
 _HIGH_WATER = re.compile(rb"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 

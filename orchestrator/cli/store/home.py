@@ -27,7 +27,7 @@ def run_root(run_folder: str) -> Path:
 
 
 def attempt_folders(run_folder: str, trial_id: int, attempt: int) -> list[Path]:
-    """The run folders of an attempt on this machine, one per node (`launcher.run_directory`).
+    """The run folders of an attempt on this machine, one per node (`node/run_directory.py`).
 
     Those of another user, which we may not enter, count as on another machine.
     """

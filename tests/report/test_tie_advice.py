@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from db.store import Store
 from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.sweepfile.search_section import Confirm
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
@@ -18,8 +17,6 @@ from orchestrator.report import tie_advice
 from orchestrator.report.ranking import Compared, Ranking
 from orchestrator.sweep.progress import StopReason
 from tests.cli.cli_store import BUSY
-from tests.cli.conftest import Sweep
-from tests.db.builders import Bench, fingerprint, measurement, record_measurement
 
 
 def tied_in(
@@ -155,20 +152,3 @@ def test_no_more_repeats_are_advised_than_there_can_be() -> None:
     ):
         with pytest.raises(ValueError, match="less than or equal"):
             Confirm.model_validate({name: most + 1})
-
-
-def test_best_shows_it_below_the_tie(store: Store, sweep: Sweep) -> None:
-    bench = Bench.on(store)
-    for micro_batch_size in (1, 2):
-        trial_id, attempt = bench.start(micro_batch_size)
-        record_measurement(
-            store,
-            trial_id,
-            attempt,
-            epoch=bench.epoch,
-            measurement=measurement(1000.0),
-            fingerprint=fingerprint(),
-        )
-    lines = sweep("best")[0].splitlines()
-    place = next(n for n, line in enumerate(lines) if "No single winner" in line)
-    assert "take trial 1, the simplest of them" in lines[place + 1]
