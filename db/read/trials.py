@@ -164,10 +164,16 @@ def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
             failures=Counter(
                 FailureKind(row.failure_kind) for row in rows if row.failure_kind is not None
             ),
-            num_apart=sum(row.step_seconds_median is not None and not row.pooled for row in rows),
+            num_apart=_num_apart(rows),
         )
         for trial_id, rows in found.items()
     }
+
+
+def _num_apart(rows: Sequence[Any]) -> int:
+    """Count the runs with other software since the last run that counts."""
+    last = max(place for place, row in enumerate(rows) if row.pooled)
+    return sum(row.step_seconds_median is not None for row in rows[last + 1 :])
 
 
 def _run(row: Any) -> Run:

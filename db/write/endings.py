@@ -1,6 +1,7 @@
 """Writes ends of attempts: a measurement or a failure, and the new state of the trial.
 
-Ends are judged one after the other and written together, by few statements for any number.
+Ends are judged one after the other and written together, by few statements for any number. Only a
+cell that gets another fingerprint needs some for each trial whose runs are pooled anew.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sqlalchemy import Connection
 from db import schema
 from db.connection.engine import Change
 from db.connection.id_list import ByIds
-from db.read import records
+from db.read import records, sweeps
 from db.types import AttemptState, now
 from db.write import pooling, software
 from db.write.batch import Batch, TrialInBatch
@@ -81,6 +82,7 @@ def record(
             state=batch[end.trial_id].state,
             counts=endings.counts(end),
             fingerprint=endings.fingerprint(end),
+            is_current=endings.is_current(end),
         )
         for end in ends
     ]
@@ -137,7 +139,9 @@ class _Endings:
         }
         self._settled: dict[int, list[Pooled]] = {}
         # Trials with a repeat that counts instead of their earlier runs.
-        self._gathered: set[int] = set()
+        self._replaced_pools: set[int] = set()
+        # By cell: the last attempt of this write that gave it its fingerprint.
+        self._newest: dict[int, int] = {}
         self._updates: dict[tuple[bool, frozenset[str]], list[records.Columns]] = defaultdict(list)
         self._measurements: list[records.Columns] = []
 
@@ -165,6 +169,10 @@ class _Endings:
         is_measured = isinstance(end.outcome, MeasuredEnd)
         return is_measured and self._attempts[end.trial_id, end.attempt].pooled
 
+    def is_current(self, end: Ended) -> bool:
+        """Return whether an end has the fingerprint of its cell, once all are written."""
+        return bool(self._digest(end) == self._current[self._batch[end.trial_id].cell_id])
+
     def write(self) -> None:
         self._batch.write()
         software.write(self._connection, self._sweep_id, self._software.replaced)
@@ -183,8 +191,10 @@ class _Endings:
                 [{"cell_id": cell_id, "fingerprint_digest": digest} for cell_id, digest in changed],
             )
         pooling.settle(self._connection, self._settled)
-        gathered = {self._batch[trial_id].cell_id for trial_id in self._gathered}
+        gathered = {self._batch[trial_id].cell_id for trial_id in self._replaced_pools}
         gathered |= {cell_id for cell_id, _ in changed if self._was_current[cell_id] is not None}
+        completed = set(self._software.replaced.values())
+        gathered |= {cell_id for cell_id, digest in self._current.items() if digest in completed}
         for cell_id in sorted(gathered):
             if (digest := self._current[cell_id]) is not None:
                 self._note_pooled(pooling.gather(self._connection, cell_id, digest))
@@ -210,6 +220,8 @@ class _Endings:
         if counts:
             pool = self._pools.get(trial_now.id, [])
             step_seconds = outcome.measurement.step_time.median
+            # `gather` counts the runs of such a trial, if its cell keeps the fingerprint.
+            replaces_pool = trial_now.id in self._replaced_pools
             self._pools[trial_now.id] = pool = [
                 *pool,
                 Pooled(attempt_id=was.id, step_seconds=step_seconds, fingerprint_digest=digest),
@@ -222,19 +234,21 @@ class _Endings:
                 unreported=[TrialEvent.FIRST_STEP]
                 if trial_now.state is TrialState.LAUNCHING
                 else [],
-                num_measurements=len(pool),
+                num_measurements=None if replaces_pool else len(pool),
             )
-            if is_repeat:
+            if is_repeat and not replaces_pool:
                 self._settled[trial_now.id] = pool
-            else:
+            elif not is_repeat and self._is_newest(end, trial_now.cell_id, was.id):
                 self._current[trial_now.cell_id] = digest
+                self._newest[trial_now.cell_id] = was.id
         else:
             self._batch.log(trial_now.id, LogEvent.SUPERSEDED, end.attempt)
         # `settle` later picks the attempt whose numbers are the trial's. Until then a repeat is
         # superseded, since at most one attempt of a trial counts at any time.
+        is_pooled = counts and trial_now.id not in self._replaced_pools
         trial_columns: records.Columns = {
             "state": state,
-            "pooled": counts and trial_now.id not in self._gathered,
+            "pooled": is_pooled,
             "superseded": is_repeat or not counts,
         }
         self._update(was, is_running, {**trial_columns, **_attempt_end(end.facts, digest)})
@@ -242,7 +256,7 @@ class _Endings:
             outcome.measurement, outcome.gpu, outcome.memory_by_part
         )
         self._measurements.append({"attempt_id": was.id, **columns})
-        return _StoredAttempt(id=was.id, state=state, pooled=counts, is_measured=True)
+        return _StoredAttempt(id=was.id, state=state, pooled=is_pooled, is_measured=True)
 
     def _failed(
         self, end: Ended, outcome: FailedEnd, was: _StoredAttempt, is_running: bool
@@ -285,8 +299,27 @@ class _Endings:
             return False
         # `gather` sets the runs of its trial apart, which have an earlier fingerprint.
         self._pools[trial_now.id] = []
-        self._gathered.add(trial_now.id)
+        self._replaced_pools.add(trial_now.id)
         return True
+
+    def _is_newest(self, end: Ended, cell_id: int, attempt_id: int) -> bool:
+        """Return whether no attempt with the code of the cell, which is other code, began later."""
+        of_cell, mine = self._current[cell_id], self.fingerprint(end)
+        if of_cell is None or mine is None or of_cell == self._digests[mine]:
+            return True
+        known = [*sweeps.fingerprints(self._connection, self._sweep_id), *self._digests]
+        theirs = next((one for one in known if one.digest == of_cell), mine)
+        if theirs.has_code_of(mine):
+            return True
+        began = sa.select(sa.func.max(attempt.c.id)).join(trial, trial.c.id == attempt.c.trial_id)
+        stored = self._connection.scalar(
+            began.where(
+                trial.c.cell_id == cell_id,
+                attempt.c.state == AttemptState.MEASURED,
+                attempt.c.fingerprint_digest == of_cell,
+            )
+        )
+        return bool(attempt_id > max(stored or 0, self._newest.get(cell_id, 0)))
 
     def _digest(self, end: Ended) -> str | None:
         fingerprint = self.fingerprint(end)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from db import schema
 from db.connection.portions import portions
-from db.types import AttemptState
+from db.types import AttemptState, now
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 
 _attempt, _measurement = schema.attempt, schema.measurement
@@ -73,7 +73,7 @@ def gather(
     """
     found = _apart(connection, cell_id, fingerprint_digest)
     pools = {
-        trial_id: _since_taken_back(connection, trial_id, fingerprint_digest) for trial_id in found
+        trial_id: _since_invalidated(connection, trial_id, fingerprint_digest) for trial_id in found
     }
     pools = {trial_id: pool for trial_id, pool in pools.items() if pool}
     for trial_id, pool in pools.items():
@@ -86,7 +86,9 @@ def gather(
             sa.update(_attempt).where(*of_trial).values(superseded=True, pooled=is_in_pool)
         )
         connection.execute(
-            sa.update(_trial).where(_trial.c.id == trial_id).values(num_measurements=len(pool))
+            sa.update(_trial)
+            .where(_trial.c.id == trial_id)
+            .values(num_measurements=len(pool), updated_at=now())
         )
     settle(connection, pools)
     return {trial_id: frozenset(one.attempt_id for one in pool) for trial_id, pool in pools.items()}
@@ -110,17 +112,17 @@ def _apart(connection: Connection, cell_id: int, fingerprint_digest: str) -> Seq
     return connection.execute(statement).scalars().all()
 
 
-def _since_taken_back(
+def _since_invalidated(
     connection: Connection, trial_id: int, fingerprint_digest: str
 ) -> list[Pooled]:
-    """The runs of a trial with this fingerprint that nobody has taken back."""
+    """The runs of a trial with this fingerprint since the trial was last invalidated."""
     of_trial = _event.c.trial_id == trial_id
-    taken_back = sa.select(sa.func.max(_event.c.id)).where(
+    invalidated = sa.select(sa.func.max(_event.c.id)).where(
         of_trial, _event.c.event == TrialEvent.INVALIDATED
     )
     last = connection.scalar(
         sa.select(sa.func.max(_event.c.attempt)).where(
-            of_trial, _event.c.id < taken_back.scalar_subquery()
+            of_trial, _event.c.id < invalidated.scalar_subquery()
         )
     )
     statement = (

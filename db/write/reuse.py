@@ -97,7 +97,7 @@ def _take_over(
         for found in numbers.fetchall():
             connection.execute(sa.insert(measurement).values({**found, "attempt_id": attempt_id}))
         _set_fingerprint(connection, cell_id, source["fingerprint_digest"])
-    _log(connection, change, row, sweep_id, trial_id, epoch)
+    _log(connection, change, row, sweep_id, trial_id, epoch, len(attempts))
     return True
 
 
@@ -135,6 +135,7 @@ def _log(
     sweep_id: int,
     trial_id: int,
     epoch: int,
+    num_attempts: int,
 ) -> None:
     detail = {"reused_from": row["id"], "sweep": row["of_sweep"]}
     states, events = [INITIAL], _WAYS[TrialState(row["state"])]
@@ -145,7 +146,7 @@ def _log(
         event_log.entry(sweep_id, trial_id, LogEvent.ADDED, None, INITIAL, epoch, detail=detail)
     ]
     entries += [
-        event_log.entry(sweep_id, trial_id, event, before, after, epoch, 1, detail)
+        event_log.entry(sweep_id, trial_id, event, before, after, epoch, num_attempts, detail)
         for event, (before, after) in zip(events, pairwise(states), strict=True)
     ]
     event_log.append(connection, change, entries)

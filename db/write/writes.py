@@ -148,7 +148,10 @@ class Recorded:
 
     # State of the trial after all ends that were recorded together.
     state: TrialState
-    # True if its measurement counts then. False: it failed, or another attempt came first.
+    # True if its measurement counts, once all ends of the write are stored. False: it failed,
+    # another attempt came first, or its cell has another fingerprint.
     counts: bool
     # As stored: with the software that other attempts of the sweep found, if it was not known.
     fingerprint: Fingerprint | None
+    # False: the cell has the fingerprint of an attempt that began later.
+    is_current: bool = True

@@ -103,7 +103,7 @@ class Planning:
         fix = "its first trials tell"
         if self.spec.workload.name == "command":
             fix = (
-                'have the program tell peak_flops, peak_flops_source (beginning with "measured: ")'
+                'have the program write peak_flops, peak_flops_source (beginning with "measured: ")'
                 " and stack with device_name in its result"
             )
         if self.spec.device != "cpu":

@@ -57,7 +57,7 @@ def unknown_interval_text(ranking: Ranking, shown: Sequence[TrialRow]) -> str | 
     which = show.numbered("trial", unknown)
     return (
         f"unknown: the speed without drift of {which} may differ by 100% or more from what is"
-        f" shown; {ranking.varies}. More repeats tell it better (search.confirm.repeats)"
+        f" shown; {ranking.varies}. More repeats make it more precise (search.confirm.repeats)"
     )
 
 

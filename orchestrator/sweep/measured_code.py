@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from orchestrator.core.trial.fingerprint import Fingerprint
 
-# Looking for edits takes at most this share of the time.
-LOOKING_SHARE = 0.05
+# Checking for edits takes at most this share of the time.
+CHECKING_SHARE = 0.05
 
 
 @dataclass(eq=False)
@@ -30,31 +29,9 @@ class MeasuredCode:
         """Return the code that an attempt measures which starts now."""
         began = self.clock()
         if self.edited is not None and began >= self._not_before:
-            self.now = self.edited() or self.now
+            before, self.now = self.now, self.edited() or self.now
             ended = self.clock()
-            self._not_before = ended + (ended - began) / LOOKING_SHARE
+            # An edit seldom comes alone: after one, the next start checks again.
+            if self.now == before:
+                self._not_before = ended + (ended - began) / CHECKING_SHARE
         return self.now
-
-
-class WatchedFiles:
-    """Notices that files were written: by their sizes, their times and their places on the disk."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-        self._seen = self._facts()
-
-    def have_changed(self) -> bool:
-        """Return whether one of them changed since the last call."""
-        before, self._seen = self._seen, self._facts()
-        return before != self._seen
-
-    def _facts(self) -> list[tuple[int, int, int] | None]:
-        return [_facts_of(file) for file in self._files]
-
-
-def _facts_of(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:  # it is gone, or may not be read
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -313,18 +313,19 @@ class Outcomes:
         """Return the cells whose search begins anew from the store, which has this poll's ends.
 
         Numbers that were measured with two fingerprints are not compared: after a measurement with
-        another one than those before it, a cell's search knows nothing of it. A repeat that is its
-        trial's first run with the newest fingerprint, or has numbers that cannot be true, changes
-        what the trial is worth.
+        another one than those before it, a cell's search knows nothing of it. Nor does it know a
+        trial whose repeat is its first run with the newest fingerprint.
         """
         changed = {}
-        for (attempt, verdict), stored in zip(judged, recorded, strict=True):
+        for (attempt, _), stored in zip(judged, recorded, strict=True):
             if not stored.counts or stored.fingerprint is None:
                 continue
             search = self._call.searches[attempt.cell_id]
             if attempt.is_repeat:
-                is_told = search.confirmation.has(attempt.trial_id)
-                is_changed = not is_told or _is_implausible(verdict)
+                is_changed = not search.confirmation.has(attempt.trial_id)
+            elif not stored.is_current:
+                # It began before an edit and ended after it.
+                is_changed = True
             else:
                 before = search.note_fingerprint(stored.fingerprint.digest)
                 is_changed = before is not None and self._is_other_software(
@@ -381,16 +382,18 @@ class Outcomes:
         fingerprint, load = in_store.fingerprint, verdict.facts.get("load")
         assert fingerprint is not None, "a measurement without a result"
         assert load is not None, "a measurement without a report"
-        self.fingerprints.add(fingerprint.digest)
+        if in_store.counts:
+            self.fingerprints.add(fingerprint.digest)
         trial_id, layout, is_repeat = attempt.trial_id, attempt.layout, attempt.is_repeat
         peak = allocator_peak(measurement)
         joules = verdict.gpu.joules_per_token(measurement.tokens_per_second_per_gpu)
         if measurement.implausible is not None:
-            if not is_repeat:
-                self._stored[TrialState.MEASURED] += 1
-                told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
-                search.note_implausible(trial_id, told, peak_memory_bytes=peak)
-                self._free(search)
+            # A repeat with such numbers is a bad result.
+            assert not is_repeat, "the verdict refuses it"
+            self._stored[TrialState.MEASURED] += 1
+            told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
+            search.note_implausible(trial_id, told, peak_memory_bytes=peak)
+            self._free(search)
             return f"measured, but its numbers cannot be true: {measurement.implausible}"
         if measurement.step_seconds_bound is not None and not is_repeat:
             return self._ended_early(search, attempt, measurement, load, at)
@@ -409,6 +412,9 @@ class Outcomes:
         )
         if is_repeat:
             search.note_repeated(trial_id, layout, run, counts=in_store.counts)
+            if not in_store.counts:
+                text = self._speed_text(measurement, load)
+                return f"{text}; with other code or software than its trial: kept apart"
         else:
             self._stored[TrialState.MEASURED] += 1
             free = _headroom(measurement, search.searcher.memory_limit_bytes)
@@ -507,11 +513,6 @@ class Outcomes:
         condemned = search.note_out_of_memory(trial_id, attempt.layout, outcome)
         self._condemn(search, condemned)
         return len(condemned)
-
-
-def _is_implausible(verdict: AttemptVerdict) -> bool:
-    outcome = verdict.outcome
-    return isinstance(outcome, Measurement) and outcome.implausible is not None
 
 
 def _headroom(measurement: Measurement, device_memory_bytes: float | None) -> float | None:

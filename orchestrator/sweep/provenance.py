@@ -130,14 +130,19 @@ def sources(argv: Sequence[str], cwd: Path | None, *, skip: Sequence[Path] = ())
     project = _project(named, cwd)
     top = _git(project, "rev-parse", "--show-toplevel") if project is not None else None
     if top is not None and project is not None and _owns(project):
-        listed = _git(Path(top), "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-        found: Iterable[Path] = (Path(top) / name for name in (listed or "").split("\0") if name)
+        names = _git(Path(top), "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        found: Iterable[Path] = (Path(top) / name for name in (names or "").split("\0") if name)
     elif project is not None:
         found = islice(_entries(project, [path.resolve() for path in skip]), MAX_PROGRAM_ENTRIES)
     else:
         found = ()
-    files = dict.fromkeys([*(path for _, path in named), *filter(_is_source, found)])
-    return list(islice(files, MAX_PROGRAM_FILES))
+    # The project's own come first, since only so many are watched.
+    listed = [path for path in found if _is_source(path)]
+    if project is not None:
+        listed.sort(key=lambda path: not path.is_relative_to(project))
+    files = dict.fromkeys([*(path for _, path in named), *listed])
+    # Folders, and so submodules, are listed too.
+    return list(islice(filter(_is_file, files), MAX_PROGRAM_FILES))
 
 
 def measured_with(

@@ -187,10 +187,10 @@ class StopRules:
         if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
                 f"the first {self._same_failures} attempts failed in the same way, so the layouts"
-                f" are not the cause: {self._first_failure}. Correct the sweep file or the program,"
-                " then give the same `sweep run`. It tries these layouts again only if the sweep"
-                " file has changed, so if you correct the program alone, first run:"
-                f" sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes"
+                f" are not the cause: {self._first_failure}. Correct the sweep file or the program."
+                " If you correct the program alone, its failures are kept until you give: sweep"
+                f" invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes. Then give"
+                " the same `sweep run`"
             )
         if not open_cells:
             return set()

@@ -913,60 +913,6 @@ def test_a_repeat_measured_with_other_software_is_kept_and_does_not_count(store:
     ]
 
 
-def test_a_repeat_counts_once_its_cell_is_measured_with_its_software(store: Store) -> None:
-    bench = Bench.on(store)
-    trial_id = bench.measure(2)
-    assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
-    bench.measure(4, torch="9.9")
-    row = store.trial(trial_id)
-    assert row.trial.is_current_fingerprint
-    assert (row.trial.tokens_per_second_per_gpu, row.trial.num_measurements) == (900.0, 1)
-    assert [(a.superseded, a.pooled) for a in row.attempts] == [(True, False), (False, True)]
-    # With the next measurement of the software before, its first run counts again.
-    bench.measure(8)
-    row = store.trial(trial_id)
-    assert row.trial.is_current_fingerprint
-    assert (row.trial.tokens_per_second_per_gpu, row.trial.num_measurements) == (1000.0, 1)
-    assert [(a.superseded, a.pooled) for a in row.attempts] == [(False, True), (True, False)]
-
-
-def test_a_repeat_with_the_software_of_its_cell_replaces_runs_with_another(store: Store) -> None:
-    bench = Bench.on(store)
-    trial_id = bench.measure(2)
-    assert repeat(bench, trial_id, 950.0, 0.52)
-    bench.measure(4, torch="9.9")
-    assert repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
-    assert repeat(bench, trial_id, 800.0, 0.6, torch="9.9")
-    row = store.trial(trial_id)
-    assert row.trial.is_current_fingerprint
-    assert (row.trial.tokens_per_second_per_gpu, row.trial.num_measurements) == (800.0, 2)
-    assert [a.pooled for a in row.attempts] == [False, False, True, True]
-    assert [r.step_seconds for r in store.repeats(bench.cell_id)[trial_id].runs] == [0.55, 0.6]
-
-
-def test_a_run_that_was_taken_back_counts_with_no_software_again(store: Store) -> None:
-    bench = Bench.on(store)
-    trial_id = bench.measure(2)
-    assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
-    store.release(bench.sweep_id, bench.epoch)
-    assert store.invalidate(f"trial_id = {trial_id}") == 1
-    epoch = store.acquire(bench.sweep_id, host="h", pid=1)
-    again = Bench(store, bench.sweep_id, bench.cell_id, epoch)
-    attempt = start_attempt(store, trial_id, epoch)
-    assert record_measurement(
-        store,
-        trial_id,
-        attempt,
-        epoch=epoch,
-        measurement=measurement(1100.0),
-        fingerprint=fingerprint(),
-    )
-    again.measure(4, torch="9.9")
-    row = store.trial(trial_id)
-    assert row.trial.is_current_fingerprint is False
-    assert [a.pooled for a in row.attempts] == [False, False, True]
-
-
 def test_an_invalidated_trial_starts_from_no_measurement(store: Store) -> None:
     bench = Bench.on(store)
     trial_id = bench.measure(2)

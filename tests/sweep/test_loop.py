@@ -575,7 +575,7 @@ def test_a_call_that_measures_nothing_tells_whether_its_code_is_that_of_the_numb
     assert (first.code_has_changed, result.code_has_changed) == (False, has_changed)
 
 
-def test_what_was_held_before_counts_against_the_budget(store: Store) -> None:
+def test_what_was_reserved_before_counts_against_the_budget(store: Store) -> None:
     run(store, fast, spec=spec(search={"max_trials": 3}, gpus=1))  # 3 GPU-seconds
     result, scheduler = run(store, fast, spec=spec(search={"max_gpu_hours": 3 / 3600}, gpus=1))
     assert scheduler.started == []
@@ -907,6 +907,23 @@ def test_what_starts_after_an_edit_of_the_program_is_kept_apart(store: Store) ->
     rows = {t.layout: t.is_current_fingerprint for t in store.trials(result.sweep_id)}
     assert [rows[layout] for layout, _ in scheduler.started] == [False] * 2 + [True] * 4
     assert not result.code_has_changed
+
+
+def test_an_edit_while_the_winner_is_confirmed_ends_that_and_is_said(store: Store) -> None:
+    edited = CODE.model_copy(update={"dirty_diff_digest": "files:b"})
+    edits = [*[None] * 6, edited]
+    seen: list[Snapshot] = []
+    result, scheduler = run(
+        store,
+        fast,
+        spec=spec(gpus=1, repeats=2),
+        edited=lambda: edits.pop(0) if edits else None,
+        observe=seen.append,
+    )
+    assert [attempt for _, attempt in scheduler.started] == [1] * 6 + [2]
+    # No trial has the new code.
+    assert (result.num_fingerprints, result.code_has_changed) == (1, True)
+    assert any("its trial: kept apart" in str(one) for one in seen)
 
 
 def test_packages_that_are_found_later_begin_no_cell_anew(
@@ -1454,14 +1471,14 @@ def test_a_call_that_fails_after_its_first_launch_leaves_a_stopped_sweep(store: 
     assert store.sweep_named("t").state is SweepState.STOPPED
 
 
-def test_what_a_cancelled_attempt_held_is_told_from_what_failed(store: Store) -> None:
+def test_what_a_cancelled_attempt_reserved_is_told_from_what_failed(store: Store) -> None:
     result, _ = run(
         store,
         fast,
         scheduler=FakeScheduler(fast, slots=4, device=Device.CUDA),
         stop=after(3, Stop.CANCEL),
     )
-    held = store.reserved(result.sweep_id).total
+    reserved = store.reserved(result.sweep_id).total
     cancelled = [
         a
         for row in store.trials(result.sweep_id)
@@ -1469,8 +1486,8 @@ def test_what_a_cancelled_attempt_held_is_told_from_what_failed(store: Store) ->
         if a.failure is not None
     ]
     assert {a.failure.kind for a in cancelled if a.failure is not None} == {FailureKind.CANCELLED}
-    assert held.failed == 0.0
-    assert held.cancelled == pytest.approx(sum(a.gpu_seconds or 0.0 for a in cancelled))
+    assert reserved.failed == 0.0
+    assert reserved.cancelled == pytest.approx(sum(a.gpu_seconds or 0.0 for a in cancelled))
 
 
 def test_untried_layouts_are_counted_also_once_a_search_has_ended(store: Store) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from orchestrator.core.trial.fingerprint import Fingerprint
-from orchestrator.sweep.measured_code import MeasuredCode, WatchedFiles
+from orchestrator.sweep.measured_code import MeasuredCode
 
 BEFORE, AFTER = (Fingerprint(orchestrator_version="1", dirty_diff_digest=one) for one in "ab")
 
@@ -27,25 +26,10 @@ def test_an_attempt_has_the_code_of_the_last_edit_before_its_start() -> None:
     assert [code.at_start() for _ in range(3)] == [BEFORE, AFTER, AFTER]
 
 
-def test_looking_for_edits_takes_at_most_a_twentieth_of_the_time() -> None:
-    looked: list[int] = []
-    # The first look takes a second, so the next one comes 20 s after it.
-    code = MeasuredCode(BEFORE, lambda: looked.append(1), ticking(0, 1, 20.9, 21.0, 21.0))
+def test_checking_for_edits_takes_at_most_a_twentieth_of_the_time() -> None:
+    checked: list[int] = []
+    # The first check takes a second, so the next one comes 20 s after it.
+    code = MeasuredCode(BEFORE, lambda: checked.append(1), ticking(0, 1, 20.9, 21.0, 21.0))
     for _ in range(3):
         code.at_start()
-    assert len(looked) == 2
-
-
-def test_an_edited_removed_or_replaced_file_is_noticed_once(tmp_path: Path) -> None:
-    edited, removed, replaced = (tmp_path / name for name in ("a.py", "b.py", "c.py"))
-    for file in (edited, removed, replaced):
-        file.write_text("x = 1\n")
-    watched = WatchedFiles([edited, removed, replaced])
-    assert not watched.have_changed()
-    edited.write_text("x = 10\n")
-    assert watched.have_changed() and not watched.have_changed()
-    removed.unlink()
-    assert watched.have_changed() and not watched.have_changed()
-    (tmp_path / "new").write_text("x = 2\n")
-    (tmp_path / "new").rename(replaced)
-    assert watched.have_changed() and not watched.have_changed()
+    assert len(checked) == 2

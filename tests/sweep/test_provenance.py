@@ -534,3 +534,20 @@ def test_the_files_that_a_person_edits_are_named_ones_and_sources(project: Path)
     skip = [project / "out"]
     assert set(provenance.sources(argv, project, skip=skip)) == expected | {project / "ignored.py"}
     assert provenance.sources(["true"], None) == []
+
+
+def test_folders_are_not_watched_and_the_program_s_own_sources_come_first(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "MAX_PROGRAM_FILES", 4)
+    own = project / "zz"
+    for folder in ("a", "b", "c", "d", "e", "zz"):
+        (project / folder).mkdir()
+        (project / folder / "model.py").write_text("pass\n")
+    (own / "data" / "step-1").mkdir(parents=True)
+    (own / "train.py").write_text("pass\n")
+    for _ in ("in a checkout", "outside of one"):
+        found = provenance.sources(["python", "train.py"], own)
+        assert set(found[:2]) == {own / "train.py", own / "model.py"}
+        assert all(path.is_file() for path in found)
+        shutil.rmtree(project / ".git", ignore_errors=True)

@@ -308,7 +308,7 @@ def test_counts_are_those_of_the_store_when_what_waited_is_pruned_again(store: S
     assert {state: count for state, count in result.counts.items() if count} == dict(states(store))
 
 
-def test_what_a_dead_orchestrator_held_counts_against_the_budget_at_once(store: Store) -> None:
+def test_what_a_dead_orchestrator_reserved_counts_against_the_budget_at_once(store: Store) -> None:
     limited = spec(gpus=1, search={"max_gpu_hours": 0.2 / 3600})
     sweep_id = store.ensure_sweep("t", limited.model_dump_json(), limited.conditions())
     epoch = store.acquire(sweep_id, host="elsewhere", pid=1)

@@ -51,9 +51,9 @@ def test_what_to_run_after_the_program_was_corrected_is_said_with_its_order() ->
     """`sweep run` alone would end at once, since failed trials are not tried again."""
     stop_rules = told(StopRules("t"), FailureKind.USER_ERROR, *["no such option"] * SAME_FAILURES)
     wanted = (
-        "Correct the sweep file or the program, then give the same `sweep run`. It tries these"
-        " layouts again only if the sweep file has changed, so if you correct the program alone,"
-        " first run: sweep invalidate --sweep t --where \"state = 'failed'\" --yes"
+        "Correct the sweep file or the program. If you correct the program alone, its failures are"
+        " kept until you give: sweep invalidate --sweep t --where \"state = 'failed'\" --yes. Then"
+        " give the same `sweep run`"
     )
     with pytest.raises(UsageInvalid, match=re.escape(wanted)):
         stop_rules.stuck_cells(OPEN)

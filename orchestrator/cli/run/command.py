@@ -429,10 +429,10 @@ def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
 
 
 def _edits_of(spec: SweepSpec) -> Callable[[], Fingerprint | None] | None:
-    """Return what notices that the user's program was edited; None: there is none."""
+    """Return a check for edits of the user's program; None: there is no such program."""
     from orchestrator.core.sweepfile.command_options import CommandOptions
-    from orchestrator.sweep.measured_code import WatchedFiles
     from orchestrator.sweep.provenance import sources
+    from orchestrator.sweep.watched_files import WatchedFiles
 
     options = spec.workload.options
     if not isinstance(options, CommandOptions):

@@ -109,7 +109,7 @@ def terminable() -> Iterator[None]:
 
 
 def _end_copy_of(process: int, number: int) -> None:
-    """End this process if it is a copy of that one that a fork made and that runs no program yet.
+    """End this process if it is a forked child of that one that has not called exec yet.
 
     Its exception would reach the other process as an error of the program.
     """
@@ -118,7 +118,7 @@ def _end_copy_of(process: int, number: int) -> None:
 
 
 def _replaced_by(error: BaseException) -> BaseException | None:
-    """Return the exception of a signal that an error has taken the place of; None: of none."""
+    """Return the signal's exception that an error replaced; None: it replaced none."""
     before = error.__context__
     while before is not None and not isinstance(before, (Terminated, KeyboardInterrupt)):
         before = before.__context__

@@ -184,7 +184,8 @@ def from_driver_name(name: str) -> Hardware | None:
 def is_surely(name: str, driver_name: str) -> bool:
     """Return whether GPUs of this name, the driver's or Ray's, are surely those of a driver's name.
 
-    Ray's name is not sure if devices with a data sheet and their variants share it.
+    Ray's name is not sure if devices with a data sheet and their variants share it, or if Ray
+    leaves words of the driver's name out: an `RTX-6000` may be the one of the Ada generation.
     """
     # Ray's names have no spaces.
     if name == driver_name or " " in name:
@@ -192,4 +193,6 @@ def is_surely(name: str, driver_name: str) -> bool:
     device = from_driver_name(name)
     if device is not None:
         return device is from_driver_name(driver_name)
-    return name == ray_name_of(driver_name) and name not in map(ray_name_of, _DEVICE_OF_NAME)
+    maker, *words = driver_name.split()
+    is_whole = name == "-".join(words) and maker != "Quadro"
+    return is_whole and name not in map(ray_name_of, _DEVICE_OF_NAME)

@@ -286,9 +286,10 @@ def _more_than_asked(seen: ProgramSeen, counted: CountedLines, accumulated: int)
     if not follow or (seen.ended_itself and num == accumulated * asked):
         return _for_each_micro_batch(asked, num, accumulated)
     return (
-        f"it was asked for {asked * seen.every} steps and went on past them: its lines number"
-        f" {num * seen.every} steps, one after the other: {RUN_AS_ASKED}. A step is one update of"
-        f" the weights, after all {accumulated} micro-batches"
+        f"it was asked for {asked * seen.every} steps, and its lines number {num * seen.every}, one"
+        f" after the other. If it went on past the steps that it was asked for, {RUN_AS_ASKED}. If"
+        f" these are micro-batches, write one line after all {accumulated} of a step: a step is one"
+        " update of the weights"
     )
 
 

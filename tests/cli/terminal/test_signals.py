@@ -241,7 +241,7 @@ def test_a_signal_whose_exception_python_ignores_ends_the_command_all_the_same(
     assert "ignored" not in command.stderr
 
 
-# One of which SIGTERM interrupts the callback while Ray's handler is in place.
+# A command whose fork callback gets SIGTERM while Ray's handler is installed.
 _RAYS_HANDLER = """
 import os, signal, sys, time
 from orchestrator.cli.terminal.signals import Signals, Terminated, terminable

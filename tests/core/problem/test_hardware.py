@@ -86,6 +86,11 @@ def test_only_a_name_that_says_which_device_it_is_is_a_device(
         ("H100", "NVIDIA H100 NVL", False),
         ("RTX", "NVIDIA RTX A6000", False),
         ("L4", "NVIDIA L40", False),
+        ("RTX-6000", "Quadro RTX 6000", False),  # also of the Ada generation
+        ("RTX-6000", "NVIDIA RTX 6000 Ada Generation", False),
+        ("RTX-A6000", "NVIDIA RTX A6000", True),
+        ("RTX-PRO-6000", "NVIDIA RTX PRO 6000 Blackwell Max-Q", False),
+        ("A30", "NVIDIA A30 MIG 1g.6gb", False),
     ],
 )
 def test_a_name_is_surely_of_a_device_only_if_no_other_has_it(

@@ -305,10 +305,13 @@ def test_steps_whose_numbers_go_on_past_those_asked_for_are_not_taken_for_micro_
     reason = judge(run(steps).result(**counted(78), steps_per_line=1.0))
     assert reason is not None and "?" not in reason
     assert reason.startswith(
-        "it was asked for 52 steps and went on past them: its lines number 78 steps, one after the"
-        " other: have it run as many as it is asked for"
+        "it was asked for 52 steps, and its lines number 78, one after the other. If it went on"
+        " past the steps that it was asked for, have it run as many as it is asked for"
     )
-    assert reason.endswith("A step is one update of the weights, after all 4 micro-batches")
+    assert reason.endswith(
+        "If these are micro-batches, write one line after all 4 of a step: a step is one update of"
+        " the weights"
+    )
     # This one ended where it was asked to, by its micro-batches.
     by_itself = counted(4 * 52) | {"ended_itself": True}
     reason = judge(run(steps).result(**by_itself, steps_per_line=1.0))

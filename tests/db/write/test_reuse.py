@@ -41,6 +41,10 @@ def test_trials_of_another_sweep_are_taken_over_with_all_their_numbers(
         store.reuse(mine.cell_id, measured, epoch=mine.epoch + 1)
     assert store.reusers(drawn.sweep_id) == {"mine": len(measured)}
     assert store.reused_by("mine") == frozenset(measured)
+    # So the log tells which runs came before an invalidation.
+    for row in store.trials(mine.sweep_id):
+        (event,) = (one for one in store.trial(row.id).events if one.event == "measured")
+        assert event.attempt == row.num_attempts
 
 
 def test_max_trials_counts_what_the_sweep_launched_and_not_what_it_reused(store: Store) -> None:

@@ -230,7 +230,7 @@ HIDDEN = {
             work(0.02)
             tell(step_seconds=time.perf_counter() - began, step=micro_batch)
         """,
-        "A step is one update of the weights, after all 4 micro-batches",
+        "If these are micro-batches, write one line after all 4 of a step",
     ),
     "a line for several steps, with their time": (
         """
