@@ -10,12 +10,14 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from db.store import Store
 from tests import ambient, guard, kept_compilations, new_postgresql, new_store
+from tests.file_scheduling import FileScheduling, places_of_files
 
 FOLDER = pytest.StashKey[
     Path
@@ -25,12 +27,6 @@ FOLDER = pytest.StashKey[
 # A busy machine takes long over an example that is quick to draw.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
-
-# With several workers, which take file after file (`make test`): files whose tests mostly wait, in
-# this order. After each of them come two of the other files, which keep the cores busy meanwhile.
-# The rest of those are short and fill the end.
-LONGEST_FIRST = ("multi_host", "faults", "command", "doctor", "acceptance", "ray")
-OTHERS_PER_WAITING_FILE = 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -104,25 +100,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: places[item.path])
 
 
-def places_of_files(items: list[pytest.Item]) -> dict[Path, tuple[float, int]]:
-    """The place of each file in the order of all files; no two files have the same."""
-    kinds: dict[Path, int] = {}
-    for item in items:
-        kinds[item.path] = min(kind_of(item), kinds.get(item.path, len(LONGEST_FIRST)))
-    in_order = sorted(kinds, key=lambda path: kinds[path])
-    num_waiting = sum(kind < len(LONGEST_FIRST) for kind in kinds.values())
-    waiting, others = in_order[:num_waiting], in_order[num_waiting:]
-    return {path: (float(place), 0) for place, path in enumerate(waiting)} | {
-        path: (place / OTHERS_PER_WAITING_FILE, 1 + place) for place, path in enumerate(others)
-    }
-
-
-def kind_of(item: pytest.Item) -> int:
-    """The index in LONGEST_FIRST of what the test is; its length if the test is none of them."""
-    names = {marker.name for marker in item.iter_markers()} | {item.path.parent.name}
-    return next(
-        (kind for kind, name in enumerate(LONGEST_FIRST) if name in names), len(LONGEST_FIRST)
-    )
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
