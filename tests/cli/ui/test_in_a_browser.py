@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -183,7 +182,7 @@ def test_a_question_in_sql_is_answered_by_keyboard(
     found = browser.wait(f"const c = {cells}; return c.length && c.map(t => t.textContent)")
     assert any("<script>alert(1)</script>" in text for text in found)
     assert browser.run("return document.documentElement.scrollWidth") <= DESK[0]
-    assert violations(browser) == []
+    assert browser.violations() == []
     assert browser.complaints() == []
 
 
@@ -202,19 +201,6 @@ def test_the_pictures_of_the_server_are_drawn(
     )
     assert browser.complaints() == []
     assert all(one.startswith(url(visitor, "/")) for one in browser.requests())
-
-
-def violations(browser: Browser) -> list[str]:
-    """What axe-core finds on the page; nothing if it is not there."""
-    file = os.environ.get(AXE)
-    if not file:
-        return []
-    browser.run(Path(file).read_text(encoding="utf-8"))
-    found: list[str] = browser.driver.execute_async_script(
-        "axe.run().then(r => arguments[0](r.violations.map(v => v.id + ': ' +"
-        " v.nodes.map(n => n.html).slice(0, 3).join(' | '))))"
-    )
-    return found
 
 
 def test_a_server_that_is_gone_is_said(browser: Browser, sqlite_url: str) -> None:
@@ -250,6 +236,6 @@ def test_axe_finds_nothing_that_keeps_people_out(
     browser.window(*DESK, is_dark=is_dark)
     try:
         browser.get(url(visitor, page, shown))
-        assert violations(browser) == []
+        assert browser.violations() == []
     finally:
         browser.window(*DESK)

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,22 @@ class Browser:
             "return document.getElementById('picture-' + arguments[0]).dataset.milliseconds", name
         )
         return float(taken)
+
+    def violations(self) -> list[str]:
+        """What axe-core finds on the page; nothing if its file is not there.
+
+        It need not make selectors, nor list the elements that are in order.
+        """
+        file = os.environ.get(AXE)
+        if not file:
+            return []
+        self.run(Path(file).read_text(encoding="utf-8"))
+        found: list[str] = self.driver.execute_async_script(
+            "axe.run({resultTypes: ['violations'], selectors: false})"
+            ".then(r => arguments[0](r.violations.map(v => v.id + ': ' +"
+            " v.nodes.map(n => n.html).slice(0, 3).join(' | '))))"
+        )
+        return found
 
     def complaints(self) -> list[str]:
         """The errors and warnings of the page's console since the last call."""
