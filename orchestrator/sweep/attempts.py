@@ -43,6 +43,8 @@ class Attempt:
     number: int = 0
     # What it measures, as it was when the attempt started.
     code: Fingerprint | None = None
+    # The code when its first step was seen, or its end. None: neither was seen, or nobody edits it.
+    code_at_first_step: Fingerprint | None = None
     phase: Phase | None = None
     step: int = 0
     is_first_step_stored: bool = False
@@ -56,6 +58,16 @@ class Attempt:
     def is_repeat(self) -> bool:
         """True for an attempt of a measured trial, whose state stays as it is."""
         return self.purpose in REPEATS
+
+    @property
+    def has_loaded(self) -> bool:
+        """True if its program has loaded its code: it makes steps, or has ended."""
+        return self.phase in (Phase.STEADY, Phase.TEARDOWN) or self.end is not None
+
+    @property
+    def was_edited(self) -> bool:
+        """True if the code changed between its start and its first step."""
+        return self.code_at_first_step not in (None, self.code)
 
     @property
     def made_first_step(self) -> bool:

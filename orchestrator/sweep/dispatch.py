@@ -412,7 +412,7 @@ class Dispatch:
             if attempt.is_repeat:
                 extra = {"action": "repeated", "trial_id": trial_id, "attempt": number}
                 logger.info("Trial %d again: %s", trial_id, attempt.begins.why, extra=extra)
-            code = self._call.code.at_start()
+            code = self._call.code.as_of_now()
             self._attempts.start(attempt, trial_id, number, now=self._clock(), code=code)
             shape = self._call.searches[attempt.cell_id].shape
             self._scheduler.start(self._requests.of(attempt), shape, attempt.nodes)

@@ -144,6 +144,10 @@ class Loop:
     def _poll(self, seconds: float) -> None:
         for event in self._scheduler.poll(seconds):
             self._attempts.hear(event)
+        if self._call.code.may_change:
+            for attempt in self._attempts.running:
+                if attempt.code_at_first_step is None and attempt.has_loaded:
+                    attempt.code_at_first_step = self._call.code.as_of_now()
 
     def _record_ends(self) -> None:
         """Record how attempts ended, all of them in one commit."""

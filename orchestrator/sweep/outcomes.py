@@ -280,6 +280,8 @@ class Outcomes:
             is_repeat=attempt.is_repeat,
             at=at,
         )
+        if attempt.was_edited:
+            verdict = verdict.of_edited(may_run_again=attempt.number == 1 or attempt.is_repeat)
         if isinstance(verdict.outcome, Measurement) and verdict.fingerprint is not None:
             # Note the peak now: the next attempt of this poll is judged with it.
             device_name = verdict.fingerprint.stack.device_name
@@ -487,8 +489,9 @@ class Outcomes:
                 self._stored[TrialState.QUEUED] += 1
                 assert row is not None, "it waits, so it is in the store"
                 search.note_requeued(row, failure.kind, attempt.nodes)
-                is_cancelled = failure.kind is FailureKind.CANCELLED
-                why = "cancelled" if is_cancelled else f"{failure.kind}: {failure.message}"
+                why = failure.message
+                if failure.kind is not FailureKind.CANCELLED:
+                    why = f"{failure.kind}: {failure.message}"
                 return f"{why}; waits for another attempt"
             case _:
                 self._stored[TrialState.FAILED] += 1

@@ -31,6 +31,10 @@ from orchestrator.core.trial.reserved_time import step_seconds_within
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.provenance import measured_with
 
+EDITED = (
+    "the program was edited between its start and its first step, so which code ran is not known"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptVerdict:
@@ -45,6 +49,21 @@ class AttemptVerdict:
     # If a rank ran out of memory: the bytes that it had allocated, and its device's memory.
     peak_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
+
+    def of_edited(self, *, may_run_again: bool) -> AttemptVerdict:
+        """Return the judgement if the program was edited between its start and its first step.
+
+        Which code ran is not known. So the attempt does not count, and its trial waits for another
+        one; or if it was already the second, its numbers are not believed: a program that writes
+        its own sources would wait for ever.
+        """
+        if may_run_again:
+            outcome = Failure(kind=FailureKind.CANCELLED, message=EDITED)
+            return replace(self, outcome=outcome)
+        if isinstance(self.outcome, Measurement):
+            doubted = replace(self.outcome, implausible=EDITED, confident=False)
+            return replace(self, outcome=doubted)
+        return self
 
     def ended(
         self, trial_id: int, attempt: int, *, event: TrialEvent, stepped: bool = False

@@ -899,7 +899,8 @@ def test_of_what_ends_by_one_poll_only_the_newest_software_is_compared(store: St
 
 def test_what_starts_after_an_edit_of_the_program_is_kept_apart(store: Store) -> None:
     edited = CODE.model_copy(update={"dirty_diff_digest": "files:b"})
-    edits = [None, None, edited]
+    # Asked at the start of each attempt and at its first step.
+    edits = [*[None] * 4, edited]
     result, scheduler = run(
         store, fast, spec=spec(gpus=1), edited=lambda: edits.pop(0) if edits else None
     )
@@ -909,9 +910,42 @@ def test_what_starts_after_an_edit_of_the_program_is_kept_apart(store: Store) ->
     assert not result.code_has_changed
 
 
+def test_an_attempt_that_starts_while_its_program_is_edited_runs_again(store: Store) -> None:
+    edited = CODE.model_copy(update={"dirty_diff_digest": "files:b"})
+    # Asked at the start of an attempt, and at its first step: that of the third comes too late.
+    edits = [None, None, None, None, None, edited]
+    result, scheduler = run(
+        store, fast, spec=spec(gpus=1), edited=lambda: edits.pop(0) if edits else None
+    )
+    third = scheduler.started[2][0]
+    assert [attempt for layout, attempt in scheduler.started if layout == third] == [1, 2]
+    assert states(store) == {TrialState.MEASURED: 6}
+    trials = {t.layout: t for t in store.trials(result.sweep_id)}
+    assert trials[third].is_current_fingerprint
+    first, second = store.trial(trials[third].id).attempts
+    assert first.failure is not None and first.failure.kind is FailureKind.CANCELLED
+    assert "edited between its start and its first step" in first.failure.message
+    assert second.state is AttemptState.MEASURED
+
+
+def test_the_numbers_of_a_program_that_writes_its_own_sources_are_not_believed(
+    store: Store,
+) -> None:
+    codes = iter(range(100))
+
+    def written() -> Fingerprint:
+        return CODE.model_copy(update={"dirty_diff_digest": f"files:{next(codes)}"})
+
+    with pytest.raises(UsageInvalid, match="edited between its start and its first step"):
+        run(store, fast, spec=spec(gpus=1), edited=written)
+    rows = [t for t in store.trials(store.sweep_named("t").id) if t.num_attempts]
+    assert rows and all(t.num_attempts == 2 and t.implausible for t in rows)
+
+
 def test_an_edit_while_the_winner_is_confirmed_ends_that_and_is_said(store: Store) -> None:
     edited = CODE.model_copy(update={"dirty_diff_digest": "files:b"})
-    edits = [*[None] * 6, edited]
+    # Asked at the start of each attempt and at its first step.
+    edits = [*[None] * 12, edited]
     seen: list[Snapshot] = []
     result, scheduler = run(
         store,

@@ -101,7 +101,7 @@ def test_of_two_spent_budgets_that_of_gpu_time_is_named() -> None:
 
 def test_people_are_told_what_is_expected_and_left_in_gpu_hours() -> None:
     spending = World(reserved=9.5 * HOUR).spending(gpu_seconds=10 * HOUR, limit=Limit.COST)
-    said = "expected to reserve 0.75 GPU-hours, and search.max_cost leaves 0.5"
+    said = "expected to reserve 0.75 GPU-hours, and search.max_cost leaves 0.50"
     assert spending.why(0.75 * HOUR).endswith(said)
     kept = spending.why(0.75 * HOUR, kept=0.25 * HOUR)
     assert kept.endswith(f"{said}, of which 0.25 are kept for first trials and repeats")
