@@ -10,6 +10,7 @@ import pytest
 from orchestrator.core.trial.failure_kinds import (
     OUT_OF_MEMORY_KINDS,
     POLICIES,
+    SUSPECT_KINDS,
     FailureKind,
     Fault,
     MemoryShortage,
@@ -994,3 +995,9 @@ def test_a_bad_result_is_the_cause_only_of_a_rank_that_ended_well() -> None:
     assert classify(evidence(exit_code=0, bad_result="no steps")).kind is K.BAD_RESULT
     assert classify(evidence(exit_code=1, bad_result="no steps")).kind is K.USER_ERROR
     assert classify(evidence(exit_code=0)).kind is K.USER_ERROR
+
+
+def test_a_machine_is_suspected_of_its_own_faults_and_of_hangs() -> None:
+    of_machines = {kind for kind in K if POLICIES[kind].fault is Fault.MACHINE}
+    assert of_machines | {K.HUNG, K.START_TIMEOUT} == SUSPECT_KINDS
+    assert not MemoryShortage().is_reported
