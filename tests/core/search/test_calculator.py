@@ -294,3 +294,9 @@ def test_texts_of_a_layout_read_back() -> None:
         pipeline_schedule=PipelineSchedule.parse("interleaved:2"),
     )
     assert calculator_of("8b.yaml", 0).layout(texts_of(layout).items()) == layout
+
+
+def test_replicas_and_accumulation_follow_unless_they_are_chosen() -> None:
+    choices = calculator(spec_of("8b.yaml")).choices
+    follow = {choice.name for choice in choices if choice.may_follow}
+    assert follow == {"data_parallel_size", "grad_accum_steps"}
