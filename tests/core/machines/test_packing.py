@@ -371,7 +371,7 @@ def test_nodes_are_unused_while_no_gang_has_a_slot_of_any() -> None:
 
 
 def test_gangs_go_first_by_their_waiting_then_first_trials_then_size() -> None:
-    """Of any two, the one that is earlier in this list starts."""
+    """Two gangs that wait: the one that is earlier in this list starts."""
     cheap, dear = gang(1, is_first=True), gang(2, 99.0, is_first=True)
     in_order = [
         gang(1, passed_over=17),

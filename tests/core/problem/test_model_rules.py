@@ -26,7 +26,7 @@ def broken(rules: list[Rule], **sizes: int) -> list[str]:
             {"pipeline_parallel_size": 5},
             ["pipeline_parallel_size is more than 4, the layers of the model"],
         ),
-        # Of 20 tokens, two ranks take two pieces of 5 each.
+        # Two ranks take two pieces of 5 tokens each.
         ({"context_parallel_size": 2}, []),
         (
             {"context_parallel_size": 4},

@@ -481,7 +481,7 @@ def test_the_row_with_the_largest_expected_improvement_per_second_is_chosen(seed
     rng = np.random.default_rng(seed)
     space = lattice(np.exp(rng.normal(0, 0.5, 12)), np.exp(rng.normal(4.2, 0.3, 12)))
     assert space.seconds is not None
-    # Of 15 steps, unless it is told.
+    # A trial has 15 steps, unless it is told.
     proposer = Proposer(space, seed=0, launch_seconds=60.0)
     for row in (0, 1):
         seconds = float(space.seconds.mean[row]) + 0.1 * row

@@ -448,7 +448,7 @@ def test_of_many_values_128_are_kept_the_lowest_42_of_them_and_the_newest_pendin
     assert len(kept) == 128
     assert set(kept) >= {*range(179, 221), 0, 4, 399}
     assert not set(kept) & {1, 2, 3, 398}
-    # Of the other 358 about every fourth.
+    # About every fourth of the other 358.
     assert len(set(kept) & set(range(159, 179))) == 5
     assert [v.row for v in found.values if v.value is None] == list(range(408, 440))
 

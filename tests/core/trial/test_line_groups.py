@@ -83,7 +83,7 @@ def _with_reads(num: int) -> RankResult:
 def groups_of(
     lines: Sequence[int], *, told: float, gaps: Sequence[float] | None = None
 ) -> LineGroups | None:
-    """Of a program that writes so many lines at once, a second after those before them.
+    """The groups of a program that writes so many lines at once, a second after the others.
 
     It is looked at 0.05 s before they are seen. The first lines begin the first group.
     """

@@ -304,7 +304,7 @@ def test_numbers_of_a_trial_that_was_ended_early_are_bounds() -> None:
 
 
 def test_a_range_of_quartiles_lies_between_the_steps_of_each_half() -> None:
-    """Of one to five seconds, from two to four; of two numbers, half of what is between them."""
+    """From two to four, of one to five seconds; half of what is between two numbers."""
     assert summarise_steps([5.0, 1.0, 2.0, 4.0, 3.0]).iqr == pytest.approx(2.0)
     assert summarise_steps([1.0, 3.0]).iqr == pytest.approx(1.0)
     assert summarise_steps([7.0]).iqr == 0.0

@@ -65,7 +65,7 @@ def pace(
 
 
 def test_the_pace_is_that_of_the_median_window() -> None:
-    """Of lines of two steps that tell half a second each; 0.05 s pass between two reads."""
+    """Lines of two steps tell half a second each, and 0.05 s pass between two reads."""
     gaps = [1.0, 0.8, 1.2, 1.0, 0.9, 1.1]
     found = pace(gaps, [1] * 6, told=0.5, every=2)
     assert found.is_sharp
