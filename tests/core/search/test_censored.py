@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import erf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_a_site_has_the_variance_of_its_precision_and_none_is_wider_than_100() -
 
 
 def test_a_first_update_goes_seven_tenths_of_the_way() -> None:
-    bound = {"limits": np.array([1.0]), "sides": np.ones(1), "softness": 0.2}
+    bound: dict[str, Any] = {"limits": np.array([1.0]), "sides": np.ones(1), "softness": 0.2}
     precision, shift = matched(mean=np.array([0.3]), variance=np.array([2.0]), **bound)
     nothing, covariance = Sites.nothing(1), np.array([[2.0]])
     found = propagated(nothing, mean=np.array([0.3]), covariance=covariance, times=1, **bound)

@@ -122,6 +122,17 @@ def test_a_message_that_takes_longer_than_the_fastest_waited_for_its_stage() -> 
     assert parts(found) == {"matmul": 30, "exposed_pp": 30, "bubble": 30, "idle": 10}
 
 
+def test_a_message_takes_as_long_wherever_in_the_step_it_is() -> None:
+    message = {"In msg nelems": 4096}
+    found = of(
+        kernel(GEMM, 0, 30),
+        nccl(30, 40, "pp", "SendRecv", **message),
+        nccl(40, 80, "pp", "SendRecv", **message),
+        kernel(GEMM, 80, 100),
+    )
+    assert parts(found) == {"matmul": 50, "exposed_pp": 20, "bubble": 30}
+
+
 def test_a_small_message_needs_no_longer_than_a_larger_one() -> None:
     # 8192 elements took 10, so 16 of the 26 for 4 elements were waiting.
     found = of(
