@@ -265,3 +265,14 @@ def test_the_number_of_weights_tells_a_gated_feed_forward_and_tied_embeddings(
     assert run.model.tied_embeddings is (embeddings == 1)
     assert run.model.ffn_hidden_size == (ffn if matrices == 3 else 4096)
     assert run.model.num_parameters == pytest.approx(parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(("num_words", "is_known"), [(1, True), (0, False)])
+def test_a_model_whose_weights_are_all_in_its_layers_is_not_known(
+    num_words: int, *, is_known: bool
+) -> None:
+    """GPT: 4 h^2 of attention and 8 h^2 of feed-forward a layer; the rest are words."""
+    parameters = 24 * 12 * 2048**2 + num_words * 2048
+    sizes = {"layers": "24", "hidden": "2048", "heads": "16", "kv_heads": "", "ffn": "8192"}
+    (run,) = read(sizes | {"vocab": "", "tied_embeddings": "", "n_params": str(parameters)})
+    assert (run.model is not None) is is_known

@@ -786,3 +786,12 @@ def test_a_result_is_doubted_if_it_is_a_third_worse(factor: float, *, is_doubted
         proposer.tell(Told(row=row, score=float(np.log(factor)) if row == 4 else 0.0))
     found = proposer.doubtful()
     assert (found is not None) is is_doubted
+
+
+def test_a_failure_is_noise_a_level_of_the_cell_or_the_layout_s_own() -> None:
+    """Standard deviations of 0.25, 0.1 and 0.3 around a chance of 10 %."""
+    proposer = Proposer(Lattice(axes=()), seed=0)
+    proposer.tell(Told(row=0))
+    own = 0.3**2 + 0.1**2
+    found = proposer.choose(np.array([True])).fails
+    assert found == pytest.approx(0.1 + 0.9 * own / (own + 0.25**2), rel=1e-4)
