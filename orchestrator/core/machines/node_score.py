@@ -139,6 +139,8 @@ def _is_slow_without_its_worst(
     """Return whether a node is clearly slow without its worst trial, which may be disturbed."""
     against = np.bincount(model.trials, weights=member[:, i] * model.residuals(explained))
     kept = model.trials != int(np.argmax(against))
+    if not kept.any():
+        return False  # no other trial ran
     column = member[:, [i]] * kept[:, None]
     slowness, error = model.effects(explained, column, kept=kept)
     return bool(slowness[0] >= sure * error[0] and slowness[0] >= np.log1p(SLOWER))

@@ -92,9 +92,9 @@ class Surrogate:
         self._take_up(guess)
         self._num_fitted = 0  # columns used in the arrays
         self._cross = np.zeros((0, len(belief)))  # covariance of values with rows
-        # L^-1 times `_cross`; its squares are the variance that the values explain.
+        # L^-1 times `_cross`, with L the Cholesky factor of the values' covariance; its squares are
+        # the variance that the values explain.
         self._whitened = np.zeros((0, len(belief)))
-        self._inverse = np.zeros((0, 0))  # L^-1
         self._noise = np.zeros(0)  # variances
         # By row: precision of a bound's Gaussian value, and its mean times that, over the belief.
         self._sites: dict[int, tuple[float, float]] = {}
@@ -243,7 +243,6 @@ class Surrogate:
         self._num_fitted = n
         self._cross = np.zeros((capacity, len(self._belief)))
         self._whitened = np.zeros_like(self._cross)
-        self._inverse = np.zeros((capacity, capacity))
         self._noise = np.full(capacity, self._smoothness.noise_sd**2)
         self._cross[:n] = self._covariance(rows, None)
         covariance = self._cross[:n, rows]
@@ -252,14 +251,12 @@ class Surrogate:
         ignored[known] = False
         self._noise[:n][ignored] = 1.0 / FAINT  # bounds that tell nothing new
         self._noise[known] = noise
-        self._inverse[:n, :n] = np.linalg.inv(
-            np.linalg.cholesky(covariance + np.diag(self._noise[:n] + JITTER))
-        )
-        np.matmul(self._inverse[:n, :n], self._cross[:n], out=self._whitened[:n])
+        inverse = np.linalg.inv(np.linalg.cholesky(covariance + np.diag(self._noise[:n] + JITTER)))
+        np.matmul(inverse, self._cross[:n], out=self._whitened[:n])
         self._explained = np.einsum("ij,ij->j", self._whitened[:n], self._whitened[:n])
 
     def _append(self, value: Value) -> None:
-        """Append a column: the last row of the Cholesky factor's inverse, and what it explains."""
+        """Append a column for a new value, and what the value explains."""
         n, row = self._num_fitted, value.row
         if n == len(self._cross):
             self._fit()
@@ -271,8 +268,6 @@ class Surrogate:
         below = self._whitened[:n, row].copy()
         pivot = np.sqrt(max(cross[row] + noise + JITTER - below @ below, JITTER))
         whitened = (cross - below @ self._whitened[:n]) / pivot
-        self._inverse[n, :n] = -(below @ self._inverse[:n, :n]) / pivot
-        self._inverse[n, n] = 1 / pivot
         self._cross[n], self._whitened[n], self._noise[n] = cross, whitened, noise
         self._explained += whitened**2
         self._num_fitted = n + 1

@@ -178,6 +178,11 @@ def test_a_pipeline_of_deepspeed_goes_with_zero_1_and_not_with_zero_2() -> None:
 def test_full_recomputation_of_all_layers_is_not_a_part_of_them() -> None:
     everything = said(Framework.MEGATRON, "recompute", recompute="full:32")
     assert everything == said(Framework.MEGATRON, "recompute", recompute="full")
+    assert everything == {
+        "recompute-granularity": "full",
+        "recompute-method": "uniform",
+        "recompute-num-layers": 1,
+    }
     assert said(Framework.MEGATRON, "recompute", recompute="full:8") == {
         "recompute-granularity": "full",
         "recompute-method": "block",
@@ -371,6 +376,7 @@ def test_a_schedule_has_the_frameworks_own_name(
         (Framework.MEGATRON, "gpipe"),
         # 32 layers over 10 stages.
         (Framework.MEGATRON, "interleaved:5"),
+        (Framework.MEGATRON, "interleaved:32"),
         (Framework.NANOTRON, "interleaved:2"),
         (Framework.TORCHTITAN, "interleaved:3"),
         (Framework.DEEPSPEED, "gpipe"),
@@ -471,3 +477,14 @@ def test_megatron_wants_one_connection_for_tensor_parallelism_without_its_fsdp(
     rule = TABLES[Framework.MEGATRON].rules["tensor_parallel_size"]
     found = rule(job(tensor_parallel_size=tensor, zero_stage=zero_stage))
     assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in (found.program or "")) is is_said
+
+
+@pytest.mark.parametrize(("num_gpus", "is_possible"), [(1, False), (2, True)])
+def test_llm_foundry_recomputes_with_fsdp_of_several_gpus_only(
+    num_gpus: int, *, is_possible: bool
+) -> None:
+    cell = replace(CELL, num_gpus=num_gpus)
+    found = translate(
+        job(cell=cell, recompute="full", gpus_per_node=num_gpus), Framework.LLM_FOUNDRY
+    )
+    assert ("recompute" not in found.impossible) is is_possible

@@ -135,3 +135,32 @@ def test_the_worst_is_told_first() -> None:
         Status.WARN,
         Status.WARN,
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("2.51.9", "Ray 2.51.9: a web page that somebody opens here"),
+        ("2.52.0", "Ray 2.52.0 knows no tokens"),
+        ("2.58.9", "Ray 2.58.9 knows no tokens"),
+        ("2.59.0", None),
+        ("3.0.0", None),
+    ],
+)
+def test_a_ray_is_as_safe_as_its_version(version: str, words: str | None) -> None:
+    found = [text for _, text in told(replace(FINE, version=version))]
+    assert (found == []) if words is None else found[0].startswith(words)
+
+
+@pytest.mark.parametrize(("num", "is_short"), [(15, True), (16, False)])
+def test_a_token_has_sixteen_characters_at_least(num: int, *, is_short: bool) -> None:
+    found = [text for _, text in told(replace(FINE, token_characters=num))]
+    said = f"the token in /home/me/.ray/token has {num} characters, which are soon guessed"
+    assert found == ([said] if is_short else [])
+
+
+@pytest.mark.parametrize("mode", [0o601, 0o602, 0o604, 0o610, 0o620, 0o640])
+def test_a_token_is_private_if_nobody_else_has_any_right(mode: int) -> None:
+    ((status, text),) = told(replace(FINE, token_file_mode=mode))
+    assert status is Status.FAIL
+    assert text.startswith(f"/home/me/.ray/token has mode {mode:o}: others on this machine can")

@@ -104,6 +104,11 @@ OF_ONE_GPU: list[tuple[dict[str, Any], str, Status, str]] = [
     ({"matmul_flops": 0.9 * RATE}, "matmul", Status.WARN, "GPU 0 at 90% of the median of its kind"),
     ({"matmul_flops": 0.8 * RATE}, "matmul", Status.FAIL, "GPU 0 at 80%"),
     ({"matmul_flops": 0.97 * RATE}, "matmul", Status.OK, "679 to 700 TFLOP/s"),
+    ({"matmul_flops": 0.95 * RATE}, "matmul", Status.OK, "665 to 700 TFLOP/s per GPU"),
+    ({"matmul_flops": 0.85 * RATE}, "matmul", Status.WARN, "GPU 0 at 85%"),
+    ({"memory_used_bytes": GIB}, "gpus", Status.OK, "clean"),
+    ({"memory_used_bytes": GIB + 1}, "gpus", Status.FAIL, "GPU 0 has 1.0 GiB in use"),
+    ({"memory_total_bytes": None}, "gpus", Status.OK, "clean"),
     (
         {"matmul_flops": None, "matmul_error": "AcceleratorError: ECC"},
         "matmul",
@@ -135,6 +140,9 @@ OF_A_NODE: list[tuple[dict[str, Any], str, Status, str]] = [
     ({"xids": None}, "xid", Status.OK, "cannot be read"),
     ({"free_disk_bytes": 100 << 20}, "disk", Status.FAIL, "0.1 GiB free, of 0.2 that are needed"),
     ({"free_disk_bytes": 2 * GIB}, "disk", Status.WARN, "2.0 GiB free, less than 5"),
+    ({"free_disk_bytes": (200 << 20) - 1}, "disk", Status.FAIL, "0.2 GiB free, of 0.2"),
+    ({"free_disk_bytes": 200 << 20}, "disk", Status.WARN, "0.2 GiB free, less than 5"),
+    ({"free_disk_bytes": 5 * GIB - 1}, "disk", Status.WARN, "5.0 GiB free, less than 5"),
     ({"free_disk_bytes": 5 * GIB}, "disk", Status.OK, "5.0 GiB free"),
     ({"free_disk_bytes": None}, "disk", Status.WARN, "unknown"),
     ({"disk_error": "/sweep is read-only"}, "disk", Status.FAIL, "read-only"),
@@ -146,6 +154,29 @@ OF_A_NODE: list[tuple[dict[str, Any], str, Status, str]] = [
         "+2.500 s",
         # The round trip may be all of it.
     ),
+    ({"clock_offset_seconds": None}, "clock", Status.WARN, "unknown"),
+    (
+        {"clock_offset_seconds": 2.0, "clock_uncertainty_seconds": None},
+        "clock",
+        Status.OK,
+        "+2.000 s against the head, known to 0.000 s",
+    ),
+    (
+        {"clock_offset_seconds": 2.5, "clock_uncertainty_seconds": None},
+        "clock",
+        Status.WARN,
+        "+2.500 s against the head, known to 0.000 s",
+    ),
+    (
+        {},
+        "versions",
+        Status.OK,
+        "python 3.11.9, ray 2.60.0, torch 2.13.0, cuda 13.0, nccl 2.29, driver 580.1",
+    ),
+    ({"gpus": ()}, "gpus", Status.OK, "none; 64 cores"),
+    ({"gpus": (), "num_cores": None}, "gpus", Status.OK, "none; unknown cores"),
+    ({"gpus": (), "xids": None}, "xid", Status.OK, "no GPU"),
+    ({"gpus": ()}, "matmul", Status.OK, "not tried"),
     ({"python": "3.12.1"}, "versions", Status.FAIL, "python 3.12.1, elsewhere 3.11.9"),
     ({"nccl": "2.27"}, "versions", Status.FAIL, "nccl 2.27, elsewhere 2.29"),
     ({"driver": "570.9"}, "versions", Status.WARN, "driver 570.9, elsewhere 580.1"),
@@ -180,6 +211,29 @@ def test_where_nodes_are_split_evenly_this_machine_decides() -> None:
 def test_of_two_devices_that_differ_neither_is_called_slow() -> None:
     pair = node(gpus=(gpu(),)), node("n1", gpus=(gpu(matmul_flops=0.8 * RATE),))
     assert {checks(*pair, of=name)["matmul"].status for name in ("n0", "n1")} == {Status.OK}
+
+
+def test_of_three_devices_one_is_called_slow() -> None:
+    rates = (0.8 * RATE, RATE, RATE)
+    three = [node(f"n{i}", gpus=(gpu(matmul_flops=rate),)) for i, rate in enumerate(rates)]
+    found = checks(*three)["matmul"]
+    assert found.status is Status.FAIL
+    assert found.found == "560 TFLOP/s; GPU 0 at 80% of the median of its kind"
+
+
+def test_a_gpu_that_reaches_half_of_its_data_sheet_is_fast_enough() -> None:
+    found = checks(node(gpus=(gpu(matmul_flops=989e12 / 2),)))["matmul"]
+    assert (found.status, found.found) == (Status.OK, "494 TFLOP/s")
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.69, Status.WARN), (0.7, Status.OK)])
+def test_cores_are_slow_below_seven_tenths_of_their_kind(share: float, status: Status) -> None:
+    rates = (share * 1e12, 1e12, 1e12)
+    cores = [node(f"n{i}", gpus=(), cpu_matmul_flops=rate) for i, rate in enumerate(rates)]
+    assert checks(*cores)["matmul"].status is status
+    # Fewer cores, or others, are of another kind.
+    for change in ({"num_cores": 32}, {"cpu_name": None}):
+        assert checks(replace(cores[0], **change), *cores[1:])["matmul"].status is Status.OK
 
 
 def test_gpus_that_are_all_slow_are_seen_by_their_data_sheet() -> None:
@@ -233,6 +287,7 @@ def test_the_kernels_log_tells_errors_of_gpus_by_their_number() -> None:
         " SUBSYSTEM=pci",
     ]
     assert xids_since(records, 0) == {79: 1, 13: 2}
+    assert xids_since(records, 5e6) == {79: 1, 13: 2}
     assert xids_since(records, 80e6) == {13: 2}
     assert xids_since(records, 0, addresses={"0000:3b:00"}) == {79: 1, 13: 1}
 

@@ -368,3 +368,57 @@ def test_nodes_are_unused_while_no_gang_has_a_slot_of_any() -> None:
     assert not free_slots.are_unused(["node-0", "node-1"])
     assert free_slots.are_unused(["node-0", "node-2"])
     assert free_slots.are_unused([])
+
+
+def test_gangs_go_first_by_their_waiting_then_first_trials_then_size() -> None:
+    """Two gangs that wait: the one that is earlier in this list starts."""
+    cheap, dear = gang(1, is_first=True), gang(2, 99.0, is_first=True)
+    in_order = [
+        gang(1, passed_over=17),
+        gang(2, passed_over=16),
+        gang(8, 1.0)._replace(cell_order=(-100.0,)),
+        cheap._replace(passed_over=15, seconds=61.0),
+        cheap,
+        dear,
+        gang(8, 61.0, passed_over=15),
+        gang(8),
+        gang(4, 600.0),
+        gang(1, passed_over=17)._replace(is_suspected=True),
+        cheap._replace(is_suspected=True),
+        gang(8)._replace(is_suspected=True),
+    ]
+    for place, earlier in enumerate(in_order):
+        for later in in_order[place + 1 :]:
+            assert started(FreeSlots({"a": 8}), earlier, later) == (0, ("a",)), (earlier, later)
+            assert started(FreeSlots({"a": 8}), later, earlier) == (1, ("a",)), (earlier, later)
+
+
+def test_a_gang_of_which_nothing_is_told_is_like_others() -> None:
+    ordinary = WaitingGang(shape=shape(1), seconds=1.0)
+    assert ordinary == (shape(1), 1.0, 0, False, False, False, ())
+
+
+def test_an_exclusive_gang_takes_no_node_with_another() -> None:
+    free_slots = FreeSlots({"a": 8})
+    free_slots.take(1, shape(1), ["a"], ends_at=1.0)
+    with pytest.raises(ValueError, match="needs 2 free slots on a, which has 7"):
+        free_slots.take(2, shape(2), ["a"], ends_at=1.0, exclusive=True)
+    with pytest.raises(ValueError, match="needs 2 free slots on gone, which has 0"):
+        free_slots.take(2, shape(2), ["gone"], ends_at=1.0)
+
+
+def test_the_last_slot_of_a_node_is_used_and_all_of_a_gang_are_counted() -> None:
+    assert started(FreeSlots({"a": 1}), gang(1)) == (0, ("a",))
+    free_slots = FreeSlots(EIGHT)
+    free_slots.take(1, shape(24), ["node-0", "node-1", "node-2"], ends_at=1.0)
+    assert free_slots.count == 8
+    free_slots.give_back(1)
+    assert free_slots.count == 32
+
+
+def test_a_long_gang_starts_where_nothing_is_reserved() -> None:
+    """The first waits for node a until 100; node b has room for the other."""
+    free_slots = FreeSlots({"a": 8, "b": 8})
+    free_slots.take(1, shape(6), ["a"], ends_at=100.0)
+    free_slots.take(2, shape(4), ["b"], ends_at=1000.0)
+    assert started(free_slots, gang(8), gang(4, 1e6)) == (1, ("b",))

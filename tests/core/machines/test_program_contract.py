@@ -18,7 +18,7 @@ from orchestrator.core.machines.program_contract import (
 )
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial import plausibility
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import POLICIES, Failure, FailureKind
 from orchestrator.core.trial.measurement import Measurement, StepTime
 from orchestrator.core.trial.node_report import NodeReport, RankOutcome
 from orchestrator.core.trial.protocol import (
@@ -148,6 +148,8 @@ def test_the_doctor_warns_of_lines_that_come_in_groups() -> None:
     [
         # Ten lines of 5 ms at once: 300 steps take 1.5 s.
         (0.005, [(9.0, 9.1, 10)], 2.0, 300),
+        (0.005, [(9.0, 9.1, 10)], 1.0, 300),
+        (0.005, [(9.0, 9.1, 10)], 0.5, 300),
         (0.005, [(1.0, 1.05, 5), (2.0, 2.05, 10)], 2.0, 300),
         (0.005, [], 2.0, 300),
         # The program may run for a minute.
@@ -367,7 +369,14 @@ def judged(name: str, device: Device, **known: Any) -> Check:
 
 
 @pytest.mark.parametrize(
-    ("step_seconds", "shown"), [(0.5, "500 ms"), (0.0123456, "12.35 ms"), (1.2345, "1,234 ms")]
+    ("step_seconds", "shown"),
+    [
+        (0.5, "500 ms"),
+        (0.0123456, "12.35 ms"),
+        (0.6789, "678.9 ms"),
+        (1.0, "1,000 ms"),
+        (1.2345, "1,234 ms"),
+    ],
 )
 def test_numbers_are_the_speed_and_the_step(step_seconds: float, shown: str) -> None:
     check = judged("numbers", Device.CUDA, step_seconds=step_seconds)
@@ -451,3 +460,143 @@ def test_a_pattern_that_found_nothing_is_quoted_with_a_line_it_was_tried_on(
     assert steps.advice is not None
     assert r"metrics.log is 'time/step ([\d.]+) ms', " in steps.advice
     assert tried in steps.advice
+
+
+def found_of(name: str, run: ContractRun) -> Check:
+    return next(check for check in judge_contract(run) if check.name == name)
+
+
+def test_a_thousand_steps_are_asked_for_at_most() -> None:
+    """1,500 of a millisecond each would take 1.5 s, and twenty times 60 may run in a minute."""
+    steps = RankResult(step_seconds=[0.001] * 20, seen=ProgramSeen(seconds=1.0))
+    assert steps_for_pace(contract_run(steps, seconds=1.0)) == 1000
+
+
+def test_no_more_steps_are_asked_for_where_they_would_show_nothing() -> None:
+    short = RankResult(step_seconds=[0.005] * 10, seen=ProgramSeen(seconds=2.0))
+    run = contract_run(short, seconds=2.0)
+    failed = Failure(kind=FailureKind.USER_ERROR, message="m")
+    assert steps_for_pace(run) == 300
+    assert steps_for_pace(replace(run, steps_per_line=2)) is None
+    assert steps_for_pace(replace(run, outcome=failed)) is None
+    assert steps_for_pace(replace(run, report=NodeReport(node="a", ranks=[]))) is None
+    # Two lines that came alone.
+    alone = [LinesRead(after=float(n), at=n + 0.05, num_steps=n) for n in (1, 2)]
+    two = RankResult(step_seconds=[0.005] * 2, seen=ProgramSeen(seconds=2.0, reads=alone))
+    assert steps_for_pace(contract_run(two, seconds=2.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "found"),
+    [
+        (0.9, Status.OK, "2 ranks, too short to see whether they met"),
+        (1.0, Status.WARN, "2 ranks, no rank connected to another"),
+        (1.1, Status.FAIL, "1 of 2 ranks were seen"),
+    ],
+)
+def test_a_program_that_ends_within_a_second_need_not_be_seen(
+    seconds: float, status: Status, found: str
+) -> None:
+    told = result([STEP_SECONDS] * NUM_STEPS)
+    check = check_of("ranks", told, world_size=2, ranks=[1], seconds=seconds)
+    assert (check.status, check.found) == (status, found)
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "every", "status", "found"),
+    [
+        (1, 1, Status.WARN, "1 of 10 steps, the first after 1.5 s"),
+        (2, 1, Status.WARN, "2 of 10 steps, the first after 1.5 s, the last after 6.0 s"),
+        (
+            4,
+            2,
+            Status.WARN,
+            "4 lines of 2 steps each, 10 were asked for, the first after 1.5 s, the last after"
+            " 6.0 s",
+        ),
+        (
+            5,
+            2,
+            Status.OK,
+            "5 lines of 2 steps each, 10 were asked for, the first after 1.5 s, the last after"
+            " 6.0 s",
+        ),
+    ],
+)
+def test_lines_are_counted_against_the_steps_that_they_cover(
+    num_lines: int, every: int, status: Status, found: str
+) -> None:
+    times = StepTimes(num_steps=list(range(1, num_lines + 1)), at_seconds=[1.5, 6.0][:num_lines])
+    run = contract_run(result([STEP_SECONDS] * num_lines), seconds=7.0)
+    check = found_of("steps", replace(run, steps=times, steps_per_line=every))
+    assert (check.status, check.found) == (status, found)
+
+
+@pytest.mark.parametrize(("num", "status"), [(1, Status.OK), (2, Status.WARN), (3, Status.WARN)])
+def test_from_two_steps_on_it_is_said_that_all_came_at_once(num: int, status: Status) -> None:
+    steps = RankResult(step_seconds=[2.0] * num, seen=ProgramSeen(seconds=9.0))
+    check = pace_of(steps)
+    assert check.status is status
+    assert (check.found == "not comparable: all steps arrived at once") is (status is Status.WARN)
+    # Nobody saw when they came.
+    assert pace_of(RankResult(step_seconds=[2.0] * num)).status is Status.OK
+
+
+def test_on_a_cpu_the_kernel_knows_the_memory_as_well_as_the_program() -> None:
+    seen = judged("memory", Device.CPU, peak_memory_driver_bytes=5 << 20)
+    assert (seen.found, seen.advice) == ("5 MiB at the peak, as the kernel saw it", "")
+    unseen = judged("memory", Device.CPU)
+    assert unseen.advice == "have each rank report peak_memory_resident_bytes"
+    on_gpu = judged("memory", Device.CUDA, peak_memory_driver_bytes=5 << 20)
+    assert "torch.cuda.max_memory_allocated()" in on_gpu.advice
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        (FailureKind.OOM_GPU, "this layout does not fit, which a sweep finds out by itself"),
+        (FailureKind.USER_ERROR, "fix what the last lines of its log show"),
+        (FailureKind.CONFIG_REJECTED, "do what the message says; if only this layout is refused"),
+        (FailureKind.HUNG, POLICIES[FailureKind.HUNG].fix),
+    ],
+)
+def test_a_failure_is_told_with_what_to_do_outside_of_a_sweep(
+    kind: FailureKind, advice: str
+) -> None:
+    check = found_of("end", _without_steps(Failure(kind=kind, message="m")))
+    assert check.status is Status.FAIL
+    assert check.found == f"{kind}: m"
+    assert check.advice.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("num", "has_enough", "status", "found"),
+    [
+        (0, False, Status.OK, "nothing"),
+        (0, True, Status.OK, "nothing"),
+        (1, False, Status.WARN, "1 process, ended after the ranks"),
+        (2, False, Status.WARN, "2 processes, ended after the ranks"),
+        (1, True, Status.OK, "nothing; 1 process that it had started ended with it"),
+    ],
+)
+def test_processes_that_outlive_the_ranks_are_counted(
+    num: int, *, has_enough: bool, status: Status, found: str
+) -> None:
+    ranks = [RankOutcome(rank=0, exit_code=0)]
+    report = NodeReport(node="a", ranks=ranks, processes_killed=num, has_enough=has_enough)
+    check = check_of("left over", None, report=report)
+    assert (check.status, check.found) == (status, found)
+    how = (
+        "it was ended, since its numbers were enough"
+        if has_enough
+        else ("it ended by itself, with exit code 0")
+    )
+    assert check_of("end", None, report=report).found == f"{how}, after 7.0 s"
+
+
+def test_what_is_passed_is_said_whether_or_not_it_varies() -> None:
+    assert layout_check({}, {"seed", "num_steps"}).found == "passed: num_steps, seed"
+    told_by_ranks = layout_check({"data_parallel_size": ["1", "2"]}, set())
+    assert told_by_ranks.found == "passed: nothing"
+    five = layout_check({"zero_stage": list("01234")}, set())
+    assert five.found == "passed: nothing; nowhere: zero_stage (0, 1, 2, 3)"

@@ -172,12 +172,15 @@ def test_a_named_trainer_differs_from_plain_torch_in_what_its_comment_says(name:
     assert found == {part: pytest.approx(value) for part, value in expected.items()}
 
 
+COUNTED_SDS = [0.03, 0.05, 0.05, 0.05, 0.01, 0.1, 0.1, 1.0]
 KNOWN_SDS = [0.12, 0.2, 0.25, 0.2, 0.05, 0.5, 0.5, 1.0]
 UNKNOWN_SDS = [0.35, sqrt(0.2**2 + 0.35**2), 0.6, 0.5, 0.25, 0.5, 0.5, 2.0]
 
 
 def test_memory_of_a_known_trainer_is_uncertain_by_so_much_and_of_an_unknown_one_by_more() -> None:
     known, unknown = (Calibration.prior(is_known=known) for known in (True, False))
+    counted = Calibration.prior(replace(Trainer(), counted=True), is_known=True)
+    assert np.sqrt(np.diag(counted.memory_covariance)) == pytest.approx(COUNTED_SDS)
     assert np.sqrt(np.diag(known.memory_covariance)) == pytest.approx(KNOWN_SDS)
     assert np.sqrt(np.diag(unknown.memory_covariance)) == pytest.approx(UNKNOWN_SDS)
     # Kernels keep as much in pipelines as without.

@@ -648,6 +648,9 @@ def test_the_last_layer_of_ours_is_at_its_fullest_in_its_feed_forward(
     trainer = replace(OURS, logit_bytes=0.0)
     found = above(layout(recompute, **TWO), trainer, model=FEW_WORDS, length=64)
     assert found == 64 * bytes_per_token
+    # A rank that shares no layer with another sums no results up.
+    copied = replace(trainer, copied_reductions=1.0)
+    assert above(layout(recompute, **TWO), copied, model=FEW_WORDS, length=64) == found
 
 
 def test_regions_of_two_tensor_parallel_ranks_gather_later() -> None:

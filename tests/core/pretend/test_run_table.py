@@ -250,3 +250,29 @@ def test_without_tensor_parallelism_it_does_not_matter_whether_the_sequence_is_s
     )
     assert one.trainer.sequence_parallel
     assert not two.trainer.sequence_parallel
+
+
+@pytest.mark.parametrize(("matrices", "embeddings"), [(2, 1), (2, 2), (3, 1), (3, 2)])
+def test_the_number_of_weights_tells_a_gated_feed_forward_and_tied_embeddings(
+    matrices: int, embeddings: int
+) -> None:
+    hidden, ffn, vocab = 2048, 6144, 50304
+    parameters = 24 * (4 * hidden**2 + matrices * hidden * ffn) + embeddings * vocab * hidden
+    sizes = {"layers": "24", "hidden": "2048", "heads": "16", "kv_heads": "", "ffn": "6144"}
+    told = {"vocab": "50304", "tied_embeddings": "", "n_params": str(parameters)}
+    (run,) = read(sizes | told)
+    assert run.model is not None
+    assert run.model.tied_embeddings is (embeddings == 1)
+    assert run.model.ffn_hidden_size == (ffn if matrices == 3 else 4096)
+    assert run.model.num_parameters == pytest.approx(parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(("num_words", "is_known"), [(1, True), (0, False)])
+def test_a_model_whose_weights_are_all_in_its_layers_is_not_known(
+    num_words: int, *, is_known: bool
+) -> None:
+    """GPT: 4 h^2 of attention and 8 h^2 of feed-forward a layer; the rest are words."""
+    parameters = 24 * 12 * 2048**2 + num_words * 2048
+    sizes = {"layers": "24", "hidden": "2048", "heads": "16", "kv_heads": "", "ffn": "8192"}
+    (run,) = read(sizes | {"vocab": "", "tied_embeddings": "", "n_params": str(parameters)})
+    assert (run.model is not None) is is_known

@@ -62,6 +62,10 @@ def test_so_much_slower_may_a_layout_be_that_does_less_work() -> None:
 
 def test_a_difference_within_noise_contradicts_nothing() -> None:
     assert pairs((layout(recompute="none"), 1.07), (layout(recompute="full"), 1.0), sd=0.02) == []
+    # 5 % and 2.8 standard deviations of the difference, of 2.8 %: 13.7 %.
+    for slower, contradicts in ((1.13, False), (1.14, True)):
+        taken = (layout(recompute="none"), slower), (layout(recompute="full"), 1.0)
+        assert bool(pairs(*taken, sd=0.02)) is contradicts
 
 
 def test_the_memory_edge_explains_a_slow_run() -> None:
@@ -93,6 +97,20 @@ def test_only_pairs_with_what_is_new_are_told() -> None:
     ]
 
 
+@pytest.mark.parametrize(("seconds", "matters"), [(1.09, True), (1.11, False)])
+def test_only_a_result_within_a_tenth_of_the_best_matters(seconds: float, matters: bool) -> None:
+    """It is three times as slow without recomputation as with it, of which one is wrong."""
+    measured = {
+        key: TimedLayout(layout=one, seconds=took, sd=0.01, thrashing=False)
+        for key, (one, took) in enumerate(
+            [(layout(), 3 * seconds), (layout(recompute="full"), seconds)]
+        )
+    }
+    found = contradictions(measured, measured, best_seconds=1.0)
+    assert [(one.less, one.more) for one in found] == ([(0, 1)] if matters else [])
+    assert all(one.slower == pytest.approx(2.0) for one in found)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "is_less"),
     [
@@ -102,6 +120,8 @@ def test_only_pairs_with_what_is_new_are_told() -> None:
         ("selective_ops", "selective_attention", False),
         ("full:4", "full:8", True),
         ("full:8", "full", True),
+        ("full:8", "full:8", False),
+        ("full", "full", False),
         ("full", "full:8", False),
         # A part of all layers, against the whole of some.
         ("selective_ops", "full:8", False),

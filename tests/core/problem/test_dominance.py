@@ -255,6 +255,7 @@ def test_the_predicted_memory_of_few_layers_agrees(
             # The first stage may end with any layer: some trainers balance stages by work.
         ),
         ("full:6", "full:6", 8, 2, True),
+        ("full:1", "full:3", 8, 2, False),
         ("none", "full:6", 8, 3, True),
     ],
 )
@@ -328,6 +329,24 @@ def test_two_micro_batches_whose_shards_are_summed_up_need_less_than_more_of_the
         LayoutTable.of([two, four]), proof, num_layers=NUM_LAYERS, sums_shards=sums_shards
     )
     assert condemned.tolist() == [not sums_shards, True]
+
+
+@pytest.mark.parametrize(("steps", "is_proven"), [(2, True), (3, False)])
+def test_two_micro_batches_are_proven_by_two_and_not_by_three(steps: int, is_proven: bool) -> None:
+    """The replicas sum their shards up after the last one."""
+    proof, two = (
+        Layout(data_parallel_size=4, micro_batch_size=6 // num, grad_accum_steps=num, zero_stage=1)
+        for num in (steps, 2)
+    )
+    found = needs_at_least(LayoutTable.of([two]), proof, num_layers=8, sums_shards=True)
+    assert found.tolist() == [is_proven]
+
+
+def test_a_model_without_a_pipeline_has_one_stage() -> None:
+    """A second stage could begin with the layer that one of the two recomputes more."""
+    less, more = Recompute.parse("selective_ops:6"), Recompute.parse("selective_ops:7")
+    assert keeps_at_least(less, more, num_layers=8)
+    assert not keeps_at_least(less, more, num_layers=8, num_stages=2)
 
 
 def test_a_proof_without_accumulation_condemns_what_has_none_either() -> None:

@@ -7,6 +7,7 @@ import pytest
 from orchestrator.core.problem.hardware import (
     DEVICES,
     GIB,
+    UNLIMITED_BYTES,
     data_sheet_peak,
     from_driver_name,
     from_label,
@@ -216,3 +217,41 @@ def test_the_peak_of_a_driver_s_name_has_its_source() -> None:
     assert found == (1979e12, "table: h200 fp8 dense")
     assert data_sheet_peak("Tesla V100-SXM2-32GB", Precision.BF16) is None
     assert data_sheet_peak("NVIDIA H100 NVL", Precision.BF16) is None
+
+
+# US dollars an hour on demand, as of 2026: dearer devices are newer ones with more memory.
+PRICES = {
+    8.0: {"b200"}, 5.0: {"h200"}, 4.0: {"h100-sxm"}, 3.5: {"h100-pcie"}, 3.0: {"mi300x"},
+    2.5: {"a100-80gb"}, 2.0: {"a100-40gb"}, 1.8: {"l40s"}, 1.5: {"v100-32gb"}, 1.3: {"v100-16gb"},
+    1.0: {"a10g"}, 0.8: {"a40"}, 0.5: {"rtx-4090"},
+    # Nobody rents these out by the hour at one price.
+    None: {"h20", "h800", "a800-80gb", "mi250x-gcd"},
+}  # fmt: skip
+
+
+def test_an_hour_of_a_device_has_its_usual_price_or_none() -> None:
+    found: dict[float | None, set[str]] = {}
+    for device in DEVICES.values():
+        found.setdefault(device.price_per_hour, set()).add(device.name)
+    assert found == PRICES
+
+
+def test_half_precision_of_volta_is_faster_than_what_it_lacks() -> None:
+    assert DEVICES["v100-16gb"].peak_flops == DEVICES["v100-32gb"].peak_flops
+
+
+def test_no_device_has_more_than_an_exbibyte() -> None:
+    assert UNLIMITED_BYTES == 1_152_921_504_606_846_976
+
+
+@pytest.mark.parametrize(
+    ("share", "is_its_own"), [(0.91, True), (1.09, True), (0.89, False), (1.11, False)]
+)
+def test_a_table_may_tell_another_memory_of_a_known_device(
+    share: float, *, is_its_own: bool
+) -> None:
+    """Within a tenth it is the device's own; else the driver leaves 98.5 % of it."""
+    own = DEVICES["h200"].memory_bytes
+    found = from_label("H200", memory_bytes=share * own)
+    expected = own if is_its_own else int(share * own * 0.985)
+    assert (found.name, found.memory_bytes) == ("h200", expected)

@@ -13,6 +13,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
     ("num_bytes", "text"),
     [
         (0, "0.0 MiB"),
+        (1, "0.0 KiB"),
         (512, "0.5 KiB"),
         (MIB - KIB, "1023.0 KiB"),
         (MIB, "1.0 MiB"),

@@ -18,6 +18,10 @@ from orchestrator.core.problem.pipeline_schedule import (
             "interleaved:4",
             PipelineSchedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=4),
         ),
+        (
+            "interleaved:999",
+            PipelineSchedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=999),
+        ),
     ],
 )
 def test_a_schedule_reads_back_as_it_is_written(text: str, expected: PipelineSchedule) -> None:
@@ -36,7 +40,12 @@ def test_what_is_no_schedule_is_refused_with_what_is_allowed(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "stages"),
-    [(ScheduleKind.INTERLEAVED, 1), (ScheduleKind.GPIPE, 2), (ScheduleKind.ONE_F_ONE_B, 2)],
+    [
+        (ScheduleKind.INTERLEAVED, 1),
+        (ScheduleKind.INTERLEAVED, 1000),
+        (ScheduleKind.GPIPE, 2),
+        (ScheduleKind.ONE_F_ONE_B, 2),
+    ],
 )
 def test_only_an_interleaved_rank_has_several_stages(kind: ScheduleKind, stages: int) -> None:
     with pytest.raises(ValueError, match="stages per rank"):

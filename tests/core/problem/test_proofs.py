@@ -117,3 +117,30 @@ def test_what_is_withdrawn_rules_out_nothing_and_contradicts_nothing() -> None:
     assert len(ruled_out(found)) == 8
     found.replace([], np.array([], dtype=np.int64))
     assert ruled_out(found) == set()
+
+
+def test_an_attempt_that_ran_out_counts_once_unless_it_is_measured() -> None:
+    assert MemoryProof(layout=LAYOUTS[0]).weight == 1
+    assert MemoryProof(layout=LAYOUTS[0], num_attempts=2).weight == 2
+    assert MemoryProof(layout=LAYOUTS[0], is_measured=True).weight == 2
+
+
+@pytest.mark.parametrize("is_told_at_once", [False, True])
+def test_the_first_proof_of_a_row_s_kind_is_shown_and_then_the_one_that_agrees(
+    *, is_told_at_once: bool
+) -> None:
+    """Told at once, those that need least come first."""
+    some = [proof(FULL, 2), proof(FULL, 1), proof(FULL, 4)]
+    found = proofs(Dominance.CONFIRMED, *([] if is_told_at_once else some))
+    if is_told_at_once:
+        found.replace(some, np.array([], dtype=np.int64))
+    shown = (some[1], some[0]) if is_told_at_once else (some[0], some[1])
+    assert found.of(row(FULL, 8)) == shown
+    # Nobody ran out without recomputation.
+    assert ruled_out(found) == {("full", 2), ("full", 4), ("full", 8)}
+
+
+def test_what_ran_contradicts_what_is_told_with_it() -> None:
+    found = proofs(Dominance.TRUSTED)
+    found.replace([proof(FULL, 1), proof(NONE, 4)], np.array([row(NONE, 2)]))
+    assert ruled_out(found) == {("none", 4), ("none", 8)}

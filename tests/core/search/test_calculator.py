@@ -294,3 +294,17 @@ def test_texts_of_a_layout_read_back() -> None:
         pipeline_schedule=PipelineSchedule.parse("interleaved:2"),
     )
     assert calculator_of("8b.yaml", 0).layout(texts_of(layout).items()) == layout
+
+
+def test_replicas_and_accumulation_follow_unless_they_are_chosen() -> None:
+    choices = calculator(spec_of("8b.yaml")).choices
+    follow = {choice.name for choice in choices if choice.may_follow}
+    assert follow == {"data_parallel_size", "grad_accum_steps"}
+
+
+def test_an_accumulation_that_was_chosen_does_not_follow() -> None:
+    chosen = calculator(spec_of("8b.yaml"))
+    start = chosen.start
+    assert chosen.following(start) == {"data_parallel_size", "grad_accum_steps"}
+    more = replace(start, grad_accum_steps=start.grad_accum_steps + 1)
+    assert chosen.following(more) == {"data_parallel_size"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import erf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,3 +93,35 @@ def test_a_bound_that_tells_nothing_has_no_precision_and_no_shift() -> None:
         softness=0.05,
     )
     assert (precision.tolist(), shift.tolist()) == ([0.0], [0.0])
+
+
+def test_a_site_has_the_variance_of_its_precision_and_none_is_wider_than_100() -> None:
+    sites = Sites(precision=np.array([4.0, 1e-4, 0.0]), shift=np.array([2.0, 1e-4, 0.0]))
+    assert sites.variance == pytest.approx(np.array([0.25, 1e4, 1e4]))
+    assert sites.mean == pytest.approx(np.array([0.5, 1.0, 0.0]))
+
+
+def test_a_first_update_goes_seven_tenths_of_the_way() -> None:
+    bound: dict[str, Any] = {"limits": np.array([1.0]), "sides": np.ones(1), "softness": 0.2}
+    precision, shift = matched(mean=np.array([0.3]), variance=np.array([2.0]), **bound)
+    nothing, covariance = Sites.nothing(1), np.array([[2.0]])
+    found = propagated(nothing, mean=np.array([0.3]), covariance=covariance, times=1, **bound)
+    assert found.precision == pytest.approx(0.7 * precision)
+    assert found.shift == pytest.approx(0.7 * shift)
+
+
+@pytest.mark.parametrize("off", [-3.0, 0.7])
+def test_only_the_distance_to_the_limit_counts(off: float) -> None:
+    def moved(off: float) -> Sites:
+        return propagated(
+            Sites.nothing(2),
+            mean=np.array([0.2, -0.1]) + off,
+            covariance=np.array([[1.0, 0.6], [0.6, 1.2]]),
+            limits=np.array([1.0, -0.5]) + off,
+            sides=np.array([1.0, -1.0]),
+            softness=0.1,
+            times=4,
+        )
+
+    assert moved(off).precision == pytest.approx(moved(0.0).precision)
+    assert moved(off).mean == pytest.approx(moved(0.0).mean + off)

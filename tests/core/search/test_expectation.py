@@ -18,7 +18,6 @@ from orchestrator.core.search.expectation import (
     share_that_fails,
 )
 from orchestrator.core.search.planner import plan_cell
-from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.protocol import Device
 
@@ -81,7 +80,7 @@ def test_without_a_device_a_limit_of_memory_is_held_against_a_wider_guess() -> N
 
 
 def test_other_failures_are_as_usual_until_trials_tell() -> None:
-    assert share_that_fails(num_failed=0, num_measured=0) == FAILS_UNTIL_KNOWN
+    assert share_that_fails(num_failed=0, num_measured=0) == pytest.approx(0.1)
     assert share_that_fails(num_failed=0, num_measured=90) == pytest.approx(0.01)
     assert share_that_fails(num_failed=40, num_measured=50) == pytest.approx(0.41)
 
@@ -104,6 +103,24 @@ def test_without_a_device_the_chance_to_fit_is_normal_in_the_logarithm() -> None
     assert whole.expected == pytest.approx(len(candidates) / 2, rel=1e-6)
     assert (whole.at_least, whole.at_most) == (0, len(candidates))
     assert expected_out_of_memory(half, num_trials=4) == pytest.approx(2.0, abs=1e-5)
+
+
+def test_layouts_fit_or_do_not_if_they_do_so_in_nine_cases_of_ten() -> None:
+    wanted = spec(device="cpu", precision="bf16", device_memory_gib=80)
+    (cell,) = wanted.cells()
+    some = plan_cell(wanted, cell, hardware=None, gpus_per_node=8, device=Device.CPU).candidates
+    z = NormalDist().inv_cdf(0.9)
+    # Just more and just less likely than 90 %, and than 10 %.
+    away = np.array([-1.01 * z, -0.99 * z, 0.99 * z, 1.01 * z])
+    four = replace(
+        some,
+        table=some.table.take(np.arange(4)),
+        memory_bytes=0.955 * 80 * 2**30 * np.exp(0.18 * away),
+        order=np.arange(4),
+    )
+    found = fitting(four)
+    assert found is not None
+    assert (found.at_least, found.at_most) == (1, 3)
 
 
 def test_of_many_rows_an_even_selection_counts() -> None:

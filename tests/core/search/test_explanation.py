@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log2
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.core.physics.calibration import Calibration
@@ -198,3 +200,22 @@ def test_the_chance_to_fit_is_that_of_the_usable_memory() -> None:
         wanted = predicted.probability_of_fitting(0.98 * H100.memory_bytes)[0]
         assert explained(one).probability_of_fitting == pytest.approx(wanted)
         assert 0.0 < wanted < 1.0
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(1.004, False), (0.996, False), (0.994, True)])
+def test_a_layout_is_faster_from_half_a_percent_on(share: float, *, is_told: bool) -> None:
+    chosen = spec()
+    planned, one = plan(chosen), layout(1)
+    own = explained(one).step_seconds
+    assert own is not None
+    seconds = np.full(len(planned.candidates), share * own)
+    planned = replace(planned, candidates=replace(planned.candidates, step_seconds=seconds))
+    found = explain(
+        planned,
+        one,
+        illegal=None,
+        calibration=Calibration.prior(trainer_of(chosen, device=Device.CPU)),
+        hardware=H100,
+        gpus_per_node=8,
+    )
+    assert bool(found.faster) is is_told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -161,3 +163,73 @@ def test_a_row_is_on_the_front_if_nothing_beats_it_in_both() -> None:
     )
     assert gain.would_be_on_it(second, [first], memory)
     assert not gain.would_be_on_it(third, [first, second], memory)
+
+
+Z = np.linspace(-9.0, 9.0, 200_001)
+DENSITY = np.exp(-Z * Z / 2) / np.exp(-Z * Z / 2).sum()
+
+
+@pytest.mark.parametrize("sd", [0.1, 0.6])
+def test_a_gain_of_free_memory_is_the_mean_of_what_is_more_than_the_best(sd: float) -> None:
+    """By numeric integration: 0.25 of the memory is free so far."""
+    space = lattice(np.ones(2), np.array([60.0, 50.0]))
+    assert space.memory is not None
+    wide = replace(space, memory=replace(space.memory, covariance=np.array([[sd**2]])))
+    memory = memory_of(wide)
+    found = FrontGain(wide, (Merit.HEADROOM,)).expected(
+        [told(0, 1.0, 60.0)], mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory
+    )
+    free = 1.0 - np.exp(memory.mean[1] + memory.sd[1] * Z) / LIMIT
+    assert found[1] == pytest.approx(float(DENSITY @ np.maximum(free - 0.25, 0.0)) / 0.25, rel=1e-3)
+
+
+@pytest.mark.parametrize("sd", [0.1, 0.6, 1.5])
+def test_a_gain_of_speed_is_of_at_most_three_times_the_best(sd: float) -> None:
+    """The best that ran or is expected: 1.25 steps a second; before, none ran."""
+    space = lattice(np.array([1.0, 0.8]), np.full(2, 40.0))
+    mean, sds, memory = np.log([1.0, 0.8]), np.full(2, sd), memory_of(space)
+    gain = FrontGain(space, (Merit.SPEED,))
+    speeds = np.minimum(1.25 * np.exp(sd * Z), 3 * 1.25)
+    found = gain.expected([told(0, 1.0, 40.0)], mean=mean, sd=sds, memory=memory)
+    assert found[1] == pytest.approx(float(DENSITY @ np.maximum(speeds - 1.0, 0.0)), rel=1e-3)
+    found = gain.expected([], mean=mean, sd=sds, memory=memory)
+    assert found[1] == pytest.approx(float(DENSITY @ speeds), rel=1e-3)
+
+
+@pytest.mark.parametrize("merit", [Merit.SPEED, Merit.HEADROOM])
+def test_what_is_four_standard_deviations_behind_gains_nothing(merit: Merit) -> None:
+    space = lattice(np.ones(3), np.ones(3))
+    assert space.memory is not None
+    sd = float(memory_of(space).sd[1])
+    logs = np.log(40.0) + sd * np.array([0.0, 3.9, 4.1])
+    space = replace(space, memory=replace(space.memory, mean=logs))
+    found = FrontGain(space, (merit,)).expected(
+        [told(0, 40.0, 40.0)], mean=logs, sd=np.full(3, sd), memory=memory_of(space)
+    )
+    assert found[1] > 0.0
+    assert found[2] == 0.0
+
+
+@pytest.mark.parametrize("joules", [0.0, float("inf"), None])
+def test_energy_that_was_not_read_is_not_compared(joules: float | None) -> None:
+    space = lattice(np.array([1.0, 0.8]), np.full(2, 40.0))
+    mean, sd, memory = np.log([1.0, 0.8]), np.full(2, 0.1), memory_of(space)
+    some = [told(0, 1.0, 40.0, joules=joules)]
+    by_energy = FrontGain(space, (Merit.EFFICIENCY,)).expected(
+        some, mean=mean, sd=sd, memory=memory
+    )
+    by_speed = FrontGain(space, (Merit.SPEED,)).expected(some, mean=mean, sd=sd, memory=memory)
+    assert by_energy == pytest.approx(by_speed)
+
+
+def test_a_gain_of_energy_is_nearly_the_same_in_any_unit() -> None:
+    seconds = np.array([1.0, 1.0, 1.2, 1.2])
+    space = lattice(seconds, np.full(4, 40.0))
+    mean, sd, memory = np.log(seconds), np.full(4, 0.05), memory_of(space)
+
+    def gains(unit: float) -> Floats:
+        some = [told(0, 1.0, 40.0, joules=5.0 * unit), told(2, 1.2, 40.0, joules=2.0 * unit)]
+        gain = FrontGain(space, (Merit.EFFICIENCY,))
+        return gain.expected(some, mean=mean, sd=sd, memory=memory)
+
+    assert gains(0.1) == pytest.approx(gains(1.0), rel=0.05, abs=1e-6)

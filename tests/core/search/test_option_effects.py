@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
-from orchestrator.core.search.option_effects import SECONDS_PER_MEMORY, OptionEffects
+from orchestrator.core.search.option_effects import OptionEffects
 from orchestrator.core.search.proposer import Proposer
 from orchestrator.core.search.told import Told
 
@@ -45,7 +45,7 @@ def test_an_untried_value_is_worth_less_together_with_another_change() -> None:
     effects = OptionEffects(lattice())
     worth = effects.worth([0], 0)
     assert worth[[0, 1, 2, 3]] == pytest.approx(1.0)
-    assert np.all(worth[[4, 5]] < 0.5)
+    assert worth[[4, 5]] == pytest.approx(0.3)
     # Its value is known since row 4 ran.
     assert effects.worth([0, 4], 0)[4] == 1.0
 
@@ -54,8 +54,21 @@ def test_a_value_that_keeps_more_is_taken_to_be_slower_until_it_ran() -> None:
     effects = OptionEffects(lattice())
     constants = np.array([0.0, 0.0, 1.0, 0.0])  # birch keeps e times as much
     slower = effects.log_seconds([0], constants)
-    assert slower == pytest.approx([0, SECONDS_PER_MEMORY, 0, 0, SECONDS_PER_MEMORY, 0])
+    assert slower == pytest.approx([0, 0.2, 0, 0, 0.2, 0])
     assert effects.log_seconds([0, 4], constants) == pytest.approx(np.zeros(6))
+
+
+def test_two_options_have_their_own_constants_behind_all_others() -> None:
+    """The first two constants are none of an option's."""
+    one, two = (
+        LatticeAxis.of_words("one", ["a", "b", "a"]),
+        LatticeAxis.of_words("two", list("xyz")),
+    )
+    effects = OptionEffects(Lattice(axes=(one, two), options=("one", "two")))
+    constants = np.array([9.0, 9.0, 1.0, 2.0, 10.0, 20.0, 30.0])
+    assert effects.log_seconds([], constants) == pytest.approx([0.2 * 11, 0.2 * 22, 0.2 * 31])
+    # Values of the row that ran are known.
+    assert effects.log_seconds([0], constants) == pytest.approx([0.0, 0.2 * 22, 0.2 * 30])
 
 
 def test_without_options_there_is_nothing_to_try() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
 
 from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
-from orchestrator.core.search.proposer import Proposer
+from orchestrator.core.search.proposer import Choice, Proposer
 from orchestrator.core.search.told import Told
 
 LIMIT = 80.0
@@ -321,6 +322,17 @@ def test_behind_one_that_is_known_to_be_bad_the_next_is_doubted() -> None:
     second = proposer.doubtful(but=[4])
     assert second is not None and second[0] == 18
     assert proposer.doubtful(but=[4, 18]) is None
+    proposer.tell(Told(row=18, score=2.0))
+    worse = proposer.doubtful()
+    assert worse is not None and worse[0] == 18
+
+
+def test_a_result_is_not_doubted_if_its_neighbours_are_far_from_the_best() -> None:
+    proposer = Proposer(lattice(np.full(24, 1.0)), seed=0)
+    for row in range(24):
+        proposer.tell(Told(row=row, score=0.0 if row > 17 else 2.0 if row == 4 else 0.7))
+    assert proposer.best == (18, 0.0)
+    assert proposer.doubtful() is None
 
 
 def test_told_again_it_knows_what_it_would_from_the_start() -> None:
@@ -343,6 +355,51 @@ def test_told_again_it_knows_what_it_would_from_the_start() -> None:
     assert (mine.score, mine.fits, mine.memory_bytes) == pytest.approx(
         (theirs.score, theirs.fits, theirs.memory_bytes)
     )
+
+
+_RAN = Told(row=4, score=0.4, peak_memory_bytes=50.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Told(row=4), _RAN),
+        (Told(row=4, out_of_memory=True), _RAN),
+        (replace(_RAN, peak_memory_bytes=None), _RAN),
+        (_RAN, replace(_RAN, peak_memory_bytes=None)),
+        (_RAN, replace(_RAN, score=0.2, peak_memory_bytes=60.0)),
+        (_RAN, Told(row=4)),
+        (_RAN, Told(row=4, out_of_memory=True)),
+        (None, _RAN),
+        (None, Told(row=4)),
+        (None, Told(row=4, out_of_memory=True)),
+    ],
+)
+def test_only_the_last_outcome_of_a_row_counts(before: Told | None, after: Told) -> None:
+    """Before the first one, None, it was only running."""
+    space = lattice(np.linspace(2.0, 1.0, 12), np.linspace(40.0, 90.0, 12))
+    once, again = Proposer(space, seed=0), Proposer(space, seed=0)
+    for proposer in (once, again):
+        proposer.tell(Told(row=1, score=0.6, peak_memory_bytes=45.0))
+        proposer.tell(Told(row=9, score=0.3, peak_memory_bytes=70.0))
+    if before is None:
+        again.add_pending(4)
+    else:
+        again.tell(before)
+    again.tell(after)
+    once.tell(after)
+    assert again.best == once.best
+    for row in (3, 6):
+        mine, theirs = (one.choose(np.arange(12) == row) for one in (again, once))
+        for name in ("score", "score_sd", "improvement", "fits", "fails", "memory_bytes"):
+            assert getattr(mine, name) == pytest.approx(getattr(theirs, name), rel=1e-6), name
+
+
+def test_of_equal_scores_the_first_is_the_best() -> None:
+    proposer = Proposer(lattice(np.full(4, 1.0)), seed=0)
+    for row in (2, 1):
+        proposer.tell(Told(row=row, score=0.5))
+    assert proposer.best == (2, 0.5)
 
 
 def test_measured_again_the_new_value_counts() -> None:
@@ -418,13 +475,14 @@ def improvement(ahead: float, sd: float) -> float:
     return float(sd * (z * NormalDist().cdf(z) + density))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(40))
 def test_the_row_with_the_largest_expected_improvement_per_second_is_chosen(seed: int) -> None:
     """Times its worth by what may not fit or fail: half at a chance of 0.46, cubed."""
     rng = np.random.default_rng(seed)
     space = lattice(np.exp(rng.normal(0, 0.5, 12)), np.exp(rng.normal(4.2, 0.3, 12)))
     assert space.seconds is not None
-    proposer = Proposer(space, seed=0, steps_per_trial=15.0, launch_seconds=60.0)
+    # A trial has 15 steps, unless it is told.
+    proposer = Proposer(space, seed=0, launch_seconds=60.0)
     for row in (0, 1):
         seconds = float(space.seconds.mean[row]) + 0.1 * row
         proposer.tell(Told(row=row, score=seconds, peak_memory_bytes=50.0))
@@ -433,6 +491,7 @@ def test_the_row_with_the_largest_expected_improvement_per_second_is_chosen(seed
     open_rows = np.arange(12) > 1
     alone = [proposer.choose(np.arange(12) == row) for row in range(12)]
     worth, gains = np.full(12, -1.0), []
+    fastest = min(one.score for one in alone if one.score is not None)
     for row in range(2, 12):
         one = alone[row]
         assert one.score is not None
@@ -441,6 +500,8 @@ def test_the_row_with_the_largest_expected_improvement_per_second_is_chosen(seed
         gains.append(gain * one.fits * (1 - one.fails))
         careful = (1 - one.fails) * one.fits**3 / (one.fits**3 + 0.46**3)
         worth[row] = gain * careful / (60.0 + 15.0 * np.exp(one.score))
+        # Where hardly anything can be gained, likelier and faster rows come first.
+        worth[row] += 1e-12 * one.fits * (1 - one.fails) * np.exp(fastest - one.score)
     assert proposer.choose(open_rows).row == int(np.argmax(worth))
     assert proposer.expected_gain(open_rows) == pytest.approx(max(gains), rel=1e-4)
     assert proposer.expected_gain(np.zeros(12, dtype=np.bool_)) == 0.0
@@ -535,3 +596,202 @@ def test_only_a_row_that_ran_out_of_memory_shows_that_nothing_fits() -> None:
     assert crashed.hopeless(closed) == 1
     ran_out.tell(Told(row=0, score=0.0))
     assert ran_out.hopeless(closed) is None
+
+
+def unknown(num_rows: int, **keys: Any) -> Lattice:
+    """A lattice of one axis without predictions."""
+    return replace(lattice(np.ones(num_rows)), seconds=None, **keys)
+
+
+def test_a_first_choice_without_predictions_expects_nothing() -> None:
+    open_rows = np.arange(4) == 2
+    assert Proposer(unknown(4), seed=0).choose(open_rows) == Choice(row=2, fails=0.1)
+    # Without a limit nobody asks how much memory is needed.
+    unlimited = replace(lattice(np.ones(4), np.full(4, 50.0)), memory_limit_bytes=None)
+    assert Proposer(unlimited, seed=0).choose(open_rows).memory_bytes is None
+
+
+def test_a_choice_improves_on_the_best_score_by_what_is_expected() -> None:
+    proposer = Proposer(lattice(np.array([4.0, 2.0, 3.0])), seed=0)
+    proposer.tell(Told(row=2, score=float(np.log(3.3))))
+    choice = proposer.choose(np.array([False, True, False]))
+    assert choice.score is not None
+    assert choice.improvement == pytest.approx(np.log(3.3) - choice.score)
+
+
+def test_a_gain_without_a_limit_is_the_expected_improvement_of_what_does_not_fail() -> None:
+    proposer = Proposer(lattice(np.array([4.0, 2.0])), seed=0)
+    proposer.tell(Told(row=0, score=float(np.log(4.0))))
+    open_rows = np.array([False, True])
+    one = proposer.choose(open_rows)
+    assert one.improvement is not None
+    gain = improvement(one.improvement, one.score_sd) * (1 - one.fails)
+    assert proposer.expected_gain(open_rows) == pytest.approx(gain, rel=1e-4)
+
+
+def test_results_without_a_unit_are_expected_at_the_level_of_the_first() -> None:
+    """The prediction tells by how much rows differ, and the first result where they are."""
+    work = lattice(np.array([1.0, 2.0, 8.0]))
+    proposer = Proposer(replace(work, in_seconds=False), seed=0)
+    last = np.array([False, False, True])
+    proposer.tell(Told(row=1, score=5.0))
+    assert proposer.choose(last).score == pytest.approx(5.0 + np.log(4.0))
+    # Whatever is rebuilt, the level stays.
+    proposer.rebuild([Told(row=1, score=5.0)], [])
+    assert proposer.choose(last).score == pytest.approx(5.0 + np.log(4.0))
+    # Rows that nobody predicts are alike until they differ.
+    alike = Proposer(unknown(3), seed=0)
+    for row in range(2):
+        alike.tell(Told(row=row, score=7.0))
+    assert alike.choose(last).score == pytest.approx(7.0)
+
+
+def _told_of_memory(space: Lattice) -> Floats:
+    """The chances to fit once a row ran and another ran out, and nobody read a peak."""
+    proposer = Proposer(space, seed=0)
+    proposer.tell(Told(row=1, score=0.0))
+    proposer.tell(Told(row=6, out_of_memory=True))
+    found = proposer.probability_of_fitting()
+    assert found is not None
+    return found
+
+
+def test_only_the_memory_that_is_usable_counts() -> None:
+    """Half of 80 is all of 40; without a limit, the unknown limit is one."""
+    known = lattice(np.ones(8), np.linspace(30.0, 45.0, 8))
+    half = _told_of_memory(replace(known, memory_limit_bytes=80.0, usable_share=0.5))
+    whole = _told_of_memory(replace(known, memory_limit_bytes=40.0, usable_share=1.0))
+    assert half == pytest.approx(whole)
+    limited = unknown(8, memory_limit_bytes=40.0, usable_share=1.0)
+    assert _told_of_memory(unknown(8)) == pytest.approx(_told_of_memory(limited))
+
+
+def test_a_cell_is_hopeless_below_a_chance_of_five_percent() -> None:
+    memory = np.append(np.linspace(78.0, 120.0, 40), 77.0)
+    proposer = Proposer(lattice(np.ones(41), memory), seed=0)
+    proposer.tell(Told(row=40, out_of_memory=True))
+    fits = proposer.probability_of_fitting()
+    assert fits is not None
+    assert np.any((fits > 0.025) & (fits < 0.05)) and np.any((fits > 0.05) & (fits < 0.1))
+    for row in range(40):
+        found = proposer.hopeless(np.arange(41) == row)
+        assert found == (40 if fits[row] < 0.05 else None)
+
+
+def test_after_three_that_ran_out_the_row_of_least_memory_shows_whether_anything_fits() -> None:
+    """If no open row works with a chance of 20 %; before that, the fastest is still worth most."""
+    memory = np.array([*np.linspace(200.0, 150.0, 6), 130.0])
+    space = lattice(np.array([*np.full(6, 1.0), 1e4]), memory)
+    proposer = Proposer(space, seed=0)
+    open_rows = everything(space)
+    for row in range(3):
+        assert proposer.choose(open_rows).row != 6
+        proposer.tell(Told(row=row, out_of_memory=True))
+        open_rows[row] = False
+    assert proposer.choose(open_rows).row == 6
+    # Where it has been tried, or is not open, the likeliest comes next.
+    open_rows[6] = False
+    fits = proposer.probability_of_fitting()
+    assert fits is not None
+    assert proposer.choose(open_rows).row == int(np.argmax(np.where(open_rows, fits, 0.0)))
+    # A result shows that something fits.
+    proposer.tell(Told(row=3, score=0.0, peak_memory_bytes=70.0))
+    open_rows[[3, 6]] = False, True
+    assert proposer.choose(open_rows).row != 6
+
+
+def test_what_likely_works_is_no_reason_to_try_the_row_of_least_memory() -> None:
+    space = lattice(
+        np.array([1.0, 1.0, 1.0, 1.0, 1e4]), np.array([200.0, 190.0, 180.0, 60.0, 50.0])
+    )
+    proposer = Proposer(space, seed=0)
+    for row in range(3):
+        proposer.tell(Told(row=row, out_of_memory=True))
+    assert proposer.choose(np.arange(5) > 2).row == 3
+
+
+def test_where_nothing_can_be_gained_faster_and_likelier_rows_come_first() -> None:
+    seconds = np.array([1.0, 4.0, 2.0, 3.0])
+    proposer = Proposer(lattice(seconds), seed=0)
+    proposer.tell(Told(row=0, score=-60.0))
+    proposer.tell(Told(row=0, score=-60.0))
+    assert proposer.expected_gain(np.arange(4) > 0) == pytest.approx(0.0, abs=1e-12)
+    assert proposer.choose(np.arange(4) > 0).row == 2
+    fails = np.array([0.1, 0.9, 0.5, 0.6])
+    alike = Proposer(replace(lattice(np.ones(4)), fails=fails), seed=0)
+    alike.tell(Told(row=0, score=-60.0))
+    assert alike.choose(np.arange(4) > 0).row == 2
+
+
+def test_the_share_of_an_axis_counts_and_not_its_number_of_steps() -> None:
+    """Half of a short axis is farther than 4 of 10 steps, and nearer than 6."""
+    short = [0.0, 1.0, 2.0, 0.0, 0.0, 0.0] + [0.0] * 8
+    long = [0.0, 0.0, 0.0, 4.0, 6.0, 7.0, 1.0, 2.0, 3.0, 5.0, 8.0, 9.0, 10.0, 0.0]
+    pair = [0.0] * 13 + [1.0]
+    axes = [LatticeAxis.of(str(place), values) for place, values in enumerate((short, long, pair))]
+    same = LatticeAxis.of("same", [3.0] * 14)
+    proposer = Proposer(Lattice(axes=(*axes, same)), seed=0)
+    proposer.tell(Told(row=0, score=0.0))
+    for first, second in ((1, 3), (4, 1), (13, 5), (2, 5)):
+        assert proposer.choose(np.isin(np.arange(14), [first, second])).row == first
+
+
+def test_a_far_row_that_likely_fails_comes_later() -> None:
+    fails = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.9])
+    proposer = Proposer(unknown(6, fails=fails), seed=0)
+    proposer.tell(Told(row=0, score=0.0))
+    assert proposer.choose(np.arange(6) > 2).row == 4
+
+
+@pytest.mark.parametrize(("off", "is_misled"), [(1.45, False), (1.55, True)])
+def test_results_mislead_from_three_on_whose_median_is_off_by_half(
+    off: float, *, is_misled: bool
+) -> None:
+    seconds = np.linspace(1.0, 2.0, 24)
+    proposer, open_rows = Proposer(lattice(seconds), seed=0), np.ones(24, dtype=np.bool_)
+    said = []
+    for row, factor in ((23, 1.0), (12, off), (6, 1 / off)):
+        proposer.tell(Told(row=row, score=float(np.log(seconds[row] * factor))))
+        open_rows[row] = False
+        said.append(proposer.choose(open_rows).why is not None)
+    assert said == [False, False, is_misled]
+    # Half of the launches follow the prediction all the same.
+    proposer.tell(Told(row=18, score=float(np.log(seconds[18] * off))))
+    open_rows[18] = False
+    assert proposer.choose(open_rows).why is None
+
+
+def test_two_results_mislead_nobody() -> None:
+    seconds = np.linspace(1.0, 2.0, 24)
+    proposer = Proposer(lattice(seconds), seed=0)
+    for row, score in ((23, 0.0), (6, 3.0), (12, None)):
+        proposer.tell(Told(row=row, score=score))
+    assert proposer.choose(np.arange(24) == 0).why is None
+
+
+@pytest.mark.parametrize("num_others", [3, 4])
+def test_a_result_is_doubted_from_the_fifth_on(num_others: int) -> None:
+    proposer = Proposer(lattice(np.full(12, 1.0)), seed=0)
+    assert proposer.doubtful() is None
+    proposer.tell(Told(row=3, score=1.0))
+    for row in (0, 1, 2, 4)[-num_others:]:
+        proposer.tell(Told(row=row, score=0.0))
+    assert (proposer.doubtful() is not None) is (num_others == 4)
+
+
+@pytest.mark.parametrize(("factor", "is_doubted"), [(1.2, False), (1.28, False), (1.4, True)])
+def test_a_result_is_doubted_if_it_is_a_third_worse(factor: float, *, is_doubted: bool) -> None:
+    proposer = Proposer(lattice(np.full(12, 1.0)), seed=0)
+    for row in range(9):
+        proposer.tell(Told(row=row, score=float(np.log(factor)) if row == 4 else 0.0))
+    found = proposer.doubtful()
+    assert (found is not None) is is_doubted
+
+
+def test_a_failure_is_noise_a_level_of_the_cell_or_the_layout_s_own() -> None:
+    """Standard deviations of 0.25, 0.1 and 0.3 around a chance of 10 %."""
+    proposer = Proposer(Lattice(axes=()), seed=0)
+    proposer.tell(Told(row=0))
+    own = 0.3**2 + 0.1**2
+    found = proposer.choose(np.array([True])).fails
+    assert found == pytest.approx(0.1 + 0.9 * own / (own + 0.25**2), rel=1e-4)

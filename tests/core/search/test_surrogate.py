@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.problem.arrays import Floats
+from orchestrator.core.search.censored import matched
 from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import KEPT, MOST, Bound, Surrogate, Value
@@ -331,3 +332,144 @@ def test_some_rows_of_a_lattice_have_their_own_places_beliefs_and_failures() -> 
     assert some.fails.tolist() == [0.4, 0.1]
     bare = whole.take(rows)
     assert (bare.seconds, bare.memory, bare.fails) == (None, None, None)
+
+
+def slope(lattice: Lattice) -> Belief:
+    """A belief in one constant, on which each row depends the more the later it is."""
+    num = len(lattice)
+    return Belief(
+        mean=np.linspace(1.0, 2.0, num),
+        basis=(np.arange(num) / num)[:, None],
+        covariance=np.array([[0.5]]),
+        residual_sd=0.1,
+    )
+
+
+@pytest.mark.parametrize("are_added", [False, True])
+@pytest.mark.parametrize(
+    ("bound", "limit"), [(Bound.AT_LEAST, 2.6), (Bound.AT_MOST, 1.2), (Bound.AT_LEAST, 1.5)]
+)
+def test_a_bound_beside_a_value_is_a_bound_on_what_the_value_leaves_open(
+    bound: Bound, limit: float, *, are_added: bool
+) -> None:
+    """The Gaussian that is left has the moments of one that is cut off softly, by 4 %."""
+    lattice = grid()
+    exact, bounded = Value(row=20, value=1.9), Value(row=27, value=limit, bound=bound)
+    plain, found = surrogate(lattice, slope(lattice)), surrogate(lattice, slope(lattice))
+    plain.add(exact)
+    mean, variance = float(plain.mean[27]), float(plain.sd[27]) ** 2
+    precision, shift = matched(
+        mean=np.array([mean]),
+        variance=np.array([variance]),
+        limits=np.array([limit]),
+        sides=np.array([float(bound)]),
+        softness=0.04,
+    )
+    if are_added:
+        found.add(exact)
+        assert found.mean[27] == pytest.approx(mean)
+        found.add(bounded)
+    else:
+        found.replace([exact, bounded])
+    after = 1.0 / (1.0 / variance + precision[0])
+    assert found.mean[27] == pytest.approx(after * (mean / variance + shift[0]), rel=2e-3)
+    assert found.sd[27] == pytest.approx(np.sqrt(after), rel=5e-3)
+
+
+def test_a_pending_row_that_turns_out_to_be_bounded_is_like_one_that_is_told_at_once() -> None:
+    lattice = grid()
+    found, plain = surrogate(lattice, slope(lattice)), surrogate(lattice, slope(lattice))
+    for one in (found, plain):
+        one.add(Value(row=20, value=1.9))
+    found.add(Value(row=27, value=None))
+    _ = found.mean
+    bounded = Value(row=27, value=2.6, bound=Bound.AT_LEAST)
+    found.add(bounded)
+    plain.add(bounded)
+    assert found.mean == pytest.approx(plain.mean, abs=1e-3)
+    assert found.sd == pytest.approx(plain.sd, abs=1e-3)
+
+
+def test_a_pending_row_is_known_again_after_all_values_are_replaced() -> None:
+    found = surrogate(grid())
+    found.replace([Value(row=3, value=None), Value(row=5, value=0.1)])
+    found.add(Value(row=3, value=0.5))
+    assert list(found.values) == [Value(row=3, value=0.5), Value(row=5, value=0.1)]
+
+
+def test_a_level_that_rises_after_values_moves_bounds_with_it() -> None:
+    lattice = grid()
+    before, after = surrogate(lattice, slope(lattice)), surrogate(lattice, slope(lattice))
+    before.shift(2.0)
+    for one in (before, after):
+        one.add(Value(row=20, value=3.9 if one is before else 1.9))
+        _ = one.mean
+    after.shift(2.0)
+    after.correct(Value(row=20, value=3.9))
+    for one in (before, after):
+        one.add(Value(row=27, value=4.6, bound=Bound.AT_LEAST))
+    assert after.mean == pytest.approx(before.mean, rel=1e-3)
+    assert after.sd == pytest.approx(before.sd, rel=1e-2)
+
+
+def test_constants_are_as_believed_until_a_value_shows_them() -> None:
+    lattice = grid()
+    found = surrogate(lattice, slope(lattice))
+    assert found.constants.tolist() == [0.0]
+    found.add(Value(row=35, value=2.7))
+    # 0.7 above the belief, of 35 / 36 of the constant; its variance is 0.5 of all.
+    share, residual = 35 / 36, 2 * 0.1**2
+    gain = share * 0.5 / (share**2 * 0.5 + residual + found.noise_sd**2)
+    assert found.constants == pytest.approx([0.7 * gain], rel=1e-3)
+
+
+def test_two_values_predict_each_other_and_one_predicts_nothing() -> None:
+    lattice = grid()
+    found = surrogate(lattice, slope(lattice))
+    found.add(Value(row=7, value=1.5))
+    assert found.left_out() == {}
+    found.add(Value(row=8, value=1.6))
+    alone = surrogate(lattice, slope(lattice))
+    alone.add(Value(row=7, value=1.5))
+    expected, sd = found.left_out()[8]
+    assert set(found.left_out()) == {7, 8}
+    assert expected == pytest.approx(float(alone.mean[8]), abs=0.01)
+    assert sd == pytest.approx(float(np.hypot(alone.sd[8], alone.noise_sd)), rel=0.05)
+
+
+def test_of_many_values_128_are_kept_the_lowest_42_of_them_and_the_newest_pending() -> None:
+    """The others are spread evenly, from the first to the last."""
+    lattice = grid(21, 21)
+    found = surrogate(lattice)
+    values = [Value(row=row, value=abs(row - 200) / 100) for row in range(400)]
+    found.replace([*values, *(Value(row=row, value=None) for row in range(400, 440))])
+    _ = found.mean
+    kept = [value.row for value in found.values if value.value is not None]
+    assert len(kept) == 128
+    assert set(kept) >= {*range(179, 221), 0, 4, 399}
+    assert not set(kept) & {1, 2, 3, 398}
+    # About every fourth of the other 358.
+    assert len(set(kept) & set(range(159, 179))) == 5
+    assert [v.row for v in found.values if v.value is None] == list(range(408, 440))
+
+
+def test_values_are_thinned_out_once_there_are_more_than_176() -> None:
+    found = surrogate(grid(21, 21))
+    found.replace([Value(row=row, value=row / 100) for row in range(128)])
+    _ = found.mean
+    for row in range(128, 176):
+        found.add(Value(row=row, value=row / 100))
+    _ = found.mean
+    assert len(found.values) == 176
+    found.add(Value(row=176, value=1.76))
+    _ = found.mean
+    assert len(found.values) == 128
+
+
+@pytest.mark.parametrize(("num", "is_fitted"), [(3, False), (4, True)])
+def test_smoothness_is_fitted_from_four_values_on(num: int, *, is_fitted: bool) -> None:
+    lattice = grid()
+    fitted, guessed = (surrogate(lattice, fits_smoothness=fits) for fits in (True, False))
+    for one in (fitted, guessed):
+        one.replace([Value(row=row, value=truth(lattice)[row]) for row in range(0, 9 * num, 9)])
+    assert (fitted.sd.tolist() != guessed.sd.tolist()) is is_fitted

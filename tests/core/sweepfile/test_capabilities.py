@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule, ScheduleKind
-from orchestrator.core.sweepfile.capabilities import Capabilities
+from orchestrator.core.sweepfile.capabilities import CAPABILITIES, Capabilities
 
 FEW = Capabilities(
     zero_stages=frozenset({0, 1}),
@@ -39,3 +39,11 @@ def test_a_layout_is_refused_by_the_first_bound_it_breaks(
     sizes: dict[str, Any], said: str | None
 ) -> None:
     assert FEW.refusal(Layout(**{"data_parallel_size": 1} | sizes)) == said
+
+
+@pytest.mark.parametrize("workload", CAPABILITIES)
+def test_every_workload_runs_every_stage_and_precision(workload: str) -> None:
+    for stage in (0, 1, 2, 3):
+        for precision in Precision:
+            layout = Layout(data_parallel_size=2, zero_stage=stage, precision=precision)
+            assert CAPABILITIES[workload].refusal(layout) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from typing import Any
 
@@ -159,3 +160,35 @@ def test_every_text_is_found_with_its_place() -> None:
         (("a", 0), "x"),
         (("a", 1, "b"), "{seed}"),
     ]
+
+
+def test_keys_numbers_and_levels_have_their_bounds() -> None:
+    deep: Any = 1
+    for _ in range(50):
+        deep = [deep]
+    good = {"x" * 256: 1, "most": 2**63 - 1, "least": -(2**63) + 1, "deep": deep[0]}
+    assert checked_content("a.json", good) == good
+    for bad, said in (
+        ({"x" * 257: 1}, "a key is a text of 1 to 256 characters"),
+        ({"": 1}, "a key is a text of 1 to 256 characters"),
+        ({"a": 2**63}, "a.json: a: a number beyond 64 bits"),
+        ({"a": -(2**63)}, "a.json: a: a number beyond 64 bits"),
+        ({"deep": deep}, "a.json: deep.0.0...: more than 50 levels"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            checked_content("a.json", bad)
+
+
+def test_json_is_indented_by_two_and_yaml_keeps_the_order_of_its_keys() -> None:
+    content = {"b": 1, "a": {"c": "{x}"}}
+    assert (
+        rendered("a.json", content, {"x": 3})
+        == """{
+  "b": 1,
+  "a": {
+    "c": 3
+  }
+}
+"""
+    )
+    assert rendered("a.yaml", content, {"x": 3}) == "b: 1\na:\n  c: 3\n"

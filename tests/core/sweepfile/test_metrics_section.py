@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.core.sweepfile.metrics_section import LinePatterns, MetricsSection
+from tests.core.sweepfile.bounds import check_bounds
 
 # https://github.com/NVIDIA/Megatron-LM/issues/756
 MEGATRON = (
@@ -196,3 +197,50 @@ def test_a_unit_in_the_text_counts_more_than_that_of_the_pattern() -> None:
     for text, told in (("9GiB", 9 << 30), ("9", 9 << 20)):
         found = values(f"memory {text}", log=r"time (\d+) ms", unit="ms", also=also)
         assert found == {"peak_memory_allocated_bytes": told}
+
+
+_SHORT = {"log": "(a)", "unit": "s"}
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "refused"),
+    [
+        ("log", ["(" + "a" * 498 + ")"], ["", "(" + "a" * 499 + ")"]),
+        ("every", [1, 10_000], [0, 10_001]),
+        (
+            "also",
+            [{f"x{i}": {"log": "(c)"} for i in range(32)}, {"x" * 63: {"log": "(c)"}}],
+            [{f"x{i}": {"log": "(c)"} for i in range(33)}, {"x" * 64: {"log": "(c)"}}],
+        ),
+    ],
+)
+def test_a_key_is_taken_up_to_its_bounds(
+    name: str, taken: list[Any], refused: list[object]
+) -> None:
+    for value in taken:
+        found = MetricsSection.model_validate({**_SHORT, name: value})
+        assert found.model_dump(mode="json")[name] == (
+            dict.fromkeys(value, "(c)") if name == "also" else value
+        )
+    check_bounds(MetricsSection, name, taken=[], refused=refused, others=_SHORT)
+
+
+def test_a_line_covers_one_step_and_a_word_has_200_characters() -> None:
+    assert MetricsSection.model_validate(_SHORT).every == 1
+    found = values("word=" + "x" * 300, **_SHORT, also={"word": r"word=(\w+)"})
+    assert found == {"word": "x" * 200}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("0", 0), ("-1", None), ("999999999999999", 999_999_999_999_999), ("1e15", None)],
+)
+def test_a_peak_is_a_number_of_bytes_that_a_machine_may_have(text: str, told: int | None) -> None:
+    found = values(f"peak {text}", **_SHORT, also={"peak_memory": r"peak (\S+)"})
+    assert found == ({} if told is None else {"peak_memory_allocated_bytes": told})
+
+
+def test_a_group_that_is_not_in_the_line_tells_nothing() -> None:
+    section = {"log": r"time(?: (\d+))?", "unit": "s", "also": {"loss": r"loss(?: (\d+))?"}}
+    assert values("time and loss", **section) == {}
+    assert values("time 3 and loss 4", **section) == {"step_seconds": 3.0, "loss": 4.0}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.errors import SpecInvalid
+from orchestrator.core.sweepfile.mirror_section import MirrorSection
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
+from tests.core.sweepfile.bounds import check_bounds
 from tests.core.sweepfile.test_notify_section import FILE
 
 ADDRESS = "https://me:verysecret@mlflow.example"
@@ -50,3 +52,13 @@ def test_a_mistake_is_named_and_no_address_repeated(mirror: str, said: str) -> N
         spec(mirror)
     assert said in str(mistake.value)
     assert "verysecret" not in str(mistake.value)
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_folder_has_up_to_4096_characters(name: str) -> None:
+    check_bounds(
+        MirrorSection,
+        name,
+        taken=["x", "x" * 4096],
+        refused=["", "x" * 4097, " x", "x ", "a\0b", "x/$HOME"],
+    )

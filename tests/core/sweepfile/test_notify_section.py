@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.errors import SpecInvalid
+from orchestrator.core.sweepfile.notify_section import NotifyTarget
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
+from tests.core.sweepfile.bounds import check_bounds
 
 FILE = """
 name: t
@@ -58,3 +60,27 @@ def test_a_mistake_is_named_and_no_address_repeated(notify: str, said: str) -> N
         spec(notify)
     assert said in str(mistake.value)
     assert "verysecret" not in str(mistake.value)
+
+
+@pytest.mark.parametrize(
+    ("taken", "refused"),
+    [
+        ([["x"], ["x"] * 64], [[], ["x"] * 65]),
+        ([["x" * 4096]], [[""], ["x" * 4097], ["a\0b"]]),
+    ],
+)
+def test_a_command_has_up_to_64_words_of_a_line(taken: list[object], refused: list[object]) -> None:
+    check_bounds(NotifyTarget, "command", taken=taken, refused=refused)
+
+
+def test_eight_targets_are_not_too_many() -> None:
+    assert len(spec("[" + "{command: [x]}, " * 8 + "]").notify) == 8
+
+
+@pytest.mark.parametrize(("length", "is_name"), [(255, True), (256, False)])
+def test_a_variable_has_a_name_of_up_to_255_characters(length: int, *, is_name: bool) -> None:
+    reference = "${" + "A" * length + "}"
+    given = (
+        {"taken": [reference], "refused": []} if is_name else {"taken": [], "refused": [reference]}
+    )
+    check_bounds(NotifyTarget, "url", **given)

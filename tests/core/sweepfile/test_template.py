@@ -38,3 +38,12 @@ def test_a_template_is_filled_only_if_all_of_its_names_are_known() -> None:
     assert fill_known("{seed}-{{x}}", values) == "7-{x}"
     assert fill_known("plain", {}) == "plain"
     assert fill_known("{seed}{node}", values) is None
+
+
+@pytest.mark.parametrize(("length", "is_whole"), [(78, True), (79, False)])
+def test_a_long_template_is_shown_up_to_80_characters(length: int, *, is_whole: bool) -> None:
+    template = "{wq}".ljust(length, "x")
+    with pytest.raises(ValueError, match="is not a name that can be filled in") as caught:
+        checked(template)
+    shown = repr(template) if is_whole else f"{repr(template)[:77]}..."
+    assert str(caught.value).startswith(f"'{{wq}}' in {shown} is not a name")

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.core.errors import SpecInvalid
 from orchestrator.core.physics.trainer import TRAINERS, Trainer
@@ -14,7 +14,9 @@ from orchestrator.core.problem.layout import Recompute
 from orchestrator.core.search.planner import trainer_of
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
+from orchestrator.core.sweepfile.trainer_section import BytesPerParameter, TracedTerm
 from orchestrator.core.trial.protocol import Device
+from tests.core.sweepfile.bounds import check_bounds
 
 FILE = {
     "name": "s",
@@ -100,6 +102,12 @@ def test_a_trainer_is_no_condition_of_a_measurement_and_leaves_stored_sweeps_as_
         ("nanotrn", "did you mean nanotron?"),
         ({}, "trainer is empty"),
         ({"bytes_per_parameter": 12}, "12 bytes per parameter are not"),
+        ({"bytes_per_parameter": 14}, "14 bytes per parameter are not"),
+        (
+            {"activations": {f"mode {n}": NONE for n in range(17)}},
+            "trainer.activations: 17 modes; at most 16",
+        ),
+        ({"activations": {f"mode {n}": NONE for n in range(16)}}, "'mode 0' is not one of"),
         ({"bytes_per_parameter": {"gradient": 2}}, "gradient"),
         ({"activations": {"full": FULL}}, "none is missing"),
         ({"activations": {"none": NONE, "selctive": FULL}}, "'selctive' is not one of"),
@@ -149,3 +157,24 @@ def test_parts_of_bytes_per_parameter_that_are_left_out_are_those_of_bf16() -> N
             "gradients": found.gradient_bytes,
             "optimizer": found.optimizer_bytes,
         } == usual | {part: 5.0}
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "taken", "refused"),
+    [
+        (TracedTerm, "per_token", [-1e15, 1e15], [-1.1e15, 1.1e15]),
+        (TracedTerm, "per_token_and_position", [0.0, 1e15], [-0.1, 1.1e15]),
+        (TracedTerm, "fixed", [0.0, 1e15], [-0.1, 1.1e15]),
+        (BytesPerParameter, "parameters", [1e-9, 64.0], [0.0, 64.1]),
+        (BytesPerParameter, "gradients", [0.0, 64.0], [-0.1, 64.1]),
+        (BytesPerParameter, "optimizer", [0.0, 64.0], [-0.1, 64.1]),
+    ],
+)
+def test_a_number_is_taken_up_to_its_bounds(
+    section: type[BaseModel], name: str, taken: list[object], refused: list[object]
+) -> None:
+    check_bounds(section, name, taken=taken, refused=refused)
+
+
+def test_a_term_that_is_left_out_adds_nothing() -> None:
+    assert TracedTerm() == TracedTerm(per_token=0.0, per_token_and_position=0.0, fixed=0.0)

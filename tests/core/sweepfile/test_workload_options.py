@@ -19,7 +19,9 @@ from orchestrator.core.sweepfile.template import TEMPLATE_NAMES, checked, fill
 from orchestrator.core.sweepfile.workload_options import (
     AttentionKind,
     LlamaOptions,
+    ReplayOptions,
     WorkloadOptions,
+    few_entries,
 )
 from orchestrator.core.sweepfile.workload_section import (
     WORKLOADS,
@@ -32,6 +34,7 @@ from orchestrator.core.sweepfile.workload_section import (
 )
 from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from orchestrator.node.processes import LAUNCHER_VARIABLE
+from tests.core.sweepfile.bounds import check_bounds
 
 WRITTEN: list[dict[str, Any]] = [
     {"name": "llama", "options": {}},
@@ -396,3 +399,38 @@ def test_what_a_framework_writes_has_to_reach_the_program(
 @pytest.mark.parametrize(("loss", "chunks"), [("whole", None), ("chunked:8", 8)])
 def test_a_loss_is_computed_as_a_whole_or_in_chunks(loss: str, chunks: int | None) -> None:
     assert LlamaOptions.model_validate({"loss": loss}).loss_chunks == chunks
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "refused"),
+    [
+        ("replicas", [1, 1 << 50], [0, (1 << 50) + 1]),
+        ("bucket_megabytes", [None, 1], [0]),
+        ("clip_gradients", [0.0, 1e9], [-0.1, 1.1e9]),
+        ("learning_rate", [1e-9, 1e9], [0.0, 1.1e9]),
+        ("token_file", ["x"], [""]),
+        ("num_threads", [1], [0]),
+        ("loss", ["whole", "chunked:1", "chunked:9999"], ["chunked:0", "chunked:10000", "chunked"]),
+    ],
+)
+def test_an_option_of_llama_is_taken_up_to_its_bounds(
+    name: str, taken: list[object], refused: list[object]
+) -> None:
+    check_bounds(LlamaOptions, name, taken=taken, refused=refused)
+
+
+def test_llama_trains_on_one_thread_and_clips_at_one_unless_the_file_says_more() -> None:
+    options = LlamaOptions()
+    assert (options.replicas, options.num_threads, options.clip_gradients) == (1, 1, 1.0)
+    assert (options.learning_rate, options.loss_chunks) == (3e-4, 8)
+    assert [options.compiles(on_gpu=on_gpu) for on_gpu in (True, False)] == [True, False]
+    assert not LlamaOptions(compile=False).compiles(on_gpu=True)
+    assert not ReplayOptions(table="t.csv", table_id="1").through_ray
+
+
+def test_a_list_has_512_entries_at_most() -> None:
+    for some in ([0] * 512, dict.fromkeys(range(512)), "x" * 513):
+        assert few_entries(some) is some
+    for many in ([0] * 513, dict.fromkeys(range(513))):
+        with pytest.raises(ValueError, match=r"^513 entries; at most 512$"):
+            few_entries(many)

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.sweepfile.yaml_document import MAX_BYTES, Place, YamlRefused, read, scalar
+from orchestrator.core.sweepfile.yaml_document import (
+    MAX_BYTES,
+    Place,
+    YamlRefused,
+    read,
+    read_rest,
+    scalar,
+)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +181,18 @@ def test_a_control_character_is_refused_at_its_place(text: str, place: Place) ->
     with pytest.raises(YamlRefused, match="control character") as caught:
         read(text)
     assert caught.value.place == place
+
+
+def test_a_text_with_many_sections_that_are_no_yaml_is_refused_for_the_first() -> None:
+    for num in (1, 20):
+        text = "a: 1\n" + "".join(f"b{number}: ]\n" for number in range(num)) + "c: 3\n"
+        with pytest.raises(YamlRefused) as caught:
+            read(text)
+        found = read_rest(text, caught.value)
+        if num == 1:
+            assert found.document is not None
+            assert found.document.value == {"a": 1, "c": 3}
+            assert found.left_out == ["b0"]
+        else:
+            assert (found.document, found.left_out) == (None, ())
+        assert found.refused == [caught.value]

@@ -47,3 +47,27 @@ def test_layouts_with_other_work_are_not_compared_by_their_micro_batch() -> None
     some = cell(m1=0.101, m2=0.199, m4=0.41)
     some[4] = replace(some[4], layout=replace(some[4].layout, zero_stage=1))
     assert judge_cell(some) == {}
+
+
+def cell_of_twelve(**seconds: float) -> dict[int, ToldLayout]:
+    return {
+        size: replace(one, layout=replace(one.layout, grad_accum_steps=12 // size))
+        for size, one in cell(**seconds).items()
+    }
+
+
+def test_micro_batches_from_one_to_four_show_how_time_grows() -> None:
+    assert set(judge_cell(cell(m1=0.101, m2=0.199, m4=0.41, m8=0.83))) == {1, 2, 4, 8}
+    # From 2 to 4 is less.
+    assert judge_cell(cell_of_twelve(m2=0.2, m3=0.3, m4=0.4)) == {}
+    assert set(judge_cell(cell_of_twelve(m1=0.1, m2=0.2, m4=0.4))) == {1, 2, 4}
+    # A power of 0.3 is too steep, and one of 0.1 is not.
+    steep, flat = ({f"m{m}": m**power for m in (1, 2, 4)} for power in (0.3, 0.1))
+    assert set(judge_cell(cell(**steep))) == {1, 2, 4}
+    assert judge_cell(cell(**flat)) == {}
+
+
+def test_layouts_are_alike_to_a_billionth() -> None:
+    one = 0.5123456
+    assert set(judge_cell(cell(m1=0.41, m2=one, m4=one, m8=one * (1 + 0.7e-9)))) == {2, 4, 8}
+    assert judge_cell(cell(m1=0.41, m2=one, m4=one, m8=one * (1 + 1.5e-9))) == {}

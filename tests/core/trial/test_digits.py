@@ -15,6 +15,13 @@ from orchestrator.core.trial.digits import decimals, is_fine
         (1 / 1.923, 4096, False),  # 1.923 steps a second
         (4096 / 12000, 4096, False),  # 12,000 tokens a second
         (4096 / 12000, 4097, True),
+        # Four digits are few, and five are not; of the steps a second, of the time, of the rate.
+        (1 / 6234, 7, False),
+        (1 / 12345, 7, True),
+        (0.1234, 4096, False),
+        (0.12345, 4096, True),
+        (4096 / 1234, 4096, False),
+        (4096 / 12345, 4096, True),
     ],
 )
 def test_a_time_is_fine_if_neither_it_nor_a_rate_has_few_digits(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.problem.normal import normal_cdf
-from orchestrator.core.trial.drift import KEPT_WEIGHT, LEVEL_SD, STEP_SD, fit
+from orchestrator.core.trial.drift import fit
 from orchestrator.core.trial.drift_prior import prior
 from orchestrator.core.trial.run import Run
 
@@ -32,6 +32,9 @@ RUNS = {
 }
 ALL = [(key, run) for key, some in RUNS.items() for run in some]
 LAST = 3  # the first of the newest runs
+STEP_SD = 0.4  # of a step's logarithm
+LEVEL_SD = 3.0  # of a layout's
+KEPT_WEIGHT = 0.998  # of the likeliest hypotheses
 Y = np.log([run.step_seconds for _, run in ALL])
 
 
@@ -144,7 +147,7 @@ def test_runs_are_corrected_by_the_mean_drift_up_to_the_last_repeat(
 def test_layouts_take_what_a_gaussian_vector_says_of_them_given_the_runs(
     hypotheses: list[tuple[float, Hypothesis]],
 ) -> None:
-    means, variances, ahead = [], [], []
+    means, variances, apart, ahead = [], [], [], []
     last = ALL[LAST][1]
     for _, one in hypotheses:
         inverse = np.linalg.inv(one.whole(LEVEL_SD**2))
@@ -160,7 +163,8 @@ def test_layouts_take_what_a_gaussian_vector_says_of_them_given_the_runs(
         mean = Y.mean() + to @ inverse @ (Y - Y.mean())
         means.append(mean)
         variances.append(np.diag(after))
-        ahead.append((mean[0] - mean[1]) / sqrt(after[0, 0] + after[1, 1] - 2 * after[0, 1]))
+        apart.append(after[0, 0] + after[1, 1] - 2 * after[0, 1])
+        ahead.append((mean[0] - mean[1]) / sqrt(apart[-1]))
     weights = np.array([weight for weight, _ in hypotheses])
     mean = weights @ np.array(means)
     sd = np.sqrt(weights @ (np.array(variances) + (np.array(means) - mean) ** 2))
@@ -172,6 +176,10 @@ def test_layouts_take_what_a_gaussian_vector_says_of_them_given_the_runs(
     # Layout 1 is the faster: the other beats it so surely.
     assert faster[0] == 1.0
     assert faster[1] == pytest.approx(weights @ normal_cdf(np.array(ahead)), rel=1e-4)
+    by = np.array([one[1] - one[0] for one in means])
+    spread = np.array(apart) + (by - weights @ by) ** 2
+    assert estimate.ahead(1, 2) == pytest.approx((weights @ by, sqrt(weights @ spread)), rel=1e-4)
+    assert estimate.ahead(2, 1)[0] == pytest.approx(-estimate.ahead(1, 2)[0])
 
 
 def test_the_change_is_shown_by_the_layout_whose_runs_differ_most() -> None:

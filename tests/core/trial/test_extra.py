@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.trial.extra import MAX_BYTES, MAX_FIELDS, bounded_extra
+from orchestrator.core.trial.extra import MAX_BYTES, bounded_extra
 
 _ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
@@ -34,8 +34,8 @@ def test_numbers_that_json_does_not_have_become_unknown() -> None:
 
 
 def test_too_many_fields_and_too_large_ones_are_counted_and_not_kept() -> None:
-    many = bounded_extra({f"f{number}": number for number in range(MAX_FIELDS + 3)})
-    assert (len(many), many["dropped_fields"], many["f0"]) == (MAX_FIELDS + 1, 3, 0)
+    many = bounded_extra({f"f{number}": number for number in range(67)})
+    assert (len(many), many["dropped_fields"], many["f0"]) == (65, 3, 0)
     large = bounded_extra({"big": ["x" * 900] * 40, "small": 1})
     assert large == {"small": 1, "dropped_fields": 1}
     # Reading a result again, as each process on its way does, changes nothing.
@@ -55,9 +55,9 @@ def test_whatever_is_told_what_is_kept_can_be_stored(told: dict[str, Any]) -> No
 def test_a_whole_number_of_64_bits_is_kept_and_a_larger_one_is_a_float_or_unknown() -> None:
     largest = 2**63 - 1
     kept = bounded_extra(
-        {"a": largest, "b": -largest, "c": largest + 1, "d": 10**299, "e": 10**301}
+        {"a": largest, "b": -largest, "c": largest + 1, "d": 9 * 10**299, "e": 15 * 10**299}
     )
-    assert kept == {"a": largest, "b": -largest, "c": 2.0**63, "d": 1e299, "e": None}
+    assert kept == {"a": largest, "b": -largest, "c": 2.0**63, "d": 9e299, "e": None}
     assert [type(value) for value in kept.values()] == [int, int, float, float, type(None)]
 
 
@@ -72,6 +72,11 @@ def test_what_is_nested_more_than_six_deep_is_text() -> None:
         value = [value]
     kept = bounded_extra({"deep": value})["deep"]
     assert kept == [[[[[["[7]"]]]]]]
+    value = {"k": 7}
+    for _ in range(6):
+        value = {"k": value}
+    kept = bounded_extra({"deep": value})["deep"]
+    assert kept == {"k": {"k": {"k": {"k": {"k": {"k": "{'k': 7}"}}}}}}
 
 
 def test_fields_take_16_kib_together() -> None:
@@ -80,3 +85,12 @@ def test_fields_take_16_kib_together() -> None:
     kept = bounded_extra(told)
     assert len(kept) == 16 + 1
     assert kept["dropped_fields"] == 4
+
+
+def test_the_last_byte_of_16_kib_is_used() -> None:
+    """The braces take two of them, and a field has its own."""
+    texts = ["x" * 1000] * 16
+    rest = (16 << 10) - 2 - len(json.dumps({"a": [*texts, ""]}))
+    fits, too_long = ({"a": [*texts, "x" * length]} for length in (rest, rest + 1))
+    assert bounded_extra(fits) == fits
+    assert bounded_extra(too_long) == {"dropped_fields": 1}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.core.trial.failure_kinds import (
     OUT_OF_MEMORY_KINDS,
     POLICIES,
+    SUSPECT_KINDS,
     FailureKind,
     Fault,
     MemoryShortage,
@@ -17,6 +19,7 @@ from orchestrator.core.trial.failure_kinds import (
 )
 from orchestrator.core.trial.failures import (
     Evidence,
+    cause_order,
     classify,
     first_bad,
     is_out_of_memory,
@@ -942,3 +945,59 @@ RETRIES = {
 def test_what_the_layout_or_the_code_did_alone_is_not_tried_again(kind: FailureKind) -> None:
     most = RETRIES.get(kind, 0)
     assert [may_retry(kind, {kind: num}) for num in range(5)] == [num < most for num in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (127, "exit code 127"),
+        (128, "exit code 128"),
+        (129, "died of SIGHUP"),
+        (159, f"died of {signal.Signals(31).name}"),
+        (160, "exit code 160"),
+    ],
+)
+def test_a_shell_reports_signals_1_to_31_as_exit_codes(code: int, said: str) -> None:
+    assert classify(evidence(exit_code=code)).message.endswith(f" in start: {said}")
+
+
+def test_a_rank_of_which_nothing_is_told_failed_at_the_start() -> None:
+    found = Evidence(rank=3)
+    assert (found.step, found.phase, found.at_unix_seconds) == (0, "start", 0.0)
+
+
+def test_the_class_of_an_exception_is_named_unless_it_is_one_of_ours() -> None:
+    for exception, said in (
+        ("workloads.rank.ConfigRejected", ": tp 3"),
+        ("workloads.rank.Other", ": workloads.rank.Other: tp 3"),
+        ("mine.ConfigRejected", ": mine.ConfigRejected: tp 3"),
+    ):
+        found = classify(evidence(exception=exception, message="tp 3"))
+        assert found.message.endswith(f" in start{said}")
+
+
+def test_a_request_to_end_explains_nothing_that_failed_besides() -> None:
+    crashed = classify(evidence(exception="ValueError", message="x"))
+    cancelled = replace(crashed, kind=K.CANCELLED)
+    assert cause_order(crashed, 9.0) < cause_order(cancelled, 1.0)
+
+
+def test_texts_of_a_failure_have_their_lengths() -> None:
+    noted = classify(evidence(noted_out_of_memory=True, exception="E", message="x" * 2000))
+    assert len(noted.evidence) == 1000
+    felt = classify(evidence(xids=[79], log_tail="y" * 2000))
+    assert felt.evidence.count("y") == 300
+    line = classify(evidence(log_tail="CUDA out of memory" + "z" * 2000))
+    assert len(line.evidence) == 1000
+
+
+def test_a_bad_result_is_the_cause_only_of_a_rank_that_ended_well() -> None:
+    assert classify(evidence(exit_code=0, bad_result="no steps")).kind is K.BAD_RESULT
+    assert classify(evidence(exit_code=1, bad_result="no steps")).kind is K.USER_ERROR
+    assert classify(evidence(exit_code=0)).kind is K.USER_ERROR
+
+
+def test_a_machine_is_suspected_of_its_own_faults_and_of_hangs() -> None:
+    of_machines = {kind for kind in K if POLICIES[kind].fault is Fault.MACHINE}
+    assert of_machines | {K.HUNG, K.START_TIMEOUT} == SUSPECT_KINDS
+    assert not MemoryShortage().is_reported

@@ -101,3 +101,22 @@ def test_without_packages_on_either_side_nothing_is_unknown() -> None:
     )
     assert not completes(with_cuda, without)
     assert changes(without, with_cuda) == "cuda 13.0 added"
+
+
+def test_eight_changes_are_named_and_of_nine_one_is_counted() -> None:
+    before = fingerprint(**{f"NCCL_{number}": "1" for number in range(9)})
+    for num, end in ((8, "NCCL_7 1 -> 2"), (9, "NCCL_7 1 -> 2, and 1 more")):
+        values = {f"NCCL_{number}": "2" if number < num else "1" for number in range(9)}
+        assert changes(before, fingerprint(**values)).endswith(end)
+
+
+def test_settings_that_were_not_recorded_are_no_change() -> None:
+    assert changes(fingerprint(), fingerprint(NCCL_ALGO="Ring")) == ""
+    assert changes(fingerprint(NCCL_ALGO="Ring"), fingerprint()) == ""
+
+
+def test_the_code_is_the_commit_and_what_is_not_committed() -> None:
+    one = fingerprint()
+    assert one.has_code_of(fingerprint(NCCL_ALGO="Ring"))
+    for change in ({"git_sha": "4567"}, {"dirty_diff_digest": "x"}):
+        assert not one.has_code_of(one.model_copy(update=change))

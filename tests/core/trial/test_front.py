@@ -159,3 +159,19 @@ def test_a_front_takes_one_round_of_repeats_and_further_rounds_of_what_is_tied(
 ) -> None:
     found = most_repeats(num_on, num_possible, contenders=contenders, repeats=repeats, done=done)
     assert found == most
+
+
+def test_a_layout_that_adds_less_than_a_thousandth_is_minor() -> None:
+    """0.01 more free memory, at 7.5 or 3.5 % of the speed, on top of half of the unit square."""
+    for speed, minor in ((7.5, frozenset()), (3.5, frozenset({2}))):
+        some = [point(1, 100, 0.5), point(2, speed, 0.51)]
+        assert minor_of(front_of(some, BOTH), some, BOTH) == minor
+
+
+def test_a_repeat_under_way_is_as_good_as_done() -> None:
+    found = next_to_repeat(FRONT, num_repeats={2: 1, 3: 1}, contenders=3, repeats=1, under_way=[1])
+    assert found is None
+
+
+def test_no_repeat_is_done_unless_it_is_told() -> None:
+    assert most_repeats(2, 1, contenders=1, repeats=1) == 3

@@ -19,7 +19,7 @@ def test_a_difference_may_cut_an_interval_into_parts() -> None:
 
 
 def test_a_window_cuts_what_sticks_out() -> None:
-    assert within([(0, 5), (4, 6), (8, 20)], (4, 10)) == [(4, 5), (4, 6), (8, 10)]
+    assert within([(0, 4), (0, 5), (4, 6), (8, 20), (10, 12)], (4, 10)) == [(4, 5), (4, 6), (8, 10)]
 
 
 _intervals = some.lists(

@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.core.trial.lifecycle import (
     INITIAL,
+    INVALIDATABLE,
     TERMINAL,
     TRANSITIONS,
     UNDER_WAY,
@@ -93,3 +94,12 @@ def test_the_picture_shows_every_transition() -> None:
         for (state, event), target in TRANSITIONS.items()
     )
     assert all(f"    {state} --> [*]" in picture for state in TERMINAL)
+
+
+def test_whatever_has_ended_can_be_withdrawn() -> None:
+    assert {state.value for state in INVALIDATABLE} == {
+        "measured",
+        "out_of_memory",
+        "failed",
+        "pruned",
+    }

@@ -78,3 +78,93 @@ def _with_reads(num: int) -> RankResult:
     return RankResult(
         step_seconds=[0.1] * (2 * num), seen=ProgramSeen(seconds=num + 1, reads=list(reads()))
     )
+
+
+def groups_of(
+    lines: Sequence[int], *, told: float, gaps: Sequence[float] | None = None
+) -> LineGroups | None:
+    """The groups of a program that writes so many lines at once, a second after the others.
+
+    It is looked at 0.05 s before they are seen. The first lines begin the first group.
+    """
+    at, num, reads = 0.0, 0, []
+    for gap, more in zip(gaps or [1.0] * len(lines), lines, strict=True):
+        at, num = at + gap, num + more
+        reads.append(LinesRead(after=at - 0.05, at=at, num_steps=num))
+    return LineGroups.of(
+        RankResult(step_seconds=[told] * num, seen=ProgramSeen(seconds=at, reads=reads))
+    )
+
+
+def test_groups_have_their_interval_and_what_their_lines_report() -> None:
+    found = groups_of([5] * 10, told=0.1)
+    assert found is not None
+    assert (found.are_held_back, found.num_lines) == (True, 5)
+    assert (found.every, found.told) == pytest.approx((1.0, 0.5))
+
+
+@pytest.mark.parametrize(("num", "most"), [(4, 0), (5, 1), (8, 1), (9, 2)])
+def test_a_quarter_of_the_intervals_may_have_pauses(num: int, most: int) -> None:
+    for pauses in (most, most + 1):
+        gaps = [1.0] + [10.0] * pauses + [1.0] * (num - pauses)
+        found = groups_of([5] * (num + 1), told=0.1, gaps=gaps)
+        assert found is not None
+        if pauses == most:
+            assert found.every == pytest.approx((num + 9 * pauses) / num)
+        else:
+            assert found.every is None
+
+
+def test_intervals_of_which_some_are_twice_as_long_are_not_regular() -> None:
+    found = groups_of([5] * 9, told=0.1, gaps=[1.0, *[1.0, 2.4] * 4])
+    assert found is not None and found.every is None
+
+
+@pytest.mark.parametrize(
+    ("told", "is_held_back"),
+    # The second line of a pair ends with the first in a look of 0.05 s by chance; twice.
+    [(0.03, False), (0.038, False), (0.04, True), (0.06, True)],
+)
+def test_lines_are_held_back_if_chance_explains_them_in_less_than_one_of_twenty(
+    told: float, *, is_held_back: bool
+) -> None:
+    found = groups_of([2, 2, 2], told=told)
+    assert found is not None and found.are_held_back is is_held_back
+
+
+@pytest.mark.parametrize(("num_single", "is_judged"), [(8, True), (9, False)])
+def test_half_of_the_lines_come_in_groups_or_nothing_is_judged(
+    num_single: int, *, is_judged: bool
+) -> None:
+    found = groups_of([1, *[2] * 4, *[1] * num_single], told=0.001)
+    assert (found is not None) is is_judged
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_judged"), [([2, 2, 2, 2], True), ([2, 3, 2, 3], True), ([3, 3, 3, 3], False)]
+)
+def test_times_after_at_most_two_and_a_half_lines_are_part_of_a_step(
+    sizes: list[int], *, is_judged: bool
+) -> None:
+    """Lines that may come together by chance: a pause after every third of them is believed."""
+    gaps = [1.0, *[size / 2 for size in sizes]]
+    found = groups_of([1, *sizes], told=0.001, gaps=gaps)
+    assert found is not None and not found.are_held_back
+    assert (found.every is not None) is is_judged
+
+
+def test_reads_that_follow_each_other_are_one_group() -> None:
+    """The first of these has lines in two reads: the next comes a second after the last."""
+    ends = [(0.95, 1.0), (1.0, 1.05), *[(place + 1.0, place + 1.05) for place in range(1, 5)]]
+    reads = [
+        LinesRead(after=after, at=at, num_steps=5 * (place + 1))
+        for place, (after, at) in enumerate(ends)
+    ]
+    result = RankResult(step_seconds=[0.1] * 30, seen=ProgramSeen(seconds=9.0, reads=reads))
+    found = LineGroups.of(result)
+    assert found is not None and found.every == pytest.approx(1.0)
+
+
+def test_of_more_than_400_reads_some_are_left_out() -> None:
+    assert LineGroups.of(_with_reads(400)) is not None
+    assert LineGroups.of(_with_reads(401)) is None

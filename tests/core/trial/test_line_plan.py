@@ -35,6 +35,12 @@ def test_half_of_the_lines_are_timed_in_any_case(of_timing: int | None, num: int
     assert plan().num_warmup(timing) == num
 
 
+def test_a_plan_without_warm_up_has_none_until_lines_show_more() -> None:
+    bare = replace(plan(), least_warmup=0)
+    for of_timing, num in ((None, 0), (1, 1)):
+        assert bare.num_warmup(replace(begin(GPU), num_warmup=of_timing)) == num
+
+
 def test_a_program_ends_early_unless_later_lines_could_show_more() -> None:
     even, uneven = [1.0] * 11, [1.0] * 10 + [9.0]
     timing = replace(begin(GPU), num_warmup=3, is_enough=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import log, sqrt
 
 import pytest
@@ -13,6 +14,7 @@ from orchestrator.core.trial.machine_load import (
     MachineLoad,
     disturbance_text,
     is_disturbed,
+    most_slowdown,
     of_gang,
     relative_sd,
 )
@@ -69,11 +71,20 @@ def cpu(own: float, others: float, cores: float = 2.0, sweep: float = 0.0) -> Ma
         # Half of the time at 0.8 of the clock, and once above the usual clock.
         (MachineLoad(gpu_clock_ratio=0.8, gpu_throttled_fraction=0.5), 1 + 0.5 * 0.25),
         (MachineLoad(gpu_clock_ratio=1.25, gpu_throttled_fraction=0.5), 1.0),
-        (MachineLoad(gpu_throttled_fraction=0.05), 1.0),
+        (MachineLoad(gpu_throttled_fraction=0.1), 1.0),
+        # Hardware halves the clock at least, if nobody read it.
+        (MachineLoad(gpu_throttled_fraction=0.5), 1.5),
+        # A tenth of the cores is not noticed.
+        (cpu(own=18.0, others=2.0, cores=20.0), 1.0),
+        (cpu(own=17.0, others=3.0, cores=20.0), 20 / 17),
+        # The cores of others, or all cores, were not read.
+        (MachineLoad(cpu_cores=2.0, own_cpu_cores=1.0), 1.0),
+        (MachineLoad(own_cpu_cores=1.0, others_cpu_cores=1.0), 1.0),
     ],
 )
 def test_a_load_widens_by_what_it_may_have_slowed_down(load: MachineLoad, slowdown: float) -> None:
     assert relative_sd(load) == pytest.approx(log(slowdown) / sqrt(12))
+    assert most_slowdown(load) == pytest.approx(slowdown)
     assert is_disturbed(load) is (slowdown > 1) is (disturbance_text(load) is not None)
 
 
@@ -114,8 +125,21 @@ def test_of_a_gang_the_node_counts_where_others_disturbed_most_and_the_worst_dev
     )
     found = of_gang([quiet, NO_LOAD, busy])
     assert (found.others_cpu_cores, found.cpu_cores, found.gpu_clock_ratio) == (1.0, 2.0, 0.5)
-    assert of_gang([NO_LOAD, NO_LOAD]) is NO_LOAD
+    assert of_gang([NO_LOAD, NO_LOAD, MachineLoad()]) is NO_LOAD
     assert of_gang([quiet]) is quiet
+
+
+def test_of_nodes_that_nobody_slowed_the_one_counts_whose_cores_others_used_most() -> None:
+    unread, used = MachineLoad(cpu_cores=8.0), cpu(own=1.0, others=0.5, cores=8.0)
+    for loads in ([unread, used], [used, unread]):
+        assert of_gang(loads).others_cpu_cores == 0.5
+
+
+def test_the_slowdowns_of_cores_and_of_devices_multiply() -> None:
+    both = replace(cpu(own=1.0, others=1.0), foreign_gpu_processes=1, gpu_throttled_fraction=0.5)
+    assert most_slowdown(both) == pytest.approx(2.0 * 2.0 * 1.5)
+    parts = (2.0, 2.0, 1.5)
+    assert relative_sd(both) == pytest.approx(sqrt(sum(log(most) ** 2 for most in parts) / 12))
 
 
 def test_a_load_survives_the_spool_and_a_spool_of_before_has_none() -> None:

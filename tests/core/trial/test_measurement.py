@@ -301,3 +301,23 @@ def test_numbers_of_a_trial_that_was_ended_early_are_bounds() -> None:
     assert not found.confident
     assert found.unsteady is None
     assert why(found) == Unsure.ENDED_EARLY
+
+
+def test_a_range_of_quartiles_lies_between_the_steps_of_each_half() -> None:
+    """From two to four, of one to five seconds; half of what is between two numbers."""
+    assert summarise_steps([5.0, 1.0, 2.0, 4.0, 3.0]).iqr == pytest.approx(2.0)
+    assert summarise_steps([1.0, 3.0]).iqr == pytest.approx(1.0)
+    assert summarise_steps([7.0]).iqr == 0.0
+
+
+def test_the_kernel_of_attention_is_the_first_that_a_rank_tells() -> None:
+    silent, one, other = (
+        result(1.0, attention_kernel=name) for name in (None, "flash", "efficient")
+    )
+    assert measured(silent, one, other).attention_kernel == "flash"
+    assert measured(silent).attention_kernel is None
+
+
+def test_six_steps_have_an_interval() -> None:
+    assert relative_confidence([1.0] * 5) is None
+    assert relative_confidence([1.0] * 6) == 0.0

@@ -142,3 +142,56 @@ def test_a_part_with_many_changes_is_cut_where_equally_many_were_made() -> None:
     live_bytes = [sum(one.num_bytes.values()) for one in moments]
     num = MOMENTS_PER_STEP // 2
     assert live_bytes == [1000 // num * (number + 1) for number in range(num)]
+
+
+def test_many_micro_batches_share_moments_of_equally_many_parts() -> None:
+    """40 parts in 18 moments at most: three in each, named by the last; it has the most bytes."""
+    marks = [Mark(at=i, step=1, part=(FORWARD, BACKWARD)[i % 2]) for i in range(40)]
+    allocations = [
+        Allocation(num_bytes=i + 1, made_at=i + 0.5, freed_at=i + 0.75, kind=MemoryKind.TEMPORARIES)
+        for i in range(40)
+    ]
+    moments = timeline(allocations, marks, end=40)
+    last_ones = [*range(2, 40, 3), 39]
+    assert [(one.part, sum(one.num_bytes.values())) for one in moments] == [
+        (marks[i].part, i + 1) for i in last_ones
+    ]
+
+
+def test_each_step_has_its_own_moments_and_activations() -> None:
+    marks = [
+        Mark(at=0, step=1, part=FORWARD),
+        Mark(at=10, step=1, part=BACKWARD),
+        Mark(at=20, step=2, part=FORWARD),
+        Mark(at=30, step=2, part=BACKWARD),
+    ]
+    before = Allocation(num_bytes=1, made_at=-1)
+    kept = [Allocation(num_bytes=4, made_at=at, freed_at=at + 12) for at in (3, 23)]
+    gone = Allocation(num_bytes=2, made_at=4, freed_at=10)
+    later = Allocation(num_bytes=8, made_at=14, freed_at=25)
+    moments = timeline([before, *kept, gone, later], marks, end=40)
+    assert [one.step for one in moments] == sorted(one.step for one in moments)
+    for step in (1, 2):
+        own = [one for one in moments if one.step == step]
+        assert [one.part for one in own] == sorted((one.part for one in own), reverse=True)
+        assert most(own, FORWARD, MemoryKind.ACTIVATIONS) == 4
+    # Made before all steps, freed as the forward pass ended, or made in a backward pass.
+    first = [one for one in moments if one.step == 1]
+    assert most(first, FORWARD, MemoryKind.TEMPORARIES) == 1 + 2
+    assert most(first, BACKWARD, MemoryKind.TEMPORARIES) == 1 + 8
+
+
+def test_a_note_counts_for_what_is_freed_at_its_time() -> None:
+    entries = [
+        {"action": "alloc", "addr": 16, "size": 8, "time_us": 1},
+        {"action": "free_completed", "addr": 16, "size": 8, "time_us": 5},
+        {"action": "alloc", "size": 4, "time_us": 6},
+    ]
+    notes = [
+        Note(at=5, kind=MemoryKind.GRADIENTS, addresses=[16]),
+        Note(at=7, kind=MemoryKind.OPTIMIZER, addresses=[0]),
+    ]
+    assert allocations_of_history(entries, before={}, notes=notes) == [
+        Allocation(num_bytes=8, made_at=1.0, freed_at=5.0, kind=MemoryKind.GRADIENTS),
+        Allocation(num_bytes=4, made_at=6.0, kind=MemoryKind.OPTIMIZER),
+    ]

@@ -6,7 +6,12 @@ import math
 
 import pytest
 
-from orchestrator.core.trial.printed_numbers import PaceUnit, number_of, step_seconds_of
+from orchestrator.core.trial.printed_numbers import (
+    BYTES_OF,
+    PaceUnit,
+    number_of,
+    step_seconds_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +29,9 @@ from orchestrator.core.trial.printed_numbers import PaceUnit, number_of, step_se
         ("9.46GiB", 9.46 * 2**30),
         (" 49.66 GiB ", 49.66 * 2**30),
         ("6406.00MB", 6406e6),
+        ("6406kB", 6406e3),
+        ("6406KiB", 6406 * 1024),
+        ("9" * 100, 1e100),
         ("1.825991E+00", 1.825991),
         ("-.5", -0.5),
         ("3.", 3.0),
@@ -68,3 +76,18 @@ def test_each_unit_tells_the_same_step_of_half_a_second(number: float, unit: str
 def test_no_step_takes_such_a_time(number: float) -> None:
     for unit in PaceUnit:
         assert step_seconds_of(number, unit, tokens_per_step=1, world_size=1) is None
+
+
+def test_units_of_memory_are_powers_of_1000_or_of_1024() -> None:
+    assert BYTES_OF == {
+        "B": 1,
+        "kB": 10**3,
+        "KB": 10**3,
+        "MB": 10**6,
+        "GB": 10**9,
+        "TB": 10**12,
+        "KiB": 2**10,
+        "MiB": 2**20,
+        "GiB": 2**30,
+        "TiB": 2**40,
+    }

@@ -16,6 +16,11 @@ from orchestrator.core.trial.python_command import PythonCommand, python_command
         (["python", "-Wignore:from tqdm", "a.py"], PythonCommand(script="a.py", arguments=[])),
         (["pypy3", "-um", "tool", "a.py"], PythonCommand(module="tool", arguments=["a.py"])),
         (["python", "-m", None, "a.py"], PythonCommand(arguments=["a.py"])),
+        (
+            ["python", "-u", "-m", "tool", "a", "b"],
+            PythonCommand(module="tool", arguments=["a", "b"]),
+        ),
+        (["python", "-u", "-m"], PythonCommand(arguments=[])),
         (["python", "-c", "import torch", "a.py"], PythonCommand()),
         (["python", "-cimport torch", "a.py"], PythonCommand()),
         (["python", "-"], PythonCommand()),

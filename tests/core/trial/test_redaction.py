@@ -184,3 +184,16 @@ def test_a_line_of_a_key_is_a_secret_from_eight_characters_on() -> None:
     secrets = Secrets({"KEY": "-----BEGIN-----\n12345678\n1234567"})
     assert secrets.redact("a 12345678 b") == "a *** b"
     assert secrets.redact("a 1234567 b") == "a 1234567 b"
+
+
+def test_a_line_without_an_end_is_held_back_up_to_64_kib() -> None:
+    """Three characters are a secret behind their name, which may be anywhere in the line."""
+    stream = SecretStream(Secrets({"PW": "abc"}))
+    assert stream.take(b"." * 65_536) == b""
+    assert stream.take(b".") == b"."
+    assert stream.close() == b"." * 65_536
+
+
+def test_an_empty_value_is_no_secret_and_holds_nothing_back() -> None:
+    secrets = Secrets({"PW": "", "TOKEN": TOKEN})
+    assert SecretStream(secrets).take(b"step 1 of 2.") == b"step 1 of 2."

@@ -97,3 +97,15 @@ def test_an_out_of_memory_is_classified_with_its_part() -> None:
     killed = classify(Evidence(rank=0, exit_code=137, num_oom_kills=1, phase="steady"))
     parts = [failure.memory and failure.memory.step_part for failure in (noted, printed, killed)]
     assert parts == [StepPart.BACKWARD, StepPart.OPTIMIZER, None]
+
+
+def test_of_tracebacks_that_are_not_about_memory_the_last_counts() -> None:
+    some = (traceback(frames).replace("out of memory", "wrong") for frames in (BACKWARD, FORWARD))
+    text = "".join(some).replace("torch.OutOfMemoryError", "RuntimeError")
+    assert step_part(text, phase="steady") is StepPart.FORWARD
+
+
+def test_a_function_of_the_user_s_is_no_backward_pass_whatever_its_name() -> None:
+    for name in ("grad", "backward"):
+        frames = [("/home/me/train.py", name), *FORWARD]
+        assert step_part(traceback(frames), phase="steady") is StepPart.FORWARD

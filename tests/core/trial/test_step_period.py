@@ -79,3 +79,37 @@ def test_steps_are_uneven_if_their_mean_is_far_above_their_median(
 ) -> None:
     """The limit is a mean of 1.5: (9 + 6) / 10."""
     assert are_uneven([1.0] * 9 + [long]) is is_told
+
+
+@pytest.mark.parametrize(
+    ("num", "longs", "period"),
+    [
+        # Two long steps are enough if the first is at the end of a whole period.
+        (9, {3: 3.0, 7: 3.0}, 4),
+        (8, {3: 3.0, 7: 3.0}, None),
+        (45, {10: 3.0, 30: 3.0}, None),
+        # The third step is never long.
+        (9, {2: 3.0, 5: 3.0, 8: 3.0}, None),
+        (20, {2: 3.0, 6: 3.0, 12: 3.0, 18: 3.0}, 6),
+        # Three are enough, of any length.
+        (11, {3: 0.03, 6: 0.03, 9: 0.03}, 3),
+        (20, {6: 3.0, 12: 5.0, 18: 9.0}, 6),
+        # A period has three to 64 steps.
+        (13, {3: 3.0, 5: 3.0, 7: 3.0, 9: 3.0, 11: 3.0}, None),
+        (192, {63: 3.0, 127: 3.0, 191: 3.0}, 64),
+        (195, {64: 3.0, 129: 3.0, 194: 3.0}, None),
+        # One other step for four long ones; and any of less than half of their time.
+        (24, {5: 3.0, 8: 3.0, 11: 3.0, 17: 3.0, 23: 3.0}, 6),
+        (53, {9: 0.1, 19: 0.1, 29: 0.1, 39: 0.1, 49: 0.1, 12: 0.04, 25: 0.04, 33: 0.04}, 10),
+    ],
+)
+def test_steps_have_a_period_from_the_fewest_that_show_one(
+    num: int, longs: dict[int, float], period: int | None
+) -> None:
+    found = period_of([longs.get(place, 0.01) for place in range(num)])
+    assert (None if found is None else found.num_steps) == period
+
+
+def test_long_steps_are_even_whatever_their_unit() -> None:
+    assert not are_uneven([2.0] * 9 + [11.9])
+    assert are_uneven([2.0] * 9 + [12.1])

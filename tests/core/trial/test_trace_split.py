@@ -122,6 +122,17 @@ def test_a_message_that_takes_longer_than_the_fastest_waited_for_its_stage() -> 
     assert parts(found) == {"matmul": 30, "exposed_pp": 30, "bubble": 30, "idle": 10}
 
 
+def test_a_message_takes_as_long_wherever_in_the_step_it_is() -> None:
+    message = {"In msg nelems": 4096}
+    found = of(
+        kernel(GEMM, 0, 30),
+        nccl(30, 40, "pp", "SendRecv", **message),
+        nccl(40, 80, "pp", "SendRecv", **message),
+        kernel(GEMM, 80, 100),
+    )
+    assert parts(found) == {"matmul": 50, "exposed_pp": 20, "bubble": 30}
+
+
 def test_a_small_message_needs_no_longer_than_a_larger_one() -> None:
     # 8192 elements took 10, so 16 of the 26 for 4 elements were waiting.
     found = of(
@@ -248,7 +259,8 @@ def test_threads_of_gloo_tell_the_axis_and_messages_are_the_pipelines() -> None:
         (["aten::_scaled_dot_product_attention_math"], AttentionKernel.MATH),
         (["aten::_scaled_dot_product_cudnn_attention"], AttentionKernel.FUSED),
         (["aten::_scaled_dot_product_efficient_attention"], AttentionKernel.FUSED),
-        (["aten::bmm", "aten::_softmax"], AttentionKernel.EAGER),
+        (["aten::bmm", "aten::_softmax", "aten::add"], AttentionKernel.EAGER),
+        (["aten::bmm"], None),
         (["aten::mm", "aten::_log_softmax"], None),
     ],
 )
@@ -356,14 +368,78 @@ def test_each_moment_has_the_first_kind_that_runs(rows: list[Any]) -> None:
 
 
 def test_a_launch_that_takes_less_than_five_usual_ones_is_the_host_s_work() -> None:
-    """The usual ones take 2, one takes 9; the one of 11 waited for 9."""
+    """The usual ones take 2, others take 9 and 10; the one of 11 waited for 9."""
     found = of(
         *(launch(at, at + 2, at) for at in (1, 4, 7, 10)),
         launch(20, 29, 20),
         launch(40, 51, 40),
+        launch(60, 70, 60),
         kernel(GEMM, 0, 100, 1),
     )
     assert found.host == 100_000 - 9_000
+
+
+def test_calls_without_a_usual_launch_all_wait_for_the_device() -> None:
+    found = of(launch(10, 20, 0, "cudaMemcpyAsync"), kernel(GEMM, 0, 100, 1))
+    assert found.host == 100_000 - 10_000
+
+
+def test_what_only_touches_the_steps_is_no_kernel_of_theirs() -> None:
+    for row in (kernel, host):
+        found = of(*(row("aten::mm", at, at + 100) for at in (-100, 0, 100)))
+        assert (found.num_kernels, found.median_kernel) == (1, 100_000)
+
+
+def test_a_launch_as_the_optimizer_begins_is_its_own_and_one_as_it_ends_is_not() -> None:
+    found = of(
+        annotation("Optimizer.step#AdamW.step", 10, 20),
+        launch(10, 11, 1),
+        launch(20, 21, 2),
+        kernel(ADD, 0, 40, 1),
+        kernel(ADD, 40, 100, 2),
+    )
+    assert parts(found) == {"optimizer": 40, "other_kernels": 60}
+
+
+def test_the_five_longest_unknown_kernels_are_named() -> None:
+    found = of(*(kernel(f"mystery_{lasts}", lasts * 10, lasts * 11) for lasts in range(1, 7)))
+    assert found.unknown == [(f"mystery_{lasts}", lasts * 1000) for lasts in (6, 5, 4, 3, 2)]
+
+
+def test_an_unknown_operation_that_another_fills_has_no_time() -> None:
+    assert of(host("mine::special", 10, 60), host("aten::mm", 10, 60)).unknown == []
+
+
+def test_a_thread_may_communicate_as_long_as_the_annotation_of_its_axis() -> None:
+    found = of(
+        annotation("sweep::axis::tp", -40, -30),
+        annotation("gloo:all_reduce", -40, -30, thread=5),
+        annotation("an annotation of the user", -20, -10),
+        annotation("gloo:all_reduce", -20, -10, thread=6),
+        annotation("gloo:all_gather", 0, 10, thread=5),
+        annotation("gloo:all_gather", 10, 30, thread=6),
+    )
+    assert parts(found) == {"exposed_tp": 10, "exposed_other": 20, "host_bound": 70}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "more"),
+    [
+        ("SendRecv", "SendRecv", {"Collective name": "recv"}),
+        # The kernel's own name counts where none is given.
+        ("SendRecv_A", "SendRecv_B", {}),
+    ],
+)
+def test_a_message_is_compared_with_those_of_its_kind_alone(
+    one: str, other: str, more: dict[str, str]
+) -> None:
+    sent = dict.fromkeys(more, "send")
+    found = of(
+        nccl(0, 10, "pp", one, **{"In msg nelems": 4, **sent}),
+        nccl(20, 60, "pp", other, **{"In msg nelems": 4, **more}),
+        kernel(GEMM, 60, 100),
+    )
+    assert parts(found) == {"matmul": 40, "exposed_pp": 50, "idle": 10}
 
 
 def test_the_host_s_time_is_that_of_the_steps_wherever_they_begin() -> None:
