@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MAX_TIED_SHOWN = 8
 # The spread of runs without drift and load is named if the whole spread is this many times larger.
 LARGER_SPREAD = 1.5
+# Repeats have shown the spread without drift and load once its logarithm is so far from the
+# assumed one's.
+SHOWN_BY_REPEATS = 0.2
 # Standard deviations of one run: no two runs of one layout are so far apart.
 CLEARLY = 4.0
 
@@ -43,15 +46,15 @@ class Compared:
 
 DRIFT_TITLES = ("without drift", "±95%")
 OTHER_ORDER = (
-    "The order is that of speeds without drift and the load of others; the other numbers are as"
-    " they were measured"
+    "The order is that of speeds without drift and the load of others, by all runs of a layout; the"
+    " other numbers are those of one run, as it was measured"
 )
 OTHER_LEAD = (
     "The lead is that of speeds without drift and the load of others, by all runs of a layout; the"
     " other numbers are those of one run"
 )
 # Less than this, relative, and the lead in words agrees with that of the measured speeds.
-SAME_LEAD = 0.02
+SAME_LEAD = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +151,7 @@ def rank_cell(
         more = " and others" if len(verdict.tied) > MAX_TIED_SHOWN else ""
         text = f"No single winner: trials {tied}{more} are tied; {varies}"
         text += assumed_text(verdict) + why_tied(verdict, rows)
-        text += ", and with that any of them could be the fastest"
+        text += ", and with that any of the tied could be the fastest"
         text += difference_text(verdict, confirmation.num_runs)
     elif len(rows) == 1:
         text = (
@@ -193,14 +196,19 @@ def _compared(row: TrialRow, interval: tuple[float, float]) -> Compared:
 
 def varies_text(verdict: Verdict) -> str:
     """Say how much runs of one layout vary."""
-    from orchestrator.core.trial.winner import USUAL_VARIATION  # numpy
+    # They need numpy.
+    from orchestrator.core.trial.drift_prior import ASSUMED_RUN_SD
+    from orchestrator.core.trial.winner import USUAL_VARIATION
 
     if verdict.spread is None:
         return f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
     repeats = show.counted(verdict.num_repeats, "repeat")
     text = f"runs of one layout vary by {show.variation(verdict.spread)} ({repeats})"
     if verdict.spread > LARGER_SPREAD * verdict.run_sd:
-        text += f", and by {verdict.run_sd:.1%} without drift and the load of others"
+        found = f"; {verdict.run_sd:.1%} is assumed"
+        if abs(log(verdict.run_sd / ASSUMED_RUN_SD)) > SHOWN_BY_REPEATS:
+            found = f", and by {verdict.run_sd:.1%}"
+        text += f"{found} without drift and the load of others"
     return text
 
 
@@ -249,8 +257,8 @@ def _drift_text(change: SpeedChange) -> str:
     return (
         f"The machine drifted: trial {change.key} took {show.step_time(change.first_seconds)} at"
         f" first and {show.step_time(change.then_seconds)} {later}; layouts are"
-        f" compared without drift, which corrects runs by up to {change.largest_correction:.0%} and"
-        " widens their intervals"
+        " compared by all of their runs, and without drift: that corrects a run by up to"
+        f" {change.largest_correction:.0%} and widens the intervals"
     )
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.core.problem.layout import Layout, RecomputeMode
 from orchestrator.core.trial.machine_load import is_disturbed
 
 if TYPE_CHECKING:
@@ -26,12 +27,7 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
     """
     tied = [trial for trial in ranking.leading if trial.id in ranking.tied]
     near = [row for row in tied if _slowness(row, ranking) <= NEARLY_AS_FAST]
-    # The first of equals is the fastest.
-    simplest = min(near, key=lambda row: row.layout.num_techniques)
-    whose = (
-        "of them" if len(near) == len(tied) else "of those that were nearly as fast as the first"
-    )
-    take = f"take trial {simplest.id}, the simplest {whose}"
+    take = _simplest(near, is_all=len(near) == len(tied))
     # A table of measured runs has no more of them.
     confirm = json.loads(sweep.spec_json).get("search", {}).get("confirm")
     if confirm is None or sweep.conditions.get("workload") == "replay":
@@ -44,7 +40,8 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
         rounded = int(float(f"{num_runs:.2g}"))
         return (
             f"About {rounded:,} runs of each of the first two would be needed to see which is"
-            f" faster, more than search.confirm allows: {', or '.join([*quieter, take])}"
+            f" faster, more than the {1 + MOST_REPEATS} that search.confirm allows:"
+            f" {', or '.join([*quieter, take])}"
         )
     wanted = {
         "repeats": min(
@@ -56,9 +53,7 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
     ways = []
     if keys:
         simulate = " --simulate" if sweep.is_simulated else ""
-        about = (
-            f"; about {num_runs} runs of each of the first two may be enough" if num_runs else ""
-        )
+        about = "" if num_runs is None else _enough(num_runs, most=1 + wanted["repeats"])
         if (key := _key_of_spent_budget(stop_reason)) is not None:
             about += f"; {key} is spent, so raise it, too"
         ways.append(f"repeat them more often (sweep run FILE{simulate} {' '.join(keys)}{about})")
@@ -66,6 +61,28 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
     if not ways:
         return f"To choose one: {take}"
     return f"To decide between them, {', or '.join(ways)}; or {take}"
+
+
+def _simplest(near: Sequence[TrialRow], *, is_all: bool) -> str:
+    """Return the advice to take the simplest of these; `is_all`: of all that are tied."""
+    if len(near) == 1:
+        return f"take trial {near[0].id}, the first: no other was nearly as fast"
+    # The first of equals is the fastest.
+    simplest = min(near, key=lambda row: _complexity(row.layout))
+    whose = "of them" if is_all else "of those that were nearly as fast as the first"
+    return f"take trial {simplest.id}, the simplest {whose}"
+
+
+def _complexity(layout: Layout) -> tuple[int, int]:
+    """Return what orders layouts by simplicity: their techniques, then what they recompute."""
+    return layout.num_techniques, list(RecomputeMode).index(layout.recompute.mode)
+
+
+def _enough(num_runs: int, *, most: int) -> str:
+    """Say how many runs may be enough; `most`: those that the options allow."""
+    if num_runs >= most:
+        return f"; about {num_runs} runs of each of the first two may be enough"
+    return f"; that is up to {most} runs of each, and about {num_runs} of the first two may do"
 
 
 def _slowness(row: TrialRow, ranking: Ranking) -> float:

@@ -289,7 +289,8 @@ USUALLY = "runs of one layout usually vary by 1 to 4 % (nothing was repeated her
         (ONCE, f"Trial 1 is ahead after one run; {USUALLY}; not confirmed by another"),
         (
             {1: [(1.0, 0)], 2: [(1.01, 1)]},
-            f"No single winner: trials 1, 2 are tied; {USUALLY}, and with that any of them could",
+            f"No single winner: trials 1, 2 are tied; {USUALLY}, and with that any of the tied"
+            " could be the fastest",
         ),
         (
             REPEATED,

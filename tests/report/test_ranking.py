@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from db.store import Store
@@ -13,12 +15,13 @@ from orchestrator.report.ranking import (
     assumed_text,
     difference_text,
     rank_cell,
+    varies_text,
 )
 from tests.db.builders import measure_runs
 
 
-def run(seconds: float, load_sd: float = 0.0) -> Run:
-    return Run(step_seconds=seconds, relative_confidence=0.001, load_sd=load_sd)
+def run(seconds: float, load_sd: float = 0.0, at: float | None = None) -> Run:
+    return Run(step_seconds=seconds, relative_confidence=0.001, load_sd=load_sd, at=at)
 
 
 def test_the_difference_of_the_first_two_is_given_only_if_they_are_tied_with_each_other() -> None:
@@ -55,6 +58,36 @@ def test_a_variation_that_is_larger_than_repeats_show_is_said_to_be_assumed() ->
     assert apart is not None and assumed_text(apart) == ""
 
 
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        # Every run differs from the one before.
+        ((1.0, 1.4, 0.8, 1.2, 1.5, 0.9), r"; 1\.[456]% is assumed"),
+        # The machine became faster once, and runs are alike before and after.
+        ((1.5, 1.501, 1.499, 1.0, 1.001, 0.999), r", and by 0\.5%"),
+    ],
+    ids=["noise", "step"],
+)
+def test_a_variation_without_drift_is_assumed_unless_repeats_show_it(
+    speeds: tuple[float, ...], said: str
+) -> None:
+    runs = {
+        key: [run(key * one, at=60.0 * (2 * place + key)) for place, one in enumerate(speeds)]
+        for key in (1, 2)
+    }
+    verdict = judge(runs, contenders=0, repeats=0)
+    assert verdict is not None
+    text = varies_text(verdict)
+    assert re.search(rf"\(10 repeats\){said} without drift and the load of others$", text), text
+
+
+def test_a_line_about_drift_says_that_all_runs_of_a_layout_are_compared(store: Store) -> None:
+    """Besides the correction, the mean of all runs differs from the run that a table shows."""
+    measure_runs(store, {1: [(1.6, 0), (1.0, 10), (1.005, 12)], 2: [(1.92, 1)], 4: [(1.2, 9)]})
+    drift = _ranked(store).drift
+    assert drift is not None and "layouts are compared by all of their runs, and without" in drift
+
+
 def test_a_lead_that_the_measured_speeds_do_not_show_has_a_column(store: Store) -> None:
     """The lead rests on both runs of a trial; its numbers are those of the slower one."""
     apart = measure_runs(store, {1: [(1.0, 0), (1.05, 2)], 2: [(2.0, 1), (2.0, 3)]})
@@ -66,6 +99,14 @@ def test_a_lead_that_the_measured_speeds_do_not_show_has_a_column(store: Store) 
     rate, _ = shown.texts[apart[1]]
     # The runs had 1,000 and 952 tokens/s.
     assert rate == "972"
+
+
+def test_a_lead_of_other_digits_than_the_table_s_has_a_column(store: Store) -> None:
+    """The table's lead is 2 / 1.015 - 1 = 97 %, that of all runs 98.5 %."""
+    measure_runs(store, {1: [(1.0, 0), (1.015, 2)], 2: [(2.0, 1), (2.0, 3)]})
+    found = _ranked(store)
+    shown = found.without_drift(found.leading)
+    assert found.drift is None and shown is not None and shown.remark == OTHER_LEAD
 
 
 def test_a_lead_that_the_measured_speeds_show_has_no_column(store: Store) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,8 +31,12 @@ def tied_in(
     runs_to_decide: int | None = None,
     stop_reason: str | None = None,
     compared: Mapping[int, Compared] | None = None,
+    layouts: Sequence[Layout] | None = None,
 ) -> str:
-    """What is advised of so many tied trials, 1 % apart; the last has the simplest layout."""
+    """What is advised of so many tied trials, 1 % apart; the last has the simplest layout.
+
+    `layouts`: those of the trials instead.
+    """
     confirm = {"repeats": repeats, "contenders": contenders}
     simulated = name.endswith("-simulated")
     sweep: Any = SimpleNamespace(
@@ -40,10 +44,12 @@ def tied_in(
         conditions={"workload": workload},
         is_simulated=simulated,
     )
-    layouts = [Layout(grad_accum_steps=2, recompute=Recompute.parse("full"))] * (num - 1)
+    if layouts is None:
+        several = Layout(grad_accum_steps=2, recompute=Recompute.parse("full"))
+        layouts = [*[several] * (num - 1), Layout(micro_batch_size=2)]
     rows: Any = [
         SimpleNamespace(id=place, layout=layout, load=load)
-        for place, layout in enumerate([*layouts, Layout(micro_batch_size=2)], 1)
+        for place, layout in enumerate(layouts, 1)
     ]
     ranking = Ranking(
         leading=rows,
@@ -68,6 +74,23 @@ def test_the_simplest_is_not_advised_where_it_was_clearly_slower() -> None:
     nearly = "the simplest of those that were nearly as fast as the first"
     assert advice.endswith(f"or take trial 1, {nearly}")
     assert tied_in(num=2, compared=compared).endswith("or take trial 2, the simplest of them")
+    alone = tied_in(num=2, compared={1: compared[1], 2: compared[3]})
+    assert alone.endswith("or take trial 1, the first: no other was nearly as fast")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "simplest"),
+    [("full", "none", 2), ("full", "selective", 2), ("selective", "full", 1), ("none", "full", 1)],
+)
+def test_of_as_many_techniques_the_layout_that_recomputes_less_is_simpler(
+    first: str, second: str, simplest: int
+) -> None:
+    """No recomputation has a technique more here: micro-batches of half the size."""
+    layouts = [
+        Layout(grad_accum_steps=1 + (mode == "none"), recompute=Recompute.parse(mode))
+        for mode in (first, second)
+    ]
+    assert tied_in(layouts=layouts).endswith(f"take trial {simplest}, the simplest of them")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +157,12 @@ def test_the_repeats_that_are_advised_may_show_the_difference() -> None:
     )
     enough = tied_in(runs_to_decide=3)
     assert "search.confirm.repeats=4;" in enough, "the other layouts have fewer runs"
+    assert enough.count("up to 5 runs of each, and about 3 of the first two may do)") == 1
     equal = tied_in(runs_to_decide=2000, spread=0.0004)
     assert equal.startswith("About 2,000 runs of each of the first two would be needed")
-    assert equal.endswith("more than search.confirm allows: take trial 2, the simplest of them")
+    assert equal.endswith(
+        "more than the 33 that search.confirm allows: take trial 2, the simplest of them"
+    )
     # On a quieter machine so many runs may not be needed.
     assert "allows: measure on a quieter machine" in tied_in(runs_to_decide=2000)
     assert "quieter" not in tied_in(runs_to_decide=2000, name="a-simulated")

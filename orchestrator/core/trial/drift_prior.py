@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
+from math import sqrt
 from typing import TypeVar
 
 import numpy as np
@@ -42,6 +43,8 @@ NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
 LOAD_SCALES = ((0.03, 0.20), (0.3, 0.35), (1.0, 0.45))
 # How much runs of one layout directly after each other differ.
 RUN_SDS = ((0.005, 0.30), (0.012, 0.50), (0.03, 0.20))
+# The same before any repeat shows it.
+ASSUMED_RUN_SD = sqrt(sum(share * sd**2 for sd, share in RUN_SDS))
 SEEN = 0.03  # relative: smaller changes are not reported
 
 _COLUMNS = (

@@ -165,19 +165,22 @@ def median_run(runs: Sequence[Run]) -> Run:
 def _runs_to_decide(runs: Mapping[int, Sequence[Run]], ranking: _RankedTrials) -> int | None:
     """Estimate how often each of the first two must run until their difference shows.
 
-    It is taken to stay as large as it is, and its variance to fall with the number of runs. One of
-    them must run at least once more. While one of them has run once, a change of the machine's
-    speed between their runs is left out: runs of both in turn will show it. None: they are not tied
-    with each other, or they are equal.
+    It is taken to stay as large as it is, and the variance that its interval shows to fall with the
+    number of runs. One of them must run at least once more. While one of them has run once, no more
+    is counted than runs are known to vary, by drift and the load of others too: the rest is a
+    change of the machine's speed that runs of both in turn will show. None: they are not tied with
+    each other, or they are equal.
     """
     margin = ranking.margin
     if margin is None or margin.value <= 0 or margin.runner_up not in ranking.tied:
         return None
-    nums = [len(runs[key]) for key in (ranking.order[0], margin.runner_up)]
+    compared = [runs[key] for key in (ranking.order[0], margin.runner_up)]
+    nums = [len(some) for some in compared]
     sd = (log1p(margin.high) - log1p(margin.low)) / (2 * WIDTH)
     in_one_run = sd**2 / sum(1 / num for num in nums)
     if min(nums) == 1:
-        in_one_run = min(in_one_run, ranking.run_sd**2)
+        own = max(run.variance for some in compared for run in some)
+        in_one_run = min(in_one_run, ranking.run_sd**2 + (_spread(runs) or 0.0) ** 2 + own)
     needed_sd = log1p(margin.value) / NormalDist().inv_cdf(1 - COULD_WIN)
     return max(ceil(2 * in_one_run / needed_sd**2), min(nums) + 1)
 

@@ -237,6 +237,37 @@ def test_a_change_of_speed_that_repeats_would_show_needs_no_runs_of_its_own() ->
     assert found.runs_to_decide == 2
 
 
+def test_the_wider_the_interval_of_single_runs_the_more_runs_are_needed() -> None:
+    """13 % apart on a machine with others' load; the normal quantile of 1 - 0.004 is 2.652."""
+    needed = []
+    for load_sd in (0.05, 0.1, 0.2, 0.4):
+        once = {
+            key: [Run(step_seconds=seconds, relative_confidence=0.01, load_sd=load_sd)]
+            for key, seconds in ((1, 1.0), (2, 1.13))
+        }
+        found = judge(once, contenders=3, repeats=2)
+        assert found is not None and len(found.tied) == 2
+        least = 2 * (2.652 * load_sd / log(1.13)) ** 2
+        assert found.runs_to_decide is not None and found.runs_to_decide >= least
+        needed.append(found.runs_to_decide)
+    assert needed == sorted(needed) and needed[0] < 4 and needed[-1] > 100
+
+
+def test_a_second_layout_that_ran_once_needs_as_many_runs_as_one_that_ran_twice() -> None:
+    """Repeats vary by a quarter: a single run is not taken to vary by less."""
+    others = {3: [at(2.0, 10.0), at(2.9, 30.0), at(1.9, 60.0), at(2.4, 80.0)]}
+    first = [at(1.0, 0.0), at(1.4, 40.0)]
+    needed = []
+    for second in ([at(1.35, 20.0)], [at(1.2, 20.0), at(1.5, 50.0)]):
+        found = judged({1: first, 2: second, **others})
+        assert found.tied_by_speed[:2] == (1, 2) and found.margin is not None
+        # In the unit of each lead, which the estimate takes as it is.
+        assert found.runs_to_decide is not None
+        needed.append(found.runs_to_decide * log(1 + found.margin.value) ** 2)
+    once, twice = needed
+    assert twice / 2 < once < 2 * twice
+
+
 def test_two_layouts_that_differ_by_less_than_the_noise_are_seldom_called_decided() -> None:
     wrong = 0
     for seed in range(200):
