@@ -349,7 +349,7 @@ def test_where_trials_ran_that_do_not_tell_the_device_that_is_said_and_not_that_
         assert cli.main(["explain", str(file), "mbs=1"]) == 0
         assert (
             "cores have no data sheet, and nothing of this workload was measured on them yet: have"
-            " the program tell peak_flops" in capsys.readouterr().out
+            " the program write peak_flops" in capsys.readouterr().out
         )
         trial_id, attempt = begin_trial(
             store, bench.cell_id, wanted, epoch=bench.epoch, nodes=["here"]
@@ -369,7 +369,7 @@ def test_where_trials_ran_that_do_not_tell_the_device_that_is_said_and_not_that_
         said = capsys.readouterr().out
         assert (
             "1 trial of this workload ran on them, and none says how fast they are: have the"
-            " program tell peak_flops" in said
+            " program write peak_flops" in said
         )
         assert "nothing" not in said
 
