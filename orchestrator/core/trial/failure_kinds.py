@@ -202,8 +202,11 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         ),
         _K.CANCELLED: Policy(
             fault=Fault.NOBODY,
-            means="ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`",
-            fix="nothing: the trial waits for the next `sweep run`",
+            means=(
+                "ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`; or the program was"
+                " edited between its start and its first step"
+            ),
+            fix="nothing: the trial runs again, after an edit at once, else by the next `sweep run`",
         ),
     }
 )
