@@ -206,7 +206,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
                 "ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`; or the program was"
                 " edited between its start and its first step"
             ),
-            fix="nothing: the trial runs again, after an edit at once, else by the next `sweep run`",
+            fix="nothing: after an edit it runs again at once, else by the next `sweep run`",
         ),
     }
 )
