@@ -261,7 +261,7 @@ class StoreReads:
         )
 
     def profiled_trials(self, sweep_id: int) -> frozenset[int]:
-        """The trials of a sweep that have a profile that ended, well or not."""
+        """The trials of a sweep that have a profile that ended by itself, well or not."""
         return self._read(profiles.profiled_trials, sweep_id)
 
     # Remarks below a ranking or a status.
