@@ -127,7 +127,9 @@ def _duration(value: Any) -> Any:
         return value
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(s|min|m|h|d)", value)
     if match is None:
-        raise ValueError(f"{value!r} is no duration; write seconds, or 90s, 5min, 2h, 1d{_meant_duration(value)}")
+        raise ValueError(
+            f"{value!r} is no duration; write seconds, or 90s, 5min, 2h, 1d{_meant_duration(value)}"
+        )
     return float(match[1]) * _DURATIONS[match[2]]
 
 
