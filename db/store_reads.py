@@ -22,6 +22,7 @@ from db.read.rows import (
     CellStatus,
     EndedEarlyRow,
     EventRow,
+    FailedRepeatRow,
     ImplausibleRow,
     LinkRow,
     NodeCheckRow,
@@ -261,7 +262,7 @@ class StoreReads:
         )
 
     def profiled_trials(self, sweep_id: int) -> frozenset[int]:
-        """The trials of a sweep that have a profile that ended, well or not."""
+        """The trials of a sweep that have a profile that ended by itself, well or not."""
         return self._read(profiles.profiled_trials, sweep_id)
 
     # Remarks below a ranking or a status.
@@ -273,6 +274,10 @@ class StoreReads:
     def ended_early(self, sweep_id: int) -> list[EndedEarlyRow]:
         """The trials of a sweep that were ended before their last timed step, oldest first."""
         return self._read(remarks.ended_early, sweep_id)
+
+    def failed_repeats(self, sweep_id: int) -> list[FailedRepeatRow]:
+        """The failed repeats of a sweep's measured trials, oldest trial first."""
+        return self._read(remarks.failed_repeats, sweep_id)
 
     def other_clocks(self, sweep_id: int, *, beyond: float) -> list[OtherClockRow]:
         """The runs whose GPUs had another clock than usual in their cell, by more than `beyond`."""

@@ -69,12 +69,16 @@ def _profiles(
 
 
 def profiled_trials(connection: Connection, sweep_id: int) -> frozenset[int]:
-    """Return the trials of a sweep that have a profile that ended, well or not."""
+    """Return the trials of a sweep that have a profile that ended by itself, well or not."""
     trial = schema.trial
     statement = (
         sa.select(profile.c.trial_id)
         .join(trial, trial.c.id == profile.c.trial_id)
-        .where(trial.c.sweep_id == sweep_id, profile.c.state.in_(("done", "failed")))
+        .where(
+            trial.c.sweep_id == sweep_id,
+            profile.c.state.in_(("done", "failed")),
+            profile.c.failure_kind.is_distinct_from(FailureKind.CANCELLED),
+        )
     )
     return frozenset(connection.execute(statement).scalars())
 

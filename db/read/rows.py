@@ -257,6 +257,17 @@ class EndedEarlyRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FailedRepeatRow:
+    """A repeat of a measured trial that failed: it does not count."""
+
+    cell_id: int
+    trial_id: int
+    attempt: int
+    failure_kind: FailureKind
+    failure_message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OtherClockRow:
     """A measured attempt whose GPUs had another clock than usual in their cell."""
 

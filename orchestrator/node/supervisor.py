@@ -76,6 +76,8 @@ class NodeGang:
         # The ranks that were alive when a limit had passed, the least advanced first, each with a
         # message about its limit.
         self._suspects: list[tuple[RankWatch, str]] = []
+        # The phase and the step of each rank then: while stacks are taken, ranks may go on.
+        self._places: dict[int, tuple[Phase, int]] = {}
         self._limit_passed_at: float | None = None  # Unix time
 
     def run(
@@ -110,6 +112,7 @@ class NodeGang:
         for watch, text in self._suspects:
             if not watch.measured:
                 watch.limit_passed, watch.ended_at_unix_seconds = text, self._limit_passed_at
+                watch.phase, watch.step = self._places[watch.rank]
                 break
         since = [watch.teardown_since for watch in self.watches if watch.measured]
         is_complete = self.has_enough or len(since) == len(self.watches)
@@ -247,6 +250,7 @@ class NodeGang:
             overdue = {watch.rank: text for watch in alive}
         if not overdue:
             return False
+        self._places = {watch.rank: (watch.phase, watch.step) for watch in alive}
         for watch in alive:
             watch.read_last_words(now)
         if all(watch.measured for watch in alive):

@@ -10,7 +10,7 @@ from orchestrator.core.trial.machine_load import disturbance_text, is_disturbed,
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
-    from db.read.rows import CellRow, CellStatus, TrialRow
+    from db.read.rows import CellRow, CellStatus, FailedRepeatRow, TrialRow
     from orchestrator.report.ranking import Ranking
 
 
@@ -73,6 +73,16 @@ def ended_early_text(trial_ids: Sequence[int]) -> str:
     """A line about trials that were ended early."""
     which = show.numbered("trial", trial_ids)
     return f"Ended early, since they could not be the fastest, and not ranked: {which}"
+
+
+def failed_repeats_text(trial: TrialRow, failed: Sequence[FailedRepeatRow]) -> str | None:
+    """A line about the repeats of a trial that failed; None if none did."""
+    if not failed:
+        return None
+    last, nums = failed[-1], show.counted(len(failed), "repeat")
+    why = f"{'the last with ' * (len(failed) > 1)}{last.failure_kind}: {last.failure_message}"
+    runs = "only 1 run counts" if trial.num_measurements == 1 else "only its other runs count"
+    return f"{nums} of trial {trial.id} failed, so {runs} ({why})"
 
 
 def untried_text(cell: CellRow) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.problem.contradiction import TimedLayout
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.failure_kinds import FailureKind, event_after
+from orchestrator.core.trial.failure_kinds import FailureKind, event_after_repeat
 from orchestrator.core.trial.front import most_repeats as most_repeats_of_front
 from orchestrator.core.trial.front import next_to_repeat
 from orchestrator.core.trial.front_verdict import FrontVerdict, judge_front
@@ -123,7 +123,7 @@ class Confirmation:
 
     def event_after(self, trial_id: int, kind: FailureKind) -> TrialEvent:
         """Return the effect of another failed repeat on its trial. Nothing is changed."""
-        return event_after(kind, self._failures.get(trial_id, {}))
+        return event_after_repeat(kind, self._failures.get(trial_id, {}))
 
     def end(self) -> None:
         """Note a repeat with other software than its trial: no repeat can count any more."""
@@ -247,11 +247,14 @@ class Confirmation:
             return 0
         if self.has_other_merits:
             return self._most_of_front(confirm)
+        is_anchor_due = bool(anchor_every and self._since_anchor and len(self.runs.of_trial) > 1)
+        if verdict.repeat is None and not self.repeating:
+            # What is left may have failed for good.
+            return int(is_anchor_due and self._anchor() is not None)
         done = {
             trial_id: sum(run.purpose is Purpose.CONFIRMATION for run in some)
             for trial_id, some in self.runs.of_trial.items()
         }
-        is_anchor_due = bool(anchor_every and self._since_anchor and len(self.runs.of_trial) > 1)
         if verdict.change is None:
             return max(self.most_repeats(confirm, 0) - sum(done.values()), 0) + is_anchor_due
         of_tied = [done[trial_id] for trial_id in verdict.tied]

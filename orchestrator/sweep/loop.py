@@ -9,6 +9,7 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 from db.read.rows import TrialRow
 from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable, UsageInvalid
@@ -70,6 +71,7 @@ class Loop:
         result = self._snapshots.result(interrupted=self._asked() is not Stop.GO_ON)
         if not result.interrupted:
             self._profile_winners(result)
+            result = replace(result, interrupted=self._asked() is not Stop.GO_ON)
         return result
 
     def _profile_winners(self, result: SweepResult) -> None:

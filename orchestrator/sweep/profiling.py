@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from db.read.rows import TrialDetail
 from db.store import Store
@@ -71,6 +72,8 @@ class ProfileUnderWay:
             if isinstance(event, Finished) and event.trial_id == self._request.trial_id:
                 self.has_ended = True
                 result = _judged(event, self._request, self._nodes)
+                if result.failure is not None and result.failure.kind is FailureKind.CANCELLED:
+                    result = replace(result, failure=self._cancelled)
                 self._store.end_profile(result)
                 return result
         return None
@@ -83,7 +86,6 @@ class ProfileUnderWay:
 
     def interrupt(self) -> None:
         """Store that the profile was interrupted: its end is not awaited."""
-        failure = Failure(kind=FailureKind.CANCELLED, message="the profile was interrupted")
         nothing = ProfileEnd(
             trial_id=self._request.trial_id,
             number=self._request.attempt,
@@ -91,9 +93,17 @@ class ProfileUnderWay:
             gpu_seconds=0.0,
             ranks={},
             advice=(),
-            failure=failure,
+            failure=self._cancelled,
         )
         self._store.end_profile(nothing)
+
+    @property
+    def _cancelled(self) -> Failure:
+        takes_it = f"`sweep profile {self._request.trial_id}` takes it"
+        return Failure(
+            kind=FailureKind.CANCELLED,
+            message=f"the profile was cancelled before it ended; {takes_it}",
+        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from db.read.rows import TrialDetail
 from db.store import REFUSED, Store
-from orchestrator.core.trial.failure_kinds import Failure, event_after
+from orchestrator.core.trial.failure_kinds import Failure, event_after, event_after_repeat
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.measurement import Measurement
@@ -90,4 +90,5 @@ def _event_of(outcome: Measurement | Failure, detail: TrialDetail, number: int) 
         and not one.superseded
         and (number not in repeats or one.number in repeats)
     )
-    return event_after(outcome.kind, earlier)
+    rule = event_after_repeat if number in repeats else event_after
+    return rule(outcome.kind, earlier)

@@ -76,3 +76,19 @@ def test_a_rank_that_measured_while_stacks_were_taken_is_not_blamed_for_the_one_
     found = judge(left)
     assert found is not None, "the gang ended for no reason that is known"
     assert (found[0].kind, found[0].rank) == (FailureKind.START_TIMEOUT, 1)
+
+
+def test_a_rank_that_went_on_while_stacks_were_taken_is_named_where_its_limit_passed(
+    gang: NodeGang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def both_go_on(watches: Sequence[RankWatch]) -> None:
+        for watch in watches:
+            say(gang, watch.rank, Phase.STEADY)
+
+    monkeypatch.setattr(gang, "_collect_stacks", both_go_on)
+    assert gang._check_progress(1.5)
+    gang.finish()
+    found = judge([watch.evidence("node-0") for watch in gang.watches])
+    assert found is not None
+    assert (found[0].kind, found[0].phase) == (FailureKind.START_TIMEOUT, Phase.RENDEZVOUS)
+    assert "in rendezvous: rendezvous limit of 1 s passed" in found[0].message

@@ -227,6 +227,20 @@ def test_an_anchor_that_cannot_be_repeated_gives_way_once() -> None:
     assert check(confirmation) is None
 
 
+def test_a_repeat_with_impossible_numbers_is_tried_twice_more_and_then_none_is_expected() -> None:
+    confirmation = Confirmation()
+    note(confirmation, 1, 1.0, 60.0)
+    events = []
+    for _ in range(3):
+        found = confirmation.next_repeat(CONFIRM, anchor_every=0)
+        assert found is not None and found.trial_id == 1
+        assert confirmation.most_to_confirm(CONFIRM, anchor_every=0) > 0
+        events.append(confirmation.fail(1, FailureKind.BAD_RESULT))
+    assert events == [TrialEvent.REQUEUED, TrialEvent.REQUEUED, TrialEvent.FAILED]
+    assert confirmation.next_repeat(CONFIRM, anchor_every=0) is None
+    assert confirmation.most_to_confirm(CONFIRM, anchor_every=0) == 0
+
+
 def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> None:
     confirmation = Confirmation()
     none, selective = (

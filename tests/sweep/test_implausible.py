@@ -113,6 +113,17 @@ def test_a_repeat_that_cannot_be_true_leaves_the_first_run_as_it_was(store: Stor
     assert {trial.failure_kind for trial in repeated} == {FailureKind.BAD_RESULT}
 
 
+def test_a_repeat_that_a_slow_machine_spoilt_is_taken_again(store: Store) -> None:
+    def script(request: TrialRequest) -> RankResult:
+        return told(request, pace=9.0 if request.attempt == 2 else 1.0)
+
+    run(store, script, spec=foreign(repeats=1))
+    trials = store.trials(store.sweep_named(NAME).id)
+    repeated = [trial for trial in trials if trial.num_attempts > 1]
+    assert repeated
+    assert all(trial.num_measurements == trial.num_attempts - 1 > 1 for trial in repeated)
+
+
 def test_the_same_number_for_every_layout_is_marked_for_all_of_them(store: Store) -> None:
     def script(request: TrialRequest) -> RankResult:
         same = request.model_copy(update={"layout": request.layout.__class__()})

@@ -169,6 +169,23 @@ def test_a_request_to_stop_ends_the_profiles(store: Store) -> None:
     result, _ = run(store, spec(), FakeScheduler(noting), stop=stop)
     assert result.stopped and StopReason.INTERRUPTED not in result.stopped.values()
     assert started.count(True) == 1
+    # The exit code is that of a stop, also if nothing but profiles was left.
+    assert result.interrupted
+
+
+def test_a_cancelled_profile_names_what_takes_it_and_the_same_command_does(store: Store) -> None:
+    def cancelled(request: TrialRequest) -> float | RankResult | FailureKind:
+        return script(request) if request.profile is None else FailureKind.CANCELLED
+
+    run(store, spec(gpus=2), FakeScheduler(cancelled))
+    (trial_id,) = profiled(store)
+    (row,) = store.trial(trial_id).profiles
+    assert row.failure_message == (
+        f"the profile was cancelled before it ended; `sweep profile {trial_id}` takes it"
+    )
+    assert finished_again(store, spec(gpus=2)) is None
+    run(store, spec(gpus=2))
+    assert profiled(store) == {trial_id: ["failed", "done"]}
 
 
 def test_a_workload_that_trains_nothing_is_not_profiled(

@@ -34,6 +34,7 @@ from orchestrator.report.ranking import (
 )
 from orchestrator.report.remarks import (
     ended_early_text,
+    failed_repeats_text,
     implausible_text,
     load_text,
     unknown_interval_text,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         CellRow,
         CellStatus,
         EndedEarlyRow,
+        FailedRepeatRow,
         ImplausibleRow,
         OtherClockRow,
         SweepRow,
@@ -129,6 +131,7 @@ def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
         others=other_conditions(store, sweep.id, cells),
         remarks=_Remarks(
             implausible=store.implausible(sweep.id),
+            failed_repeats=store.failed_repeats(sweep.id),
             other_clocks=store.other_clocks(sweep.id, beyond=OTHER_CLOCK),
             ended_early=store.ended_early(sweep.id),
         ),
@@ -196,7 +199,9 @@ def _print(found: _RankedSweep) -> None:
             write()
         write_line(trial_line.cell_title(cell.cell), style="bold")
         if of_cell.leading:
-            shown += _print_cell(sweep, cell.cell, of_cell, found.top)
+            in_table = _print_cell(sweep, cell.cell, of_cell, found.top)
+            found.remarks.print_failed_repeats(in_table)
+            shown += in_table
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
         # While a call goes on, it is not known what it will leave.
@@ -242,8 +247,17 @@ class _Remarks:
     """Trials that are named below the table of their cell."""
 
     implausible: Sequence[ImplausibleRow]
+    failed_repeats: Sequence[FailedRepeatRow]
     other_clocks: Sequence[OtherClockRow]
     ended_early: Sequence[EndedEarlyRow]
+
+    def print_failed_repeats(self, shown: Sequence[TrialRow]) -> None:
+        """Print which trials of a table have fewer runs, since repeats of them failed."""
+        for trial in shown:
+            failed = [one for one in self.failed_repeats if one.trial_id == trial.id]
+            text = failed_repeats_text(trial, failed)
+            if text is not None:
+                write_line(f"  {text}", style="yellow")
 
     def print(self, cell_id: int) -> None:
         _print_implausible([one for one in self.implausible if one.cell_id == cell_id])

@@ -164,9 +164,14 @@ def _filled(
 
 
 def check_home() -> None:
-    """Raise StoreUnavailable if run folders cannot be written."""
-    runs = home.sweep_home() / "runs"
+    """Raise StoreUnavailable if run folders cannot be written.
+
+    Names SWEEP_HOME if the folder around it is new too: it may be mistyped.
+    """
+    folder = home.sweep_home()
+    runs = folder / "runs"
     try:
+        is_odd = not folder.parent.exists()
         runs.mkdir(parents=True, exist_ok=True)
         probe = runs / f".probe-{os.getpid()}"
         probe.write_bytes(b"x" * 4096)
@@ -178,6 +183,8 @@ def check_home() -> None:
         raise StoreUnavailable(
             f"run folders cannot be written to {runs}: {exc.strerror}. {advice}"
         ) from None
+    if is_odd:
+        note(f"New folder for runs: {folder} (SWEEP_HOME)")
 
 
 def check_that_ray_keeps_it(db: str | None) -> None:

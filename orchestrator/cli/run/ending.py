@@ -26,7 +26,7 @@ def exit_code(result: SweepResult, received: int | None, *, strict: bool) -> int
     """The exit code; `received` is the signal that interrupted the sweep."""
     from orchestrator.sweep.progress import StopReason
 
-    if result.interrupted:
+    if result.interrupted or received is not None:
         return 128 + (received or signal.SIGINT)
     if StopReason.NODES in result.stopped.values():
         # The same command continues when enough nodes are back.
@@ -56,6 +56,9 @@ def print_ending(
     else:
         reasons = "; ".join(sorted({str(reason) for reason in result.stopped.values()}))
         note(f"Sweep {spec.name} ended ({reasons}): {', '.join(parts)}. Results: {where}")
+        if received is not None:
+            name = signal.Signals(received).name
+            note(f"{name} came after that (exit code {128 + received}): nothing is lost.")
     num_failed = count(TrialState.FAILED, 0)
     if num_failed and not result.interrupted:
         is_code = exit_code(result, received, strict=strict) == EXIT_SOME_FAILED

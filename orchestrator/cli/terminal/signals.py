@@ -263,9 +263,7 @@ class Signals:
                 os._exit(128 + number)
         elif number != signal.SIGINT or self._level:
             self._level = 2
-            self._tell(
-                "Cancelling: running trials are ended, and the next `sweep run` measures them."
-            )
+            self._tell("Cancelling: what runs is ended, and the next `sweep run` does it again.")
         else:
             self._level = 1
             self._tell(

@@ -41,7 +41,7 @@ _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPELT_OUT = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)"
+    r"(\d+(?:\.\d+)?)\s*(?:(?P<ms>ms|msec|millisecond)|(?P<s>s|sec|second)|(?P<min>m|min|minute)"
     r"|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?",
     re.IGNORECASE,
 )
@@ -127,10 +127,21 @@ def _duration(value: Any) -> Any:
         return value
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(s|min|m|h|d)", value)
     if match is None:
-        meant = _SPELT_OUT.fullmatch(value.strip())
-        hint = f"; did you mean {meant[1]}{meant.lastgroup}?" if meant is not None else ""
-        raise ValueError(f"{value!r} is no duration; write seconds, or 90s, 5min, 2h, 1d{hint}")
+        raise ValueError(
+            f"{value!r} is no duration; write seconds, or 90s, 5min, 2h, 1d{_meant_duration(value)}"
+        )
     return float(match[1]) * _DURATIONS[match[2]]
+
+
+def _meant_duration(value: str) -> str:
+    """Return the hint that writes a spelt out duration as a file does; empty: it is none."""
+    meant = _SPELT_OUT.fullmatch(value.strip())
+    if meant is None:
+        return ""
+    number, unit = meant[1], meant.lastgroup
+    if unit == "ms":
+        return f"; did you mean {float(number) / 1000:.12g}s or {number}s?"
+    return f"; did you mean {number}{unit}?"
 
 
 def checked_name(value: str) -> str:

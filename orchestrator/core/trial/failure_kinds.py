@@ -120,7 +120,8 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         _K.BAD_RESULT: Policy(
             fault=Fault.CODE,
             verb="ended without a usable result",
-            means="it ended well, but its result is not valid or breaks physics (MFU above 1)",
+            means="it ended well, but its result is not valid or breaks physics (MFU above 1); a "
+            "repeat of a measured trial is tried twice more",
             fix="the message says what is wrong with it",
         ),
         # Tried once more, elsewhere or later, in case the machine caused it; then the layout did.
@@ -128,7 +129,8 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             fault=Fault.LAYOUT,
             verb="made no progress",
             max_retries=1,
-            means="no progress within the phase's limit, after the first step began",
+            means="no progress within the phase's limit, or the limit `total` passed, after the "
+            "first step began",
             fix="the message names the place, and its log ends with the stacks of all processes of"
             " each rank; if it was only slow, the message says which limit to change",
         ),
@@ -211,6 +213,10 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
     }
 )
 
+# A layout that was measured well is not at fault if a repeat has numbers that cannot be true: the
+# machine was slowed meanwhile. As many retries as after other faults of a machine.
+MAX_BAD_REPEATS_RETRIED = 2
+
 # Rules for several kinds use these sets. A rule for one kind alone is where it applies.
 OUT_OF_MEMORY_KINDS = frozenset({_K.OOM_GPU, _K.OOM_HOST})
 HANG_KINDS = frozenset({_K.HUNG, _K.START_TIMEOUT})
@@ -276,10 +282,19 @@ def may_retry(kind: FailureKind, earlier: Mapping[FailureKind, int]) -> bool:
 def event_after(kind: FailureKind, earlier: Mapping[FailureKind, int]) -> TrialEvent:
     """Return the event of a trial whose attempt failed so; a cancelled trial always waits again.
 
-    `earlier` counts its failed attempts before this one, by kind; for a repeat, its failed repeats.
-    This is the only rule, for an end that a scheduler reports, that a spool kept, or that a dead
-    orchestrator left.
+    `earlier` counts its failed attempts before this one, by kind. This is the only rule, for an end
+    that a scheduler reports, that a spool kept, or that a dead orchestrator left.
     """
     if kind is FailureKind.CANCELLED or may_retry(kind, earlier):
         return TrialEvent.REQUEUED
     return TrialEvent.OUT_OF_MEMORY if kind in OUT_OF_MEMORY_KINDS else TrialEvent.FAILED
+
+
+def event_after_repeat(kind: FailureKind, earlier: Mapping[FailureKind, int]) -> TrialEvent:
+    """Return the event of a measured trial whose repeat failed so; REQUEUED: it may be repeated.
+
+    `earlier` counts its failed repeats before this one, by kind.
+    """
+    if kind is FailureKind.BAD_RESULT and earlier.get(kind, 0) < MAX_BAD_REPEATS_RETRIED:
+        return TrialEvent.REQUEUED
+    return event_after(kind, earlier)

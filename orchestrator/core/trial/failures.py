@@ -50,6 +50,8 @@ class Evidence:
     log_path: str = ""
 
 
+# The message of limits.py, which imports protocol, about the limit of a whole attempt.
+_TOTAL_LIMIT = re.compile(r"\btotal limit of ")
 # Values of protocol.Phase, which imports this module.
 _PHASES_BEFORE_THE_FIRST_STEP = frozenset({"start", "rendezvous"})
 
@@ -129,7 +131,7 @@ def classify(evidence: Evidence) -> Failure:
     detail = next((text for text in texts if text), "")
     return Failure(
         kind=cause.kind,
-        message=f"rank {evidence.rank} {POLICIES[cause.kind].verb} in {evidence.phase}"
+        message=f"rank {evidence.rank} {_what_it_did(cause.kind, evidence)}"
         + (f": {detail[:300]}" if detail else ""),
         rank=evidence.rank,
         node=evidence.node,
@@ -142,6 +144,14 @@ def classify(evidence: Evidence) -> Failure:
         log_tail=evidence.log_tail,
         log_path=evidence.log_path,
     )
+
+
+def _what_it_did(kind: FailureKind, evidence: Evidence) -> str:
+    if kind is _K.HUNG and _TOTAL_LIMIT.search(evidence.timed_out or ""):
+        # It may have made progress all the time.
+        at_step = f", at step {evidence.step}" if evidence.step else ""
+        return f"was still in {evidence.phase}{at_step}"
+    return f"{POLICIES[kind].verb} in {evidence.phase}"
 
 
 def first_bad(ranks: Sequence[Evidence]) -> Failure:

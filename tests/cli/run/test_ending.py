@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -125,6 +126,19 @@ def test_a_cell_whose_trials_all_ran_for_nothing_does_not_blame_the_layouts(
     err = capsys.readouterr().err
     assert "can be ranked: 4 trials ran, and none has numbers that count" in err
     assert "not legal" not in err
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_the_exit_code_is_that_of_the_signal_whenever_it_came(is_interrupted: bool) -> None:
+    result = ending({TrialState.MEASURED: 3}, interrupted=is_interrupted)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        assert exit_code(result, number, strict=False) == 128 + number
+
+
+def test_a_signal_after_the_last_trial_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    print_ending(SPEC, ending({TrialState.MEASURED: 3}), "sqlite:///s", signal.SIGTERM)
+    told = capsys.readouterr().err
+    assert "SIGTERM came after that (exit code 143): nothing is lost." in told
 
 
 def test_without_failures_and_after_a_stop_no_fix_is_offered(

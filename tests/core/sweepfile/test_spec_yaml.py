@@ -253,6 +253,12 @@ BAD = [
     ),
     (
         11,
+        "  limits: {first_step: 20ms}",
+        "11:24: measurement.limits.first_step: '20ms' is no duration; write seconds, or"
+        " 90s, 5min, 2h, 1d; did you mean 0.02s or 20s?",
+    ),
+    (
+        11,
         "  limits: {strat: 5}",
         "11:12: measurement.limits.strat: unknown key; allowed: start, rendezvous,"
         " first_step, steady, teardown, total; did you mean start?",

@@ -704,6 +704,22 @@ def test_an_out_of_memory_anywhere_explains_all_the_rest() -> None:
     assert (first_bad(gang).kind, first_bad(gang).rank) == (K.OOM_GPU, 2)
 
 
+@pytest.mark.parametrize(
+    ("timed_out", "said"),
+    [
+        ("total limit of 120 s passed", "rank 0 was still in steady, at step 12: total limit of"),
+        ("in f: total limit of 120 s passed", "rank 0 was still in steady, at step 12: in f: "),
+        ("steady limit of 60 s passed", "rank 0 made no progress in steady: steady limit of 60 s"),
+    ],
+)
+def test_only_the_limit_of_a_phase_says_that_no_progress_was_made(
+    timed_out: str, said: str
+) -> None:
+    failure = classify(evidence(exit_code=None, timed_out=timed_out, phase="steady", step=12))
+    assert failure.kind is K.HUNG
+    assert failure.message.startswith(said)
+
+
 def test_of_a_long_exception_a_thousand_characters_are_kept() -> None:
     failure = classify(evidence(exception="ValueError", message="bad " * 1000))
     assert failure.evidence == ("ValueError: " + "bad " * 1000)[:1000]
