@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ from orchestrator.cli.terminal.output import (
     write_rows,
     write_table,
 )
+from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
 from orchestrator.report import trial_line
 from orchestrator.report.other_conditions import OtherConditions
@@ -38,8 +39,10 @@ from orchestrator.report.remarks import (
     load_text,
     unknown_interval_text,
     untried_text,
+    waiting_text,
     why_no_best,
 )
+from orchestrator.report.software_change import SoftwareChange, changes_of
 from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
@@ -110,6 +113,7 @@ class _RankedSweep:
     top: int
     by_cell: Sequence[tuple[CellStatus, Ranking]]
     others: OtherConditions
+    changes: Mapping[int, Sequence[SoftwareChange]]
     remarks: _Remarks
 
 
@@ -127,12 +131,19 @@ def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
         top=top,
         by_cell=[(cell, rankings.get(cell.cell.id, nothing)) for cell in cells],
         others=other_conditions(store, sweep.id, cells),
+        changes=_changes_by_cell(store, sweep),
         remarks=_Remarks(
             implausible=store.implausible(sweep.id),
             other_clocks=store.other_clocks(sweep.id, beyond=OTHER_CLOCK),
             ended_early=store.ended_early(sweep.id),
         ),
     )
+
+
+def _changes_by_cell(store: StoreReads, sweep: SweepRow) -> dict[int, list[SoftwareChange]]:
+    counts = [one for one in store.fingerprint_counts(sweep.id) if one.num_earlier or one.num_apart]
+    known = store.fingerprints(sweep.id) if counts else ()
+    return {one.cell_id: changes_of(sweep.name, [one], known) for one in counts}
 
 
 def _best_records(found: _RankedSweep) -> list[dict[str, Any]]:
@@ -202,6 +213,11 @@ def _print(found: _RankedSweep) -> None:
         # While a call goes on, it is not known what it will leave.
         if of_cell.leading and cell.cell.num_untried and sweep.state != "running":
             write_line(f"  {untried_text(cell.cell)}", style="dim")
+        num_waiting = cell.num_trials[TrialState.QUEUED]
+        if num_waiting and sweep.state != "running":
+            write_line(f"  {waiting_text(num_waiting)}", style="yellow")
+        for change in found.changes.get(cell.cell.id, ()):
+            write_line(f"  {change.sentences()}", style="yellow")
         found.remarks.print(cell.cell.id)
         shown += print_others(found.others, cell.cell.id)
     trial_text.print_why_unsure(shown)
