@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from db.store_reads import StoreReads
     from orchestrator.core.trial.fingerprint import Fingerprint
 
-_THEN = "To measure them again, run this and then the same `sweep run`"
+_THEN = "To measure again what is older, run this and then the same `sweep run`"
 
 
 @dataclass(frozen=True, kw_only=True)

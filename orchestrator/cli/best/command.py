@@ -207,7 +207,7 @@ def _print(found: _RankedSweep) -> None:
             write()
         write_line(trial_line.cell_title(cell.cell), style="bold")
         if of_cell.leading:
-            shown += _print_cell(sweep, cell.cell, of_cell, found.top)
+            shown += _print_cell(found, cell.cell, of_cell)
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
         # While a call goes on, it is not known what it will leave.
@@ -223,10 +223,12 @@ def _print(found: _RankedSweep) -> None:
     trial_text.print_why_unsure(shown)
 
 
-def _print_cell(sweep: SweepRow, cell: CellRow, of_cell: Ranking, top: int) -> list[TrialRow]:
+def _print_cell(of_sweep: _RankedSweep, cell: CellRow, of_cell: Ranking) -> list[TrialRow]:
     """Print the fastest layouts and those that the text below them names; return them."""
-    named = of_cell.tied[:MAX_TIED_SHOWN]
+    named, top = of_cell.tied[:MAX_TIED_SHOWN], of_sweep.top
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
+    # A repeat with the newer code would be kept apart too.
+    may_repeat = not any(change.is_apart for change in of_sweep.changes.get(cell.id, ()))
     without_drift = of_cell.without_drift(found)
     rows = [
         [
@@ -241,8 +243,8 @@ def _print_cell(sweep: SweepRow, cell: CellRow, of_cell: Ranking, top: int) -> l
     added = numbers(*DRIFT_TITLES) if without_drift is not None else ()
     write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
-    if len(of_cell.tied) > 1:
-        write_line(f"  {tie_advice(sweep, of_cell, cell.stop_reason)}", style="dim")
+    if len(of_cell.tied) > 1 and may_repeat:
+        write_line(f"  {tie_advice(of_sweep.sweep, of_cell, cell.stop_reason)}", style="dim")
     for remark in (load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")

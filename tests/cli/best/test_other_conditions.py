@@ -107,6 +107,8 @@ def test_repeats_with_other_code_that_were_kept_apart_are_said_with_what_measure
         assert "The program changed before the best layout was confirmed (the program's" in out
         assert "1 repeat with what is new was kept apart" in out
         assert "The ranking is that of the earlier code" in out
+        # A repeat would be kept apart too.
+        assert "To decide between them" not in out
     out, _ = sweep(*command_of(out))
     assert out.startswith("2 trials will be measured again")
     out, _ = sweep("best")
