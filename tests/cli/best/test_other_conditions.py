@@ -124,8 +124,8 @@ def test_layouts_with_earlier_software_are_counted_with_what_measures_them_again
         measured(bench, size, "2.9.0")
     measured(bench, 8, "2.13.0")
     bench.store.release(bench.sweep_id, bench.epoch)
-    for command in ("best", "status"):
-        out, _ = sweep(command)
+    for command in (["best"], ["best", "--pareto"], ["status"]):
+        out, _ = sweep(*command)
         assert "Of 4 measured layouts, 1 has numbers with the current code" in out
         assert "3 with an earlier one (torch 2.9.0 -> 2.13.0)" in out
     assert sweep(*command_of(out))[0].startswith("3 trials will be measured again")
@@ -162,3 +162,5 @@ def test_a_cell_with_only_numbers_that_cannot_be_true_says_so(store: Store, swee
     out, _ = sweep("best")
     assert "no layout can be ranked: 1 measured and left out, since the numbers cannot" in out
     assert "under the current conditions" not in out
+    _, err = sweep("export", "config", "tiny", "--to", "torchrun", code=2)
+    assert "has no winner: no layout can be ranked: 1 measured and left out" in err
