@@ -14,7 +14,16 @@ from sqlalchemy import Connection
 from db import migrate
 from db.connection import url
 from db.connection.engine import Database
-from db.read import nodes, observations, profiles, remarks, sweeps, trial_detail, trials
+from db.read import (
+    fingerprint_counts,
+    nodes,
+    observations,
+    profiles,
+    remarks,
+    sweeps,
+    trial_detail,
+    trials,
+)
 from db.read.observations import ObservationRow
 from db.read.rows import (
     BenchRow,
@@ -23,6 +32,7 @@ from db.read.rows import (
     EndedEarlyRow,
     EventRow,
     FailedRepeatRow,
+    FingerprintCounts,
     ImplausibleRow,
     LinkRow,
     NodeCheckRow,
@@ -286,6 +296,10 @@ class StoreReads:
     def best_of_other_fingerprints(self, sweep_id: int) -> list[TrialRow]:
         """The fastest trial of each cell and old fingerprint, by cell, the fastest first."""
         return self._read(remarks.best_of_other_fingerprints, sweep_id)
+
+    def fingerprint_counts(self, sweep_id: int) -> list[FingerprintCounts]:
+        """Count the measured trials of each cell by fingerprint, and the repeats kept apart."""
+        return self._read(fingerprint_counts.fingerprint_counts, sweep_id)
 
     def noise_floors(self, sweep_id: int) -> dict[int, NoiseFloor]:
         """Return the noise floor of each cell that has repeats, by cell id."""

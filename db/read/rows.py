@@ -385,6 +385,25 @@ class CellStatus:
     best: TrialRow | None  # under the current fingerprint
     # Trials with at least one attempt in this sweep: what max_trials counts.
     num_launched: int
+    # Measured ones whose numbers cannot be true; 0 if each cell has a best layout.
+    num_implausible: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FingerprintCounts:
+    """The numbers of measured trials of a cell with its fingerprint, and with earlier ones."""
+
+    cell_id: int
+    num_current: int
+    num_earlier: int
+    digest: str | None  # of the cell
+    # The last of the earlier ones.
+    earlier_digest: str | None
+    # Repeats with a newer fingerprint than the cell's: they are kept apart.
+    num_apart: int
+    apart_digest: str | None
+    # The last measurement with the cell's fingerprint; None: none counts.
+    newest_attempt_id: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

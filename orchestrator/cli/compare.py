@@ -50,8 +50,10 @@ def compare(
 ) -> None:
     """Compare the layouts of two sweeps.
 
-    Or of one sweep, before and after the last change of its code or software. A difference whose
-    95 % intervals overlap is noise.
+    Or of one sweep, before and after the last change of its code or software: with the last two
+    fingerprints it was measured with. `sweep sql @changed before=DIGEST after=DIGEST` takes any
+    other two; `sweep sql 'select distinct fingerprint_digest from attempt'` lists them. A
+    difference whose 95 % intervals overlap is noise.
 
     Examples:
       sweep compare 8b-nccl2.28 8b-nccl2.29

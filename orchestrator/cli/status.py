@@ -29,6 +29,7 @@ from orchestrator.report import quantities as show
 from orchestrator.report import trial_line
 from orchestrator.report.ranked_cells import RankedStatus, rank_status
 from orchestrator.report.remarks import why_no_best
+from orchestrator.report.software_change import SoftwareChange, software_changes
 from orchestrator.report.sweep_status import (
     COUNTED,
     SweepStatus,
@@ -104,7 +105,8 @@ def _show(store: StoreReads, name: str | None, *, as_json: bool) -> bool:
     elif not sweeps:
         write_line(f"{store.url} holds no sweep yet; start one: sweep run FILE")
     elif ranked is not None:
-        _print(ranked, store.num_with_longer_steps(rows[0].id))
+        changes = software_changes(store, rows[0].id, rows[0].name)
+        _print(ranked, store.num_with_longer_steps(rows[0].id), changes)
     else:
         _print_all(sweeps)
     return all(row.holder is None and row.state in ("finished", "stopped") for row in rows)
@@ -153,7 +155,9 @@ def _running_records(sweep: SweepStatus) -> list[Record]:
     return rows
 
 
-def _print(ranked: RankedStatus, num_with_longer_steps: int) -> None:
+def _print(
+    ranked: RankedStatus, num_with_longer_steps: int, changes: Sequence[SoftwareChange]
+) -> None:
     sweep = ranked.status
     row, cells, reserved = sweep.row, sweep.cells, sweep.reserved
     write_line(f"Sweep {row.name}: {state_text(sweep)}", style="bold")
@@ -187,6 +191,8 @@ def _print(ranked: RankedStatus, num_with_longer_steps: int) -> None:
     write_table([Column("cell", wrap=True), *numbers(*shown, *added, "GPU-hours")], rows)
     for line in _why_untried(sweep):
         write_line(line, style="dim")
+    for change in changes:
+        write_line(change.sentences(), style="yellow")
     write()
     layout_and_cell = [Column("layout", wrap=True), Column("cell", wrap=True)]
     columns = [*numbers("best so far", "MFU"), *layout_and_cell]

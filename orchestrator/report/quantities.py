@@ -11,7 +11,12 @@ from orchestrator.core.trial.gpu_hours_text import gpu_hours_text
 UNKNOWN = "-"
 # Ids that are listed; of more, only the number.
 MAX_NUMBERED = 8
-_PART_NAMES = {"warmup": "warm-up", "startup": "start-up"}
+_PART_NAMES = {
+    "warmup": "warm-up",
+    "startup": "start-up",
+    # What was measured and invalidated, too, or measured with earlier code.
+    "failed": "failed or no longer counted",
+}
 
 
 def counted(number: int, noun: str) -> str:
@@ -88,13 +93,16 @@ def gpu_hours(gpu_seconds: float | None) -> str:
     return UNKNOWN if gpu_seconds is None else gpu_hours_text(gpu_seconds)
 
 
+def part_name(name: str) -> str:
+    """Return the words for a part of the reserved GPU time."""
+    return _PART_NAMES.get(name, name.replace("_", " "))
+
+
 def shares(parts: Mapping[str, float]) -> str:
     """`useful 61.0%, start-up 39.0%`: the share of each part that is not zero."""
     total = sum(parts.values())
     return ", ".join(
-        f"{_PART_NAMES.get(name, name.replace('_', ' '))} {percent(value / total)}"
-        for name, value in parts.items()
-        if value
+        f"{part_name(name)} {percent(value / total)}" for name, value in parts.items() if value
     )
 
 

@@ -19,6 +19,10 @@ def why_no_best(status: CellStatus) -> str:
     count = status.num_trials.get
     oom, pruned = count(TrialState.OUT_OF_MEMORY, 0), count(TrialState.PRUNED, 0)
     failed = count(TrialState.FAILED, 0)
+    if (num := status.num_implausible) and num == count(TrialState.MEASURED, 0):
+        more = [f"{oom} out of memory"] * bool(oom) + [f"{failed} failed"] * bool(failed)
+        left_out = f"{num} measured and left out, since the numbers cannot be true"
+        return f"no layout can be ranked: {', '.join([left_out, *more])}"
     if count(TrialState.MEASURED, 0):
         return "nothing is measured under the current conditions"
     if any(count(state, 0) for state in UNFINISHED) or not (oom or pruned or failed):
@@ -89,3 +93,9 @@ def untried_text(cell: CellRow) -> str:
     """A line about the layouts of a cell that were never tried, and why."""
     nums = show.counted(cell.num_untried or 0, "layout")
     return f"{nums} of this cell never tried: {cell.stop_reason}"
+
+
+def waiting_text(num: int) -> str:
+    """A line about the layouts of a cell that wait, while no call works on the sweep."""
+    wait = "waits" if num == 1 else "wait"
+    return f"{show.counted(num, 'layout')} {wait} to be measured: the same `sweep run` does it"

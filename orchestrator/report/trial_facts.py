@@ -172,7 +172,11 @@ def _reserved_facts(attempt: AttemptRow, num_gpus: int) -> list[Fact]:
         return []
     seconds = seconds_of.reserved / num_gpus
     total = f"{show_as.duration(seconds)} of {show_as.counted(num_gpus, 'GPU')}"
-    hours = f"{show_as.gpu_hours(seconds_of.reserved)}: {show_as.shares(seconds_of.parts)}"
+    parts = seconds_of.parts
+    if attempt.measurement is not None:
+        # What was measured has not failed.
+        parts["no_longer_counted"] = parts.pop("failed")
+    hours = f"{show_as.gpu_hours(seconds_of.reserved)}: {show_as.shares(parts)}"
     outside, text = seconds - sum(attempt.phase_seconds.values()), None
     if seconds_of.startup and outside >= SHORTEST_SHOWN_SECONDS:
         text = (

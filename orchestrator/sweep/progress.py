@@ -217,6 +217,8 @@ class SweepResult:
     unconfirmed: Sequence[Cell] = ()
     # For cells without a measurement, if trials of theirs failed.
     failed: Mapping[Cell, FailedTrials] = field(default_factory=dict)
+    # For cells without a measurement that is ranked: why the numbers cannot be true, by trial id.
+    implausible: Mapping[Cell, Mapping[int, str]] = field(default_factory=dict)
     # True if the code has changed since the measurements, and nothing was measured again.
     code_has_changed: bool = False
 

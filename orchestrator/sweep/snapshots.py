@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+from db.read.rows import TrialRow
+from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.purpose import REASONS
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_life import CellState
@@ -172,10 +174,11 @@ class Snapshots:
         """Return how the call ended."""
         searches, confirm = self._call.searches.values(), self._settings.confirm
         nothing = [one for one in searches if one.has_nothing and not interrupted]
-        failed = {
-            one.cell: failed_trials(self._call.store.trials(self._call.sweep_id, cell_id=one.id))
+        trials = {
+            one.cell: self._call.store.trials(self._call.sweep_id, cell_id=one.id)
             for one in nothing
         }
+        failed = {cell: failed_trials(rows) for cell, rows in trials.items()}
         return SweepResult(
             sweep_id=self._call.sweep_id,
             counts=self._outcomes.counts,
@@ -196,6 +199,7 @@ class Snapshots:
                 if one.life.stopped in BUDGETS
                 and one.confirmation.repeat_of_best(confirm) is not None
             ],
+            implausible={cell: _implausible(rows) for cell, rows in trials.items()},
             code_has_changed=self._code_has_changed(),
         )
 
@@ -259,3 +263,12 @@ class Snapshots:
 
 def _untried_of(search: CellSearch) -> int:
     return search.searcher.untried + (search.ahead is not None)
+
+
+def _implausible(trials: Iterable[TrialRow]) -> dict[int, str]:
+    """Return why the numbers of measured trials cannot be true, by trial id."""
+    return {
+        one.id: one.implausible
+        for one in trials
+        if one.state is TrialState.MEASURED and one.implausible is not None
+    }

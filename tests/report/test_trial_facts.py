@@ -57,6 +57,15 @@ def test_shares_of_the_reserved_time_name_their_total_and_what_no_phase_has(
     assert around is not None and "and 3.4 s of it before and after them" in around
 
 
+def test_the_time_of_a_run_that_no_longer_counts_is_not_called_failed(
+    scaling: SweepRows,
+) -> None:
+    measured = next(one for _, one in scaling.attempts() if one.measurement is not None)
+    invalidated = replace(measured, gpu_seconds=9.4, superseded=True, pooled=False)
+    hours = dict(attempt_facts(invalidated, 2))["GPU-hours"]
+    assert hours == "0.0026: no longer counted 100.0% (4.7 s of 2 GPUs)"
+
+
 def test_a_run_with_other_software_than_the_one_that_counts_says_so(scaling: SweepRows) -> None:
     first = next(one for _, one in scaling.attempts() if one.pooled and not one.superseded)
     assert first.fingerprint is not None

@@ -958,6 +958,8 @@ def test_an_edit_while_the_winner_is_confirmed_ends_that_and_is_said(store: Stor
     # No trial has the new code.
     assert (result.num_fingerprints, result.code_has_changed) == (1, True)
     assert any("its trial: kept apart" in str(one) for one in seen)
+    (counts,) = store.fingerprint_counts(result.sweep_id)
+    assert (counts.num_current, counts.num_earlier, counts.num_apart) == (6, 0, 1)
 
 
 def test_packages_that_are_found_later_begin_no_cell_anew(

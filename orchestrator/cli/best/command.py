@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ from orchestrator.cli.terminal.output import (
     write_rows,
     write_table,
 )
+from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
 from orchestrator.report import trial_line
 from orchestrator.report.other_conditions import OtherConditions
@@ -39,8 +40,10 @@ from orchestrator.report.remarks import (
     load_text,
     unknown_interval_text,
     untried_text,
+    waiting_text,
     why_no_best,
 )
+from orchestrator.report.software_change import SoftwareChange, changes_of
 from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
@@ -112,6 +115,7 @@ class _RankedSweep:
     top: int
     by_cell: Sequence[tuple[CellStatus, Ranking]]
     others: OtherConditions
+    changes: Mapping[int, Sequence[SoftwareChange]]
     remarks: _Remarks
 
 
@@ -129,6 +133,7 @@ def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
         top=top,
         by_cell=[(cell, rankings.get(cell.cell.id, nothing)) for cell in cells],
         others=other_conditions(store, sweep.id, cells),
+        changes=_changes_by_cell(store, sweep),
         remarks=_Remarks(
             implausible=store.implausible(sweep.id),
             failed_repeats=store.failed_repeats(sweep.id),
@@ -136,6 +141,12 @@ def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
             ended_early=store.ended_early(sweep.id),
         ),
     )
+
+
+def _changes_by_cell(store: StoreReads, sweep: SweepRow) -> dict[int, list[SoftwareChange]]:
+    counts = [one for one in store.fingerprint_counts(sweep.id) if one.num_earlier or one.num_apart]
+    known = store.fingerprints(sweep.id) if counts else ()
+    return {one.cell_id: changes_of(sweep.name, [one], known) for one in counts}
 
 
 def _best_records(found: _RankedSweep) -> list[dict[str, Any]]:
@@ -199,7 +210,7 @@ def _print(found: _RankedSweep) -> None:
             write()
         write_line(trial_line.cell_title(cell.cell), style="bold")
         if of_cell.leading:
-            in_table = _print_cell(sweep, cell.cell, of_cell, found.top)
+            in_table = _print_cell(found, cell.cell, of_cell)
             found.remarks.print_failed_repeats(in_table)
             shown += in_table
         else:
@@ -207,15 +218,22 @@ def _print(found: _RankedSweep) -> None:
         # While a call goes on, it is not known what it will leave.
         if of_cell.leading and cell.cell.num_untried and sweep.state != "running":
             write_line(f"  {untried_text(cell.cell)}", style="dim")
+        num_waiting = cell.num_trials[TrialState.QUEUED]
+        if num_waiting and sweep.state != "running":
+            write_line(f"  {waiting_text(num_waiting)}", style="yellow")
+        for change in found.changes.get(cell.cell.id, ()):
+            write_line(f"  {change.sentences()}", style="yellow")
         found.remarks.print(cell.cell.id)
         shown += print_others(found.others, cell.cell.id)
     trial_text.print_why_unsure(shown)
 
 
-def _print_cell(sweep: SweepRow, cell: CellRow, of_cell: Ranking, top: int) -> list[TrialRow]:
+def _print_cell(of_sweep: _RankedSweep, cell: CellRow, of_cell: Ranking) -> list[TrialRow]:
     """Print the fastest layouts and those that the text below them names; return them."""
-    named = of_cell.tied[:MAX_TIED_SHOWN]
+    named, top = of_cell.tied[:MAX_TIED_SHOWN], of_sweep.top
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
+    # A repeat with the newer code would be kept apart too.
+    may_repeat = not any(change.is_apart for change in of_sweep.changes.get(cell.id, ()))
     without_drift = of_cell.without_drift(found)
     rows = [
         [
@@ -230,8 +248,8 @@ def _print_cell(sweep: SweepRow, cell: CellRow, of_cell: Ranking, top: int) -> l
     added = numbers(*DRIFT_TITLES) if without_drift is not None else ()
     write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
-    if len(of_cell.tied) > 1:
-        write_line(f"  {tie_advice(sweep, of_cell, cell.stop_reason)}", style="dim")
+    if len(of_cell.tied) > 1 and may_repeat:
+        write_line(f"  {tie_advice(of_sweep.sweep, of_cell, cell.stop_reason)}", style="dim")
     for remark in (load_text(found), of_cell.drift):
         if remark is not None:
             write_line(f"  {remark}", style="yellow")

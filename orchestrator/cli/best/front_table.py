@@ -26,6 +26,7 @@ from orchestrator.report.fronts import (
     objective_titles,
     read_fronts,
 )
+from orchestrator.report.software_change import software_changes
 
 if TYPE_CHECKING:
     from orchestrator.core.sweepfile.objective import Objective
@@ -39,7 +40,11 @@ def show_fronts(sweep: str | None, format: Format, db: str | None) -> None:
     with existing_store(db) as store:
         row = select_sweep(store, sweep)
         fronts = read_fronts(store, row)
+        changes = software_changes(store, row.id, row.name)
     _write(format, row.name, fronts)
+    if format is Format.TABLE:
+        for change in changes:
+            write_line(change.sentences(), style="yellow")
 
 
 def _write(format: Format, sweep: str, fronts: Sequence[ShownFront]) -> None:

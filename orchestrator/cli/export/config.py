@@ -21,6 +21,7 @@ from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.command_script import command_script
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.report.ranking import rank_cell
+from orchestrator.report.remarks import why_no_best
 from orchestrator.report.trial_job import job_of
 
 if TYPE_CHECKING:
@@ -118,8 +119,9 @@ def _winner(store: StoreReads, sweep: SweepRow | None) -> int:
     }
     best = {cells[cell_id]: found.leading[0].id for cell_id, found in rankings.items()}
     if not best:
+        reasons = sorted({why_no_best(status) for status in store.status(sweep.id)})
         raise UsageInvalid(
-            f"sweep {sweep.name} has no winner: nothing is measured under the current conditions."
+            f"sweep {sweep.name} has no winner: {'; '.join(reasons) or 'it has no cells yet'}."
             " Name a trial with --trial"
         )
     if len(best) > 1:

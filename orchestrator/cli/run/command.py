@@ -44,6 +44,7 @@ from orchestrator.cli.terminal.signals import Signals
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.merit import Merit
 from orchestrator.report.quantities import counted
+from orchestrator.report.software_change import software_changes
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -222,12 +223,13 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         )
         result = call.result()
         where = store.url
+        changes = software_changes(store, result.sweep_id, spec.name, across_cells=True)
     # A sweep with objectives besides speed ends with its front.
     pareto = spec.merits != (Merit.SPEED,)
     if options.as_json:
         best.best(spec.name, db=options.db, pareto=pareto, as_json=True)
     else:
-        print_ending(spec, result, where, signals.received, strict=options.strict)
+        print_ending(spec, result, where, signals.received, strict=options.strict, changes=changes)
         best.best(spec.name, db=options.db, pareto=pareto, top=3)
     raise typer.Exit(exit_code(result, signals.received, strict=options.strict))
 

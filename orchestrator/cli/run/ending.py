@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,12 @@ from orchestrator.cli.terminal.output import note
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.quantities import counted
+from orchestrator.report.remarks import implausible_text
 
 if TYPE_CHECKING:
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.sweepfile.spec import SweepSpec
+    from orchestrator.report.software_change import SoftwareChange
     from orchestrator.sweep.progress import SweepResult
 
 EXIT_SOME_FAILED = 3
@@ -43,8 +45,12 @@ def print_ending(
     received: int | None,
     *,
     strict: bool = False,
+    changes: Sequence[SoftwareChange] = (),
 ) -> None:
-    """Say on stderr why the sweep ended and what is missing. `received`: the signal that did it."""
+    """Say on stderr why the sweep ended and what is missing.
+
+    `received`: the signal that did it; `changes`: of code or software, since the first numbers.
+    """
     count = result.counts.get
     parts = [f"{n} {state.replace('_', ' ')}" for state in TrialState if (n := count(state, 0))]
     parts += [f"{num} never tried"] if (num := sum(result.untried.values())) else []
@@ -70,12 +76,16 @@ def print_ending(
                 changed=_program_changed_since(spec, result),
             )
         )
-    for text in (*_trial_notes(spec, result), *_cell_notes(spec, result)):
+    for text in (
+        *_trial_notes(spec, result),
+        *_change_notes(spec, changes, code_has_changed=result.code_has_changed),
+        *_cell_notes(spec, result),
+    ):
         note(text)
 
 
 def _trial_notes(spec: SweepSpec, result: SweepResult) -> Iterator[str]:
-    """Say which trials were not launched, and which were measured with other code."""
+    """Say which trials were not launched, and why."""
     from orchestrator.core.sweepfile.search_section import Strategy
 
     num = result.counts.get(TrialState.PRUNED, 0)
@@ -85,19 +95,21 @@ def _trial_notes(spec: SweepSpec, result: SweepResult) -> Iterator[str]:
             f" least as much (search.dominance is {spec.dominance}; search.dominance=off launches"
             " them too)"
         )
-    if result.code_has_changed:
+
+
+def _change_notes(
+    spec: SweepSpec, changes: Sequence[SoftwareChange], *, code_has_changed: bool
+) -> Iterator[str]:
+    """Say which numbers have other code or software than others, or than a call would have now."""
+    if code_has_changed and not any(change.is_apart for change in changes):
         yield (
             "The code has changed since these numbers were measured, and nothing was measured"
             f" again.{_last_written_text(spec)} To measure them again:"
             f" sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
         )
-    if result.num_fingerprints > 1:
-        yield (
-            "Its numbers were taken with more than one version of code, software or device;"
-            f" `sweep best` shows them apart.{_last_written_text(spec)} To measure the older ones"
-            " again:"
-            f" sweep invalidate --sweep {spec.name} --where 'not is_current_fingerprint' --yes"
-        )
+        return
+    for change in changes:
+        yield change.sentences(_last_written_text(spec) if change.is_of_code else "")
 
 
 def _cell_notes(spec: SweepSpec, result: SweepResult) -> Iterator[str]:
@@ -191,6 +203,13 @@ def _why_nothing(spec: SweepSpec, result: SweepResult, cell: Cell) -> str:
         return (
             f"Nothing was measured for {cell.key}: {reason}. The same command continues when enough"
             " nodes are back."
+        )
+    implausible = result.implausible.get(cell)
+    if implausible:
+        also = f", {failed.num:,} failed" if failed is not None else ""
+        return (
+            f"No layout of {cell.key} can be ranked: {len(implausible):,} measured{also}."
+            f" {implausible_text(implausible)}. See `sweep show {next(iter(implausible))}`."
         )
     if reason not in BUDGETS and failed is not None:
         return (

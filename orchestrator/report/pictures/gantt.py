@@ -33,7 +33,7 @@ UNKNOWN_NODE = "unknown node"
 _COLORS = {
     Outcome.COUNTS: ("measured", BLUE),
     Outcome.OUT_OF_MEMORY: ("out of memory", ORANGE),
-    Outcome.FAILED: ("failed, or does not count", VERMILION),
+    Outcome.FAILED: ("failed or no longer counted", VERMILION),
     Outcome.LOST: ("lost", PURPLE),
     Outcome.CANCELLED: ("cancelled", GREY),
 }
@@ -230,11 +230,11 @@ def gpu_seconds(sweeps: Sequence[SweepRows]) -> Picture:
         {
             "type": "bar",
             "orientation": "h",
-            "name": name.replace("_", " "),
+            "name": show.part_name(name),
             "x": [value / 3600],
             "y": ["GPU-hours"],
             "hovertemplate": f"{show.gpu_hours(value)} GPU-hours"
-            f"<extra>{name.replace('_', ' ')}</extra>",
+            f"<extra>{show.part_name(name)}</extra>",
             "marker": {"color": PART_COLORS.get(name, "#DDDDDD")},
         }
         for name, value in values.items()

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import replace
 
 from db.store import Store
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.report.other_conditions import NOT_COMPARABLE
 from orchestrator.report.pages.headline import headlines
+from orchestrator.report.software_change import software_changes
 from orchestrator.report.sweep_rows import read_rows
 from tests.cli.cli_store import BUSY
 from tests.cli.conftest import Sweep
-from tests.db.builders import Bench, fingerprint, measurement, record_measurement, start_repeat
+from tests.db.builders import (
+    Bench,
+    cell,
+    fingerprint,
+    measurement,
+    record_measurement,
+    start_repeat,
+)
 
 
 def measured(bench: Bench, mbs: int, torch: str, load: MachineLoad = NO_LOAD, runs: int = 1) -> int:
@@ -61,3 +71,96 @@ def test_the_head_of_a_report_names_the_same_layouts(store: Store, sweep: Sweep)
     for line, one in zip(lines, told, strict=True):
         assert f": trial {one['trial_id']}, " in line
         assert f"changed since: {one['changed']}" in line
+
+
+def edited(bench: Bench, trial_id: int | None = None, mbs: int = 1) -> None:
+    """Measure a layout, or a trial once more, with other files of the program."""
+    if trial_id is None:
+        trial_id, attempt = bench.start(mbs)
+    else:
+        attempt = start_repeat(bench.store, trial_id, bench.epoch, ["node-a", "node-b"])
+    record_measurement(
+        bench.store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        measurement=measurement(900.0 + mbs),
+        fingerprint=fingerprint().model_copy(update={"dirty_diff_digest": "files:b"}),
+    )
+
+
+def command_of(text: str) -> list[str]:
+    """Return the arguments of the `sweep invalidate` that a text names."""
+    (line,) = [line for line in text.splitlines() if "sweep invalidate" in line]
+    return shlex.split(line[line.index("sweep invalidate") :])[1:]
+
+
+def test_repeats_with_other_code_that_were_kept_apart_are_said_with_what_measures_again(
+    store: Store, sweep: Sweep
+) -> None:
+    bench = Bench.on(store)
+    trials = [measured(bench, size, "2.13.0") for size in (1, 2)]
+    edited(bench, trials[0])
+    bench.store.release(bench.sweep_id, bench.epoch)
+    for command in ("best", "status"):
+        out, _ = sweep(command)
+        assert "The program changed before the best layout was confirmed (the program's" in out
+        assert "1 repeat with what is new was kept apart" in out
+        assert "The ranking is that of the earlier code" in out
+        # A repeat would be kept apart too.
+        assert "To decide between them" not in out
+    out, _ = sweep(*command_of(out))
+    assert out.startswith("2 trials will be measured again")
+    out, _ = sweep("best")
+    assert "2 layouts wait to be measured: the same `sweep run` does it" in out
+    assert "invalidate" not in out
+
+
+def test_layouts_with_earlier_software_are_counted_with_what_measures_them_again(
+    store: Store, sweep: Sweep
+) -> None:
+    bench = Bench.on(store)
+    for size in (1, 2, 4):
+        measured(bench, size, "2.9.0")
+    measured(bench, 8, "2.13.0")
+    bench.store.release(bench.sweep_id, bench.epoch)
+    for command in (["best"], ["best", "--pareto"], ["status"]):
+        out, _ = sweep(*command)
+        assert "Of 4 measured layouts, 1 has numbers with the current code" in out
+        assert "3 with an earlier one (torch 2.9.0 -> 2.13.0)" in out
+    assert sweep(*command_of(out))[0].startswith("3 trials will be measured again")
+    out, _ = sweep("best")
+    assert "3 layouts wait to be measured" in out
+
+
+def test_cells_with_different_code_are_told_with_what_measures_the_older_again(
+    store: Store, sweep: Sweep
+) -> None:
+    first = Bench.on(store)
+    measured(first, 1, "2.13.0")
+    second = store.ensure_cell(first.sweep_id, cell(sequence_length=256), first.epoch)
+    edited(replace(first, cell_id=second))
+    store.release(first.sweep_id, first.epoch)
+    assert software_changes(store, first.sweep_id, "s") == []
+    (change,) = software_changes(store, first.sweep_id, "s", across_cells=True)
+    assert change.text.startswith("Of 2 cells, 1 was measured with other code")
+    command = change.command.replace("--sweep s ", "")
+    assert sweep(*command_of(command))[0].startswith("1 trial will be measured again")
+
+
+def test_a_cell_with_only_numbers_that_cannot_be_true_says_so(store: Store, sweep: Sweep) -> None:
+    bench = Bench.on(store)
+    trial_id, attempt = bench.start(1)
+    record_measurement(
+        bench.store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        measurement=measurement(900.0, implausible="faster than its peak"),
+        fingerprint=fingerprint(),
+    )
+    out, _ = sweep("best")
+    assert "no layout can be ranked: 1 measured and left out, since the numbers cannot" in out
+    assert "under the current conditions" not in out
+    _, err = sweep("export", "config", "tiny", "--to", "torchrun", code=2)
+    assert "has no winner: no layout can be ranked: 1 measured and left out" in err

@@ -14,6 +14,7 @@ import pytest
 from orchestrator.cli.run.ending import EXIT_SOME_FAILED, exit_code, print_ending
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.report.software_change import SoftwareChange
 from orchestrator.sweep.progress import FailedTrials, StopReason, SweepResult
 
 SPEC = SweepSpec.model_validate(
@@ -76,18 +77,67 @@ def test_a_program_that_was_changed_after_its_failures_is_named_with_what_tries_
     assert "sweep invalidate --sweep mine --where \"state = 'failed'\" --yes" in told
 
 
-@pytest.mark.parametrize("changed", [{"code_has_changed": True}, {"num_fingerprints": 2}])
+CHANGE = SoftwareChange(text="5 are older", command="sweep invalidate", is_of_code=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "changes"), [({"code_has_changed": True}, []), ({"num_fingerprints": 2}, [CHANGE])]
+)
 def test_code_that_changed_is_said_with_the_files_that_may_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: Mapping[str, Any]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changed: Mapping[str, Any],
+    changes: list[SoftwareChange],
 ) -> None:
     (tmp_path / "probe.py").touch()
     options = {"argv": ["python", "train.py"], "cwd": str(tmp_path)}
     fields = SPEC.model_dump() | {"workload": {"name": "command", "options": options}}
     result = replace(ending({TrialState.MEASURED: 3}), **changed)
-    print_ending(SweepSpec.model_validate(fields), result, "sqlite:///s", None)
+    print_ending(SweepSpec.model_validate(fields), result, "sqlite:///s", None, changes=changes)
     assert f"the last written are {tmp_path / 'probe.py'}; keep" in capsys.readouterr().err
-    print_ending(SPEC, result, "sqlite:///s", None)
+    print_ending(SPEC, result, "sqlite:///s", None, changes=changes)
     assert "last written" not in capsys.readouterr().err
+
+
+def test_a_package_that_changed_names_no_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "probe.py").touch()
+    options = {"argv": ["python", "train.py"], "cwd": str(tmp_path)}
+    fields = SPEC.model_dump() | {"workload": {"name": "command", "options": options}}
+    change = replace(CHANGE, text="5 are older (torch 2.9 -> 2.10)", is_of_code=False)
+    result = ending({TrialState.MEASURED: 9})
+    print_ending(SweepSpec.model_validate(fields), result, "sqlite:///s", None, changes=[change])
+    told = capsys.readouterr().err
+    assert "torch 2.9 -> 2.10" in told and "last written" not in told
+
+
+def test_only_kept_apart_repeats_of_new_code_are_not_called_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = replace(ending({TrialState.MEASURED: 3}), code_has_changed=True)
+    apart = replace(CHANGE, text="3 repeats were kept apart", is_apart=True)
+    print_ending(SPEC, result, "sqlite:///s", None, changes=[apart])
+    told = capsys.readouterr().err
+    assert "3 repeats were kept apart" in told and "nothing was measured again" not in told
+
+
+def test_numbers_that_cannot_be_true_are_told_from_failures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failed = FailedTrials(num=2, last_id=4, last="user_error: no", last_at=datetime.now(UTC))
+    result = replace(
+        ending({TrialState.MEASURED: 2, TrialState.FAILED: 2}),
+        nothing_feasible=(CELL,),
+        launched={CELL: 4},
+        failed={CELL: failed},
+        implausible={CELL: {1: "faster than its peak", 2: "faster than its peak"}},
+    )
+    print_ending(SPEC, result, "sqlite:///s", None)
+    told = capsys.readouterr().err
+    assert f"No layout of {CELL.key} can be ranked: 2 measured, 2 failed. Left out," in told
+    assert "cannot be true: trials 1 and 2; faster than its peak. See `sweep show 1`" in told
+    assert "Nothing could be measured" not in told
 
 
 def test_failures_of_a_table_that_is_replayed_have_no_fix(

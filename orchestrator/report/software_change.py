@@ -1,0 +1,143 @@
+"""Changes of code, software or device within a sweep: what they did, and what measures again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.report import quantities as show
+
+if TYPE_CHECKING:
+    from db.read.rows import FingerprintCounts
+    from db.store_reads import StoreReads
+    from orchestrator.core.trial.fingerprint import Fingerprint
+
+_THEN = "To measure again what is older, run this and then the same `sweep run`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftwareChange:
+    """A change, as a sentence, and the command that has the older numbers measured again."""
+
+    text: str
+    command: str
+    # False: only packages, settings or devices differ.
+    is_of_code: bool
+    # True: only repeats were measured with what is new.
+    is_apart: bool = False
+
+    def sentences(self, hint: str = "") -> str:
+        """Say what changed, a hint, and the command."""
+        return f"{self.text}.{hint} {_THEN}: {self.command}"
+
+
+def software_changes(
+    store: StoreReads, sweep_id: int, sweep: str, *, across_cells: bool = False
+) -> list[SoftwareChange]:
+    """Read what changed in a sweep. `across_cells`: also if only its cells differ."""
+    counts = store.fingerprint_counts(sweep_id)
+    digests = {one.digest for one in counts if one.newest_attempt_id is not None}
+    if not any(one.num_apart or one.num_earlier for one in counts) and (
+        not across_cells or len(digests) < 2
+    ):
+        return []
+    return changes_of(sweep, counts, store.fingerprints(sweep_id), across_cells=across_cells)
+
+
+def changes_of(
+    sweep: str,
+    counts: Sequence[FingerprintCounts],
+    fingerprints: Iterable[Fingerprint],
+    *,
+    across_cells: bool = False,
+) -> list[SoftwareChange]:
+    """Say what changed in some cells of a sweep. `across_cells`: also if only they differ."""
+    known = {one.digest: one for one in fingerprints}
+    found = []
+    if apart := [one for one in counts if one.num_apart]:
+        found.append(_kept_apart(sweep, apart, known))
+    if any(one.num_earlier for one in counts):
+        found.append(_earlier(sweep, counts, known))
+    measured = [one for one in counts if one.newest_attempt_id is not None]
+    if across_cells and not found and len({one.digest for one in measured}) > 1:
+        found.append(_across_cells(sweep, measured, known))
+    return found
+
+
+def _kept_apart(
+    sweep: str, apart: Sequence[FingerprintCounts], known: dict[str, Fingerprint]
+) -> SoftwareChange:
+    text, is_of_code = _changed(apart[-1].digest, apart[-1].apart_digest, known)
+    num = sum(one.num_apart for one in apart)
+    what = "The program changed" if is_of_code else "The software changed"
+    return SoftwareChange(
+        text=(
+            f"{what} before the best layout was confirmed{text}, which ended the repeats:"
+            f" {show.counted(num, 'repeat')} with what is new"
+            f" {'was' if num == 1 else 'were'} kept apart. The ranking is that of the earlier"
+            f" {'code' if is_of_code else 'software'}"
+        ),
+        command=_invalidate(sweep, f'"{_with([one.digest for one in apart])}"'),
+        is_of_code=is_of_code,
+        is_apart=True,
+    )
+
+
+def _earlier(
+    sweep: str, counts: Sequence[FingerprintCounts], known: dict[str, Fingerprint]
+) -> SoftwareChange:
+    last = [one for one in counts if one.num_earlier][-1]
+    text, is_of_code = _changed(last.earlier_digest, last.digest, known)
+    current = sum(one.num_current for one in counts)
+    earlier = sum(one.num_earlier for one in counts)
+    return SoftwareChange(
+        text=(
+            f"Of {show.counted(current + earlier, 'measured layout')}, {current:,}"
+            f" {'has' if current == 1 else 'have'} numbers with the current code, software and"
+            f" device, {earlier:,} with an earlier one{text}"
+        ),
+        command=_invalidate(sweep, "'not is_current_fingerprint'"),
+        is_of_code=is_of_code,
+    )
+
+
+def _across_cells(
+    sweep: str, measured: Sequence[FingerprintCounts], known: dict[str, Fingerprint]
+) -> SoftwareChange:
+    newest = max(measured, key=lambda one: one.newest_attempt_id or 0)
+    others = [one for one in measured if one.digest != newest.digest]
+    were = "was" if len(others) == 1 else "were"
+    text, is_of_code = _changed(others[-1].digest, newest.digest, known)
+    return SoftwareChange(
+        text=(
+            f"Of {show.counted(len(measured), 'cell')}, {len(others):,} {were} measured with other"
+            f" code, software or device than the newest{text}"
+        ),
+        command=_invalidate(sweep, f'"{_with([one.digest for one in others])}"'),
+        is_of_code=is_of_code,
+    )
+
+
+def _changed(
+    before: str | None, after: str | None, known: dict[str, Fingerprint]
+) -> tuple[str, bool]:
+    """Return what changed, in brackets, and whether code did."""
+    from orchestrator.core.trial.fingerprint import changes  # pydantic, 0.05 s
+
+    old, new = known.get(before or ""), known.get(after or "")
+    if old is None or new is None:
+        return "", False
+    text = changes(old, new)
+    return f" ({text})" if text else "", not old.has_code_of(new)
+
+
+def _with(digests: Iterable[str | None]) -> str:
+    """Return the condition that finds the numbers with these fingerprints."""
+    quoted = [f"'{one}'" for one in dict.fromkeys(digests) if one is not None]
+    one_of = f"= {quoted[0]}" if len(quoted) == 1 else f"in ({', '.join(quoted)})"
+    return f"fingerprint_digest {one_of}"
+
+
+def _invalidate(sweep: str, quoted_condition: str) -> str:
+    return f"sweep invalidate --sweep {sweep} --where {quoted_condition} --yes"

@@ -1,0 +1,56 @@
+"""What is said of numbers with other code or software, and which command measures them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from db.read.rows import FingerprintCounts
+from orchestrator.report.software_change import changes_of
+from tests.db.builders import fingerprint
+
+OLD, NEW = fingerprint("2.9.0"), fingerprint("2.13.0")
+EDITED = OLD.model_copy(update={"dirty_diff_digest": "files:b"})
+
+
+def counts(cell_id: int = 1, **changes: Any) -> FingerprintCounts:
+    given: dict[str, Any] = {
+        "cell_id": cell_id,
+        "num_current": 5,
+        "num_earlier": 0,
+        "digest": OLD.digest,
+        "earlier_digest": None,
+        "num_apart": 0,
+        "apart_digest": None,
+        "newest_attempt_id": cell_id,
+    }
+    return FingerprintCounts(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("newer", "words", "is_of_code"),
+    [(EDITED, "The program changed", True), (NEW, "The software changed", False)],
+)
+def test_repeats_that_were_kept_apart_name_a_file_or_a_package(
+    newer: Any, words: str, is_of_code: bool
+) -> None:
+    apart = [counts(one, num_apart=1, apart_digest=newer.digest) for one in (1, 2)]
+    (change,) = changes_of("s", apart, [OLD, newer])
+    assert change.text.startswith(words)
+    assert ("torch 2.9.0 -> 2.13.0" in change.text) is not is_of_code
+    assert "2 repeats with what is new were kept apart" in change.text
+    assert (change.is_of_code, change.is_apart) == (is_of_code, True)
+    assert f"--where \"fingerprint_digest = '{OLD.digest}'\" --yes" in change.sentences()
+
+
+def test_cells_that_differ_are_said_only_if_asked() -> None:
+    cells = [counts(1), counts(2, digest=EDITED.digest), counts(3, digest=NEW.digest)]
+    assert changes_of("s", cells, [OLD, EDITED, NEW]) == []
+    (change,) = changes_of("s", cells, [OLD, EDITED, NEW], across_cells=True)
+    assert change.text.startswith("Of 3 cells, 2 were measured with other code, software or device")
+    assert f"in ('{OLD.digest}', '{EDITED.digest}')" in change.command
+
+
+def test_a_sweep_of_one_code_has_nothing_to_say() -> None:
+    assert changes_of("s", [counts(1), counts(2)], [OLD], across_cells=True) == []
