@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 # A share of the node's cores, or of the time. Less is normal (daemons, rounding of counters).
 UNNOTICED = 0.1
 # In the error of a result: an attempt that used fewer cores than this waited for something else.
-# Also for the steps of an attempt whose own use is unknown.
+# Also for the steps of an attempt whose own use is unknown, or that others did not starve.
 MOST_CPU_SLOWDOWN = 4.0
 # At most, if another process uses the device: its kernels alternate with ours.
 FOREIGN_GPU_SLOWDOWN = 2.0
@@ -134,11 +134,16 @@ def _cpu_slowdown(load: MachineLoad) -> float:
 
 
 def _starvation(load: MachineLoad) -> float:
-    """The factor if the attempt alone would have got all that others took."""
+    """The factor if the attempt alone would have got all that others took.
+
+    Only others that took most of the cores starve it, so that it does not just wait.
+    """
     own, contended = load.own_cpu_cores, _contended(load)
-    if not contended:
+    if not contended or not load.cpu_cores:
         return 1.0
-    return (own + contended) / own if own else MOST_CPU_SLOWDOWN
+    factor = (own + contended) / own if own else MOST_CPU_SLOWDOWN
+    is_starved = contended > load.cpu_cores / 2
+    return factor if is_starved else min(factor, MOST_CPU_SLOWDOWN)
 
 
 def _contended(load: MachineLoad) -> float:

@@ -86,6 +86,8 @@ def test_a_load_widens_by_what_it_may_have_slowed_down(load: MachineLoad, slowdo
         (cpu(own=1.0, others=1.0), 2.0),
         (cpu(own=0.02, others=1.98), 100.0),
         (cpu(own=0.02, others=0.5), 1.0),  # more was idle than others used
+        (cpu(own=0.02, others=1.2), 4.0),  # enough was idle
+        (cpu(own=0.02, others=1.6), 1.24 / 0.02),
         (cpu(own=0.5, others=0.5, sweep=1.0), 2.0),
         # The attempt's own use is unknown.
         (cpu(own=0.0, others=2.0), 4.0),
