@@ -30,6 +30,7 @@ from db.connection.sqlite_file import (
     OpenedFile,
     ReadableFile,
     can_be_written,
+    is_on_read_only,
     refuse_other_format,
 )
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
@@ -249,10 +250,7 @@ class Database:
     def _explain(self, exc: Exception) -> str:
         text = str(exc.orig) if isinstance(exc, DBAPIError) and exc.orig is not None else str(exc)
         if self.is_sqlite:
-            for fragment, advice in _SQLITE_ADVICE:
-                if fragment in text:
-                    return advice
-            return postgresql_advice.first_line(text)
+            return _sqlite_advice(text, self._file)
         statement = exc.statement or "" if isinstance(exc, DBAPIError) else ""
         role, schema = (
             self._session() if _sqlstate(exc) in postgresql_advice.FOR_THE_USER else (None, None)
@@ -314,6 +312,19 @@ _SQLITE_ADVICE = (
         "See who has it open (fuser FILE), then run the same command",
     ),
 )
+
+
+_NOT_WRITABLE = ("readonly database", "unable to open database file")
+
+
+def _sqlite_advice(text: str, file: OpenedFile | None) -> str:
+    for fragment, advice in _SQLITE_ADVICE:
+        if fragment not in text:
+            continue
+        if fragment in _NOT_WRITABLE and file is not None and is_on_read_only(file.path):
+            return "is on a read-only file system. Choose another place with SWEEP_DB"
+        return advice
+    return postgresql_advice.first_line(text)
 
 
 def _sqlstate(exc: Exception) -> str | None:

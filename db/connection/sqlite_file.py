@@ -25,6 +25,14 @@ def can_be_written(file: Path) -> bool:
     return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
 
 
+def is_on_read_only(file: Path) -> bool:
+    """True if the file's folder is on a file system that nobody may write."""
+    try:
+        return bool(os.statvfs(file.parent).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
 def refuse_other_format(file: Path) -> None:
     """Raise UsageInvalid if a file that SQLite refuses has another format.
 

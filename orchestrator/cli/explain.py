@@ -230,7 +230,7 @@ def _print(known: Planning, found: Explanation, trial: TrialRow | None) -> None:
         write_line("")
         _print_step(known, found)
     write_line("")
-    _print_trial(trial)
+    _print_trial(found, trial)
 
 
 def _print_memory(found: Explanation) -> None:
@@ -272,7 +272,7 @@ def _print_parts(parts: Mapping[str, float], text: Callable[[float], str]) -> No
     write_table([Column(), *numbers("", ""), Column()], rows, header=False)
 
 
-def _print_trial(trial: TrialRow | None) -> None:
+def _print_trial(found: Explanation, trial: TrialRow | None) -> None:
     if trial is None:
         write_line("In the store: nothing, it was not tried.")
         return
@@ -280,7 +280,10 @@ def _print_trial(trial: TrialRow | None) -> None:
     if trial.state is TrialState.MEASURED:
         rate = show_as.tokens_rate(trial.tokens_per_second_per_gpu)
         peak = show_as.memory_of(needed_bytes(trial), trial.device_memory_bytes)
-        step = show_as.step_time(trial.step_seconds_median)
+        seconds = trial.step_seconds_median
+        step = show_as.step_time(seconds)
+        if seconds is not None:
+            step += say.against_band(found, seconds)
         text = f"{rate} tokens/s/GPU, step {step}, peak {peak}"
     elif trial.state is TrialState.PRUNED:
         text = trial.why or ""

@@ -50,6 +50,16 @@ def step_sentence(found: Explanation, *, why_no_times: str) -> str:
     return f"{text} predicted, {show_as.tokens_rate(found.tokens_per_second_per_gpu)} tokens/s/GPU"
 
 
+def against_band(found: Explanation, step_seconds: float) -> str:
+    """`, 39 times the prediction`, or nothing if the measured step lies in the band."""
+    band = step_band(found)
+    if band is None or found.step_seconds is None or band[0] <= step_seconds <= band[1]:
+        return ""
+    ratio = step_seconds / found.step_seconds
+    number = f"{ratio:.2g}" if ratio < 100 else f"{ratio:,.0f}"
+    return f", {number} times the prediction"
+
+
 def _band_text(band: tuple[float, float] | None, text: Callable[[float], str]) -> str:
     """` (3.0 s to 5.6 s in four of five cases)`; empty without a band."""
     if band is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.pictures.picture import GREY, Figure, Trace
+from orchestrator.report.report_extra import INSTALL_IT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +36,7 @@ _MARKERS = {
     "line-ns": "|",
 }
 _DASHES = {"dash": "--", "dot": ":", "solid": "-"}
-_MISSING = (
-    "pictures as files need matplotlib, which is not installed: pip install 'layout-sweep[report]'"
-)
+_MISSING = f"pictures as files need matplotlib, {INSTALL_IT}"
 
 
 def paper_figure(figure: Figure, *, title: str = "") -> PaperFigure:

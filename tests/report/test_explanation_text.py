@@ -34,6 +34,16 @@ def change(found: Explanation, seconds: float | None) -> LayoutChange:
     )
 
 
+def test_a_measured_step_outside_of_the_band_is_compared_with_the_prediction() -> None:
+    # 2 s, and 1 s to 4 s.
+    found = explained()
+    assert say.against_band(found, 4.0) == ""
+    assert say.against_band(found, 3000.0) == ", 1,500 times the prediction"
+    assert say.against_band(found, 78.0) == ", 39 times the prediction"
+    assert say.against_band(found, 0.9) == ", 0.45 times the prediction"
+    assert say.against_band(replace(found, step_band=None), 78.0) == ""
+
+
 def test_memory_is_said_with_what_is_to_spare_or_missing() -> None:
     found = explained()
     assert say.memory_sentence(found) == (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,8 +24,11 @@ from orchestrator.core.trial.protocol import (
     Phase,
     RankResult,
     decode_result,
+    log_file,
 )
 from orchestrator.core.trial.redaction import Secrets, redacted
+from orchestrator.core.trial.terminal_text import plain_text
+from orchestrator.core.trial.unread_output import why_unread
 from workloads.command.appended_lines import APPEND
 from workloads.command.metrics import Metrics
 from workloads.command.resident import peak_resident_bytes
@@ -35,6 +39,11 @@ _WRITE_LINES = (
     'by a line {"step_seconds": 0.52} in the file that SWEEP_METRICS_FILE names, or by'
     " metrics: {log: PATTERN}, which finds the number in what the program prints"
 )
+
+# The output of a program that is searched for steps, and the wait for its last lines: the launcher
+# copies them into the log.
+_MOST_LOG_BYTES, _LOG_SECONDS = 1 << 20, 0.5
+_POLL_SECONDS = 0.02
 
 
 @dataclass(kw_only=True)
@@ -192,11 +201,28 @@ class Handover:
             reasons.append(
                 f"was {metrics.file.path.name} written anew for each step? If so, {APPEND}"
             )
+        writes_nothing = metrics.printed is None and not metrics.file.written_at_ns
+        if writes_nothing and not reasons and (unread := self._why_unread()):
+            reasons.append(unread)
         asked = plan.warmup_steps + plan.max_steps
         fix = f"let it run {asked} steps ({TELL_NUM_STEPS}), and report each"
-        if metrics.printed is None and not metrics.file.written_at_ns:
+        if metrics.names_num_steps:
+            fix = f"report each of the {asked} steps that it is asked for"
+        if writes_nothing:
             fix += f": {_WRITE_LINES}"
         return "; ".join([text, *(reasons or [fix])])
+
+    def _why_unread(self) -> str | None:
+        """Return why the steps that the program prints are not read; None if it prints none."""
+        log, until = self.rank.run_dir / log_file(self.rank.rank), time.monotonic() + _LOG_SECONDS
+        while True:
+            with suppress(OSError):
+                printed = plain_text(read_regular(log, num_bytes=_MOST_LOG_BYTES).content)
+                if why := why_unread(printed.splitlines()):
+                    return why
+            if time.monotonic() > until:
+                return None
+            time.sleep(_POLL_SECONDS)
 
     def _completed(self, result: RankResult) -> RankResult:
         fields = self.metrics.fields

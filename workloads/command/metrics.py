@@ -77,7 +77,7 @@ class Metrics:
         self._rank = rank
         plan = rank.request.measurement
         self._steps_per_line = steps_per_line
-        self._names_num_steps = names_num_steps
+        self.names_num_steps = names_num_steps
         self._plan = LinePlan.of(
             plan,
             steps_per_line=steps_per_line,
@@ -204,7 +204,7 @@ class Metrics:
             reads=self._reads,
             later_seconds=self._later_seconds,
             ended_itself=ended_itself,
-            knows_num_steps=self._names_num_steps is not False,
+            knows_num_steps=self.names_num_steps is not False,
             steps_per_line=self._numbers.per_line,
             every=self._steps_per_line,
             counted=counted if self._plan.counts_lines else None,

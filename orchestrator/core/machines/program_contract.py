@@ -30,6 +30,7 @@ from orchestrator.core.trial.protocol import (
     DriverMemoryKind,
     RankResult,
 )
+from orchestrator.core.trial.unread_output import why_unread
 
 # An axis need not be passed if these are, from which it follows.
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
@@ -213,8 +214,14 @@ def _steps(run: ContractRun) -> Check:
     return fail(
         "steps",
         "no step came; `end` says what did" if is_told else "no step came",
-        _pattern_advice(run) if run.pattern is not None else _TELL_STEPS,
+        _advice_on_steps(run),
     )
+
+
+def _advice_on_steps(run: ContractRun) -> str:
+    if run.pattern is not None:
+        return _pattern_advice(run, run.pattern)
+    return why_unread(_printed_lines(run)) or _TELL_STEPS
 
 
 _TELL_STEPS = (
@@ -225,26 +232,33 @@ _TELL_STEPS = (
 _MOST_QUOTED = 120
 
 
-def _pattern_advice(run: ContractRun) -> str:
+def _printed_lines(run: ContractRun) -> list[str]:
+    """Return the last lines that the program printed, without the rank's own error.
+
+    That is the last line of its log, and the end of the message, which may be cut.
+    """
+    failure = run.report.failure
+    log, message = (failure.log_tail, failure.message) if failure is not None else ("", "")
+    own = message.partition(": ")[2].strip()
+    printed = [line.strip() for line in log.partition(STACKS_BEGIN)[0].splitlines()]
+    return [line for line in printed if line and not (own and line.startswith(own))]
+
+
+def _pattern_advice(run: ContractRun, pattern: str) -> str:
     """Quote the pattern, and a line that it should have found a number in: the last with a digit.
 
     The last line of all often says only that the program is done.
     """
-    failure = run.report.failure
-    log, message = (failure.log_tail, failure.message) if failure is not None else ("", "")
-    # The rank's own error is the last line of its log, and the end of the message.
-    own = message.partition(": ")[2]
-    printed = log.partition(STACKS_BEGIN)[0].splitlines()
-    lines = [line for line in printed if line.strip() not in ("", own)]
+    lines = _printed_lines(run)
     lines = [line for line in lines if re.search(r"\d", line)] or lines
     if not lines:
         return (
-            f"metrics.log is '{run.pattern}', and the program printed no line: have rank 0 print"
+            f"metrics.log is '{pattern}', and the program printed no line: have rank 0 print"
             " one after each optimizer step and flush it"
         )
     return (
-        f"metrics.log is '{run.pattern}', and it was tried on lines such as"
-        f" '{lines[-1].strip()[:_MOST_QUOTED]}': correct the pattern, which takes the number in its"
+        f"metrics.log is '{pattern}', and it was tried on lines such as"
+        f" '{lines[-1][:_MOST_QUOTED]}': correct the pattern, which takes the number in its"
         " ( )"
     )
 

@@ -15,7 +15,8 @@ _T = TypeVar("_T")
 
 # A share of the node's cores, or of the time. Less is normal (daemons, rounding of counters).
 UNNOTICED = 0.1
-# An attempt that used fewer cores than this waited for something else.
+# In the error of a result: an attempt that used fewer cores than this waited for something else.
+# Also for the steps of an attempt whose own use is unknown, or that others did not starve.
 MOST_CPU_SLOWDOWN = 4.0
 # At most, if another process uses the device: its kernels alternate with ours.
 FOREIGN_GPU_SLOWDOWN = 2.0
@@ -65,8 +66,11 @@ def relative_sd(load: MachineLoad) -> float:
 
 
 def most_slowdown(load: MachineLoad) -> float:
-    """Return the factor by which the load may have slowed steps down, at most; 1: not at all."""
-    return _cpu_slowdown(load) * _foreign_slowdown(load) * _throttle_slowdown(load)
+    """Return the factor by which the load may have slowed single steps down; 1: not at all.
+
+    An attempt that got 2 % of a core may have run 50 times slower while it did.
+    """
+    return _starvation(load) * _foreign_slowdown(load) * _throttle_slowdown(load)
 
 
 def is_disturbed(load: MachineLoad) -> bool:
@@ -123,15 +127,37 @@ def _cpu_slowdown(load: MachineLoad) -> float:
 
     They took none of its cores if as many were idle as they used.
     """
-    cores, others = load.cpu_cores, load.others_cpu_cores
-    if not cores or others is None:
-        return 1.0
-    ours = (load.own_cpu_cores or 0.0) + (load.sweep_cpu_cores or 0.0)
-    idle = max(0.0, cores - ours - others)
-    contended = others - idle
-    if contended <= UNNOTICED * cores:
+    ours, contended = _ours(load), _contended(load)
+    if not contended:
         return 1.0
     return min((ours + contended) / ours, MOST_CPU_SLOWDOWN) if ours > 0 else MOST_CPU_SLOWDOWN
+
+
+def _starvation(load: MachineLoad) -> float:
+    """The factor if the attempt alone would have got all that others took.
+
+    Only others that took most of the cores starve it, so that it does not just wait.
+    """
+    own, contended = load.own_cpu_cores, _contended(load)
+    if not contended or not load.cpu_cores:
+        return 1.0
+    factor = (own + contended) / own if own else MOST_CPU_SLOWDOWN
+    is_starved = contended > load.cpu_cores / 2
+    return factor if is_starved else min(factor, MOST_CPU_SLOWDOWN)
+
+
+def _contended(load: MachineLoad) -> float:
+    """The cores that others used beyond the idle ones; 0: too few to matter, or unknown."""
+    cores, others = load.cpu_cores, load.others_cpu_cores
+    if not cores or others is None:
+        return 0.0
+    idle = max(0.0, cores - _ours(load) - others)
+    contended = others - idle
+    return contended if contended > UNNOTICED * cores else 0.0
+
+
+def _ours(load: MachineLoad) -> float:
+    return (load.own_cpu_cores or 0.0) + (load.sweep_cpu_cores or 0.0)
 
 
 def _foreign_slowdown(load: MachineLoad) -> float:

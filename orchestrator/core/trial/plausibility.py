@@ -349,12 +349,18 @@ def _trend_reason(result: RankResult, slowdown: float) -> str | None:
     if first > last:
         why = (
             "raise measurement.warmup_steps, so that compilation and warm-up are over; "
-            "if each is a mean of all steps so far, report the time of each step"
+            "if each is a mean of all steps so far, report the time of each step; "
+            "or the machine's speed changed, then measure it again"
         )
     else:
-        why = f"may the clock be read before the device is done? {_SYNCHRONISE}"
-    change = f"from {_seconds(first)} to {_seconds(last)} a step"
-    return f"its steps went {change} while they were timed: {why}"
+        why = (
+            f"may the clock be read before the device is done? {_SYNCHRONISE}. Or the machine's"
+            " speed changed: then measure it again"
+        )
+    return (
+        f"its steps went from {_seconds(first)} (the median of the first third of the timed steps)"
+        f" to {_seconds(last)} (of the last third): {why}"
+    )
 
 
 def _period_reason(told: ToldSteps) -> str | None:

@@ -17,6 +17,7 @@ from orchestrator.report.pages.headline import headlines
 from orchestrator.report.pages.script_data import SCRIPT_BEGINS, compressed_script
 from orchestrator.report.pages.trial_document import TABLE_TITLES, document, sort_keys, table_row
 from orchestrator.report.pictures.all_pictures import pictures
+from orchestrator.report.report_extra import INSTALL_IT
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.trial_file import TrialFiles
 
@@ -41,7 +42,7 @@ POLICY = (
 OWN_PAGE = '<link rel="stylesheet" href="assets/report.css">'
 # The files of `static` that the pages of a report load.
 STATIC = ("data.js", "report.css", "report.js", "theme.js", "trial.js", "trials.js")
-MISSING = "a report needs {}, which is not installed: pip install 'layout-sweep[report]'"
+MISSING = f"a report needs {{}}, {INSTALL_IT}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -439,6 +439,27 @@ def test_a_program_that_told_no_step_is_told_how_unless_it_broke(
 
 
 @pytest.mark.parametrize(
+    ("log", "advice"),
+    [
+        ('{"step_seconds": 0.07}\n' * 3, "metrics: {log: '\"step_seconds\": ([\\d.e-]+)', unit:"),
+        ('{"loss": 9.1}\n' * 3, "it prints JSON lines, which are not read: if these"),
+        # What the rank itself says of the form of a line.
+        ('wrote 0 steps: by a line {"step_seconds": 0.52}\n', "have rank 0 append"),
+        ('wrote 0 steps: by a line {"step_seconds": 0.52} in the file\n', "have rank 0 append"),
+        ("", "have rank 0 append"),
+    ],
+)
+@pytest.mark.parametrize("kind", [FailureKind.BAD_RESULT, FailureKind.HUNG])
+def test_steps_that_are_printed_and_not_read_are_found(
+    kind: FailureKind, log: str, advice: str
+) -> None:
+    message = 'rank 0 ended: wrote 0 steps: by a line {"step_seconds": 0.52}'
+    run = _without_steps(Failure(kind=kind, message=message, log_tail=log))
+    (steps,) = [check for check in judge_contract(run) if check.name == "steps"]
+    assert steps.advice is not None and advice in steps.advice
+
+
+@pytest.mark.parametrize(
     ("log", "tried"),
     [
         ("step 1 took 52 ms\nTraining finished\n", "lines such as 'step 1 took 52 ms'"),

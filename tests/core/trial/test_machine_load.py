@@ -88,6 +88,29 @@ def test_a_load_widens_by_what_it_may_have_slowed_down(load: MachineLoad, slowdo
     assert is_disturbed(load) is (slowdown > 1) is (disturbance_text(load) is not None)
 
 
+@pytest.mark.parametrize(
+    ("load", "slowdown"),
+    [
+        (NO_LOAD, 1.0),
+        (cpu(own=1.9, others=0.1), 1.0),
+        (cpu(own=1.0, others=1.0), 2.0),
+        (cpu(own=0.02, others=1.98), 100.0),
+        (cpu(own=0.02, others=0.5), 1.0),  # more was idle than others used
+        (cpu(own=0.02, others=1.2), 4.0),  # enough was idle
+        (cpu(own=0.02, others=1.6), 1.24 / 0.02),
+        (cpu(own=0.5, others=0.5, sweep=1.0), 2.0),
+        # The attempt's own use is unknown.
+        (cpu(own=0.0, others=2.0), 4.0),
+        (MachineLoad(cpu_cores=2.0, others_cpu_cores=2.0), 4.0),
+        (MachineLoad(foreign_gpu_processes=2), 2.0),
+    ],
+)
+def test_single_steps_may_be_slower_by_all_that_others_took(
+    load: MachineLoad, slowdown: float
+) -> None:
+    assert most_slowdown(load) == pytest.approx(slowdown)
+
+
 def test_what_disturbed_a_result_is_said_in_words() -> None:
     assert (
         disturbance_text(cpu(own=0.2, others=1.8))

@@ -463,8 +463,28 @@ def test_steps_that_the_load_of_others_may_have_slowed_are_disturbed_and_not_unt
     assert judge(told, load=busy) is None
     idle = replace(busy, others_cpu_cores=0.0)
     assert judge(told, load=idle) is not None
-    slower = run([5 * step for step in steps[:22]] + steps[22:]).result()
+    slower = run([11 * step for step in steps[:22]] + steps[22:]).result()
     assert judge(slower, load=busy) is not None
+
+
+def test_a_program_that_got_little_of_the_cores_may_have_slowed_down_as_much() -> None:
+    steps = noisy(0.0069)
+    told = run(steps[:34] + [5 * step for step in steps[34:]]).result()
+    starved = MachineLoad(
+        cpu_cores=2, own_cpu_cores=0.02, sweep_cpu_cores=0.0, others_cpu_cores=1.96
+    )
+    assert judge(told, load=starved) is None
+    # 4, if it is unknown how much the program got.
+    assert judge(told, load=replace(starved, own_cpu_cores=None)) is not None
+    assert judge(told, load=replace(starved, others_cpu_cores=0.0)) is not None
+
+
+def test_a_trend_names_the_steps_that_it_compares_and_the_machine_among_its_causes() -> None:
+    steps = noisy(0.2)
+    for told in ([5 * step for step in steps[:34]] + steps[34:], [*steps[:34], *[5.0] * 18]):
+        reason = judge(run(told).result())
+        assert reason is not None and "or the machine's speed changed" in reason.lower()
+        assert "(the median of the first third of the timed steps) to " in reason
 
 
 def test_steps_that_get_longer_may_not_have_been_waited_for() -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -312,6 +313,19 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line() -> None:
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
+
+
+def test_a_store_on_a_read_only_file_system_is_refused_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # SQLite cannot open a folder either.
+    database = Database(sa.make_url(f"sqlite:///{tmp_path}"))
+    with pytest.raises(StoreUnavailable, match="does not exist or is not yours to write"):
+        database.read(lambda _: None)
+    mounted = SimpleNamespace(f_flag=os.statvfs(tmp_path).f_flag | os.ST_RDONLY)
+    monkeypatch.setattr(os, "statvfs", lambda _: mounted)
+    with pytest.raises(StoreUnavailable, match="is on a read-only file system"):
+        database.read(lambda _: None)
 
 
 def _fill_the_disk(url: str, outbox: Connection) -> None:

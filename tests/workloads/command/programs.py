@@ -17,6 +17,7 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.launch_order import LaunchOrder
+from orchestrator.core.trial.machine_load import NO_LOAD
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.protocol import ATTEMPT_VARIABLE, MeasurementPlan
@@ -96,8 +97,9 @@ def judge(asked: LaunchOrder, report: NodeReport) -> Measurement | Failure:
 
 
 def outcome_of(launcher: NodeLauncher, program: str, **known: Any) -> Measurement | Failure:
+    """What the attempt came to, as on an idle machine: other tests run beside it."""
     asked = order_of(program, **known)
-    return judge(asked, launcher.run(asked))
+    return judge(asked, replace(launcher.run(asked), load=NO_LOAD))
 
 
 def left_of(asked: LaunchOrder) -> list[str]:

@@ -229,7 +229,23 @@ def test_it_is_judged_as_the_program_ended(
     ("program", "said"),
     [
         ("pass", "the program wrote 0 steps, warm-up included; expected more than 1"),
-        ("print({})", "in the file that SWEEP_METRICS_FILE names, or by metrics: {log: PATTERN}"),
+        (
+            "print({})",
+            "in the file that SWEEP_METRICS_FILE names, or by metrics: {log: PATTERN}",
+        ),
+        (
+            'print(\'{"step_seconds": 0.07, "loss": 9.1}\\n\' * 10)',
+            "append such lines to the file that SWEEP_METRICS_FILE names, or set metrics: "
+            "{log: '\"step_seconds\": ([\\d.e-]+)', unit: s}",
+        ),
+        (
+            "print('{\"loss\": 9.1}\\n' * 10)",
+            "it prints JSON lines, which are not read: if these are its steps, append them to",
+        ),
+        (
+            "import os; os.environ['SWEEP_NUM_STEPS']",
+            "than 1; report each of the 9 steps that it is asked for: by a line",
+        ),
         (
             "import os; open(os.environ['SWEEP_METRICS_FILE'], 'w').write('fast\\n-1\\n')",
             "2 lines were no steps, the first: fast",
