@@ -84,7 +84,6 @@ def cpu(own: float, others: float, cores: float = 2.0, sweep: float = 0.0) -> Ma
 )
 def test_a_load_widens_by_what_it_may_have_slowed_down(load: MachineLoad, slowdown: float) -> None:
     assert relative_sd(load) == pytest.approx(log(slowdown) / sqrt(12))
-    assert most_slowdown(load) == pytest.approx(slowdown)
     assert is_disturbed(load) is (slowdown > 1) is (disturbance_text(load) is not None)
 
 
@@ -103,6 +102,8 @@ def test_a_load_widens_by_what_it_may_have_slowed_down(load: MachineLoad, slowdo
         (cpu(own=0.0, others=2.0), 4.0),
         (MachineLoad(cpu_cores=2.0, others_cpu_cores=2.0), 4.0),
         (MachineLoad(foreign_gpu_processes=2), 2.0),
+        (MachineLoad(gpu_clock_ratio=0.8, gpu_throttled_fraction=0.5), 1 + 0.5 * 0.25),
+        (MachineLoad(gpu_throttled_fraction=0.5), 1.5),
     ],
 )
 def test_single_steps_may_be_slower_by_all_that_others_took(
