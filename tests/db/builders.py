@@ -301,6 +301,27 @@ class Bench:
         return trial_id
 
 
+def repeat(
+    bench: Bench,
+    trial_id: int,
+    tokens_per_second_per_gpu: float,
+    step_seconds: float,
+    torch: str = "2.13.0",
+) -> bool:
+    """Measure a measured trial once more; return whether that counts."""
+    attempt = start_repeat(bench.store, trial_id, bench.epoch, ["node-a"])
+    taken = measurement(tokens_per_second_per_gpu)
+    taken = replace(taken, step_time=replace(taken.step_time, median=step_seconds))
+    return record_measurement(
+        bench.store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        measurement=taken,
+        fingerprint=fingerprint(torch),
+    )
+
+
 def losing_answers(write: Callable[..., object]) -> Callable[..., object]:
     """`Database.write` with every commit's answer lost, so that each write is tried again."""
 

@@ -37,6 +37,7 @@ from tests.db.builders import (
     measurement,
     record_failure,
     record_measurement,
+    repeat,
     start_attempt,
     start_repeat,
 )
@@ -817,26 +818,6 @@ def test_a_layout_that_has_been_measured_is_not_begun_again(store: Store) -> Non
         begin_trial(store, bench.cell_id, layout(2), epoch=bench.epoch)
     assert store.trial(trial_id).trial.state is TrialState.MEASURED
     assert store.events(bench.sweep_id) == before
-
-
-def repeat(
-    bench: Bench,
-    trial_id: int,
-    tokens_per_second_per_gpu: float,
-    step_seconds: float,
-    torch: str = "2.13.0",
-) -> bool:
-    attempt = start_repeat(bench.store, trial_id, bench.epoch, ["node-a"])
-    taken = measurement(tokens_per_second_per_gpu)
-    taken = replace(taken, step_time=replace(taken.step_time, median=step_seconds))
-    return record_measurement(
-        bench.store,
-        trial_id,
-        attempt,
-        epoch=bench.epoch,
-        measurement=taken,
-        fingerprint=fingerprint(torch),
-    )
 
 
 def test_of_several_measurements_of_a_trial_the_median_one_stands_for_it(store: Store) -> None:

@@ -12,29 +12,10 @@ from tests.db.builders import (
     fingerprint,
     measurement,
     record_measurement,
+    repeat,
     start_attempt,
     start_repeat,
 )
-
-
-def repeat(
-    bench: Bench,
-    trial_id: int,
-    tokens_per_second_per_gpu: float,
-    step_seconds: float,
-    torch: str = "2.13.0",
-) -> bool:
-    attempt = start_repeat(bench.store, trial_id, bench.epoch, ["node-a"])
-    taken = measurement(tokens_per_second_per_gpu)
-    taken = replace(taken, step_time=replace(taken.step_time, median=step_seconds))
-    return record_measurement(
-        bench.store,
-        trial_id,
-        attempt,
-        epoch=bench.epoch,
-        measurement=taken,
-        fingerprint=fingerprint(torch),
-    )
 
 
 def edited(digest: str) -> Fingerprint:
