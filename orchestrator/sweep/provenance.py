@@ -115,8 +115,7 @@ def last_written(
     else:
         files = [path for _, path in named]
         if project is not None:
-            entries = _entries(project, [path.resolve() for path in skip])
-            files += filter(_is_source, islice(entries, MAX_PROGRAM_ENTRIES))
+            files += filter(_is_source, islice(_entries(project, skip), MAX_PROGRAM_ENTRIES))
     found = {path.resolve(): path for path in files if _is_file(path)}
     return sorted(found.values(), key=_written_at, reverse=True)[:MAX_LAST_WRITTEN]
 
@@ -128,12 +127,12 @@ def sources(argv: Sequence[str], cwd: Path | None, *, skip: Sequence[Path] = ())
     """
     named = list(_named_files(argv, cwd))
     project = _project(named, cwd)
-    top = _git(project, "rev-parse", "--show-toplevel") if project is not None else None
-    if top is not None and project is not None and _owns(project):
-        names = _git(Path(top), "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-        found: Iterable[Path] = (Path(top) / name for name in (names or "").split("\0") if name)
+    top = _top(project) if project is not None else None
+    if top is not None:
+        names = _git(top, "ls-files", "--cached", "--others", "--exclude-standard", "-z") or ""
+        found: Iterable[Path] = (top / name for name in names.split("\0") if name)
     elif project is not None:
-        found = islice(_entries(project, [path.resolve() for path in skip]), MAX_PROGRAM_ENTRIES)
+        found = islice(_entries(project, skip), MAX_PROGRAM_ENTRIES)
     else:
         found = ()
     # The project's own come first, since only so many are watched.
@@ -177,31 +176,37 @@ class _Checkout:
     new_sources: frozenset[str] = frozenset()
 
 
+def _top(project: Path) -> Path | None:
+    """Return the top of the repository that a folder's code belongs to."""
+    top = _git(project, "rev-parse", "--show-toplevel")
+    return Path(top) if top is not None and _owns(project) else None
+
+
 def _checkout(project: Path) -> _Checkout | None:
     """Return the repository that a folder's code belongs to, with what is not committed."""
-    top = _git(project, "rev-parse", "--show-toplevel")
-    sha = _git(project, "rev-parse", "HEAD") if top is not None and _owns(project) else None
+    top = _top(project)
+    sha = _git(project, "rev-parse", "HEAD") if top is not None else None
     if top is None or sha is None:
         return None
     diff = _git(project, "diff", "HEAD", "--no-ext-diff", "--no-color")
-    listed = _git(Path(top), "ls-files", "--others", "--exclude-standard", "-z")
+    listed = _git(top, "ls-files", "--others", "--exclude-standard", "-z")
     if diff is None or listed is None:
         logger.warning(
             "Git cannot list the uncommitted changes in %s, so these numbers are not compared with"
             " those of a clean checkout. `git status` there says why",
             top,
         )
-        return _Checkout(top=Path(top), sha=sha, dirty_digest=UNKNOWN)
+        return _Checkout(top=top, sha=sha, dirty_digest=UNKNOWN)
     names = sorted(name for name in listed.split("\0") if Path(name).suffix in SOURCE_SUFFIXES)
-    uncommitted = "".join((diff, *_untracked_sources(Path(top), names)))
+    uncommitted = "".join((diff, *_untracked_sources(top, names)))
     return _Checkout(
-        top=Path(top),
+        top=top,
         sha=sha,
         dirty_digest=hashlib.sha256(uncommitted.encode(errors="surrogateescape")).hexdigest()[:16]
         if uncommitted
         else None,
         new_sources=frozenset(
-            name for name in names[:MAX_UNTRACKED_FILES] if _is_small(Path(top) / name)
+            name for name in names[:MAX_UNTRACKED_FILES] if _is_small(top / name)
         ),
     )
 
@@ -273,9 +278,7 @@ def _program_digest(
     complete = True
     if project is not None:
         project = project.resolve()
-        entries = list(
-            islice(_entries(project, [path.resolve() for path in skip]), MAX_PROGRAM_ENTRIES + 1)
-        )
+        entries = list(islice(_entries(project, skip), MAX_PROGRAM_ENTRIES + 1))
         complete = len(entries) <= MAX_PROGRAM_ENTRIES
         found = (
             _file(path.relative_to(project).as_posix(), path, follow=False)
@@ -339,6 +342,7 @@ def _entries(folder: Path, skip: Sequence[Path]) -> Iterator[Path]:
 
     Hidden folders, caches, environments, links and what is to be skipped are left out.
     """
+    skip = [path.resolve() for path in skip]
     for current, folders, names in os.walk(folder):
         here = Path(current)
         folders[:] = sorted(
