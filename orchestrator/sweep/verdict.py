@@ -15,7 +15,13 @@ from orchestrator.cluster.contract import Finished
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.communication import counted, over_nodes
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
+from orchestrator.core.trial.failure_kinds import (
+    POLICIES,
+    Failure,
+    FailureKind,
+    Fault,
+    MemoryShortage,
+)
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import of_gang
@@ -34,6 +40,7 @@ from orchestrator.sweep.provenance import measured_with
 EDITED = (
     "the program was edited between its start and its first step, so which code ran is not known"
 )
+OF_PROGRAM = (Fault.LAYOUT, Fault.CODE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +62,15 @@ class AttemptVerdict:
 
         Which code ran is not known. So the attempt does not count, and its trial waits for another
         one; or if it was already the second, its numbers are not believed: a program that writes
-        its own sources would wait for ever.
+        its own sources would wait for ever. A failure that is not the program's stays what it is.
         """
+        outcome = self.outcome
+        if isinstance(outcome, Failure) and POLICIES[outcome.kind].fault not in OF_PROGRAM:
+            return self
         if may_run_again:
-            outcome = Failure(kind=FailureKind.CANCELLED, message=EDITED)
-            return replace(self, outcome=outcome)
-        if isinstance(self.outcome, Measurement):
-            doubted = replace(self.outcome, implausible=EDITED, confident=False)
+            return replace(self, outcome=Failure(kind=FailureKind.CANCELLED, message=EDITED))
+        if isinstance(outcome, Measurement):
+            doubted = replace(outcome, implausible=EDITED, confident=False)
             return replace(self, outcome=doubted)
         return self
 

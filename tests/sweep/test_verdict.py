@@ -7,16 +7,17 @@ from itertools import accumulate
 
 import pytest
 
+from db.write.writes import NO_USAGE
 from orchestrator.cluster.contract import Finished
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.failure_kinds import MemoryShortage
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.machine_load import MachineLoad
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import NodeReport, RankOutcome
 from orchestrator.core.trial.protocol import LinesRead, MeasurementPlan, ProgramSeen, RankResult
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
-from orchestrator.sweep.verdict import judge_attempt, relative_excess
+from orchestrator.sweep.verdict import AttemptVerdict, judge_attempt, relative_excess
 from tests.db.builders import cell
 
 GIB = 1 << 30
@@ -95,3 +96,22 @@ def test_a_program_that_others_slowed_down_is_not_blamed(
     )
     assert isinstance(verdict.outcome, Measurement)
     assert (verdict.outcome.implausible is not None) is is_implausible
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        (FailureKind.USER_ERROR, FailureKind.CANCELLED),
+        (FailureKind.OOM_GPU, FailureKind.CANCELLED),
+        (FailureKind.NODE_LOST, FailureKind.NODE_LOST),
+        (FailureKind.PREEMPTED, FailureKind.PREEMPTED),
+    ],
+)
+def test_an_edit_explains_no_failure_of_the_machine(kind: FailureKind, kept: FailureKind) -> None:
+    failure = Failure(kind=kind, message="m")
+    verdict = AttemptVerdict(
+        outcome=failure, fingerprint=None, facts={}, gpu=NO_USAGE, memory_by_part=None
+    )
+    again, last = (verdict.of_edited(may_run_again=may) for may in (True, False))
+    assert isinstance(again.outcome, Failure) and again.outcome.kind is kept
+    assert last.outcome == failure
