@@ -113,6 +113,7 @@ def train(loop: Loop, job: Mapping[str, Any], device: torch.device) -> dict[str,
         "tokens_per_cpu_second": step_tokens / statistics.median(cpu_seconds),
         "loss_first": float(losses[0]),
         "loss_last": float(losses[-1]),
+        "losses": [round(float(loss), 4) for loss in losses],
         "num_parameters": loop.num_parameters,
         "packages": {name: found for name in PACKAGES if (found := installed(name)) is not None},
     }

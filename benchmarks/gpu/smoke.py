@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.smoke OUT_DIR [--rehearse]
 
-The 60M and the 1B Llama with every recomputation and loss, eager and compiled. Then 20 layouts that
+The 60M and the 1B Llama with every recomputation and loss, eager and compiled. Then 50 layouts that
 run out of memory: each has to be recognised as such, and the GPU has to be as empty as before
 within 5 s.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from benchmarks.gpu.attempt import Attempt, layout
@@ -20,7 +22,7 @@ from orchestrator.core.trial.failure_kinds import FailureKind
 
 RECOMPUTES = ("none", "selective_ops", "selective_attention", "full", "full:2")
 LOSSES = ("whole", "chunked:8")
-NUM_OOMS = 20
+NUM_OOMS = 50
 CLEAN_SECONDS = 5.0
 CLEAN_BYTES = 200 * MIB
 POLL_SECONDS = 0.1
@@ -84,31 +86,40 @@ def too_large(session: Session) -> list[Attempt]:
             # The peak is 20 MiB.
             for size in (6, 17, 19)
         ]
-    cases: list[dict[str, Any]] = [
-        {"loss": "whole"},
-        {"loss": "whole", "recompute": "full"},
-        {"attention": "eager"},
-    ]
-    found = [
-        Attempt(
-            model="llama-60m",
-            sequence_length=8192,
-            layout=layout(mbs=(64, 128, 256)[run % 3], compile=False, **cases[run % 3]),
-            options={},
-            run=run + 1,
+    small = [
+        large_attempt("llama-60m", 8192, recompute, mbs, precision=precision, loss=loss)
+        for precision, recompute, (loss, mbs) in product(
+            ("bf16", "fp16", "fp32"),
+            ("none", "selective_attention", "full:2"),
+            (("whole", 192), ("chunked:8", 512)),
         )
-        for run in range(NUM_OOMS - 1)
     ]
-    # 16 bytes a parameter: 1.1 TB.
-    return [
-        *found,
-        Attempt(
-            model="llama-3.1-70b",
-            sequence_length=4096,
-            layout=layout("full", compile=False),
-            options={},
-        ),
+    larger = [
+        large_attempt("llama-3.2-1b", length, recompute, mbs, **options)
+        for (recompute, mbs), (length, options) in product(
+            (("none", 16), ("selective_ops", 32), ("full", 64), ("full:8", 32)),
+            ((8192, {"loss": "whole"}), (16384, {"attention": "eager"})),
+        )
     ]
+    # 16 bytes a parameter: 1.1 TB and 6.5 TB, which the GPU lacks before the first step.
+    built = [
+        large_attempt("llama-3.1-70b", 4096, "full", 1),
+        large_attempt("llama-3.1-405b", 4096, "full", 1),
+    ]
+    found = [*small, *larger, *built]
+    again = [replace(attempt, run=1) for attempt in small]
+    return [*found, *again, *(replace(attempt, run=2) for attempt in small)][:NUM_OOMS]
+
+
+def large_attempt(
+    model: str, length: int, recompute: str, mbs: int, *, precision: str = "bf16", **options: Any
+) -> Attempt:
+    return Attempt(
+        model=model,
+        sequence_length=length,
+        layout=layout(recompute, mbs=mbs, precision=precision, compile=False, **options),
+        options={},
+    )
 
 
 def run_out_of_memory(session: Session, attempt: Attempt) -> dict[str, Any] | None:

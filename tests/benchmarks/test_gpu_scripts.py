@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import claims, noise, others, truth
+from benchmarks.gpu import claims, fp8, losses, noise, others, programs, smoke, truth
 from benchmarks.gpu.session import Session
 from benchmarks.machine import PROJECT
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.search.space import enumerate_cell
+from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.spec import SweepSpec
 
 # A machine with a GPU may have neither: the scripts must not need them.
@@ -165,6 +166,19 @@ def test_claims_has_activations_by_length_and_the_cost_of_recomputation(
     assert costs["full"]["over_none"] > 0
 
 
+def test_losses_of_layouts_that_compute_the_same_agree(rehearsed: Rehearse, tmp_path: Path) -> None:
+    summary = rehearsed("losses", tmp_path)["summary"]
+    assert set(summary["losses"]) == {"mbs1 full eager", "mbs1 none eager"}
+    assert len(summary["furthest_apart"]) == 3
+    assert max(summary["furthest_apart"]) < 1e-5
+
+
+def test_fp8_has_the_second_precision_over_the_first(rehearsed: Rehearse, tmp_path: Path) -> None:
+    (found,) = rehearsed("fp8", tmp_path)["summary"]["fp8_over_bf16"].values()
+    assert found["tokens_per_second"] > 0
+    assert found["loss_first"][0] == pytest.approx(found["loss_first"][1], rel=1e-2)
+
+
 @pytest.mark.parametrize("name", ["smoke", "truth_8b", "noise"])
 def test_a_script_ends_at_once_with_2_where_there_is_no_gpu(name: str, tmp_path: Path) -> None:
     done = run(name, str(tmp_path), path=str(tmp_path))
@@ -270,6 +284,34 @@ def test_a_minute_is_cut_into_tenths_of_equally_many_steps() -> None:
 def test_growth_is_the_exponent_of_the_length() -> None:
     assert claims.growth({1024: 10, 4096: 160, 8192: "oom_gpu"}) == pytest.approx(2.0)
     assert claims.growth({1024: 10, 4096: None}) is None
+
+
+def test_losses_are_apart_by_the_widest_two_of_each_step() -> None:
+    found = losses.furthest_apart({"one": [2.0, 4.0], "two": [2.0, 6.0], "failed": "no memory"})
+    assert found == [0.0, pytest.approx(2 / 5)]
+
+
+def test_a_precision_that_was_not_measured_has_its_outcome() -> None:
+    measured = {"outcome": "measured", "tokens_per_second": 2.0}
+    found = fp8.comparison([measured, {"outcome": "config_rejected"}])
+    assert found == {"outcomes": ["measured", "config_rejected"]}
+
+
+def test_fifty_different_layouts_run_out_of_memory(tmp_path: Path) -> None:
+    with Session("smoke", tmp_path, rehearse=False) as session:
+        attempts = smoke.too_large(session)
+    assert len({attempt.key for attempt in attempts}) == len(attempts) == smoke.NUM_OOMS
+
+
+@pytest.mark.parametrize("clock", programs.LAUNCHES)
+@pytest.mark.parametrize("rehearse", [False, True])
+def test_the_sweep_of_a_program_is_legal(clock: str, rehearse: bool, tmp_path: Path) -> None:
+    spec = SweepSpec.model_validate(programs.sweep_of(clock, tmp_path, rehearse=rehearse))
+    (cell,) = spec.cells()
+    assert len(enumerate_cell(spec, cell, gpus_per_node=1).legal) == 3
+    options = spec.workload.options
+    assert isinstance(options, CommandOptions)
+    assert Path(options.argv[1]).name == "user_program.py" and options.argv[-2] == clock
 
 
 def test_a_program_that_failed_has_no_median_but_its_error() -> None:
