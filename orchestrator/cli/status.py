@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,6 +131,7 @@ def _record(store: StoreReads, sweep: SweepStatus) -> Record:
             for cell in sweep.cells
         ],
         "running": _running_records(sweep),
+        "software_changes": [asdict(one) for one in software_changes(store, row.id, row.name)],
         "num_attempts_of_longer_steps": store.num_with_longer_steps(row.id),
     }
 

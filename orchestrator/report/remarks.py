@@ -80,7 +80,8 @@ def ended_early_text(trial_ids: Sequence[int]) -> str:
 
 
 def failed_repeats_text(trial: TrialRow, failed: Sequence[FailedRepeatRow]) -> str | None:
-    """A line about the repeats of a trial that failed; None if none did."""
+    """A line about the repeats of a trial that are among those that failed; None if none is."""
+    failed = [one for one in failed if one.trial_id == trial.id]
     if not failed:
         return None
     last, nums = failed[-1], show.counted(len(failed), "repeat")

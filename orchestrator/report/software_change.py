@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
-    from db.read.rows import FingerprintCounts
+    from db.read.rows import FingerprintCounts, SweepRow
     from db.store_reads import StoreReads
     from orchestrator.core.trial.fingerprint import Fingerprint
 
@@ -43,6 +43,15 @@ def software_changes(
     ):
         return []
     return changes_of(sweep, counts, store.fingerprints(sweep_id), across_cells=across_cells)
+
+
+def changes_by_cell(store: StoreReads, sweep: SweepRow) -> dict[int, list[SoftwareChange]]:
+    """Read what changed within each cell of a sweep, by cell id; cells without changes are left
+    out.
+    """
+    counts = [one for one in store.fingerprint_counts(sweep.id) if one.num_earlier or one.num_apart]
+    known = store.fingerprints(sweep.id) if counts else ()
+    return {one.cell_id: changes_of(sweep.name, [one], known) for one in counts}
 
 
 def changes_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.report.ranking import Ranking, rank_cell
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from db.read.rows import (
         AttemptRow,
         CellStatus,
+        FailedRepeatRow,
         ReservedBySweep,
         SessionRow,
         SweepRow,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from db.store_reads import StoreReads
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.report.fronts import ShownFront
+    from orchestrator.report.software_change import SoftwareChange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,8 @@ class SweepRows:
     fronts: Sequence[ShownFront] = ()
     sessions: Sequence[SessionRow] = ()
     fingerprints: Sequence[Fingerprint] = ()
+    changes: Mapping[int, Sequence[SoftwareChange]] = field(default_factory=dict)  # by cell id
+    failed_repeats: Sequence[FailedRepeatRow] = ()
 
     @property
     def name(self) -> str:
@@ -53,6 +57,7 @@ def read_rows(store: StoreReads, sweep: SweepRow) -> SweepRows:
     """Read a sweep from the store."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
     from orchestrator.report.fronts import read_fronts  # numpy
+    from orchestrator.report.software_change import changes_by_cell
 
     leading = store.best(sweep.id, CONSIDERED)
     return SweepRows(
@@ -66,4 +71,6 @@ def read_rows(store: StoreReads, sweep: SweepRow) -> SweepRows:
         fronts=read_fronts(store, sweep),
         sessions=store.sessions(sweep.id),
         fingerprints=store.fingerprints(sweep.id),
+        changes=changes_by_cell(store, sweep),
+        failed_repeats=store.failed_repeats(sweep.id),
     )

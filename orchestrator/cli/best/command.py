@@ -43,7 +43,7 @@ from orchestrator.report.remarks import (
     waiting_text,
     why_no_best,
 )
-from orchestrator.report.software_change import SoftwareChange, changes_of
+from orchestrator.report.software_change import SoftwareChange, changes_by_cell
 from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
         top=top,
         by_cell=[(cell, rankings.get(cell.cell.id, nothing)) for cell in cells],
         others=other_conditions(store, sweep.id, cells),
-        changes=_changes_by_cell(store, sweep),
+        changes=changes_by_cell(store, sweep),
         remarks=_Remarks(
             implausible=store.implausible(sweep.id),
             failed_repeats=store.failed_repeats(sweep.id),
@@ -141,12 +141,6 @@ def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
             ended_early=store.ended_early(sweep.id),
         ),
     )
-
-
-def _changes_by_cell(store: StoreReads, sweep: SweepRow) -> dict[int, list[SoftwareChange]]:
-    counts = [one for one in store.fingerprint_counts(sweep.id) if one.num_earlier or one.num_apart]
-    known = store.fingerprints(sweep.id) if counts else ()
-    return {one.cell_id: changes_of(sweep.name, [one], known) for one in counts}
 
 
 def _best_records(found: _RankedSweep) -> list[dict[str, Any]]:
@@ -178,6 +172,10 @@ def _write_json(found: _RankedSweep) -> None:
         ],
         "margins": {c.cell.cell.key: asdict(s.margin) for c, s in by_cell if s.margin is not None},
         "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
+        "software_changes": {
+            rows_by_id[cell_id].cell.key: [asdict(one) for one in changes]
+            for cell_id, changes in found.changes.items()
+        },
         "other_fingerprints": [
             {"is_current": False, "changed": found.others.changed[trial.id]}
             | records.trial_record(trial, rows_by_id[trial.cell_id], name)
@@ -272,8 +270,7 @@ class _Remarks:
     def print_failed_repeats(self, shown: Sequence[TrialRow]) -> None:
         """Print which trials of a table have fewer runs, since repeats of them failed."""
         for trial in shown:
-            failed = [one for one in self.failed_repeats if one.trial_id == trial.id]
-            text = failed_repeats_text(trial, failed)
+            text = failed_repeats_text(trial, self.failed_repeats)
             if text is not None:
                 write_line(f"  {text}", style="yellow")
 

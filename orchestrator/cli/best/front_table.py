@@ -26,6 +26,7 @@ from orchestrator.report.fronts import (
     objective_titles,
     read_fronts,
 )
+from orchestrator.report.remarks import failed_repeats_text
 from orchestrator.report.software_change import software_changes
 
 if TYPE_CHECKING:
@@ -41,8 +42,14 @@ def show_fronts(sweep: str | None, format: Format, db: str | None) -> None:
         row = select_sweep(store, sweep)
         fronts = read_fronts(store, row)
         changes = software_changes(store, row.id, row.name)
+        failed = store.failed_repeats(row.id)
     _write(format, row.name, fronts)
     if format is Format.TABLE:
+        for front in fronts:
+            for point in front.points:
+                text = failed_repeats_text(point.trial, failed) if point.is_on_front else None
+                if text is not None:
+                    write_line(text, style="yellow")
         for change in changes:
             write_line(change.sentences(), style="yellow")
 

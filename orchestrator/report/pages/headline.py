@@ -12,6 +12,7 @@ from orchestrator.report.other_conditions import fastest_of_others, with_changes
 from orchestrator.report.ranking import DRIFT_TITLES, MAX_TIED_SHOWN, Ranking
 from orchestrator.report.remarks import (
     ended_early_text,
+    failed_repeats_text,
     implausible_text,
     load_text,
     unknown_interval_text,
@@ -66,7 +67,8 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
     title, ranking = cell_title(status.cell), sweep.rankings.get(status.cell.id)
     of_cell = [one.trial for one in sweep.of_cell(status.cell.id)]
     others = with_changes(fastest_of_others(of_cell), [status.cell], sweep.fingerprints)
-    remarks = [*_left_out(of_cell), *others.lines(status.cell.id)]
+    changes = [change.sentences() for change in sweep.changes.get(status.cell.id, ())]
+    remarks = [*changes, *_left_out(of_cell), *others.lines(status.cell.id)]
     if ranking is None or not ranking.leading:
         return CellHeadline(
             title=title, sweep=sweep.name, verdict=why_no_best(status), remarks=remarks
@@ -80,6 +82,7 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
     known = [advice, load_text(shown), ranking.drift]
     if without_drift is not None:
         known += [unknown_interval_text(ranking, shown), without_drift.remark]
+    known += [failed_repeats_text(trial, sweep.failed_repeats) for trial in shown]
     workload = str(sweep.sweep.conditions.get("workload"))
     return CellHeadline(
         title=title,

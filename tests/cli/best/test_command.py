@@ -5,6 +5,8 @@ from __future__ import annotations
 from db.store import Store
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
+from orchestrator.report.pages.headline import headlines
+from orchestrator.report.sweep_rows import read_rows
 from tests.cli.conftest import Sweep
 from tests.db.builders import (
     Bench,
@@ -46,7 +48,12 @@ def test_best_names_the_repeats_of_a_leading_trial_that_failed(store: Store, swe
             failure=failure(FailureKind.BAD_RESULT, message="its steps slowed down"),
             event=TrialEvent.REQUEUED,
         )
-    assert (
+    said = (
         f"2 repeats of trial {trial_id} failed, so only 1 run counts (the last with bad_result:"
         " its steps slowed down)"
-    ) in sweep("best")[0]
+    )
+    assert said in sweep("best")[0]
+    assert said in sweep("best", "--pareto")[0]
+    (row,) = store.sweeps()
+    (head,) = headlines([read_rows(store, row)])
+    assert said in head.remarks

@@ -128,6 +128,14 @@ def test_layouts_with_earlier_software_are_counted_with_what_measures_them_again
         out, _ = sweep(*command)
         assert "Of 4 measured layouts, 1 has numbers with the current code" in out
         assert "3 with an earlier one (torch 2.9.0 -> 2.13.0)" in out
+    (row,) = store.sweeps()
+    (head,) = headlines([read_rows(store, row)])
+    (line,) = [line for line in head.remarks if "sweep invalidate" in line]
+    assert line in " ".join(sweep("best")[0].split())
+    (told,) = json.loads(sweep("best", "--json")[0])["software_changes"].values()
+    (one,) = json.loads(sweep("status", "--json")[0])["sweeps"]
+    assert told == one["software_changes"]
+    assert told[0]["text"] + "." in line and told[0]["command"] in line
     assert sweep(*command_of(out))[0].startswith("3 trials will be measured again")
     out, _ = sweep("best")
     assert "3 layouts wait to be measured" in out
