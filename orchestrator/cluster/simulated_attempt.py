@@ -238,9 +238,9 @@ class _Position:
         base: float = getattr(limits, self.phase)
         # Observed steps can only raise a limit, so the exact limit is computed only here.
         if seconds > base or self.passed + seconds > limits.total:
-            until_limit, text = self._limit()
+            until_limit, name, text = self._limit()
             if seconds > until_limit:
-                return self._hangs(0, until_limit, text)
+                return self._hangs(0, until_limit, name, text)
         self.passed += seconds
         if self.phase is Phase.STEADY and seconds > (self.seen.slowest_seconds or 0.0):
             self.seen = SeenSteps(first_seconds=self.seen.first_seconds, slowest_seconds=seconds)
@@ -275,22 +275,28 @@ class _Position:
         message = f"rank 0 refused the layout in {self.phase}: {why}"
         return self._failed(FailureKind.CONFIG_REJECTED, message)
 
-    def _limit(self) -> tuple[float, str]:
-        """Return the seconds until the next limit, and the text about passing it."""
+    def _limit(self) -> tuple[float, LimitName, str]:
+        """Return the seconds until the next limit, its name, and the text about passing it."""
         request, name = self.request, LimitName(self.phase)
         is_steady = self.phase is Phase.STEADY
         in_phase = 0.0 if is_steady else self.passed - self.since
         of_phase = limit_seconds(request, name, self.seen) - in_phase
         of_total = limit_seconds(request, LimitName.TOTAL, self.seen) - self.passed
         if of_total < of_phase:
-            return of_total, passed_message(request, LimitName.TOTAL, self.seen)
+            text = passed_message(request, LimitName.TOTAL, self.seen)
+            return of_total, LimitName.TOTAL, text
         step = self.step if is_steady else None
-        return of_phase, passed_message(request, name, self.seen, step=step)
+        return of_phase, name, passed_message(request, name, self.seen, step=step)
 
-    def _hangs(self, rank: int, seconds: float, text: str) -> SimulatedEnd:
+    def _hangs(self, rank: int, seconds: float, name: LimitName, text: str) -> SimulatedEnd:
         self.passed += max(seconds, 0.0)
         evidence = Evidence(
-            rank=rank, node=self.node, timed_out=text, phase=self.phase, step=self.step
+            rank=rank,
+            node=self.node,
+            timed_out=text,
+            passed_total_limit=name is LimitName.TOTAL,
+            phase=self.phase,
+            step=self.step,
         )
         return self._end(classify(evidence))
 

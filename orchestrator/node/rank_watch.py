@@ -63,6 +63,7 @@ class RankWatch:
     seen: SeenSteps = NOTHING_SEEN
     teardown_since: float | None = None
     limit_passed: str | None = None
+    total_limit_passed: bool = False
     result: RankResult | None = None
     bad_result: str | None = None
     not_finite: str | None = None  # the result's sign of divergence
@@ -198,6 +199,7 @@ class RankWatch:
             bad_result=self.bad_result,
             not_finite=self.not_finite,
             timed_out=self.limit_passed,
+            passed_total_limit=self.total_limit_passed,
             phase=note.phase if note else self.phase,
             step=note.step if note else self.step,
             num_oom_kills=num_oom_kills,

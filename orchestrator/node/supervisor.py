@@ -79,6 +79,7 @@ class NodeGang:
         # The phase and the step of each rank then: while stacks are taken, ranks may go on.
         self._places: dict[int, tuple[Phase, int]] = {}
         self._limit_passed_at: float | None = None  # Unix time
+        self._total_limit_passed = False
 
     def run(
         self, server: RankServer, *, environment: dict[str, str], ranks: Sequence[dict[str, Any]]
@@ -112,6 +113,7 @@ class NodeGang:
         for watch, text in self._suspects:
             if not watch.measured:
                 watch.limit_passed, watch.ended_at_unix_seconds = text, self._limit_passed_at
+                watch.total_limit_passed = self._total_limit_passed
                 watch.phase, watch.step = self._places[watch.rank]
                 break
         since = [watch.teardown_since for watch in self.watches if watch.measured]
@@ -248,6 +250,7 @@ class NodeGang:
         if self._checks_total_limit and now - self._forked_at > self.total_limit_seconds:
             text = passed_message(self._order.request, LimitName.TOTAL, self._seen)
             overdue = {watch.rank: text for watch in alive}
+            self._total_limit_passed = True
         if not overdue:
             return False
         self._places = {watch.rank: (watch.phase, watch.step) for watch in alive}

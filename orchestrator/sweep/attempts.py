@@ -22,6 +22,7 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.purpose import REPEATS, Purpose
+from orchestrator.sweep.measured_code import AttemptCode
 
 
 @dataclass(eq=False, kw_only=True)
@@ -41,10 +42,7 @@ class Attempt:
     trial_id: int = 0
     # Among the attempts of its trial; 0: not in the store yet.
     number: int = 0
-    # What it measures, as it was when the attempt started.
-    code: Fingerprint | None = None
-    # The code when its first step was seen, or its end. None: neither was seen, or nobody edits it.
-    code_at_first_step: Fingerprint | None = None
+    code: AttemptCode = field(default_factory=AttemptCode)
     phase: Phase | None = None
     step: int = 0
     is_first_step_stored: bool = False
@@ -63,11 +61,6 @@ class Attempt:
     def has_loaded(self) -> bool:
         """True if its program has loaded its code: it makes steps, or has ended."""
         return self.phase in (Phase.STEADY, Phase.TEARDOWN) or self.end is not None
-
-    @property
-    def was_edited(self) -> bool:
-        """True if the code changed between its start and its first step."""
-        return self.code_at_first_step not in (None, self.code)
 
     @property
     def made_first_step(self) -> bool:
@@ -172,7 +165,7 @@ class Attempts:
         """Note that an attempt is in the store under this number, and is started."""
         self.decided.remove(attempt)
         attempt.trial_id, attempt.number, attempt.since = trial_id, number, now
-        attempt.code = code
+        attempt.code = AttemptCode(at_start=code)
         self._started[trial_id] = attempt
 
     def hear(self, event: SchedulerEvent) -> None:

@@ -148,8 +148,10 @@ class Loop:
             self._attempts.hear(event)
         if self._call.code.may_change:
             for attempt in self._attempts.running:
-                if attempt.code_at_first_step is None and attempt.has_loaded:
-                    attempt.code_at_first_step = self._call.code.as_of_now()
+                if attempt.code.at_first_step is None and attempt.has_loaded:
+                    # Once it has ended, its end is about to be judged.
+                    now = self._call.code.checked(at_once=attempt.end is not None)
+                    attempt.code = replace(attempt.code, at_first_step=now)
 
     def _record_ends(self) -> None:
         """Record how attempts ended, all of them in one commit."""
@@ -164,11 +166,14 @@ class Loop:
         for attempt in ended:
             if self._spool is not None and attempt.end is not None:
                 self._spool.drop(Spooled(attempt=attempt.number, end=attempt.end))
-        for attempt in ended:
-            assert attempt.end is not None
-            under_way = self._attempts.trials
+        for one in recorded:
+            attempt, under_way = one.attempt, self._attempts.trials
+            assert attempt.end is not None, "only what ended is recorded"
             cells = self._node_pool.ended(
-                attempt.trial_id, attempt.end, under_way, began=attempt.since
+                attempt.trial_id,
+                replace(attempt.end, failure=one.failure),
+                under_way,
+                began=attempt.since,
             )
             self._measure_again(cells)
 

@@ -8,15 +8,31 @@ from dataclasses import dataclass, field
 
 from orchestrator.core.trial.fingerprint import Fingerprint
 
-# Checking for edits takes at most this share of the time,
+# While attempts start and run, checks for edits take at most this share of the time.
 CHECKING_SHARE = 0.05
-# unless it takes no longer than this.
+# A check that takes no longer is made each time.
 ALWAYS_CHECKED_SECONDS = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptCode:
+    """The code when an attempt was started, and when its first step or its end was seen.
+
+    None: nobody edits it, or it is not known yet.
+    """
+
+    at_start: Fingerprint | None = None
+    at_first_step: Fingerprint | None = None
+
+    @property
+    def was_edited(self) -> bool:
+        """True if the code changed in between."""
+        return self.at_first_step not in (None, self.at_start)
 
 
 @dataclass(eq=False)
 class MeasuredCode:
-    """The fingerprint of the code, as of the start and the first step of each attempt.
+    """The fingerprint of the code, which a user may edit meanwhile.
 
     `edited` returns the new one if the code has changed since it was last asked, else None; without
     it the code stays the same.
@@ -33,12 +49,26 @@ class MeasuredCode:
         return self.edited is not None
 
     def as_of_now(self) -> Fingerprint:
-        """Return the code that a program loads which starts now."""
+        """Return the code that a program loads which starts now, or what was last found.
+
+        If that is older, the check after the first step finds an edit.
+        """
+        self.checked()
+        return self.now
+
+    def checked(self, *, at_once: bool = False) -> Fingerprint | None:
+        """Check for an edit and return the code. None: a check now would take too much time.
+
+        `at_once`: check whatever it takes.
+        """
+        if self.edited is None:
+            return self.now
         began = self.clock()
-        if self.edited is not None and began >= self._not_before:
-            before, self.now = self.now, self.edited() or self.now
-            ended = self.clock()
-            # An edit seldom comes alone: after one, the next start checks again.
-            if self.now == before and ended - began > ALWAYS_CHECKED_SECONDS:
-                self._not_before = ended + (ended - began) / CHECKING_SHARE
+        if began < self._not_before and not at_once:
+            return None
+        before, self.now = self.now, self.edited() or self.now
+        ended = self.clock()
+        # An edit seldom comes alone: after one, the next start checks again.
+        if self.now == before and ended - began > ALWAYS_CHECKED_SECONDS:
+            self._not_before = ended + (ended - began) / CHECKING_SHARE
         return self.now

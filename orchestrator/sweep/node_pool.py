@@ -24,6 +24,7 @@ from orchestrator.core.trial.failure_kinds import (
     ONE_NODE_KINDS,
     SUSPECT_KINDS,
     Failure,
+    FailureKind,
 )
 from orchestrator.sweep.preflight import Preflight
 
@@ -197,8 +198,11 @@ class NodePool:
 
         A trial that hung and then ended by itself elsewhere has shown that its node is at fault.
         """
-        before = self._hangs.pop(trial_id, None)
         failure, nodes = event.failure, {report.node for report in event.reports}
+        if failure is not None and failure.kind is FailureKind.EDITED:
+            # It may have hung, too.
+            return
+        before = self._hangs.pop(trial_id, None)
         if failure is not None and failure.kind in HANG_KINDS:
             if before is None and failure.node is not None and len(event.reports) == 1:
                 self._hangs[trial_id] = _Hang(

@@ -56,7 +56,7 @@ class RecordedAttempt:
 
     attempt: Attempt
     outcome: str  # in words
-    failure_kind: FailureKind | None
+    failure: Failure | None
     counts: Mapping[TrialState, int]
     num_running: int
 
@@ -176,7 +176,7 @@ class Outcomes:
                 RecordedAttempt(
                     attempt=attempt,
                     outcome=words,
-                    failure_kind=outcome.kind if isinstance(outcome, Failure) else None,
+                    failure=outcome if isinstance(outcome, Failure) else None,
                     counts=self.counts,
                     num_running=len(self._attempts.running),
                 )
@@ -275,13 +275,12 @@ class Outcomes:
             layout=layout,
             plan=self._plan,
             peaks=self._peaks,
-            code=attempt.code or self._call.code.now,
+            code=attempt.code.at_start or self._call.code.now,
+            was_edited=attempt.code.was_edited,
             device_name=self._slots.device_name,
             is_repeat=attempt.is_repeat,
             at=at,
         )
-        if attempt.was_edited:
-            verdict = verdict.of_edited(may_run_again=attempt.number == 1 or attempt.is_repeat)
         if isinstance(verdict.outcome, Measurement) and verdict.fingerprint is not None:
             # Note the peak now: the next attempt of this poll is judged with it.
             device_name = verdict.fingerprint.stack.device_name

@@ -66,7 +66,8 @@ class Recovery:
             layout=detail.trial.layout,
             plan=self.plan,
             peaks=peaks,
-            code=spooled.code or self.code,
+            code=spooled.code.at_start or self.code,
+            was_edited=spooled.code.was_edited,
             device_name=self.device_name,
             is_repeat=any(
                 one.number == spooled.attempt and one.purpose in REPEATS for one in detail.attempts

@@ -121,7 +121,7 @@ class Snapshots:
             self._ended.append(
                 TrialEnded(
                     text=line,
-                    failure_kind=one.failure_kind,
+                    failure_kind=one.failure.kind if one.failure is not None else None,
                     seconds=self._call.seconds,
                     counts=one.counts,
                     num_launched=num_launched,

@@ -10,14 +10,14 @@ import datetime as dt
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.cluster.contract import Finished
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.sweep.measured_code import AttemptCode
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ class Spooled:
     attempt: int
     end: Finished
     at: dt.datetime | None = None  # by the sweep's clock
-    # None: the code that the next call measures.
-    code: Fingerprint | None = None
+    # Without a code at its start: that of the next call.
+    code: AttemptCode = field(default_factory=AttemptCode)
 
     @property
     def name(self) -> str:

@@ -143,7 +143,9 @@ class StopRules:
                 streak.add(cell_id, failure, node=node, began=began, now=now)
                 streak.measured_layout_hung |= is_check
             return
-        if self._nothing_measured and failure.kind not in OUT_OF_MEMORY_KINDS:
+        # Repeats that fail are given up one by one; their layouts were measured by an earlier call.
+        is_telling = not is_repeat and failure.kind not in OUT_OF_MEMORY_KINDS
+        if self._nothing_measured and is_telling:
             said = re.sub(r"^rank \d+ ", "", failure.message)
             if _in_common(said, failure.kind) != self._same:
                 self._same_failures, self._same_cells, self._first_failure = 0, set(), said

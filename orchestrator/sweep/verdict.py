@@ -37,10 +37,12 @@ from orchestrator.core.trial.reserved_time import step_seconds_within
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.provenance import measured_with
 
-EDITED = (
-    "the program was edited between its start and its first step, so which code ran is not known"
+_EDITED = Failure(
+    kind=FailureKind.EDITED,
+    message="the program was edited between its start and its first step, so which code ran is not"
+    " known",
 )
-OF_PROGRAM = (Fault.LAYOUT, Fault.CODE)
+_OF_PROGRAM = (Fault.LAYOUT, Fault.CODE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +58,6 @@ class AttemptVerdict:
     # If a rank ran out of memory: the bytes that it had allocated, and its device's memory.
     peak_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
-
-    def of_edited(self, *, may_run_again: bool) -> AttemptVerdict:
-        """Return the judgement if the program was edited between its start and its first step.
-
-        Which code ran is not known. So the attempt does not count, and its trial waits for another
-        one; or if it was already the second, its numbers are not believed: a program that writes
-        its own sources would wait for ever. A failure that is not the program's stays what it is.
-        """
-        outcome = self.outcome
-        if isinstance(outcome, Failure) and POLICIES[outcome.kind].fault not in OF_PROGRAM:
-            return self
-        if may_run_again:
-            return replace(self, outcome=Failure(kind=FailureKind.CANCELLED, message=EDITED))
-        if isinstance(outcome, Measurement):
-            doubted = replace(outcome, implausible=EDITED, confident=False)
-            return replace(self, outcome=doubted)
-        return self
 
     def ended(
         self, trial_id: int, attempt: int, *, event: TrialEvent, stepped: bool = False
@@ -107,17 +92,22 @@ def judge_attempt(
     peaks: MeasuredPeaks,
     code: Fingerprint,
     device_name: str | None,
+    was_edited: bool = False,
     is_repeat: bool = False,
     at: dt.datetime | None = None,
 ) -> AttemptVerdict:
     """Judge how an attempt of a layout ended.
 
+    `code` is that at its start; `was_edited`: another one was found at its first step.
     `device_name` is the cluster's, for ranks that do not name theirs. A repeat whose numbers cannot
     be true is a bad result: the earlier measurement of its trial still counts. `at`: when it ended,
     by the sweep's clock; None: the store's clock counts.
     """
     results = end.results
     outcome = _outcome(end, results, cell=cell, layout=layout, plan=plan, peaks=peaks)
+    if was_edited and _is_of_program(outcome):
+        # Numbers of a code that is not known are nobody's.
+        outcome, results = _EDITED, ()
     if is_repeat and isinstance(outcome, Measurement) and outcome.implausible is not None:
         outcome = Failure(kind=FailureKind.BAD_RESULT, message=outcome.implausible)
     measurement = outcome if isinstance(outcome, Measurement) else None
@@ -156,6 +146,11 @@ def judge_refused(
         gpu=NO_USAGE,
         memory_by_part=None,
     )
+
+
+def _is_of_program(outcome: Measurement | Failure) -> bool:
+    """Return whether the program decides it; not its machine, and not we who ended it."""
+    return isinstance(outcome, Measurement) or POLICIES[outcome.kind].fault in _OF_PROGRAM
 
 
 def _outcome(

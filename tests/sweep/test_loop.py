@@ -30,7 +30,7 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import RecomputeMode
 from orchestrator.core.search import space
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.failure_kinds import POLICIES, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint, Software, Stack
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
@@ -39,6 +39,7 @@ from orchestrator.search.proposal import DoubtfulResult, Proposal
 from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.cell_search import PlannedSearch
 from orchestrator.sweep.cell_searches import CellSearches
+from orchestrator.sweep.measured_code import ALWAYS_CHECKED_SECONDS
 from orchestrator.sweep.progress import Snapshot, Stop, StopReason, SweepResult
 from orchestrator.sweep.run import run_sweep
 from tests.sweep.fake_scheduler import FakeScheduler, Script
@@ -898,7 +899,7 @@ def test_of_what_ends_by_one_poll_only_the_newest_software_is_compared(store: St
 
 
 def test_what_starts_after_an_edit_of_the_program_is_kept_apart(store: Store) -> None:
-    edited = CODE.model_copy(update={"dirty_diff_digest": "files:b"})
+    edited = edited_code()
     # Asked at the start of each attempt and at its first step.
     edits = [*[None] * 4, edited]
     result, scheduler = run(
@@ -910,8 +911,12 @@ def test_what_starts_after_an_edit_of_the_program_is_kept_apart(store: Store) ->
     assert not result.code_has_changed
 
 
+def edited_code(digest: str = "files:b") -> Fingerprint:
+    return CODE.model_copy(update={"dirty_diff_digest": digest})
+
+
 def test_an_attempt_that_starts_while_its_program_is_edited_runs_again(store: Store) -> None:
-    edited = CODE.model_copy(update={"dirty_diff_digest": "files:b"})
+    edited = edited_code()
     # Asked at the start of an attempt, and at its first step: that of the third comes too late.
     edits = [None, None, None, None, None, edited]
     result, scheduler = run(
@@ -923,23 +928,151 @@ def test_an_attempt_that_starts_while_its_program_is_edited_runs_again(store: St
     trials = {t.layout: t for t in store.trials(result.sweep_id)}
     assert trials[third].is_current_fingerprint
     first, second = store.trial(trials[third].id).attempts
-    assert first.failure is not None and first.failure.kind is FailureKind.CANCELLED
+    assert first.failure is not None and first.failure.kind is FailureKind.EDITED
     assert "edited between its start and its first step" in first.failure.message
     assert second.state is AttemptState.MEASURED
+    # It measured nothing, so its code is none that the sweep was measured with.
+    assert [one.dirty_diff_digest for one in store.fingerprints(result.sweep_id)] == [
+        CODE.dirty_diff_digest,
+        "files:b",
+    ]
 
 
-def test_the_numbers_of_a_program_that_writes_its_own_sources_are_not_believed(
-    store: Store,
+def test_an_edit_in_a_later_attempt_runs_again_as_in_the_first(store: Store) -> None:
+    def script(request: TrialRequest) -> float | FailureKind:
+        is_lost = request.layout.micro_batch_size == 4 and request.attempt == 1
+        return FailureKind.NODE_LOST if is_lost else fast(request)
+
+    scheduler = FakeScheduler(script)
+    edits = [edited_code()]
+
+    def edited() -> Fingerprint | None:
+        starts_again = any(attempt == 2 for _, attempt in scheduler.started)
+        return edits.pop() if edits and starts_again else None
+
+    result, _ = run(store, script, scheduler=scheduler, spec=spec(gpus=1), edited=edited)
+    (trial,) = [t for t in store.trials(result.sweep_id) if t.num_attempts == 3]
+    assert (trial.state, trial.implausible) == (TrialState.MEASURED, None)
+    kinds = [one.failure and one.failure.kind for one in store.trial(trial.id).attempts]
+    assert kinds == [FailureKind.NODE_LOST, FailureKind.EDITED, None]
+
+
+def test_an_edit_is_found_also_if_checks_take_long(store: Store) -> None:
+    class Edited(FakeScheduler):
+        """The program is edited while the second attempt starts."""
+
+        on_disk = CODE
+
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            if len(self.started) == 2:
+                self.on_disk = edited_code()
+            return super().poll(timeout_seconds)
+
+    scheduler, known = Edited(fast), [CODE]
+
+    def edited() -> Fingerprint | None:
+        time.sleep(2 * ALWAYS_CHECKED_SECONDS)
+        if scheduler.on_disk == known[-1]:
+            return None
+        known.append(scheduler.on_disk)
+        return scheduler.on_disk
+
+    result, _ = run(store, fast, scheduler=scheduler, spec=spec(gpus=1), edited=edited)
+    first, second, *_ = store.trials(result.sweep_id)
+    assert (first.num_attempts, second.num_attempts) == (1, 2)
+    assert not first.is_current_fingerprint and second.is_current_fingerprint
+
+
+def test_an_edit_is_kept_with_an_end_that_the_store_did_not_get(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    edits = [None, edited_code()]
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "record_ends", away)
+        with pytest.raises(StoreUnavailable):
+            run(
+                store,
+                fast,
+                spec=spec(gpus=1),
+                edited=lambda: edits.pop(0) if edits else None,
+                run_root=lambda _: tmp_path,
+            )
+    result, _ = run(store, fast, spec=spec(gpus=1), run_root=lambda _: tmp_path)
+    (again,) = [t for t in store.trials(result.sweep_id) if t.num_attempts == 2]
+    kinds = [one.failure and one.failure.kind for one in store.trial(again.id).attempts]
+    assert kinds == [FailureKind.EDITED, None]
+
+
+def test_repeats_of_a_program_that_writes_its_own_sources_end(store: Store) -> None:
+    run(store, fast, spec=spec(gpus=1))
+    codes = iter(range(1000))
+    result, scheduler = run(
+        store,
+        fast,
+        spec=spec(gpus=1, repeats=2),
+        edited=lambda: edited_code(f"files:{next(codes)}"),
+    )
+    repeats = Counter(layout for layout, _ in scheduler.started)
+    assert repeats and max(repeats.values()) == 1 + POLICIES[FailureKind.EDITED].max_retries
+    failed = store.failed_repeats(result.sweep_id)
+    assert {one.failure_kind for one in failed} == {FailureKind.EDITED}
+    assert states(store) == {TrialState.MEASURED: 6}
+
+
+def test_hangs_of_a_program_that_was_edited_are_not_the_nodes_fault(store: Store) -> None:
+    class Edited(FakeScheduler):
+        """The program is edited while it starts on n1, where it then hangs."""
+
+        on_disk, stepped = CODE, False
+
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            if self.stepped or len(self._running) < 4:
+                self.on_disk = edited_code() if self.stepped else CODE
+                ended = []
+                while self._running:
+                    ended += super().poll(timeout_seconds)
+                return ended
+            self.stepped = True
+            return [
+                Progressed(trial_id=trial_id, phase=Phase.STEADY, step=1)
+                for trial_id, nodes in self.nodes_of.items()
+                if list(nodes) == ["n0"]
+            ]
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        hangs = request.trial_id in (3, 4) and request.attempt == 1
+        return FailureKind.HUNG if hangs else fast(request)
+
+    scheduler = Edited(script, device=Device.CUDA, nodes={"n0": 2, "n1": 2})
+    known = [CODE]
+
+    def edited() -> Fingerprint | None:
+        if scheduler.on_disk == known[-1]:
+            return None
+        known.append(scheduler.on_disk)
+        return scheduler.on_disk
+
+    result, _ = run(
+        store, script, scheduler=scheduler, spec=spec(gpus=1, gpus_per_node=2), edited=edited
+    )
+    for trial_id in (3, 4):
+        first, second = store.trial(trial_id).attempts
+        assert first.failure is not None and first.failure.kind is FailureKind.EDITED
+        assert first.nodes == ("n1",) and second.state is AttemptState.MEASURED
+    assert store.benches(result.sweep_id) == []
+
+
+def test_a_program_that_writes_its_own_sources_ends_the_call(store: Store) -> None:
     codes = iter(range(100))
-
-    def written() -> Fingerprint:
-        return CODE.model_copy(update={"dirty_diff_digest": f"files:{next(codes)}"})
-
     with pytest.raises(UsageInvalid, match="edited between its start and its first step"):
-        run(store, fast, spec=spec(gpus=1), edited=written)
-    rows = [t for t in store.trials(store.sweep_named("t").id) if t.num_attempts]
-    assert rows and all(t.num_attempts == 2 and t.implausible for t in rows)
+        run(store, fast, spec=spec(gpus=1), edited=lambda: edited_code(f"files:{next(codes)}"))
+    first, *_ = store.trials(store.sweep_named("t").id)
+    assert (first.state, first.failure_kind) == (TrialState.FAILED, FailureKind.EDITED)
+    assert first.num_attempts == 1 + POLICIES[FailureKind.EDITED].max_retries
 
 
 def test_an_edit_while_the_winner_is_confirmed_ends_that_and_is_said(store: Store) -> None:

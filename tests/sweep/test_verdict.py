@@ -7,7 +7,6 @@ from itertools import accumulate
 
 import pytest
 
-from db.write.writes import NO_USAGE
 from orchestrator.cluster.contract import Finished
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
@@ -80,20 +79,25 @@ def slowing_down(load: MachineLoad) -> Finished:
     return Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=ends[-1])
 
 
-@pytest.mark.parametrize(("others", "is_implausible"), [(0.0, True), (1.8, False)])
-def test_a_program_that_others_slowed_down_is_not_blamed(
-    others: float, is_implausible: bool
-) -> None:
-    load = MachineLoad(cpu_cores=2, own_cpu_cores=0.2, sweep_cpu_cores=0.0, others_cpu_cores=others)
-    verdict = judge_attempt(
-        slowing_down(load),
+def judged(end: Finished, *, was_edited: bool = False) -> AttemptVerdict:
+    return judge_attempt(
+        end,
         cell=cell(num_gpus=1, global_batch_size=1),
         layout=Layout(),
         plan=MeasurementPlan(warmup_steps=2, min_steps=8, max_steps=30, relative_confidence=0.02),
         peaks=MeasuredPeaks([], device_name=None),
         code=Fingerprint(orchestrator_version="test"),
         device_name=None,
+        was_edited=was_edited,
     )
+
+
+@pytest.mark.parametrize(("others", "is_implausible"), [(0.0, True), (1.8, False)])
+def test_a_program_that_others_slowed_down_is_not_blamed(
+    others: float, is_implausible: bool
+) -> None:
+    load = MachineLoad(cpu_cores=2, own_cpu_cores=0.2, sweep_cpu_cores=0.0, others_cpu_cores=others)
+    verdict = judged(slowing_down(load))
     assert isinstance(verdict.outcome, Measurement)
     assert (verdict.outcome.implausible is not None) is is_implausible
 
@@ -101,17 +105,22 @@ def test_a_program_that_others_slowed_down_is_not_blamed(
 @pytest.mark.parametrize(
     ("kind", "kept"),
     [
-        (FailureKind.USER_ERROR, FailureKind.CANCELLED),
-        (FailureKind.OOM_GPU, FailureKind.CANCELLED),
+        (None, FailureKind.EDITED),
+        (FailureKind.USER_ERROR, FailureKind.EDITED),
+        (FailureKind.OOM_GPU, FailureKind.EDITED),
         (FailureKind.NODE_LOST, FailureKind.NODE_LOST),
         (FailureKind.PREEMPTED, FailureKind.PREEMPTED),
+        (FailureKind.CANCELLED, FailureKind.CANCELLED),
     ],
 )
-def test_an_edit_explains_no_failure_of_the_machine(kind: FailureKind, kept: FailureKind) -> None:
-    failure = Failure(kind=kind, message="m")
-    verdict = AttemptVerdict(
-        outcome=failure, fingerprint=None, facts={}, gpu=NO_USAGE, memory_by_part=None
-    )
-    again, last = (verdict.of_edited(may_run_again=may) for may in (True, False))
-    assert isinstance(again.outcome, Failure) and again.outcome.kind is kept
-    assert last.outcome == failure
+def test_an_edit_explains_no_failure_of_the_machine(
+    kind: FailureKind | None, kept: FailureKind
+) -> None:
+    failure = None if kind is None else Failure(kind=kind, message="m")
+    end = replace(slowing_down(MachineLoad()), failure=failure)
+    verdict = judged(end, was_edited=True)
+    assert isinstance(verdict.outcome, Failure) and verdict.outcome.kind is kept
+    # Nothing was measured, and with no code that is known.
+    assert verdict.facts.get("timed_seconds") is None
+    assert kept is not FailureKind.EDITED or verdict.facts["fingerprint"] is None
+    assert verdict.facts["gpu_seconds"] == end.gpu_seconds

@@ -31,6 +31,7 @@ class FailureKind(StrEnum):
     LAUNCH_FAILED = "launch_failed"
     NODE_LOST = "node_lost"
     ORCHESTRATOR_LOST = "orchestrator_lost"
+    EDITED = "edited"
     CANCELLED = "cancelled"
 
 
@@ -204,11 +205,18 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         ),
         _K.CANCELLED: Policy(
             fault=Fault.NOBODY,
-            means=(
-                "ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`; or the program was"
-                " edited between its start and its first step"
-            ),
-            fix="nothing: after an edit it runs again at once, else by the next `sweep run`",
+            means="ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`",
+            fix="nothing: it runs again by the next `sweep run`",
+        ),
+        # A person seldom edits three starts of one trial: a program that writes its own sources
+        # would run for ever.
+        _K.EDITED: Policy(
+            fault=Fault.CODE,
+            max_retries=2,
+            means="the program was edited between the attempt's start and its first step, so it is "
+            "not known which code ran",
+            fix="nothing after an edit of yours: it runs again. A program that changes its own "
+            "sources fails so each time: let it write under `{run_dir}`",
         ),
     }
 )

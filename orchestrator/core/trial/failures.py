@@ -38,6 +38,7 @@ class Evidence:
     bad_result: str | None = None  # why its result is not valid
     not_finite: str | None = None  # which number is NaN or infinite
     timed_out: str | None = None  # "first_step limit of 300 s"
+    passed_total_limit: bool = False  # that of the whole attempt
     phase: str = "start"
     step: int = 0
     num_oom_kills: int = 0  # by the kernel in our cgroup
@@ -50,8 +51,6 @@ class Evidence:
     log_path: str = ""
 
 
-# The message of limits.py, which imports protocol, about the limit of a whole attempt.
-_TOTAL_LIMIT = re.compile(r"\btotal limit of ")
 # Values of protocol.Phase, which imports this module.
 _PHASES_BEFORE_THE_FIRST_STEP = frozenset({"start", "rendezvous"})
 
@@ -147,7 +146,7 @@ def classify(evidence: Evidence) -> Failure:
 
 
 def _what_it_did(kind: FailureKind, evidence: Evidence) -> str:
-    if kind is _K.HUNG and _TOTAL_LIMIT.search(evidence.timed_out or ""):
+    if kind is _K.HUNG and evidence.passed_total_limit:
         # It may have made progress all the time.
         at_step = f", at step {evidence.step}" if evidence.step else ""
         return f"was still in {evidence.phase}{at_step}"
