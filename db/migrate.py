@@ -48,7 +48,7 @@ def ensure_head(database: Database, *, to_read: bool = False) -> None:
 
 
 def upgrade(database_url: str | None) -> tuple[str | None, str, Path | None]:
-    """Bring a database to this code's schema, after a copy of a SQLite file.
+    """Bring a database to this code's schema, after a copy of a SQLite file that will change.
 
     Returns the versions before and after, and the path of the copy. Raises StoreUnavailable if its
     version cannot be upgraded.
@@ -60,7 +60,7 @@ def upgrade(database_url: str | None) -> tuple[str | None, str, Path | None]:
             before = _refuse_foreign(database)
         if before is not None and not schema.FIRST_VERSION <= before <= schema.SCHEMA_VERSION:
             raise StoreUnavailable(_mismatch(url.display(database.url), before))
-        copy = _back_up(database, before)
+        copy = _back_up(database, before) if before != schema.SCHEMA_VERSION else None
         after = database.write(lambda connection, change: _move(connection), durable=True)
         return before, after, copy
     finally:

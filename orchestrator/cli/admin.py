@@ -16,6 +16,7 @@ from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow
+    from db.store import Store
     from db.types import StopRequest
 
 
@@ -93,29 +94,42 @@ def invalidate(
         ),
     ],
     sweep: Annotated[
-        str | None, typer.Option("--sweep", metavar="SWEEP", help="Only trials of this sweep.")
+        str | None,
+        typer.Option(
+            "--sweep",
+            metavar="SWEEP",
+            help="The sweep's name. Default: the newest sweep that is not simulated.",
+        ),
     ] = None,
+    all_sweeps: Annotated[
+        bool, typer.Option("--all-sweeps", help="Trials of every sweep of the store.")
+    ] = False,
     yes: Yes = False,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Have the trials that match a condition measured again.
+    """Have the trials of a sweep that match a condition measured again.
 
     Their old numbers stay in the store but no longer count. If a trial that ran out of memory is
     invalidated, so are the layouts that were skipped because of it.
 
     Examples:
       sweep invalidate --where 'not is_current_fingerprint' --sweep 8b
-      sweep invalidate --where "torch like '2.9.%'"
+      sweep invalidate --where "torch like '2.9.%'" --all-sweeps
       sweep invalidate --where "failure_kind = 'nccl'" --yes
       sweep invalidate --where 'trial_id = 17'
     """
+    if all_sweeps and sweep is not None:
+        raise UsageInvalid("--all-sweeps and --sweep exclude each other: leave one of them out")
     with writable_store(db) as store:
+        if not all_sweeps:
+            sweep = select_sweep(store, sweep).name
         counts = store.count_repeatable(where, sweep=sweep)
         total = sum(counts.values())
         if total and not as_json:
             states = [f"{n} {state.replace('_', ' ')}" for state, n in sorted(counts.items())]
-            note(f"{counted(total, 'matching trial')}: {', '.join(states)}")
+            matching = f"{counted(total, 'matching trial')} of {_sweeps_text(store, where, sweep)}"
+            note(f"{matching}: {', '.join(states)}")
         if total and not yes:
             _confirm(total, as_json=as_json)
         num_invalidated = store.invalidate(where, sweep=sweep) if total else 0
@@ -129,6 +143,16 @@ def invalidate(
         write_line(
             "No measured, out-of-memory, failed or pruned trial matches: nothing was changed."
         )
+
+
+def _sweeps_text(store: Store, where: str, sweep: str | None) -> str:
+    """Name the sweep, or all that have matching trials, with their numbers."""
+    if sweep is not None:
+        return f"sweep {sweep}"
+    found = {one.name: store.count_repeatable(where, sweep=one.name) for one in store.sweeps()}
+    nums = {name: sum(counts.values()) for name, counts in found.items() if counts}
+    names = ", ".join(f"{name} ({num})" for name, num in nums.items())
+    return f"{counted(len(nums), 'sweep')}, {names}"
 
 
 def _confirm(total: int, *, as_json: bool) -> None:

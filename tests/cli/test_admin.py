@@ -39,7 +39,7 @@ def test_invalidate_counts_asks_and_touches_only_what_matches(store: Store, swee
     store.release(bench.sweep_id, bench.epoch)
     # Stdin is no terminal: nobody can answer.
     _, err = sweep("invalidate", "--where", "not is_current_fingerprint", code=2)
-    assert "1 matching trial: 1 measured" in err
+    assert "1 matching trial of sweep tiny: 1 measured" in err
     assert "add --yes" in err
     assert store.trial(old).trial.state is TrialState.MEASURED
     out, _ = sweep("invalidate", "--where", "not is_current_fingerprint", "--yes")
@@ -62,6 +62,20 @@ def test_invalidate_can_be_kept_to_one_sweep(store: Store, sweep: Sweep) -> None
         TrialState.MEASURED,
         TrialState.QUEUED,
     ]
+
+
+def test_invalidate_takes_the_newest_sweep_or_all_that_it_names(store: Store, sweep: Sweep) -> None:
+    benches = [Bench.on(store, name) for name in ("one", "two", "three")]
+    for bench, sizes in zip(benches, ([1, 2], [1], [1]), strict=True):
+        for size in sizes:
+            bench.measure(size)
+        store.release(bench.sweep_id, bench.epoch)
+    _, err = sweep("invalidate", "--where", "mfu > 0.1", "--yes")
+    assert "1 matching trial of sweep three: 1 measured" in err
+    _, err = sweep("invalidate", "--where", "mfu > 0.1", "--yes", "--all-sweeps")
+    assert "3 matching trials of 2 sweeps, two (1), one (2): 3 measured" in err
+    _, err = sweep("invalidate", "--where", "1=1", "--sweep", "one", "--all-sweeps", code=2)
+    assert "--all-sweeps and --sweep exclude each other" in err
 
 
 @pytest.mark.parametrize(
@@ -93,5 +107,6 @@ def test_invalidate_is_refused_while_an_orchestrator_works(store: Store, sweep: 
 
 def test_db_upgrade_of_a_current_database_changes_nothing(store: Store, sweep: Sweep) -> None:
     assert "already" in sweep("db", "upgrade")[0]
+    assert json.loads(sweep("db", "upgrade", "--json")[0])["copy"] is None
     found = json.loads(sweep("db", "upgrade", "--json")[0])
     assert found["version_before"] == found["version_after"]

@@ -96,18 +96,32 @@ def test_a_store_from_before_the_first_release_is_refused_by_all(store_url: str)
         )
 
 
-def test_an_upgrade_of_the_newest_changes_nothing_and_copies_a_sqlite_file_first(
-    sqlite_url: str,
-) -> None:
+def test_an_upgrade_of_the_newest_changes_nothing_and_copies_nothing(sqlite_url: str) -> None:
     with Store.open(sqlite_url) as store:
         trial_id = Bench.on(store).measure()
-    before, after, copy = migrate.upgrade(sqlite_url)
-    assert before == after == schema.SCHEMA_VERSION
-    assert copy is not None
-    for place in (sqlite_url, f"sqlite:///{copy}"):
-        assert readonly.query(place, "SELECT trial_id, state FROM v_trial").rows == [
-            (trial_id, "measured")
-        ]
+    assert migrate.upgrade(sqlite_url) == (schema.SCHEMA_VERSION, schema.SCHEMA_VERSION, None)
+    query = "SELECT trial_id, state FROM v_trial"
+    assert readonly.query(sqlite_url, query).rows == [(trial_id, "measured")]
+
+
+def test_a_sqlite_file_is_copied_before_an_upgrade_changes_anything(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moves(connection: object) -> str:
+        raise StoreUnavailable("the disk is full")
+
+    with Store.open(sqlite_url) as store:
+        trial_id = Bench.on(store).measure()
+    run(sqlite_url, "UPDATE alembic_version SET version_num = '0013'")
+    monkeypatch.setattr(schema, "FIRST_VERSION", "0013")
+    monkeypatch.setattr(migrate, "_move", moves)
+    with pytest.raises(StoreUnavailable, match="the disk is full"):
+        migrate.upgrade(sqlite_url)
+    folder = Path(sqlite_url.removeprefix("sqlite:///")).parent
+    (copy,) = folder.glob("*.0013.*.backup")
+    run(f"sqlite:///{copy}", f"UPDATE alembic_version SET version_num = '{schema.SCHEMA_VERSION}'")
+    query = "SELECT trial_id, state FROM v_trial"
+    assert readonly.query(f"sqlite:///{copy}", query).rows == [(trial_id, "measured")]
 
 
 @pytest.mark.parametrize(
