@@ -14,7 +14,7 @@ from orchestrator.core.physics.collective_group import ring_seconds
 from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.physics.links import Network, fit_links, network_of
 from orchestrator.core.physics.memory import predict_memory
-from orchestrator.core.physics.observation import Observation
+from orchestrator.core.physics.observation import Observation, by_cell
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, left_out_errors, places_of
 from orchestrator.core.physics.robust_fit import fit, jacobian, robust_sd
@@ -435,6 +435,32 @@ def test_rows_of_a_cell_weigh_less_the_more_they_are() -> None:
     assert (found.num_times, found.num_peaks, found.num_out_of_memory) == (3, 3, 0)
     two = calibrate([*rows, *exact(cell(batch=32), 1, 2)], Calibration.prior())
     assert two.step_residual_sd == pytest.approx(0.2 * sqrt(5 / (5 + 3 / 1.2 + 2 / 1.1)), rel=1e-3)
+
+
+def test_a_step_is_that_of_the_trainer_that_was_timed() -> None:
+    """A row that names none was timed with the trainer that is calibrated."""
+    named, other = Trainer(reduce_bytes=4.0), Trainer(reduce_bytes=8.0)
+    problem = cell(4)
+    of = Layout(data_parallel_size=4, grad_accum_steps=4)
+    rows = [
+        Observation(
+            cell=problem,
+            layout=of,
+            hardware=H100,
+            gpus_per_node=8,
+            step_seconds=1.0,
+            trainer=trainer,
+        )
+        for trainer in (named, None)
+    ]
+    (group,) = by_cell(rows)
+    found = group.step_time_model(other).seconds(StepTimeConstants()).total
+    expected = [
+        predict_step_time(LayoutTable.of([of]), problem, H100, gpus_per_node=8, trainer=each).total
+        for each in (named, other)
+    ]
+    assert found == pytest.approx(np.concatenate(expected))
+    assert found[0] != found[1]
 
 
 def test_a_single_row_that_is_as_predicted_moves_no_constant() -> None:

@@ -67,8 +67,10 @@ def test_a_mode_that_was_not_traced_counts_as_not_recomputed() -> None:
         for mode in ("selective_attention", "selective_ops", "selective_ops:16"):
             layout = Layout(tensor_parallel_size=size, recompute=Recompute.parse(mode))
             assert predict(layout).total == predict(Layout(tensor_parallel_size=size)).total
-    with pytest.raises(ValueError, match="none is missing"):
+    with pytest.raises(ValueError, match="traced modes full: none is missing"):
         TracedMemory(modes=(("full", FULL),))
+    with pytest.raises(ValueError, match="traced modes empty: none is missing"):
+        TracedMemory(modes=())
 
 
 @pytest.mark.parametrize("mode", ["none", "full"])
