@@ -371,12 +371,12 @@ def test_stages_of_unequal_depth_are_legal() -> None:
 
 def test_the_shortest_pipeline_feed_is_one_less_than_the_stages() -> None:
     cell_space = enumerated(
-        global_batch_size=21, axes={"pipeline_parallel_size": 8, "micro_batch_size": [1, 3, 7]}
+        global_batch_size=42, axes={"pipeline_parallel_size": 8, "micro_batch_size": [1, 6, 7]}
     )
-    # 7 = 8 - 1 is enough, 3 is not.
+    # 7 = 8 - 1 is enough, 6 is not.
     assert {x.grad_accum_steps for x in layouts(cell_space)} == {
         7,
-        21,
+        42,
     }
 
 
@@ -408,9 +408,15 @@ def test_auto_is_one_schedule_of_each_kind() -> None:
     }
 
 
-def test_zero_over_context_parallel_ranks_is_no_duplicate() -> None:
+@pytest.mark.parametrize(("replicas", "context", "tensor"), [(1, 8, 1), (2, 2, 2), (8, 1, 1)])
+def test_zero_over_several_ranks_is_no_duplicate(replicas: int, context: int, tensor: int) -> None:
     cell_space = enumerated(
-        axes={"data_parallel_size": 1, "context_parallel_size": 8, "zero_stage": [0, 1]}
+        axes={
+            "data_parallel_size": replicas,
+            "context_parallel_size": context,
+            "tensor_parallel_size": tensor,
+            "zero_stage": [0, 1],
+        }
     )
     assert {x.zero_stage for x in layouts(cell_space)} == {0, 1}
 
