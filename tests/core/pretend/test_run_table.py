@@ -111,6 +111,35 @@ def test_a_mistake_is_told_with_line_column_and_rule(change: dict[str, str], tol
         read({}, change)
 
 
+@pytest.mark.parametrize(("text", "stage"), [("", 0), ("0", 0), ("1", 1), ("2.0", 2), ("3", 3)])
+def test_a_stage_of_zero_is_one_of_four(text: str, stage: int) -> None:
+    (run,) = read({"zero_stage": text})
+    assert run.layout is not None and run.layout.zero_stage == stage
+    for wrong in ("0.5", "4"):
+        with pytest.raises(TableInvalid, match="expected 0, 1, 2 or 3"):
+            read({"zero_stage": wrong})
+
+
+def test_time_and_speed_follow_from_each_other() -> None:
+    """64 sequences of 4,096 tokens on 8 GPUs in 2 s."""
+    (run,) = read({"step_time_s": "", "tokens_per_s_per_gpu": "16384"})
+    assert (run.step_seconds, run.tokens_per_second_per_gpu) == (2.0, 16384.0)
+    (both,) = read({"step_time_s": "2.0", "tokens_per_s_per_gpu": "16000"})
+    assert (both.step_seconds, both.tokens_per_second_per_gpu) == (2.0, 16000.0)
+    for unknown in ({"seq_len": "", "replay": "False"}, {"gbs": "", "replay": "False"}):
+        (run,) = read(unknown)
+        assert (run.step_seconds, run.tokens_per_second_per_gpu) == (2.0, None)
+
+
+@pytest.mark.parametrize("word", ["True", "1", "yes"])
+def test_a_row_is_replayed_if_it_says_so(word: str) -> None:
+    assert read({"replay": word})[0].replay
+    assert not read({"replay": "no"})[0].replay
+    (run,) = read({"cp": "", "gpus_per_node": "", "replay": word})
+    assert run.layout is not None and run.layout.context_parallel_size == 1
+    assert run.gpus_per_node == 8
+
+
 def test_a_row_that_is_not_replayed_may_leave_its_layout_open() -> None:
     (run,) = read({"grad_acc": "", "replay": "False"})
     assert run.layout is None

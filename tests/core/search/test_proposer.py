@@ -813,11 +813,13 @@ def test_a_result_is_doubted_if_it_is_a_third_worse(factor: float, *, is_doubted
     assert (found is not None) is is_doubted
 
 
-def test_a_failure_is_noise_a_level_of_the_cell_or_the_layout_s_own() -> None:
-    """Standard deviations of 0.25, 0.1 and 0.3 around a chance of 10 %."""
-    proposer = Proposer(Lattice(axes=()), seed=0)
+@pytest.mark.parametrize("num_axes", [0, 1, 2])
+def test_a_failure_is_noise_a_level_of_the_cell_or_the_layout_s_own(num_axes: int) -> None:
+    """Standard deviations of 0.25, 0.1 and 0.3 around a chance of 10 %, and 0.2 of each axis."""
+    axes = tuple(LatticeAxis.of_words(f"axis {n}", ["a"]) for n in range(num_axes))
+    proposer = Proposer(Lattice(axes=axes), seed=0)
     proposer.tell(Told(row=0))
-    own = 0.3**2 + 0.1**2
+    own = 0.3**2 + 0.1**2 + num_axes * 0.2**2
     found = proposer.choose(np.array([True])).fails
     assert found == pytest.approx(0.1 + 0.9 * own / (own + 0.25**2), rel=1e-4)
 

@@ -51,6 +51,45 @@ def test_a_secret_is_found_in_every_form(form: str) -> None:
     assert not any(part in shown for part in ("c4nary", "YzRuYXJ5", "63346e617279"))
 
 
+ODD = "pä\"s's\t\\c4nary"
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "shown"),
+    [
+        (ODD, json.dumps({"key": ODD}), '{"key": "***"}'),
+        (ODD, json.dumps({"key": ODD}, ensure_ascii=False), '{"key": "***"}'),
+        (ODD, repr([ODD]), "['***']"),
+        (ODD, f"<{quote(ODD)}>", "<***>"),
+        (ODD, f"<{quote(ODD, safe='').lower()}>", "<***>"),
+        (ODD, f"<{ODD.encode().hex()}>", "<***>"),
+        (ODD, f"<{ODD.encode().hex().upper()}>", "<***>"),
+        ("a b c4nary", "<a+b+c4nary>", "<***>"),
+        # For printf, and as a program decodes it.
+        ("50% c4nary", "<50%% c4nary>", "<***>"),
+        ("p%40 c4nary", "<p@ c4nary>", "<***>"),
+    ],
+)
+def test_nothing_but_the_secret_is_removed(value: str, text: str, shown: str) -> None:
+    assert Secrets({"KEY": value}).redact(text) == shown
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2, 3])
+@pytest.mark.parametrize("value", [TOKEN, f"{TOKEN}x", f"{TOKEN}xy"])
+def test_in_base64_the_characters_that_encode_the_secret_alone_are_removed(
+    value: str, num_before: int
+) -> None:
+    """They are those that do not depend on the bytes around it."""
+    num_behind = -(num_before + len(value)) % 3 or 3
+    low, high = (
+        base64.b64encode(byte * num_before + value.encode() + byte * num_behind).decode()
+        for byte in (b"\x00", b"\xff")
+    )
+    own = [place for place, (one, other) in enumerate(zip(low, high, strict=True)) if one == other]
+    expected = f"{low[: own[0]]}***{low[own[-1] + 1 :]}"
+    assert Secrets({"KEY": value}).redact(low) == expected
+
+
 @pytest.mark.parametrize(
     ("value", "text", "shown"),
     [
