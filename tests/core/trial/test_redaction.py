@@ -153,6 +153,29 @@ def test_a_secret_that_has_come_whole_is_not_held_back() -> None:
     assert stream.take(f"; {TOKEN}; done".encode()) == b"; ***; done"
 
 
+def test_a_word_is_a_secret_once_the_next_character_is_none_of_a_word() -> None:
+    secrets = Secrets({"PW": "rust", "TOKEN": TOKEN})
+    for behind, shown in ((b"y", b"rusty"), (b".", b"***.")):
+        stream = SecretStream(secrets)
+        assert stream.take(b"no rust") == b"no "
+        assert stream.take(behind) == shown
+    # The next one is held back since it may begin the other secret.
+    stream = SecretStream(secrets)
+    assert stream.take(b"rusth") + stream.take(b"y") == b"rusthy"
+
+
+@pytest.mark.parametrize("line_break", ["\r\n", "\n", "\\n", "\\r\\n"])
+def test_a_secret_with_a_line_break_behind_each_character_is_held_back_whole(
+    line_break: str,
+) -> None:
+    """Wherever a piece ends: in an escaped line break as well."""
+    broken = line_break.join(TOKEN).encode()
+    for end in range(1, len(broken)):
+        stream = SecretStream(Secrets({"TOKEN": TOKEN}))
+        assert stream.take(broken[:end]) == b""
+        assert stream.take(broken[end:]) == b"***"
+
+
 def test_a_secret_is_not_cut_where_another_may_begin() -> None:
     """The last four characters of the one are the first of the other."""
     one, other = "Xk3mPq9vLw2z7Rt5", "7Rt5Hn8cYb4dFg6s"
