@@ -26,6 +26,7 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.failures import proves_out_of_memory
+from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import Device, MeasurementPlan
 from tests import measured_table
 
@@ -130,6 +131,14 @@ def test_a_run_that_ended_well_returns_its_numbers() -> None:
     assert result.peak_memory_allocated_bytes is None
     assert result.peak_flops == DEVICES["h100-sxm"].peak_flops[Precision.BF16]
     assert reserved_gpu_seconds(run, PLAN) == pytest.approx((60 + 8 * 4.4) * 8)
+
+
+@pytest.mark.parametrize("length", [200, 201])
+def test_a_long_name_of_hardware_is_cut(length: int) -> None:
+    found = table()
+    (cell,) = sweep_of(found).cells()
+    run = replace(found.run(cell, BEST), hardware="h" * length)
+    assert replayed_result(run, found.device).stack == Stack(device_name="h" * 200)
 
 
 def test_a_time_that_no_device_could_reach_has_no_mfu() -> None:
