@@ -485,10 +485,12 @@ def test_rows_of_several_trainers_are_joined() -> None:
             (alike, OURS),
         )
     ]
-    joined = StepTimeModel.joined(models).seconds(NOTHING)
-    for part in ("total", "recompute", "data_parallel", "optimizer"):
-        alone = np.concatenate([getattr(model.seconds(NOTHING), part) for model in models])
-        assert getattr(joined, part) == pytest.approx(alone)
+    # All of them, and those with such neighbours alone.
+    for some in (models, models[1::2]):
+        joined = StepTimeModel.joined(some).seconds(NOTHING)
+        for part in ("total", "recompute", "data_parallel", "optimizer"):
+            alone = np.concatenate([getattr(model.seconds(NOTHING), part) for model in some])
+            assert getattr(joined, part) == pytest.approx(alone)
     assert StepTimeModel.joined(models[1:2]).sharded is None
 
 
