@@ -522,3 +522,49 @@ def test_llm_foundry_recomputes_with_fsdp_of_several_gpus_only(
         job(cell=cell, recompute="full", gpus_per_node=num_gpus), Framework.LLM_FOUNDRY
     )
     assert ("recompute" not in found.impossible) is is_possible
+
+
+def test_torchtitan_replicates_below_zero_2_and_shards_from_it_on() -> None:
+    for stage, replicas, shards in ((0, 16, 1), (2, 1, 16), (3, 1, 16)):
+        assert said(Framework.TORCHTITAN, "data_parallel_size", zero_stage=stage) == {
+            "parallelism.data_parallel_replicate_degree": replicas,
+            "parallelism.data_parallel_shard_degree": shards,
+        }
+
+
+def test_megatron_shards_states_by_its_optimizer_and_more_by_its_fsdp() -> None:
+    assert said(Framework.MEGATRON, "zero_stage") == {}
+    states = {"use-distributed-optimizer": True}
+    assert said(Framework.MEGATRON, "zero_stage", zero_stage=1) == states
+    for stage, strategy in ((2, "optim_grads"), (3, "optim_grads_params")):
+        assert said(Framework.MEGATRON, "zero_stage", zero_stage=stage) == {
+            **states,
+            "use-megatron-fsdp": True,
+            "data-parallel-sharding-strategy": strategy,
+            "no-gradient-accumulation-fusion": True,
+            "ckpt-format": "fsdp_dtensor",
+        }
+
+
+def test_megatron_s_fp8_is_beside_bf16() -> None:
+    found = said(Framework.MEGATRON, "precision", precision=Precision.FP8)
+    assert found == {"bf16": True, "fp8-format": "hybrid"}
+
+
+def test_deepspeed_s_tensor_parallelism_goes_with_all_stages_but_the_third() -> None:
+    rule = TABLES[Framework.DEEPSPEED].rules["tensor_parallel_size"]
+    for stage in range(4):
+        found = rule(job(tensor_parallel_size=2, zero_stage=stage))
+        assert (found.impossible is None) is (stage < 3)
+        assert dict(found.settings) == ({"tensor_parallel.autotp_size": 2} if stage < 3 else {})
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_transformers_recomputes_by_fsdp_from_stage_2_on_and_else_by_the_model(
+    recompute: str,
+) -> None:
+    is_full = recompute == "full"
+    for stage in range(4):
+        found = said(Framework.TRANSFORMERS, "recompute", recompute=recompute, zero_stage=stage)
+        by_fsdp = {"fsdp_config.activation_checkpointing": is_full, "gradient_checkpointing": False}
+        assert found == (by_fsdp if stage > 1 else {"gradient_checkpointing": is_full})
