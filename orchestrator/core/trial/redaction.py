@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 # Also escaped, as within quotes.
 _LINE_BREAK = rb"(?:\r?\n|(?:\\r)?\\n)?"
 _LONGEST_LINE_BREAK = 4  # bytes
+_BEGUN_LINE_BREAK = re.compile(rb"\\(?:r\\?)?\Z")
 _NOT_IN_A_WORD = rb"(?<![0-9A-Za-z\x80-\xff])", rb"(?![0-9A-Za-z\x80-\xff])"
 _ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")
 _NAMES_OF_PASSWORDS = (b"password", b"passwd")
@@ -80,7 +81,7 @@ class Secrets:
         settled = len(raw)
         for place in range(max(0, len(raw) - (1 + _LONGEST_LINE_BREAK) * longest), len(raw)):
             rest = raw[place:]
-            if rest[:1] in self._first_bytes and self._may_continue(_on_one_line(rest)):
+            if rest[:1] in self._first_bytes and self._may_continue(rest):
                 settled = place
                 break
         if self._needs_lines:
@@ -96,9 +97,13 @@ class Secrets:
         return min([settled, *starts])
 
     def _may_continue(self, rest: bytes) -> bool:
+        flat = _on_one_line(rest)
+        # The next piece may end an escaped line break.
+        begun = {flat, _BEGUN_LINE_BREAK.sub(b"", flat)}
         return any(
-            rule.needle.startswith(rest) and (rule.is_word or rest != rule.needle)
+            rule.needle.startswith(one) and (rule.is_word or one != rule.needle)
             for rule in self._rules
+            for one in begun
         )
 
 

@@ -420,6 +420,40 @@ def test_accelerate_shards_matrices_with_fsdp2_only() -> None:
         assert (whole["distributed_type"], whole["fsdp_config.fsdp_version"]) == ("FSDP", 2)
 
 
+def test_accelerate_gathers_again_at_stage_3_only_and_names_what_shards() -> None:
+    for stage in (2, 3):
+        found = said(Framework.ACCELERATE, "zero_stage", zero_stage=stage)
+        assert found["fsdp_config.fsdp_reshard_after_forward"] is (stage == 3)
+    assert said(Framework.ACCELERATE, "zero_stage", zero_stage=1) == {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config.zero_stage": 1,
+    }
+    rule = TABLES[Framework.ACCELERATE].rules["zero_stage"]
+    for num_gpus, kind in ((1, "NO"), (2, "MULTI_GPU")):
+        alone = job(cell=replace(CELL, num_gpus=num_gpus), gpus_per_node=num_gpus)
+        assert dict(rule(alone).settings) == {"distributed_type": kind}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_accelerate_recomputes_by_fsdp_from_stage_2_on_and_else_by_the_program(
+    recompute: str,
+) -> None:
+    rule, is_full = TABLES[Framework.ACCELERATE].rules["recompute"], recompute == "full"
+    for stage in range(4):
+        found = rule(job(recompute=recompute, zero_stage=stage))
+        by_fsdp = {"fsdp_config.fsdp_activation_checkpointing": is_full}
+        assert dict(found.settings) == (by_fsdp if stage > 1 else {})
+        assert ("gradient_checkpointing_enable" in (found.program or "")) is (is_full and stage < 2)
+
+
+@pytest.mark.parametrize(("gpus_per_node", "num_nodes"), [(16, 1), (8, 2)])
+def test_accelerate_is_started_on_each_node(gpus_per_node: int, num_nodes: int) -> None:
+    rule = TABLES[Framework.ACCELERATE].rules["processes"]
+    found = rule(job(gpus_per_node=gpus_per_node))
+    assert (found.settings["num_machines"], found.settings["num_processes"]) == (num_nodes, 16)
+    assert ("--machine_rank" in (found.program or "")) is (num_nodes > 1)
+
+
 def test_transformers_shards_with_fsdp2_and_gathers_again_at_stage_3_only() -> None:
     for stage in (2, 3):
         assert said(Framework.TRANSFORMERS, "zero_stage", zero_stage=stage) == {
@@ -488,3 +522,49 @@ def test_llm_foundry_recomputes_with_fsdp_of_several_gpus_only(
         job(cell=cell, recompute="full", gpus_per_node=num_gpus), Framework.LLM_FOUNDRY
     )
     assert ("recompute" not in found.impossible) is is_possible
+
+
+def test_torchtitan_replicates_below_zero_2_and_shards_from_it_on() -> None:
+    for stage, replicas, shards in ((0, 16, 1), (2, 1, 16), (3, 1, 16)):
+        assert said(Framework.TORCHTITAN, "data_parallel_size", zero_stage=stage) == {
+            "parallelism.data_parallel_replicate_degree": replicas,
+            "parallelism.data_parallel_shard_degree": shards,
+        }
+
+
+def test_megatron_shards_states_by_its_optimizer_and_more_by_its_fsdp() -> None:
+    assert said(Framework.MEGATRON, "zero_stage") == {}
+    states = {"use-distributed-optimizer": True}
+    assert said(Framework.MEGATRON, "zero_stage", zero_stage=1) == states
+    for stage, strategy in ((2, "optim_grads"), (3, "optim_grads_params")):
+        assert said(Framework.MEGATRON, "zero_stage", zero_stage=stage) == {
+            **states,
+            "use-megatron-fsdp": True,
+            "data-parallel-sharding-strategy": strategy,
+            "no-gradient-accumulation-fusion": True,
+            "ckpt-format": "fsdp_dtensor",
+        }
+
+
+def test_megatron_s_fp8_is_beside_bf16() -> None:
+    found = said(Framework.MEGATRON, "precision", precision=Precision.FP8)
+    assert found == {"bf16": True, "fp8-format": "hybrid"}
+
+
+def test_deepspeed_s_tensor_parallelism_goes_with_all_stages_but_the_third() -> None:
+    rule = TABLES[Framework.DEEPSPEED].rules["tensor_parallel_size"]
+    for stage in range(4):
+        found = rule(job(tensor_parallel_size=2, zero_stage=stage))
+        assert (found.impossible is None) is (stage < 3)
+        assert dict(found.settings) == ({"tensor_parallel.autotp_size": 2} if stage < 3 else {})
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_transformers_recomputes_by_fsdp_from_stage_2_on_and_else_by_the_model(
+    recompute: str,
+) -> None:
+    is_full = recompute == "full"
+    for stage in range(4):
+        found = said(Framework.TRANSFORMERS, "recompute", recompute=recompute, zero_stage=stage)
+        by_fsdp = {"fsdp_config.activation_checkpointing": is_full, "gradient_checkpointing": False}
+        assert found == (by_fsdp if stage > 1 else {"gradient_checkpointing": is_full})

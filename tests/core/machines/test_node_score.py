@@ -290,6 +290,44 @@ def test_slowness_is_that_of_generalised_least_squares() -> None:
         assert not scores[node].is_slow
 
 
+def model(y: list[float], trials: list[int]) -> _Model:
+    """Runs of one cell: noise of 0.1, predictions that are off by 0.5."""
+    return _Model(
+        y=np.array(y),
+        cells=np.zeros(len(y), dtype=np.intp),
+        trials=np.array(trials, dtype=np.intp),
+        run_sd=0.1,
+        prediction_sd=np.full(max(trials) + 1, 0.5),
+    )
+
+
+def test_a_run_counts_as_off_by_three_deviations_of_what_layouts_and_noise_can_cause() -> None:
+    far = model([0.0, 0.0, 0.0, 0.0, 9.0], [0, 1, 2, 3, 4])
+    reach = 3 * (0.1**2 + 0.5**2) ** 0.5
+    assert far._clipped(far.y) == pytest.approx([0.0, 0.0, 0.0, 0.0, reach])
+    assert far._clipped(-far.y) == pytest.approx([0.0, 0.0, 0.0, 0.0, -reach])
+    # Among runs of one layout only noise is left.
+    same = model([0.0, 0.2, 0.2, 1.0, 0.0], [0, 1, 1, 1, 2])
+    assert same._clipped(same.y) == pytest.approx([0.0, 0.2, 0.2, 0.2 + 3 * 0.1, 0.0])
+
+
+def test_what_a_slow_node_explains_is_taken_out_of_its_runs() -> None:
+    """A run that is slower by just that shows the same of all others."""
+    quick, trials = [0.0, 0.1, -0.1, 0.05, 0.2], [0, 0, 1, 1, 2]
+    explained = np.array([0.0, 0.3, 0.0, 0.3, 0.0])
+    slowed = model((np.array(quick) + explained).tolist(), trials)
+    before, none = model(quick, trials), np.zeros(5)
+    member = np.array([[1.0], [0.0], [1.0], [0.0], [0.0]])
+    assert slowed.residuals(explained) == pytest.approx(before.residuals(none))
+    for clip in (True, False):
+        found, expected = (
+            one.effects(taken, member, clip=clip)
+            for one, taken in ((slowed, explained), (before, none))
+        )
+        assert found[0] == pytest.approx(expected[0])
+        assert found[1] == pytest.approx(expected[1])
+
+
 @pytest.mark.parametrize(("num_cells", "is_compared"), [(4, False), (5, True)])
 def test_a_node_that_is_alone_in_four_cells_is_not_compared(
     num_cells: int, is_compared: bool

@@ -14,7 +14,7 @@ from orchestrator.core.physics.collective_group import ring_seconds
 from orchestrator.core.physics.link_sample import Collective, LinkSample, Span
 from orchestrator.core.physics.links import Network, fit_links, network_of
 from orchestrator.core.physics.memory import predict_memory
-from orchestrator.core.physics.observation import Observation
+from orchestrator.core.physics.observation import Observation, by_cell
 from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
 from orchestrator.core.physics.residual import Residual, left_out_errors, places_of
 from orchestrator.core.physics.robust_fit import fit, jacobian, robust_sd
@@ -251,11 +251,11 @@ def test_measured_links_replace_what_was_believed_of_them() -> None:
 
 
 def test_a_peak_depends_on_a_factor_by_the_share_of_what_it_multiplies() -> None:
-    table = LayoutTable.of([alone(4)])
+    table = LayoutTable.of([alone(4), alone(1), alone(2)])
     parts = predict_memory(table, cell(), Trainer())
-    share = parts.activations[0] / parts.total[0]
+    share = parts.activations / parts.total
     found = Calibration.prior(is_known=True).predict(table, cell(), H100, gpus_per_node=8)
-    assert found.activation_share[0] == pytest.approx(share, rel=1e-3)
+    assert found.activation_share == pytest.approx(share, rel=1e-3)
     slopes = dict(zip(MEMORY_CONSTANTS, found.memory_jacobian[0], strict=True))
     assert slopes["optimizer_bytes"] == pytest.approx(parts.optimizer[0] / parts.total[0], rel=1e-3)
     assert slopes["reserve_bytes"] == pytest.approx(GIB / parts.total[0], rel=1e-3)
@@ -263,6 +263,7 @@ def test_a_peak_depends_on_a_factor_by_the_share_of_what_it_multiplies() -> None
     of_constants = (found.memory_jacobian[0] * 0.3 * np.array(KNOWN_SDS)) ** 2
     assert found.memory_relative_sd[0] == pytest.approx(sqrt(bounded(of_constants) + 0.08**2))
     unknown = Calibration.prior().predict(table, cell(), H100, gpus_per_node=8)
+    assert not Calibration.prior().knows_trainer
     variance = (unknown.memory_jacobian[0] * UNKNOWN_SDS) ** 2
     assert unknown.memory_relative_sd[0] == pytest.approx(sqrt(bounded(variance) + 0.08**2))
 
@@ -285,15 +286,19 @@ def test_a_reserve_far_larger_than_the_peak_leaves_a_band_that_a_person_can_use(
     assert found.probability_of_fitting(80.0 * GIB)[0] > 0.98
 
 
-def test_a_large_amount_moves_a_search_s_belief_by_the_logarithm_of_its_variance() -> None:
+@pytest.mark.parametrize(("is_known", "sd"), [(True, 1.0), (False, 2.0)])
+def test_a_large_amount_moves_a_search_s_belief_by_the_logarithm_of_its_variance(
+    sd: float, *, is_known: bool
+) -> None:
     """A GiB more or less is 40 times the peak: the log variance is log(1 + 40²), not 40²."""
     tiny = replace(cell(), model=PRESETS["llama-tiny"], sequence_length=64)
-    prior = Calibration.prior(is_known=True)
+    prior = Calibration.prior(is_known=is_known)
     found = prior.predict(LayoutTable.of([alone(4)]), tiny, H100, gpus_per_node=8)
     reserve = MEMORY_CONSTANTS.index("reserve_bytes")
     slope = found.memory_jacobian[0, reserve]
     assert slope > 10
-    assert found.memory_basis[0, reserve] == pytest.approx(sqrt(log(1 + slope**2)))
+    moved = found.memory_basis[0, reserve] * sd
+    assert moved == pytest.approx(sqrt(log(1 + (slope * sd) ** 2)))
     # A factor stays lognormal, however large.
     assert found.memory_basis[0, :5].tolist() == found.memory_jacobian[0, :5].tolist()
 
@@ -430,6 +435,49 @@ def test_rows_of_a_cell_weigh_less_the_more_they_are() -> None:
     assert (found.num_times, found.num_peaks, found.num_out_of_memory) == (3, 3, 0)
     two = calibrate([*rows, *exact(cell(batch=32), 1, 2)], Calibration.prior())
     assert two.step_residual_sd == pytest.approx(0.2 * sqrt(5 / (5 + 3 / 1.2 + 2 / 1.1)), rel=1e-3)
+
+
+def test_a_step_is_that_of_the_trainer_that_was_timed() -> None:
+    """A row that names none was timed with the trainer that is calibrated."""
+    named, other = Trainer(reduce_bytes=4.0), Trainer(reduce_bytes=8.0)
+    problem = cell(4)
+    of = Layout(data_parallel_size=4, grad_accum_steps=4)
+    rows = [
+        Observation(
+            cell=problem,
+            layout=of,
+            hardware=H100,
+            gpus_per_node=8,
+            step_seconds=1.0,
+            trainer=trainer,
+        )
+        for trainer in (named, None)
+    ]
+    (group,) = by_cell(rows)
+    found = group.step_time_model(other).seconds(StepTimeConstants()).total
+    expected = [
+        predict_step_time(LayoutTable.of([of]), problem, H100, gpus_per_node=8, trainer=each).total
+        for each in (named, other)
+    ]
+    assert found == pytest.approx(np.concatenate(expected))
+    assert found[0] != found[1]
+
+
+def test_a_single_row_that_is_as_predicted_moves_no_constant() -> None:
+    prior = Calibration.prior()
+    found = calibrate(exact(cell(), 2), prior)
+    assert found.num_times == 1
+    assert found.log_constants == pytest.approx(prior.log_constants, abs=1e-6)
+    assert found.cell_offsets[cell(), H100.name] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("batches", "num"), [((16,), 0), ((16, 32), 1), ((16, 32, 64), 1)])
+def test_errors_of_one_cell_alone_say_nothing_of_other_cells(
+    batches: tuple[int, ...], num: int
+) -> None:
+    rows = [row for batch in batches for row in exact(cell(batch=batch), 1, 2)]
+    found = calibrate(rows, Calibration.prior())
+    assert len(found.residuals.get(H100.name, ())) == num
 
 
 def test_peaks_of_another_model_weigh_half_a_row_together() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from math import exp
 
+import numpy as np
 import pytest
 
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.calibration_fit import calibrate
-from orchestrator.core.physics.fit_quality import agreement, fitted_memory, fitted_times
+from orchestrator.core.physics.fit_quality import Agreement, agreement, fitted_memory, fitted_times
 from orchestrator.core.physics.memory import predict_memory
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.step_time import predict_step_time
@@ -98,5 +99,46 @@ def test_of_a_constant_is_shown_what_trials_have_taken_of_its_uncertainty() -> N
     assert memory["logit_bytes"].prior == pytest.approx(
         exp(float(prior.memory_values[list(memory).index("logit_bytes")]))
     )
-    assert not memory["reserve_bytes"].is_factor
-    assert memory["reserve_bytes"].prior == 0.0
+    # Factors end where the amounts begin: two shares, and a reserve.
+    amounts = ("gathered_inputs", "gathered_inputs_in_pipeline", "reserve_bytes")
+    assert [name for name in memory if not memory[name].is_factor] == [*amounts]
+    believed = {one.name: one for one in fitted_memory(prior, prior)}
+    assert [(believed[name].prior, believed[name].fitted) for name in amounts] == [
+        (1.0, 1.0),
+        (1.0, 1.0),
+        (0.0, 0.0),
+    ]
+
+
+def test_quantiles_leave_a_tenth_of_the_ratios_on_either_side() -> None:
+    """Eleven ratios, a tenth apart: three of them are within 15 %."""
+    ratios = [0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
+    found = Agreement(
+        layouts=LAYOUTS[:1] * 11,
+        places=range(11),
+        predicted=[10.0 * one for one in ratios],
+        measured=[10.0] * 11,
+    ).quantiles()
+    assert found == pytest.approx(
+        {"median": 1.0, "p10": 0.6, "p90": 1.4, "median_error": 0.3, "within_15_percent": 3 / 11}
+    )
+
+
+def test_what_is_predicted_to_fill_the_memory_was_not_foretold_to_exceed_it() -> None:
+    prior = Calibration.prior()
+    table = LayoutTable.of([OOM])
+    (peak,) = prior.expect(table, CELL, H100, gpus_per_node=8)[1]
+
+    def foretold(limit: float) -> list[bool]:
+        row = Observation(
+            cell=CELL,
+            layout=OOM,
+            hardware=H100,
+            gpus_per_node=8,
+            out_of_memory=True,
+            memory_limit_bytes=limit,
+        )
+        return [*agreement([row], prior).foretold]
+
+    assert foretold(float(peak)) == [False]
+    assert foretold(float(np.nextafter(peak, 0.0))) == [True]

@@ -83,6 +83,8 @@ def test_latency_and_bandwidth_come_back_from_noisy_calls(bad: int) -> None:
     assert found.latency_seconds == pytest.approx(20e-6, rel=0.15)
     assert found.bus_bytes_per_second == pytest.approx(100e9, rel=0.15)
     assert found.num_sizes == len(SIZES)
+    # The noise is 5 %.
+    assert 0.03 < found.residual_sd < 0.1
 
 
 def test_of_two_sizes_no_line_is_made() -> None:
@@ -186,6 +188,15 @@ def test_a_line_of_two_passes_gives_the_latency_of_one() -> None:
     found = network_of(measured(TRUE, [Span(num_ranks=8, num_nodes=1)]), H100)
     assert found is not None
     assert found.value("collective_seconds") == pytest.approx(TRUE.collective_seconds, rel=0.05)
+
+
+def test_the_fit_begins_with_the_smallest_ring_inside_a_node_and_with_that_between_nodes() -> None:
+    """Four cards of a node send as fast as four times one."""
+    spans = [Span(num_ranks=8, num_nodes=2), Span(num_ranks=4, num_nodes=1)]
+    names = INSIDE + ACROSS[:2]
+    alone = replace(TRUE, node_congestion=1e-9)
+    guesses = _first_guess(names, measured(alone, spans), H100)
+    assert np.exp(guesses) == pytest.approx([getattr(TRUE, name) for name in names], rel=0.2)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 8, 64])

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.physics.memory import MemoryPrediction, Stage, predict_memory
+from orchestrator.core.physics.memory import (
+    MemoryPrediction,
+    Stage,
+    predict_memory,
+    predict_peak,
+)
 from orchestrator.core.physics.trainer import GIB, Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
@@ -303,7 +308,9 @@ def test_tied_embeddings_wait_for_each_other_s_gradient() -> None:
     [
         # Gradients of a chunk are widened to fp32, of the rank's share; new weights are gathered.
         (layout("full"), Trainer(), 4),
+        (layout("full"), Trainer(gradient_bytes=3.0), 4),
         (layout("full", data_parallel_size=4), Trainer(), 4),
+        (layout("full", data_parallel_size=2, zero_stage=1), Trainer(), 4 / 2 + 2),
         (layout("full", data_parallel_size=4, zero_stage=1), Trainer(), 4 / 4 + 2),
         (layout("full", context_parallel_size=4, zero_stage=2), Trainer(), 4 / 4 + 2),
         (layout("full", data_parallel_size=4, zero_stage=1), PLAIN, 2),
@@ -410,6 +417,9 @@ def schedule(of: Layout, text: str) -> Layout:
         (layout(data_parallel_size=4), OURS, (2, 4, 12)),
         (layout(grad_accum_steps=2), OURS, (2, 4, 12)),
         (layout(), OURS, (2, 0, 12)),
+        (layout(), replace(OURS, gradient_bytes=2.0), (2, 0, 12)),
+        # Sums in fp32 stay beside gradients in half precision.
+        (layout(), replace(OURS, gradient_bytes=5.0), (2, 5, 12)),
         (fp32(), OURS, (4, 0, 8)),
         (replace(fp32(), grad_accum_steps=2), OURS, (4, 4, 8)),
         # One rank shards nothing.
@@ -501,6 +511,11 @@ def test_the_first_layers_of_the_model_are_recomputed_wherever_they_are() -> Non
     three = replace(two, recompute=Recompute.parse("full:3"))
     found = predict(three, trainer=few, model=FEW_WORDS, stage=Stage.LAST)
     assert found.activations[0] == 8 * (12 + 180)
+    # The last stage of five layers begins behind three.
+    four = replace(two, recompute=Recompute.parse("full:4"))
+    model = replace(FEW_WORDS, num_layers=5)
+    found = predict(four, trainer=few, model=model, stage=Stage.LAST)
+    assert found.activations[0] == 8 * (12 + 180)
     turns = schedule(replace(two, grad_accum_steps=4), "interleaved:2")
     found = predict(turns, trainer=few, model=FEW_WORDS, stage=Stage.LAST)
     assert found.activations[0] == 1.5 * 8 * (12 + 180)
@@ -512,6 +527,10 @@ def test_few_micro_batches_bound_what_waits() -> None:
     # 4 + 8 - 1 = 11 of 8 that there are; and ten results.
     found = predict(of, trainer=OURS, model=model, stage=Stage.FIRST)
     assert found.activations[0] == 8 * 96 + 10 * 96
+    # Three layers in unequal virtual stages: two micro-batches wait in all of them.
+    two = schedule(layout("full", pipeline_parallel_size=2, grad_accum_steps=2), "interleaved:2")
+    found = predict(two, trainer=OURS, model=replace(model, num_layers=5), stage=Stage.FIRST)
+    assert found.activations[0] == 2 * 3 * 96 + 6 * 96
 
 
 @pytest.mark.parametrize(
@@ -591,6 +610,7 @@ def test_a_stage_keeps_a_buffer_for_each_micro_batch(text: str, buffers: int) ->
         (layout(), replace(OURS, compiled=True), 180 - 20),
         (layout("selective_attention"), replace(OURS, compiled=True), 168 - 20 - 12),
         (layout("full"), replace(OURS, compiled=True), 12),
+        (layout(), replace(OURS, activation_factor=1.5), 270),
     ],
 )
 def test_layers_of_ours_keep_so_many_bytes_of_each_token(
@@ -661,6 +681,14 @@ def test_regions_of_two_tensor_parallel_ranks_gather_later() -> None:
     assert found == 64 * (4 * 38 + (106 - 38) - 2 - 12 + 26)
 
 
+def test_a_norm_that_is_gathered_in_part_comes_later_in_part() -> None:
+    """Half of what the ranks gathered is kept: 3/4 of it, of 24 in a layer and 12 of the norm."""
+    trainer = replace(OURS, logit_bytes=0.0, gathered_inputs=0.5)
+    of = layout("selective_ops", tensor_parallel_size=2, **TWO)
+    found = above(of, trainer, model=FEW_WORDS, length=64)
+    assert found == 64 * (4 * 38 + (8 + 18 + 74 - 38) - 2 - 9 + 26)
+
+
 def test_gradients_appear_in_the_backward_pass_of_a_step_of_one_micro_batch() -> None:
     """4 bytes a weight: of the head, of 3 layers and of a product of the first, in fp32."""
     of = replace(fp32("full"), grad_accum_steps=1)
@@ -712,6 +740,10 @@ def test_an_all_reduce_widens_its_buckets() -> None:
     of = layout("full", data_parallel_size=2)
     # The optimizer widens as much, without the embedding's gradient and the hidden state's.
     assert above(of, trainer, length=1) == 4 * ALL + 600 + 12
+    assert above(of, replace(trainer, gradient_bytes=3.0), length=1) == 4 * ALL + 600 + 12
+    # Gradients of 4 bytes are fp32: the head's backward is the fullest, with four layers' inputs.
+    wide = replace(trainer, gradient_bytes=4.0)
+    assert above(of, wide, length=1) == 4 * 12 + 3 * 12 + 100 + 600
     small = replace(trainer, reduction_bucket_bytes=200.0)
     assert above(of, small, length=1) == 4 * ALL
     assert above(of, replace(trainer, reduce_bytes=2.0), length=1) == 4 * ALL
@@ -726,8 +758,8 @@ def test_an_all_reduce_widens_its_buckets() -> None:
     # Buckets of 350 weights: 6 bytes of two of them are more than the 4 of the stage's 876.
     some = replace(no_buffers, reduction_bucket_bytes=700.0)
     assert above(two, some, length=1, stage=Stage.FIRST) == 6 * 2 * 350
-    wide = replace(two, precision=Precision.FP32)
-    assert above(wide, no_buffers, length=1, stage=Stage.FIRST) == 4 * stage
+    whole = replace(two, precision=Precision.FP32)
+    assert above(whole, no_buffers, length=1, stage=Stage.FIRST) == 4 * stage
 
 
 def test_the_fullest_moment_of_shards_is_one_of_the_moments() -> None:
@@ -742,6 +774,85 @@ def test_the_fullest_moment_of_shards_is_one_of_the_moments() -> None:
     # bytes an element of its norm.
     plain = replace(copied, copied_reductions=0.0)
     assert above(of, plain, length=1) == gathered + (4 + 1) * 306 + 2 * LAYER + 16 * 6 + 3 * 12
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    # 1,170 weights: 12 of the head, 288 of each layer, 6 of the embedding. In reduction a gradient
+    # has 4 + 4 + 1 bytes over four shards, beside 2 of the 60 of a product: 2,712.
+    [
+        # The other units are gathered; the head's shard is made.
+        ({}, {}, 2 * (3 * 288 + 6) + 12 + 2712),
+        ({}, {"scatters_each": False}, 2 * (3 * 288 + 6) + 12 + 2712),
+        # All stay gathered for the next micro-batch.
+        (TWO, {}, 2 * 1170 + 2712),
+        ({**TWO, "zero_stage": 2}, {}, 2 * 1170 + 2712),
+        # The next layer is gathered meanwhile.
+        ({**TWO, "zero_stage": 3}, {}, 2 * 288 + 2712),
+        # All gradients stay whole, in fp32; that of the layer is the input of its reduction.
+        (TWO, {"scatters_each": False}, 2 * (3 * 288 + 6) + 4 * 1170 + 2712 - 4 * 288),
+        # Two shards of all sums; a reduction's result is half of its input. Two micro-batches
+        # hold sums in the last one only.
+        (TWO, {"replicas": 2}, 2 * 1170 + 2 * (3 * 288 + 6) + 10 * 288 + 120),
+        ({"grad_accum_steps": 3}, {"replicas": 2}, 2 * 1170 + 2 * 1170 + 10 * 288 + 120),
+        ({}, {"replicas": 2}, 2 * 12 + 2 * (3 * 288 + 6) + 10 * 288 + 120),
+    ],
+)
+def test_weights_that_dwarf_the_tokens_are_fullest_while_the_last_layer_is_reduced(
+    sizes: dict[str, int], options: dict[str, Any], expected: int
+) -> None:
+    """Three inputs of 12 bytes wait then, and one flows."""
+    trainer = replace(OURS, copied_reductions=1.0, logit_bytes=0.0, scatters_each=True)
+    of = layout("full", **{"data_parallel_size": 4, "zero_stage": 1, **sizes})
+    found = above(of, replace(trainer, **options), model=FEW_WORDS, length=1)
+    assert found == expected + 4 * 12
+
+
+def test_tensor_parallel_ranks_reduce_their_parts_of_products() -> None:
+    """150 weights of a layer, 9 of the head, 3 of the embedding; a product has 30."""
+    trainer = replace(OURS, copied_reductions=1.0, logit_bytes=0.0)
+    of = layout("full", data_parallel_size=4, zero_stage=1, tensor_parallel_size=2)
+    found = above(of, trainer, model=FEW_WORDS, length=1)
+    assert found == 2 * (3 * 150 + 3) + 9 + 9 * 150 + 2 * 30 + 4 * 6
+
+
+def test_gathered_weights_are_beside_the_logits_and_beside_sums_of_results() -> None:
+    of = layout(data_parallel_size=4, zero_stage=1)
+    found = predict(of, trainer=OURS)
+    assert (found.loss[0], found.workspace[0]) == (8 * 628 + 2 * ALL, 0)
+    # In a chunk, the buffer of the head's gather as well.
+    chunked = predict(of, trainer=replace(OURS, loss_chunks=1))
+    assert chunked.loss[0] == 8 * 640 + 600 + 2 * ALL + 2 * 306
+    trainer = replace(OURS, copied_reductions=1.0, logit_bytes=0.0, scatters_each=True)
+    two = replace(of, tensor_parallel_size=2, grad_accum_steps=2)
+    # Of 612 weights on each rank.
+    found = predict(two, trainer=trainer, model=FEW_WORDS, length=64)
+    assert (found.loss[0], found.workspace[0]) == (0, 64 * 54 + 2 * 612)
+
+
+def test_tied_embeddings_of_ours_end_with_three_gradients_of_the_table() -> None:
+    """Of 200 words: the head's, the embedding's, their sum; and the hidden state's gradient."""
+    tied = replace(MODEL, vocab_size=200, tied_embeddings=True)
+    trainer = replace(OURS, logit_bytes=0.0)
+    assert above(layout("full", **TWO), trainer, model=tied, length=1) == 3 * 2 * 200 * 6 + 12
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_the_first_layer_is_the_fullest_where_gradients_grow_faster_than_inputs_go(
+    factor: float,
+) -> None:
+    """In fp32: its own input, what it computes again, and 4 bytes of each gradient by then."""
+    trainer = replace(OURS, logit_bytes=0.0, activation_factor=factor)
+    found = above(fp32("full"), trainer, length=16)
+    assert found == 16 * (factor * 24 + 340 - 24 + 104) + 4 * (306 + 3 * LAYER + 60)
+
+
+def test_the_norm_of_a_single_layer_is_the_fullest_once_all_its_gradients_are_made() -> None:
+    """16 bytes of each of 6 elements, of two tokens; 4 of the gradients of layer and head."""
+    trainer = replace(OURS, logit_bytes=0.0)
+    model = replace(FEW_WORDS, num_layers=1)
+    found = above(fp32("full"), trainer, model=model, length=2)
+    assert found == 2 * 16 * 6 + 4 * (LAYER + 12)
 
 
 def test_eager_attention_of_regions_is_at_its_fullest_in_its_backward_pass() -> None:
@@ -770,6 +881,7 @@ def test_fp32_gradients_are_not_widened_by_the_optimizer_s_step() -> None:
     trainer = replace(OURS, gradient_bytes=2.0, logit_bytes=0.0, frees_gradients=False)
     half = replace(fp32("full"), precision=Precision.BF16)
     assert above(half, trainer, length=1) == 4 * ALL
+    assert above(half, replace(trainer, gradient_bytes=3.0), length=1) == 4 * ALL
     assert above(fp32("full"), trainer, length=1) < 4 * ALL
 
 
@@ -781,3 +893,66 @@ def test_a_loss_in_one_chunk_keeps_gradients_instead_of_log_softmax() -> None:
     assert one.activations[0] == 4 * 192 + 3 * (8 * 28 + 600)
     whole = predict(of, trainer=plain, stage=Stage.LAST)
     assert whole.activations[0] == 4 * 192 + 3 * 8 * (28 + 4 * 50)
+    # Two ranks share the norm's input, not its result, and the words.
+    half = predict(replace(of, tensor_parallel_size=2), trainer=plain, stage=Stage.LAST)
+    assert half.activations[0] == 4 * 96 + 3 * 8 * (12 + 6 + 4 + 4 * 25)
+
+
+MANY = [
+    layout(),
+    fp32(),
+    layout("full", grad_accum_steps=2),
+    replace(fp32("full"), grad_accum_steps=2),
+    layout("selective_ops", context_parallel_size=2),
+    replace(fp32("selective_ops"), context_parallel_size=2),
+    layout("selective_attention", context_parallel_size=4, micro_batch_size=2),
+    layout("full:3", tensor_parallel_size=2, data_parallel_size=2),
+    layout("selective_ops", tensor_parallel_size=2, pipeline_parallel_size=4, grad_accum_steps=3),
+    layout("full:2", pipeline_parallel_size=2, data_parallel_size=2, grad_accum_steps=4),
+    schedule(layout("full", pipeline_parallel_size=2, grad_accum_steps=4), "gpipe"),
+    schedule(layout("full:2", pipeline_parallel_size=2, grad_accum_steps=4), "interleaved:2"),
+    *(
+        layout("full", data_parallel_size=4, zero_stage=stage, grad_accum_steps=steps)
+        for stage in (0, 1, 2, 3)
+        for steps in (1, 2, 3)
+    ),
+    replace(fp32(), data_parallel_size=4, zero_stage=3),
+]
+ALL_PARTS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "loss",
+    "workspace",
+    "reserve",
+)
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        PLAIN,
+        EAGER,
+        Trainer(bucket_bytes=1.0, gathered_inputs=0.5, gathered_inputs_in_pipeline=0.2),
+        OURS,
+        replace(OURS, has_masks=True, gradient_bytes=2.0, reduction_bucket_bytes=600.0),
+        replace(OURS, eager_attention=True, repeats_keys=(Precision.FP32,)),
+        replace(OURS, replicas=2, scatters_each=True, copied_reductions=1.0),
+        replace(OURS, compiled=True, loss_chunks=2, logit_bytes=6.0),
+    ],
+)
+@pytest.mark.parametrize("model", [MODEL, FEW_WORDS], ids=["words", "few words"])
+def test_layouts_of_one_table_are_predicted_as_each_alone(
+    trainer: Trainer, model: ModelShape
+) -> None:
+    cell = Cell(model=model, num_gpus=1, sequence_length=LENGTH, global_batch_size=1)
+    table = LayoutTable.of(MANY)
+    for stage in Stage:
+        total = predict_memory(table, cell, trainer, stage=stage).total
+        assert predict_peak(table, cell, trainer, stage=stage) == pytest.approx(total)
+    found = predict_memory(table, cell, trainer)
+    for row, one in enumerate(MANY):
+        alone = predict(one, trainer=trainer, model=model)
+        for part in ALL_PARTS:
+            assert getattr(found, part)[row] == pytest.approx(getattr(alone, part)[0]), part

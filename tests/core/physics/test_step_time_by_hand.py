@@ -91,6 +91,15 @@ def test_compute_is_the_flops_at_the_rate_of_the_kernels() -> None:
     )
 
 
+def test_a_precision_that_the_device_lacks_takes_longer_than_any_other() -> None:
+    slow = replace(MACHINE, peak_flops={Precision.BF16: 0.5})
+    cell = Cell(model=MODEL, num_gpus=1, sequence_length=8, global_batch_size=1)
+    table = LayoutTable.of([Layout(), Layout(precision=Precision.FP32)])
+    found = predict_step_time(table, cell, slow, gpus_per_node=8, constants=NOTHING).compute
+    assert found[0] == pytest.approx(FLOPS / 0.5)
+    assert found[1] > 1e5 * found[0]
+
+
 def test_each_micro_batch_costs_as_much() -> None:
     assert predict(of=layout(grad_accum_steps=3)).compute[0] == pytest.approx(3 * FLOPS / 1e6)
     assert predict(of=layout(micro_batch_size=3)).compute[0] == pytest.approx(3 * FLOPS / 1e6)
@@ -282,6 +291,11 @@ def test_each_micro_batch_hops_between_stages() -> None:
     assert predict(of=both, per_node=4).pipeline[0] == pytest.approx(4 * 96 / 2e4)
     assert predict(of=both, per_node=3).pipeline[0] == pytest.approx(4 * 96 / 1e4)
     assert predict(pipeline_hop_seconds=0.5).pipeline[0] == 0
+    # A stage of two data parallel ranks, or of two that share a sequence, fills a node of two.
+    for beside, num_bytes in (("data_parallel_size", 192), ("context_parallel_size", 96)):
+        wide = replace(of, **{beside: 2})
+        assert predict(of=wide, per_node=2).pipeline[0] == pytest.approx(4 * num_bytes / 1e4)
+        assert predict(of=wide, per_node=4).pipeline[0] == pytest.approx(4 * num_bytes / 2e4)
 
 
 def test_the_optimizer_moves_the_bytes_of_its_weights() -> None:
@@ -340,6 +354,9 @@ def test_a_ring_passes_all_but_one_part_of_a_message() -> None:
     assert seconds(4, 4, inter_node_share=0.5) == pytest.approx(1e5 * 3 / 4 / 5e3)
     assert seconds(4, 1, collective_seconds=0.3) == pytest.approx(1e5 * 3 / 4 / 2e4 + 0.2)
     assert seconds(4, 4, node_congestion=0.5) == pytest.approx(1e5 * 3 / 4 / 1e4 * 2)
+    # One and a half nodes are 0.585 doublings.
+    slowed = 2 * 1e4 / (1 + 0.5 * 0.585)
+    assert seconds(3, 1.5, node_congestion=0.5) == pytest.approx(1e5 * 2 / 3 / slowed, rel=1e-4)
 
 
 # Workload llama: sharded fp32 weights, gathered in bf16 and reduced in fp32.
@@ -365,6 +382,7 @@ GATHER, SCATTER = WEIGHTS * 2 * 3 / 4 / 2e4, WEIGHTS * 4 * 3 / 4 / 2e4
         ),
         # Gathered in each forward pass, and in each backward pass again.
         (layout(data_parallel_size=4, zero_stage=3, grad_accum_steps=3), OURS, 3, 0, 3, 0),
+        (layout(data_parallel_size=4, zero_stage=3), OURS, 1, 0, 1, 0),
         (
             layout(data_parallel_size=4, zero_stage=3, grad_accum_steps=3),
             replace(OURS, scatters_each=False),
@@ -389,6 +407,14 @@ def test_gathers_hide_behind_forward_passes_and_reductions_behind_backward_passe
     assert predict(of=of, trainer=trainer).data_parallel[0] == pytest.approx(expected)
     # With a slow device, all of them hide.
     assert predict(of=of, trainer=trainer, peak_efficiency=0.01).data_parallel[0] == 0
+
+
+def test_two_ranks_shard_as_more_do() -> None:
+    of = layout(data_parallel_size=2, zero_stage=1)
+    gather, scatter = WEIGHTS * 2 / 2 / 2e4, WEIGHTS * 4 / 2 / 2e4
+    assert predict(of=of, trainer=OURS).data_parallel[0] == pytest.approx(
+        gather + scatter - WORK / 3 - WORK * 2 / 3
+    )
 
 
 def test_a_recomputed_layer_hides_more_of_the_reductions() -> None:
@@ -443,15 +469,28 @@ def test_an_all_reduce_sends_fp32_in_buckets() -> None:
 def test_rows_of_several_trainers_are_joined() -> None:
     of = layout(data_parallel_size=4, zero_stage=1)
     cell = Cell(model=MODEL, num_gpus=4, sequence_length=8, global_batch_size=4)
-    table = LayoutTable.of([of, replace(of, zero_stage=0)])
+    apart = LayoutTable.of([of, replace(of, zero_stage=0)])
+    # Neighbours that differ in recomputation alone.
+    alike = LayoutTable.of(
+        replace(row, recompute=Recompute.parse(mode))
+        for row in (replace(of, zero_stage=0), of)
+        for mode in ("none", "full", "full:2")
+    )
     models = [
         StepTimeModel.of(table, cell, MACHINE, gpus_per_node=8, trainer=trainer)
-        for trainer in (OURS, Trainer(), replace(OURS, replicas=2))
+        for table, trainer in (
+            (apart, OURS),
+            (alike, Trainer()),
+            (apart, replace(OURS, replicas=2)),
+            (alike, OURS),
+        )
     ]
-    joined = StepTimeModel.joined(models).seconds(NOTHING)
-    for part in ("total", "data_parallel", "optimizer"):
-        alone = np.concatenate([getattr(model.seconds(NOTHING), part) for model in models])
-        assert getattr(joined, part) == pytest.approx(alone)
+    # All of them, and those with such neighbours alone.
+    for some in (models, models[1::2]):
+        joined = StepTimeModel.joined(some).seconds(NOTHING)
+        for part in ("total", "recompute", "data_parallel", "optimizer"):
+            alone = np.concatenate([getattr(model.seconds(NOTHING), part) for model in some])
+            assert getattr(joined, part) == pytest.approx(alone)
     assert StepTimeModel.joined(models[1:2]).sharded is None
 
 

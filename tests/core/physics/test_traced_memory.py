@@ -30,15 +30,15 @@ TRACED = Trainer(traced=TracedMemory(modes=(("none", PLAIN), ("full", FULL))))
 
 
 def predict(
-    layout: Layout, *, trainer: Trainer = TRACED, stage: Stage = Stage.FULLEST
+    *layouts: Layout, trainer: Trainer = TRACED, stage: Stage = Stage.FULLEST
 ) -> MemoryPrediction:
     cell = Cell(
         model=PRESETS["llama-3.1-8b"],
-        num_gpus=layout.world_size,
+        num_gpus=layouts[0].world_size,
         sequence_length=LENGTH,
-        global_batch_size=layout.global_batch_size,
+        global_batch_size=layouts[0].global_batch_size,
     )
-    return predict_memory(LayoutTable.of([layout]), cell, trainer, stage=stage)
+    return predict_memory(LayoutTable.of(layouts), cell, trainer, stage=stage)
 
 
 def test_bytes_are_a_line_in_tokens_whose_slope_grows_with_the_sequence() -> None:
@@ -67,21 +67,37 @@ def test_a_mode_that_was_not_traced_counts_as_not_recomputed() -> None:
         for mode in ("selective_attention", "selective_ops", "selective_ops:16"):
             layout = Layout(tensor_parallel_size=size, recompute=Recompute.parse(mode))
             assert predict(layout).total == predict(Layout(tensor_parallel_size=size)).total
-    with pytest.raises(ValueError, match="none is missing"):
+    with pytest.raises(ValueError, match="traced modes full: none is missing"):
         TracedMemory(modes=(("full", FULL),))
+    with pytest.raises(ValueError, match="traced modes empty: none is missing"):
+        TracedMemory(modes=())
 
 
-def test_tensor_parallelism_divides_what_was_traced_as_it_does_a_llama_s() -> None:
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_tensor_parallelism_divides_what_was_traced_as_it_does_a_llama_s(mode: str) -> None:
+    whole = Layout(recompute=Recompute.parse(mode))
     for size in (2, 8):
-        split = Layout(tensor_parallel_size=size)
+        split = replace(whole, tensor_parallel_size=size)
         expected = (
             predict(split, trainer=Trainer()).activations
-            / predict(Layout(), trainer=Trainer()).activations
+            / predict(whole, trainer=Trainer()).activations
         )
-        assert predict(split).activations / predict(Layout()).activations == pytest.approx(expected)
-        assert predict(split).temporaries[0] == pytest.approx(
-            predict(Layout()).temporaries[0] / size
-        )
+        assert predict(split).activations / predict(whole).activations == pytest.approx(expected)
+        assert predict(split).temporaries[0] == pytest.approx(predict(whole).temporaries[0] / size)
+
+
+def test_tensor_parallel_ranks_share_the_end_of_the_backward_pass() -> None:
+    mode = replace(PLAIN, end=TracedBytes(fixed=1e12))
+    trainer = Trainer(traced=TracedMemory(modes=(("none", mode),)))
+    for size in (1, 2):
+        found = predict(Layout(tensor_parallel_size=size), trainer=trainer)
+        assert found.activations[0] + found.temporaries[0] == pytest.approx(1e12 / size)
+
+
+def test_neighbours_in_a_table_are_recomputed_each_in_its_own_mode() -> None:
+    modes = [Layout(recompute=Recompute.parse(mode)) for mode in ("none", "full", "full:8", "none")]
+    found = predict(*modes)
+    assert found.total.tolist() == [predict(mode).total[0] for mode in modes]
 
 
 def test_only_the_last_stage_of_a_pipeline_holds_the_head() -> None:

@@ -103,6 +103,13 @@ def test_each_word_of_megatron_is_enough(words: dict[str, str]) -> None:
         ({}, True, {"reduction_bucket_bytes": 200 * 2**20}),
         ({}, False, {"reduction_bucket_bytes": 25 * 2**20}),
         ({"bucket_megabytes": 7}, True, {"reduction_bucket_bytes": 7 * 2**20}),
+        ({}, True, {"reserve_bytes": 64 * 2**20, "usable_share": 0.98}),
+        ({}, False, {"reserve_bytes": 0.0, "usable_share": 1.0}),
+        *(
+            ({}, on_gpu, dict.fromkeys(("frees_gradients", "pipeline_buffers", "counted"), True))
+            for on_gpu in (True, False)
+        ),
+        ({}, True, {"fully_shards": True, "gathers_context": True}),
     ],
 )
 def test_options_of_workload_llama_are_constants_of_its_trainer(

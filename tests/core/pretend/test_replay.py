@@ -11,6 +11,7 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.physics.trainer import TRAINERS
 from orchestrator.core.pretend.replay import (
     ReplayTable,
+    failure_text,
     read_table,
     replayed_failure,
     replayed_layout,
@@ -26,6 +27,7 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.failures import proves_out_of_memory
+from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import Device, MeasurementPlan
 from tests import measured_table
 
@@ -129,7 +131,16 @@ def test_a_run_that_ended_well_returns_its_numbers() -> None:
     assert result.peak_memory_reserved_bytes == pytest.approx(40 * GIB, rel=1e-3)  # 20 + 10 x 2
     assert result.peak_memory_allocated_bytes is None
     assert result.peak_flops == DEVICES["h100-sxm"].peak_flops[Precision.BF16]
+    assert result.peak_flops_source == "table: h100-sxm"
     assert reserved_gpu_seconds(run, PLAN) == pytest.approx((60 + 8 * 4.4) * 8)
+
+
+@pytest.mark.parametrize("length", [200, 201])
+def test_a_long_name_of_hardware_is_cut(length: int) -> None:
+    found = table()
+    (cell,) = sweep_of(found).cells()
+    run = replace(found.run(cell, BEST), hardware="h" * length)
+    assert replayed_result(run, found.device).stack == Stack(device_name="h" * 200)
 
 
 def test_a_time_that_no_device_could_reach_has_no_mfu() -> None:
@@ -146,6 +157,13 @@ def test_out_of_memory_and_error_are_what_they_were() -> None:
     assert proves_out_of_memory(failures[RunStatus.OOM])
     assert failures[RunStatus.ERROR].kind is FailureKind.USER_ERROR
     assert all(reserved_gpu_seconds(run, PLAN) == 60 * 8 for run in runs)
+    # A time that a failed run has is of no step that was waited for.
+    assert reserved_gpu_seconds(replace(runs[0], step_seconds=4.0), PLAN) == 60 * 8
+    assert all((one.rank, one.exit_code) == (0, 1) for one in failures.values())
+    for run in runs:
+        what = "out of memory" if run.status is RunStatus.OOM else "it ended in an error"
+        said = f"line {run.line} of table {ID}: {what} when it was measured"
+        assert failure_text(run) == said
 
 
 @pytest.mark.parametrize(
@@ -263,3 +281,28 @@ def test_of_problems_that_are_no_grid_the_largest_is_meant() -> None:
 def test_a_changed_table_has_another_digest() -> None:
     assert table().digest == table().digest
     assert table().digest != table(row(mbs="4", grad_acc="1")).digest
+    # As stores have it.
+    assert len(table().digest) == 16
+
+
+def test_a_sweep_of_a_table_has_a_name_of_63_characters_and_repeats_nothing() -> None:
+    found = replace(table(), table_id="t" * 99).sweep(name=None, path="t.csv")
+    assert found["name"] == f"replay-{'t' * 56}"
+    assert sweep_of(table()).search.confirm.repeats == 0
+
+
+def test_the_first_row_without_a_shape_is_told_with_what_it_lacks() -> None:
+    lacking = row(hidden="", heads="")
+    with pytest.raises(UsageInvalid, match=r"no model shape: line 21 lacks hidden, heads\."):
+        table(lacking)
+
+
+def test_models_of_one_name_get_names_of_their_own() -> None:
+    """A name of a preset of other sizes is taken, too."""
+    found = table(row(layers="16"), row(model="llama-3.2-1b", layers="12"))
+    first, second, third = found.models.items()
+    assert [model.name for _, model in (first, second, third)] == [
+        "formula-8b",
+        f"formula-8b-{second[0][:8]}",
+        f"llama-3.2-1b-{third[0][:8]}",
+    ]

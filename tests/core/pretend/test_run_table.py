@@ -90,6 +90,7 @@ def test_what_the_source_does_not_say_is_none() -> None:
     [
         ({"n_gpus": "eight"}, "line 3, column n_gpus: 'eight'"),
         ({"mbs": "1.5"}, "line 3, column mbs: '1.5'"),
+        ({"mbs": "0"}, "line 3, column mbs: '0'"),
         (
             {"status": "fine"},
             "line 3, column status: 'fine': expected one of ok, oom, error, pruned",
@@ -109,6 +110,35 @@ def test_what_the_source_does_not_say_is_none() -> None:
 def test_a_mistake_is_told_with_line_column_and_rule(change: dict[str, str], told: str) -> None:
     with pytest.raises(TableInvalid, match=told.replace("(", r"\(")):
         read({}, change)
+
+
+@pytest.mark.parametrize(("text", "stage"), [("", 0), ("0", 0), ("1", 1), ("2.0", 2), ("3", 3)])
+def test_a_stage_of_zero_is_one_of_four(text: str, stage: int) -> None:
+    (run,) = read({"zero_stage": text})
+    assert run.layout is not None and run.layout.zero_stage == stage
+    for wrong in ("0.5", "4"):
+        with pytest.raises(TableInvalid, match="expected 0, 1, 2 or 3"):
+            read({"zero_stage": wrong})
+
+
+def test_time_and_speed_follow_from_each_other() -> None:
+    """64 sequences of 4,096 tokens on 8 GPUs in 2 s."""
+    (run,) = read({"step_time_s": "", "tokens_per_s_per_gpu": "16384"})
+    assert (run.step_seconds, run.tokens_per_second_per_gpu) == (2.0, 16384.0)
+    (both,) = read({"step_time_s": "2.0", "tokens_per_s_per_gpu": "16000"})
+    assert (both.step_seconds, both.tokens_per_second_per_gpu) == (2.0, 16000.0)
+    for unknown in ({"seq_len": "", "replay": "False"}, {"gbs": "", "replay": "False"}):
+        (run,) = read(unknown)
+        assert (run.step_seconds, run.tokens_per_second_per_gpu) == (2.0, None)
+
+
+@pytest.mark.parametrize("word", ["True", "1", "yes"])
+def test_a_row_is_replayed_if_it_says_so(word: str) -> None:
+    assert read({"replay": word})[0].replay
+    assert not read({"replay": "no"})[0].replay
+    (run,) = read({"cp": "", "gpus_per_node": "", "replay": word})
+    assert run.layout is not None and run.layout.context_parallel_size == 1
+    assert run.gpus_per_node == 8
 
 
 def test_a_row_that_is_not_replayed_may_leave_its_layout_open() -> None:
@@ -229,6 +259,68 @@ def test_a_feed_forward_of_two_matrices_keeps_its_number_of_weights() -> None:
     assert run.model.num_parameters == pytest.approx(parameters, rel=1e-3)
     # What is not in the layers is embedding.
     assert read(sizes | {"vocab": ""})[0].model == run.model
+
+
+@pytest.mark.parametrize(
+    ("ffn", "told", "gated_size", "is_tied"),
+    [
+        # Four times the hidden size is a feed-forward of two matrices, in three: 2/3 of it.
+        (8192, "", 5461, True),
+        (8192, "False", 5461, False),
+        (8192, "True", 5461, True),
+        # Any other size is a gated one.
+        (6144, "", 6144, False),
+        (6144, "True", 6144, True),
+        (10_240, "", 10_240, False),
+        (512, "", 512, False),
+    ],
+)
+def test_without_a_number_of_weights_the_feed_forward_s_size_tells_its_kind(
+    ffn: int, told: str, gated_size: int, *, is_tied: bool
+) -> None:
+    (run,) = read({"ffn": str(ffn), "tied_embeddings": told, "n_params": ""})
+    assert run.model is not None
+    assert (run.model.ffn_hidden_size, run.model.tied_embeddings) == (gated_size, is_tied)
+
+
+@pytest.mark.parametrize(("told", "is_tied"), [("True", True), ("False", False)])
+@pytest.mark.parametrize("embeddings", [1, 2])
+def test_what_is_told_of_embeddings_holds_whatever_the_number_of_weights(
+    told: str, embeddings: int, *, is_tied: bool
+) -> None:
+    parameters = 24 * (4 * 2048**2 + 3 * 2048 * 6144) + embeddings * 50_304 * 2048
+    sizes = {"layers": "24", "heads": "16", "kv_heads": "", "ffn": "6144", "vocab": "50304"}
+    (run,) = read(sizes | {"tied_embeddings": told, "n_params": str(parameters)})
+    assert run.model is not None and run.model.tied_embeddings is is_tied
+
+
+@pytest.mark.parametrize("column", ["layers", "hidden", "heads", "ffn"])
+def test_a_model_needs_each_of_its_sizes(column: str) -> None:
+    (run,) = read({column: ""})
+    assert run.model is None and run.cell is None
+
+
+@pytest.mark.parametrize("column", ["seq_len", "gbs"])
+def test_a_cell_needs_its_length_and_its_batch(column: str) -> None:
+    (run,) = read({column: "", "replay": "False"})
+    assert run.model is not None and run.cell is None
+
+
+def test_models_of_unknown_sizes_are_told_apart_by_their_names() -> None:
+    unknown = {"layers": "", "replay": "False"}
+    (cells,) = tables(read(unknown | {"model": "a"}, unknown | {"model": "b"}, unknown)).values()
+    assert [[run.model_name for run in cell] for cell in cells] == [["a"], ["b"], ["small"]]
+
+
+def test_what_varies_among_rows_that_are_not_replayed_is_no_axis_of_the_others() -> None:
+    odd = {"attention_kernel": "naive", "replay": "False"}
+    assert [run.extra for run in read({}, {}, odd)] == [(), (), ()]
+    # Where no row is replayed, all count.
+    none = [change | {"replay": "False"} for change in ({}, odd)]
+    assert [dict(run.extra) for run in read(*none)] == [
+        {"attention_kernel": "flash"},
+        {"attention_kernel": "naive"},
+    ]
 
 
 def test_memory_in_gigabytes_is_not_taken_for_gibibytes() -> None:

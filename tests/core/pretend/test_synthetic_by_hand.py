@@ -125,6 +125,8 @@ def test_gradients_are_reduced_and_weights_gathered_three_tenths_of_them_unhidde
     half = layout(data_parallel_size=2, context_parallel_size=2)
     at_half = 0.6e6 * 4 / (4 + 1024)
     assert seconds(half) == pytest.approx(4 * FLOPS / at_half + KERNELS + 0.3 * ring)
+    two = 2 * 2 * WEIGHTS / 2 / 2e4
+    assert seconds(layout(data_parallel_size=2)) == pytest.approx(one + 0.3 * two)
     # More than eight ranks are in several nodes.
     assert seconds(layout(data_parallel_size=8)) == pytest.approx(
         one + 0.3 * 2 * 2 * WEIGHTS * 7 / 8 / 2e4

@@ -21,6 +21,9 @@ LLAMA_8B = PRESETS["llama-3.1-8b"]
         ("llama-3.2-1b", 1_235_814_400),
         ("llama-3.2-3b", 3_212_749_824),
         ("llama-2-7b", 6_738_415_616),
+        # Layers of 196,864 and of 3,146,752 weights, two tables of words, and the last norm.
+        ("llama-tiny", 4 * 196_864 + 2 * 2048 * 128 + 128),
+        ("llama-60m", 8 * 3_146_752 + 2 * 32_000 * 512 + 512),
     ],
 )
 def test_parameters_are_counted_as_published(name: str, published: int) -> None:

@@ -21,6 +21,25 @@ def test_the_first_number_with_a_cause_is_taken_and_unknown_ones_have_none() -> 
     assert first_of((9999,), XidCause.DEVICE) is None
 
 
+# NVIDIA's catalogue: what an application did, what the device recovered from or noted, what other
+# errors leave behind; all else is the hardware.
+CAUSES = {
+    XidCause.PROGRAM: {13, 31, 32, 43, 69, 137},
+    XidCause.NOTICE: {61, 63, 92},
+    XidCause.AFTERMATH: {45},
+    XidCause.DEVICE: {48, 62, 64, 74, 79, 94, 95, 119, 120, 140},
+}
+
+
+def test_each_number_has_the_cause_of_the_catalogue() -> None:
+    found = {
+        cause: {number for number, xid in XIDS.items() if xid.cause is cause} for cause in XidCause
+    }
+    assert found == CAUSES
+    # "Contained": the error ends the program that met it alone.
+    assert {number for number, xid in XIDS.items() if xid.is_contained} == {94}
+
+
 def test_a_number_is_named_with_its_meaning_if_it_is_known() -> None:
     assert named(79) == f"Xid 79 ({XIDS[79].meaning})"
     assert named(9999) == "Xid 9999"

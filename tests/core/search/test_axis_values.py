@@ -60,3 +60,12 @@ def test_a_batch_that_no_number_of_replicas_divides_is_told() -> None:
     )
     split = SweepSpec.model_validate({**batch, "axes": {"tensor_parallel_size": [1, 6]}})
     assert unsplit_batch(split, split.cells()[0]) is None
+
+
+def test_the_replicas_are_what_tensor_pipeline_and_context_ranks_leave() -> None:
+    """Twelve GPUs over a pipeline of two and two that share a sequence: three."""
+    axes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "context_parallel_size": 2}
+    spec = SweepSpec.model_validate(
+        {**FILE, "global_batch_size": 16, "model": "llama-3.1-8b", "axes": axes}
+    )
+    assert "over 3 replicas" in (unsplit_batch(spec, spec.cells()[0]) or "")

@@ -124,6 +124,23 @@ def test_the_reason_of_a_layout_of_the_axes_is_the_reason_of_the_plan() -> None:
                 assert found.explain(layout).illegal == space.reason(layout)
 
 
+def test_recomputation_is_in_the_order_of_how_much_is_computed_again() -> None:
+    file = "axes.recompute=['selective_ops:8','full:2']"
+    found = choice(calculator(spec_of("8b.yaml", file)), "recompute")
+    assert found.in_file == {"selective_ops:8", "full:2"}
+    assert found.values == (
+        "none",
+        "selective_attention",
+        "selective_ops:8",
+        "selective_ops",
+        "full:2",
+        "full:8",
+        "full:16",
+        "full:24",
+        "full",
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
@@ -192,6 +209,7 @@ def test_the_choices_are_the_files_values_and_all_that_can_be_legal() -> None:
     assert recompute.in_file == {"none", "selective_ops", "full", "full:16", "full:24"}
     assert choice(found, "zero_stage").values == ("0", "1", "2", "3")
     assert choice(found, "accumulate").values == ("scatter", "last")
+    assert not choice(found, "accumulate").is_number
     assert choice(found, "data_parallel_size").may_follow
     assert choice(found, "grad_accum_steps").may_follow
     assert choice(found, "pipeline_schedule").values == ("gpipe", "1f1b", "interleaved:2")

@@ -49,6 +49,11 @@ def test_the_number_that_fits_is_a_sum_of_probabilities_within_what_is_sure() ->
     assert found is not None
     assert chances is not None
     assert found.expected == pytest.approx(chances.sum())
+    assert candidates.predict is not None
+    predicted = candidates.predict(candidates.table)
+    assert candidates.memory_limit_bytes is not None
+    usable = candidates.memory_limit_bytes * predicted.usable_share
+    assert chances == pytest.approx(predicted.probability_of_fitting(usable))
     assert 0 < found.at_least < found.at_most < len(candidates)
     assert found.at_least <= round(found.expected) <= found.at_most
     everything = expected_out_of_memory(candidates, num_trials=len(candidates))
@@ -121,6 +126,22 @@ def test_layouts_fit_or_do_not_if_they_do_so_in_nine_cases_of_ten() -> None:
     found = fitting(four)
     assert found is not None
     assert (found.at_least, found.at_most) == (1, 3)
+    # The chances are 90.3, 89.8, 10.2 and 9.7 %; of a single layout, and of none.
+    for row, expected in ((0, 0.903), (3, 0.097), (None, 0.0)):
+        rows = np.arange(4)[[] if row is None else [row]]
+        part = replace(
+            four,
+            table=four.table.take(rows),
+            memory_bytes=four.memory_bytes[rows],
+            order=np.arange(len(rows)),
+        )
+        alone = fitting(part)
+        assert alone is not None
+        assert alone.expected == pytest.approx(expected, abs=1e-3)
+        assert (alone.at_least, alone.at_most) == (row == 0, row == 0)
+        assert expected_out_of_memory(part, num_trials=1) == pytest.approx(
+            len(rows) - expected, abs=1e-3
+        )
 
 
 def test_of_many_rows_an_even_selection_counts() -> None:
@@ -147,3 +168,6 @@ def test_of_more_layouts_than_are_looked_at_each_stands_for_several() -> None:
     assert whole.expected == pytest.approx(5000, rel=1e-6)
     assert (whole.at_least, whole.at_most) == (0, 10_000)
     assert expected_out_of_memory(many, num_trials=8000) == pytest.approx(4000, rel=1e-6)
+    sure = fitting(replace(many, memory_bytes=np.full(10_000, 2.0**30)))
+    assert sure is not None
+    assert (sure.at_least, sure.at_most) == (10_000, 10_000)

@@ -81,6 +81,44 @@ def test_parts_add_up_to_what_the_plan_predicts() -> None:
         assert found.fits == planned.candidates.fits[row]
 
 
+def test_what_fills_the_limit_fits() -> None:
+    found = explained(layout(1))
+    exactly = replace(found, memory_limit_bytes=found.memory_bytes)
+    assert exactly.fits
+    assert not replace(found, memory_limit_bytes=np.nextafter(found.memory_bytes, 0.0)).fits
+
+
+def test_the_utilisation_is_known_where_time_and_peak_are() -> None:
+    """6 and more FLOPs a weight and token, at 989 TFLOP/s."""
+    found = explained(layout(1))
+    speed = found.tokens_per_second_per_gpu
+    assert speed is not None
+    flops = found.cell.model.flops_per_token(4096)
+    assert found.mfu == pytest.approx(speed * flops / 989e12, rel=1e-3)
+    assert replace(found, peak_flops=None).mfu is None
+    assert replace(found, seconds_by_part=None).mfu is None
+
+
+def test_a_cell_that_takes_twice_as_long_as_its_formula_is_explained_so() -> None:
+    chosen = spec()
+    planned = plan(chosen)
+    prior = Calibration.prior(trainer_of(chosen, device=Device.CPU))
+    twice = replace(prior, cell_offsets={(planned.space.cell, H100.name): float(np.log(2.0))})
+    once, slower = (
+        explain(
+            planned,
+            layout(1),
+            illegal=None,
+            calibration=calibration,
+            hardware=H100,
+            gpus_per_node=8,
+        ).step_seconds
+        for calibration in (prior, twice)
+    )
+    assert once is not None
+    assert slower == pytest.approx(2 * once)
+
+
 def test_states_are_16_bytes_a_weight_and_shards_are_their_own_masters() -> None:
     weights = spec().cells()[0].model.num_parameters
     parts = explained(layout(1, zero_stage=0)).memory_by_part

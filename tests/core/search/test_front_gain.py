@@ -194,6 +194,9 @@ def test_a_gain_of_speed_is_of_at_most_three_times_the_best(sd: float) -> None:
     assert found[1] == pytest.approx(float(DENSITY @ np.maximum(speeds - 1.0, 0.0)), rel=1e-3)
     found = gain.expected([], mean=mean, sd=sds, memory=memory)
     assert found[1] == pytest.approx(float(DENSITY @ speeds), rel=1e-3)
+    # A hundred times as long: still three times the best that is expected.
+    found = gain.expected([], mean=mean + np.log(100.0), sd=sds, memory=memory)
+    assert found[1] == pytest.approx(float(DENSITY @ speeds) / 100.0, rel=1e-3)
 
 
 @pytest.mark.parametrize("merit", [Merit.SPEED, Merit.HEADROOM])
@@ -208,6 +211,19 @@ def test_what_is_four_standard_deviations_behind_gains_nothing(merit: Merit) -> 
     )
     assert found[1] > 0.0
     assert found[2] == 0.0
+
+
+@pytest.mark.parametrize(("seconds", "is_on_it"), [(0.9, True), (1.1, False)])
+def test_energy_that_was_not_read_is_that_of_the_power_of_its_like(
+    seconds: float, *, is_on_it: bool
+) -> None:
+    """At the same power, the faster row takes less energy for a token."""
+    space = lattice(np.ones(2), np.full(2, 40.0))
+    gain, memory = FrontGain(space, (Merit.EFFICIENCY,)), memory_of(space)
+    read, unread = told(0, 1.0, 40.0, joules=5.0), told(1, seconds, 40.0)
+    gain.expected([read], mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory)
+    assert gain.would_be_on_it(unread, [read], memory) is is_on_it
+    assert gain.would_be_on_it(read, [unread], memory) is not is_on_it
 
 
 @pytest.mark.parametrize("joules", [0.0, float("inf"), None])

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
-from orchestrator.core.search.layout_wish import complete, is_field, parse_wish
+from orchestrator.core.search.layout_wish import complete, first, is_field, parse_wish
 from orchestrator.core.search.planner import CellPlan, plan_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.protocol import Device
@@ -48,7 +48,8 @@ def planned(**changes: Any) -> CellPlan:
 
 
 def meant(plan: CellPlan, *words: str) -> Layout:
-    return complete(parse_wish(words, options={}), plan.candidates, plan.space.cell)
+    wish = parse_wish(words, options={}) if words else {}
+    return complete(wish, plan.candidates, plan.space.cell)
 
 
 @pytest.mark.parametrize("text", [RICH.key, RICH.short])
@@ -75,7 +76,8 @@ def test_fields_may_be_short_long_or_mixed_and_in_one_word_or_several() -> None:
     assert parse_wish(["dp=2 mbs=4 recompute=full z=1"], options={}) == expected
     assert parse_wish(["dp2 mbs4 full z1"], options={}) == expected
     assert parse_wish(["bf16"], options={}) == {"precision": Precision.BF16}
-    assert parse_wish(["mbs=1 z=0"], options={}) == {"micro_batch_size": 1, "zero_stage": 0}
+    for text in ("mbs=1 z=0", "mbs1 z0"):
+        assert parse_wish([text], options={}) == {"micro_batch_size": 1, "zero_stage": 0}
 
 
 @pytest.mark.parametrize(
@@ -123,10 +125,14 @@ def test_a_mistyped_key_is_answered_with_the_nearest_of_the_cell() -> None:
 
 
 def test_what_is_left_out_is_taken_from_the_best_predicted_layout_that_has_the_rest() -> None:
-    plan = planned()
-    found = meant(plan, "recompute=full")
-    place = [plan.candidates.table.layout(int(row)) for row in plan.candidates.order]
-    assert found == next(layout for layout in place if layout.recompute == Recompute.parse("full"))
+    sizes = {"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "zero_stage": [0, 1]}
+    varied = sizes | {"options": {"attention": ["flash", "eager"]}}
+    for plan in (planned(), planned(axes=varied)):
+        found = meant(plan, "recompute=full")
+        place = [plan.candidates.table.layout(int(row)) for row in plan.candidates.order]
+        full = [layout for layout in place if layout.recompute == Recompute.parse("full")]
+        assert found == full[0]
+        assert meant(plan) == first(plan.candidates) == place[0]
 
 
 def test_a_layout_that_is_not_legal_is_made_up_so_that_its_products_are_exact() -> None:

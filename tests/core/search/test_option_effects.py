@@ -93,3 +93,16 @@ def test_what_a_value_does_to_memory_is_carried_to_all_rows_that_have_it() -> No
     assert before is not None and after is not None
     assert after[4] < before[4] - 0.05
     assert after[5] > before[5] - 0.05
+
+
+def test_a_value_that_ran_out_of_memory_is_expected_to_be_slower_until_it_ran() -> None:
+    """Row 1 shows that birch keeps more; how long it takes shows row 4, and not before it ran."""
+    proposer = Proposer(lattice(), seed=0)
+    proposer.tell(Told(row=0, score=0.0, peak_memory_bytes=60.0))
+    birch, cedar = np.arange(6) == 4, np.arange(6) == 5
+    before = [proposer.choose(rows).score for rows in (birch, cedar)]
+    proposer.tell(Told(row=1, out_of_memory=True, excess=0.5))
+    after = [proposer.choose(rows).score for rows in (birch, cedar)]
+    assert before[0] is not None and after[0] is not None
+    assert after[0] > before[0] + 0.02
+    assert after[1] == pytest.approx(before[1], abs=0.01)

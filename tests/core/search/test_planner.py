@@ -12,6 +12,7 @@ from orchestrator.core.search.planner import (
     NUM_UNCERTAIN,
     memory_limit_bytes,
     plan_cell,
+    rank_candidates,
     rank_space,
     trainer_of,
 )
@@ -93,6 +94,28 @@ def test_on_unknown_hardware_no_time_is_made_up_but_an_order_stands() -> None:
     first = candidates.table.layout(int(candidates.order[0]))
     assert str(first.recompute) == "none"
     assert first.grad_accum_steps == candidates.table.grad_accum_steps.min()
+    # Small micro-batches are a little more work; a forward pass that is computed again is a third.
+    table, work = candidates.table, candidates.relative_work
+    assert work is not None
+    plain = np.array([str(row.recompute) == "none" for row in table.layouts()])
+    few = table.grad_accum_steps == table.grad_accum_steps.min()
+    assert 1.001 < work[plain].max() / work[plain].min() < 1.05
+    assert 1.2 < work[~plain & few].min() / work[plain & few].min() < 1.35
+
+
+def test_what_fills_the_memory_fits() -> None:
+    some = plan(spec()).candidates
+    largest = some.memory_bytes[some.fits].max()
+    chosen = spec()
+    ranked = rank_candidates(
+        some.table,
+        chosen.cells()[0],
+        hardware=DEVICES["h100-sxm"],
+        memory_limit_bytes=largest,
+        gpus_per_node=8,
+        trainer=trainer_of(chosen, device=Device.CPU),
+    )
+    assert ranked.memory_bytes[ranked.fits].max() == largest
 
 
 def test_the_memory_limit_is_what_the_file_says_then_the_workload_then_the_device() -> None:
@@ -110,15 +133,16 @@ def test_the_memory_limit_is_what_the_file_says_then_the_workload_then_the_devic
     assert memory_limit_bytes(spec(), None) is None
 
 
-def test_rows_with_eager_attention_are_predicted_by_an_eager_trainer() -> None:
+@pytest.mark.parametrize("dtypes", [["fp32", "bf16"], ["bf16"]])
+def test_rows_with_eager_attention_are_predicted_by_an_eager_trainer(dtypes: list[str]) -> None:
     axes = {
         "micro_batch_size": [1, 2],
         "recompute": ["none"],
-        "options": {"attention": ["flash", "eager"], "gradient_dtype": ["fp32", "bf16"]},
+        "options": {"attention": ["flash", "eager"], "gradient_dtype": dtypes},
     }
     mixed = plan(spec(workload="llama", axes=axes)).candidates
     for attention in ("flash", "eager"):
-        for dtype in ("fp32", "bf16"):
+        for dtype in dtypes:
             options = {"attention": attention, "gradient_dtype": dtype}
             alone = plan(
                 spec(workload={"name": "llama", "options": options}, axes=axes | {"options": {}})
@@ -173,3 +197,14 @@ def test_layers_are_compiled_on_gpus_whether_the_file_names_the_device_or_not(
     trainer = trainer_of(spec(device=named, workload="llama"), device=device)
     assert trainer.compiled is is_on_gpu
     assert (trainer.reserve_bytes > 0) is is_on_gpu
+
+
+def test_a_declared_trainer_was_not_counted_and_keeps_an_option_that_everybody_knows() -> None:
+    own = trainer_of(spec(workload="llama"), device=Device.CUDA)
+    declared = trainer_of(spec(workload="llama", trainer="megatron"), device=Device.CUDA)
+    assert (own.counted, declared.counted) == (True, False)
+    command = {"name": "command", "options": {"argv": ["a"]}}
+    foreign = spec(workload=command, axes={"options": {"attn_implementation": ["eager", "sdpa"]}})
+    for kind in ("eager", "sdpa"):
+        found = trainer_of(foreign, (("attn_implementation", kind),), device=Device.CUDA)
+        assert found.eager_attention is (kind == "eager")

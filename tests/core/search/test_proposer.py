@@ -13,6 +13,7 @@ from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.proposer import Choice, Proposer
 from orchestrator.core.search.told import Told
+from orchestrator.core.trial.merit import Merit
 
 LIMIT = 80.0
 
@@ -237,6 +238,10 @@ def test_when_results_contradict_the_prediction_half_of_the_launches_follow_it_a
     assert choice.row == 0
     assert choice.why is not None and "contradict" in choice.why
     assert choice.fails == 0.0, "it warns of no failure"
+    # The next launch does not.
+    other = Proposer(lattice(seconds), seed=0)
+    other.rebuild([*proposer._told.values(), Told(row=9, score=0.5)], [])
+    assert other.choose(open_rows).why is None
     # A machine that is slower as a whole contradicts nothing.
     slow = Proposer(lattice(seconds), seed=0)
     for row in (23, 12, 18, 6, 15):
@@ -700,6 +705,24 @@ def test_after_three_that_ran_out_the_row_of_least_memory_shows_whether_anything
     assert proposer.choose(open_rows).row != 6
 
 
+def test_the_row_of_least_memory_shows_whether_anything_fits_even_if_it_likely_fails() -> None:
+    memory = np.array([*np.linspace(200.0, 150.0, 6), 130.0])
+    fails = np.array([0.1] * 6 + [0.9])
+    proposer = Proposer(replace(lattice(np.ones(7), memory), fails=fails), seed=0)
+    for row in range(3):
+        proposer.tell(Told(row=row, out_of_memory=True))
+    assert proposer.choose(np.arange(7) > 2).row == 6
+
+
+@pytest.mark.parametrize(("num", "row"), [(2, 3), (3, 4)])
+def test_out_of_memories_are_counted_anew_when_all_is_told_again(num: int, row: int) -> None:
+    """Three of them are needed before the row of least memory, a slow one, is tried."""
+    space = lattice(np.array([1.0, 1.0, 1.0, 1.0, 1e4]), np.linspace(200.0, 160.0, 5))
+    proposer = Proposer(space, seed=0)
+    proposer.rebuild([Told(row=one, out_of_memory=True) for one in range(num)], [])
+    assert proposer.choose(np.arange(5) > 2).row == row
+
+
 def test_what_likely_works_is_no_reason_to_try_the_row_of_least_memory() -> None:
     space = lattice(
         np.array([1.0, 1.0, 1.0, 1.0, 1e4]), np.array([200.0, 190.0, 180.0, 60.0, 50.0])
@@ -741,6 +764,8 @@ def test_a_far_row_that_likely_fails_comes_later() -> None:
     proposer = Proposer(unknown(6, fails=fails), seed=0)
     proposer.tell(Told(row=0, score=0.0))
     assert proposer.choose(np.arange(6) > 2).row == 4
+    # A tenth of five steps is less than nine tenths of two.
+    assert proposer.choose(np.isin(np.arange(6), [2, 5])).row == 2
 
 
 @pytest.mark.parametrize(("off", "is_misled"), [(1.45, False), (1.55, True)])
@@ -788,10 +813,44 @@ def test_a_result_is_doubted_if_it_is_a_third_worse(factor: float, *, is_doubted
     assert (found is not None) is is_doubted
 
 
-def test_a_failure_is_noise_a_level_of_the_cell_or_the_layout_s_own() -> None:
-    """Standard deviations of 0.25, 0.1 and 0.3 around a chance of 10 %."""
-    proposer = Proposer(Lattice(axes=()), seed=0)
+@pytest.mark.parametrize("num_axes", [0, 1, 2])
+def test_a_failure_is_noise_a_level_of_the_cell_or_the_layout_s_own(num_axes: int) -> None:
+    """Standard deviations of 0.25, 0.1 and 0.3 around a chance of 10 %, and 0.2 of each axis."""
+    axes = tuple(LatticeAxis.of_words(f"axis {n}", ["a"]) for n in range(num_axes))
+    proposer = Proposer(Lattice(axes=axes), seed=0)
     proposer.tell(Told(row=0))
-    own = 0.3**2 + 0.1**2
+    own = 0.3**2 + 0.1**2 + num_axes * 0.2**2
     found = proposer.choose(np.array([True])).fails
     assert found == pytest.approx(0.1 + 0.9 * own / (own + 0.25**2), rel=1e-4)
+
+
+@pytest.mark.parametrize(("seconds", "is_doubted"), [(0.35, False), (0.5, True)])
+def test_among_scattered_results_one_is_doubted_that_is_off_by_two_and_a_half_deviations(
+    seconds: float, *, is_doubted: bool
+) -> None:
+    """Eleven scatter by 0.15, so what they predict is as uncertain: 0.35 is off by 2.1 times that.
+
+    The row alone leaves much memory free: it would be on the front whatever its speed.
+    """
+    merits = (Merit.SPEED, Merit.HEADROOM)
+    proposer = Proposer(lattice(np.full(12, 1.0), np.full(12, 40.0)), seed=0, merits=merits)
+    scattered = 0.15 * np.array([1, -1, 1, -1, 0, 1, -1, 1, 1, -1, 1, -1])
+    for row, score in enumerate(scattered.tolist()):
+        own = row == 4
+        peak = 20.0 if own else 40.0
+        proposer.tell(Told(row=row, score=seconds if own else score, peak_memory_bytes=peak))
+    found = proposer.doubtful()
+    assert (found is not None and found[0] == 4) is is_doubted
+
+
+@pytest.mark.parametrize(("peak", "is_doubted"), [(30.0, True), (60.0, False)])
+def test_of_several_merits_one_is_doubted_that_would_be_on_the_front(
+    peak: float, *, is_doubted: bool
+) -> None:
+    """The others take as long as its neighbours predict for it, and 40 of the memory."""
+    merits = (Merit.SPEED, Merit.HEADROOM)
+    proposer = Proposer(lattice(np.ones(12), np.full(12, 40.0)), seed=0, merits=merits)
+    for row in range(12):
+        own = row == 4
+        proposer.tell(Told(row=row, score=float(own), peak_memory_bytes=peak if own else 40.0))
+    assert (proposer.doubtful() is not None) is is_doubted

@@ -14,12 +14,18 @@ from orchestrator.core.frameworks.job import Job
 from orchestrator.core.frameworks.translation import TABLES, Framework, translate
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
-from orchestrator.core.problem.pipeline_schedule import ScheduleKind
+from orchestrator.core.problem.pipeline_schedule import PipelineSchedule, ScheduleKind
 from orchestrator.core.search import axis_values as axis_values_module
 from orchestrator.core.search import legality, space
 from orchestrator.core.search.axis_values import axis_values, unsplit_batch
 from orchestrator.core.search.legality import GLOBAL_BATCH, WORLD_SIZE
-from orchestrator.core.search.space import CellSpace, CellSpaces, SpaceTooLarge, enumerate_cell
+from orchestrator.core.search.space import (
+    CellSpace,
+    CellSpaces,
+    SpaceTooLarge,
+    broken_rule,
+    enumerate_cell,
+)
 from orchestrator.core.sweepfile.capabilities import Capabilities
 from orchestrator.core.sweepfile.spec import SweepSpec
 
@@ -371,12 +377,12 @@ def test_stages_of_unequal_depth_are_legal() -> None:
 
 def test_the_shortest_pipeline_feed_is_one_less_than_the_stages() -> None:
     cell_space = enumerated(
-        global_batch_size=21, axes={"pipeline_parallel_size": 8, "micro_batch_size": [1, 3, 7]}
+        global_batch_size=42, axes={"pipeline_parallel_size": 8, "micro_batch_size": [1, 6, 7]}
     )
-    # 7 = 8 - 1 is enough, 3 is not.
+    # 7 = 8 - 1 is enough, 6 is not.
     assert {x.grad_accum_steps for x in layouts(cell_space)} == {
         7,
-        21,
+        42,
     }
 
 
@@ -408,9 +414,15 @@ def test_auto_is_one_schedule_of_each_kind() -> None:
     }
 
 
-def test_zero_over_context_parallel_ranks_is_no_duplicate() -> None:
+@pytest.mark.parametrize(("replicas", "context", "tensor"), [(1, 8, 1), (2, 2, 2), (8, 1, 1)])
+def test_zero_over_several_ranks_is_no_duplicate(replicas: int, context: int, tensor: int) -> None:
     cell_space = enumerated(
-        axes={"data_parallel_size": 1, "context_parallel_size": 8, "zero_stage": [0, 1]}
+        axes={
+            "data_parallel_size": replicas,
+            "context_parallel_size": context,
+            "tensor_parallel_size": tensor,
+            "zero_stage": [0, 1],
+        }
     )
     assert {x.zero_stage for x in layouts(cell_space)} == {0, 1}
 
@@ -659,6 +671,98 @@ def test_candidates_beyond_reason_are_refused_before_they_are_built(
     monkeypatch.setattr(space, "MAX_CANDIDATES", 100)
     with pytest.raises(SpaceTooLarge, match="layouts with exact products"):
         enumerated(axes=EVERYTHING, constraints=["tp > 8"])
+
+
+@pytest.mark.parametrize(
+    ("axes", "widest"),
+    [
+        ({}, "micro_batch_size (2 values), grad_accum_steps (2 values)"),
+        (
+            {"zero_stage": [0, 1, 2], "recompute": ["none", "full"]},
+            "zero_stage (3 values), micro_batch_size (2 values), grad_accum_steps (2 values)",
+        ),
+    ],
+)
+def test_the_three_widest_axes_are_named(
+    axes: dict[str, Any], widest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "MAX_LAYOUTS", 1)
+    two = {
+        "data_parallel_size": 8,
+        "micro_batch_size": [1, 2],
+        "grad_accum_steps": [4, 8],
+        "recompute": "none",
+    }
+    with pytest.raises(SpaceTooLarge) as caught:
+        enumerated(axes={**two, **axes})
+    assert f"Narrow the widest axes, {widest}, with" in str(caught.value)
+
+
+@pytest.mark.parametrize(("num", "said"), [(12, "11, 12"), (13, "11, 12 and 1 more")])
+def test_twelve_values_of_an_axis_are_named(num: int, said: str) -> None:
+    cell_space = enumerated(axes={"micro_batch_size": list(range(1, num + 1))})
+    reason = cell_space.reason(Layout(data_parallel_size=8, micro_batch_size=99))
+    assert reason is not None
+    assert reason.startswith("micro_batch_size 99 is not among the axes' values: 1, 2, ")
+    assert reason.endswith(said)
+
+
+def test_ranks_of_a_model_that_do_not_divide_the_gpus_leave_no_layout() -> None:
+    """Four by two of twelve GPUs: each divides them, and both together do not."""
+    cell_space = enumerated(
+        gpus_per_node=12,
+        gpus=12,
+        global_batch_size=24,
+        axes={"tensor_parallel_size": 4, "context_parallel_size": 2},
+    )
+    assert len(cell_space.legal) == 0
+    assert cell_space.rejected == {WORLD_SIZE: cell_space.num_combinations}
+
+
+def test_any_schedule_breaks_no_rule_where_the_file_says_auto() -> None:
+    spec = sweep(axes={"pipeline_parallel_size": 2, "pipeline_schedule": "auto"})
+    (cell,) = spec.cells()
+    for text in ("1f1b", "interleaved:4"):
+        layout = Layout(
+            data_parallel_size=4,
+            pipeline_parallel_size=2,
+            micro_batch_size=1,
+            grad_accum_steps=16,
+            pipeline_schedule=PipelineSchedule.parse(text),
+        )
+        assert broken_rule(spec, cell, layout, gpus_per_node=8) is None
+
+
+def test_as_many_layouts_as_may_be_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = {"tensor_parallel_size": [1, 2], "zero_stage": [0, 1]}
+    num = len(enumerated(axes=axes).legal)
+    # Before the other rules: each of them has exact products.
+    for name in ("MAX_LAYOUTS", "MAX_CANDIDATES"):
+        monkeypatch.setattr(space, name, num)
+        assert len(enumerated(axes=axes).legal) == num
+        monkeypatch.setattr(space, name, num - 1)
+        with pytest.raises(SpaceTooLarge):
+            enumerated(axes=axes)
+        monkeypatch.undo()
+
+
+def test_a_placement_is_rejected_with_each_of_its_batches_and_choices() -> None:
+    """Of three micro-batch sizes, two numbers of steps, three stages and two recomputations."""
+    cell_space = enumerated(
+        gpus=16,
+        model="llama-2-7b",
+        axes={
+            "data_parallel_size": [1],
+            "tensor_parallel_size": [16],
+            "micro_batch_size": [1, 2, 4],
+            "grad_accum_steps": [32, 64],
+            "zero_stage": [0, 1, 2],
+            "recompute": ["none", "full"],
+        },
+    )
+    ((reason, num),) = cell_space.rejected.items()
+    assert "more than 8, the GPUs of a node" in reason
+    assert num == cell_space.num_combinations == 3 * 2 * 3 * 2
 
 
 def test_chunks_do_not_change_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

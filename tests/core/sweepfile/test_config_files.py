@@ -192,3 +192,8 @@ def test_json_is_indented_by_two_and_yaml_keeps_the_order_of_its_keys() -> None:
 """
     )
     assert rendered("a.yaml", content, {"x": 3}) == "b: 1\na:\n  c: 3\n"
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.yaml"])
+def test_letters_beyond_ascii_are_written_as_they_are(name: str) -> None:
+    assert "Ergebnisse für später" in rendered(name, {"path": "Ergebnisse für später"}, {})

@@ -389,3 +389,7 @@ def test_numbers_beyond_64_bits_are_exact() -> None:
     large = "2000000000"
     assert holds(f"{large} * {large} * {large} * {large} * tp > {large} * {large}") == [True]
     assert holds(f"{large} * {large} * 2 * tp > 0") == [True]  # 1.6e19, above 2**63
+    # A sum of two halves of 2**63, which is above the largest of 64 bits.
+    half = f"{2**31} * {2**31} * tp"
+    assert holds(f"{half} + {half} > 0") == [True]
+    assert holds(f"0 - {half} - {half} - {half} < 0") == [True]

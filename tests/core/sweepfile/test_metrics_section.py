@@ -244,3 +244,12 @@ def test_a_group_that_is_not_in_the_line_tells_nothing() -> None:
     section = {"log": r"time(?: (\d+))?", "unit": "s", "also": {"loss": r"loss(?: (\d+))?"}}
     assert values("time and loss", **section) == {}
     assert values("time 3 and loss 4", **section) == {"step_seconds": 3.0, "loss": 4.0}
+
+
+@pytest.mark.parametrize("pattern", [r"peak ([\d.]+)", r"peak ([\d.]+) MiB", r"peak ([\d.]+ MiB)"])
+def test_a_unit_counts_once_whether_the_line_or_the_file_says_it(pattern: str) -> None:
+    also = {"peak_memory": {"log": pattern, "unit": "MiB"}}
+    also["cache"] = {"log": r"cache ([\d.]+)", "unit": "KiB"}
+    found = values("time 5ms peak 3 MiB cache 1.5", log=r"time (\d+)ms", unit="ms", also=also)
+    (peak,) = (value for name, value in found.items() if name.startswith("peak_memory"))
+    assert (peak, found["cache"]) == (3 * 2**20, 1.5 * 2**10)

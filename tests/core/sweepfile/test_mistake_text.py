@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import SpecInvalid
-from orchestrator.core.sweepfile.mistake_text import _sections
+from orchestrator.core.sweepfile.mistake_text import _sections, shown
 from orchestrator.core.sweepfile.spec_yaml import load
 
 BASE = {
@@ -106,3 +106,42 @@ def test_what_switches_a_key_off_is_named(key: str, value: str, hint: str) -> No
     with pytest.raises(SpecInvalid) as refused:
         load(json.dumps(BASE), source="s.yaml", overrides=[f"search.{key}={value}"])
     assert str(refused.value).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "nothing"),
+        (True, "true"),
+        (8.0, "8.0"),
+        ("a" * 78, f"'{'a' * 78}'"),
+        # 81 characters with its quotes.
+        ("a" * 79, f"'{'a' * 76}..."),
+    ],
+)
+def test_a_value_is_shown_in_eighty_characters(value: object, said: str) -> None:
+    assert shown(value) == said
+    assert len(said) <= 80
+
+
+def test_two_letters_are_part_of_too_many_names() -> None:
+    assert line_about("search", "ma").endswith("`sweep schema` lists all 13")
+    # The second part of a name, too.
+    assert line_about("search", "wal").endswith("; did you mean max_wall_time?")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("search.max_trials=0", "0 is less than 1, the least allowed"),
+        ("search.max_trials=many", "expected a whole number, got 'many'"),
+        ("name=5", "expected a text, got 5; in quotes it is one"),
+        ("gpus=[]", "the list is empty; give at least one value"),
+        ("device_memory_gib=0", "0 is not more than 0"),
+        ("device_memory_gib=5000", "5000 is more than 4096, the most allowed"),
+    ],
+)
+def test_a_bound_or_a_kind_is_said_with_what_was_given(override: str, said: str) -> None:
+    with pytest.raises(SpecInvalid) as refused:
+        load(json.dumps(BASE), source="s.yaml", overrides=[override])
+    assert said in str(refused.value)

@@ -15,6 +15,7 @@ from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.sweepfile.workload_section import compiles_layers, reports_on_last_node
 from orchestrator.core.trial.limits import resolve_limits
 from orchestrator.core.trial.protocol import Device
+from tests.core.sweepfile.bounds import check_bounds
 
 
 def sweep(**changes: Any) -> SweepSpec:
@@ -176,6 +177,39 @@ def test_counts_are_whole_numbers_and_nothing_else(key: str, value: Any) -> None
             **({"global_batch_tokens": 64} if value is None and key == "global_batch_size" else {}),
         }
     )
+
+
+_LONG = {
+    "name": "x",
+    "model": "llama-tiny",
+    "gpus": 1,
+    "sequence_length": 64,
+    "global_batch_size": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "too_large"),
+    [
+        ("gpus_per_node", [1, 1024], 1025),
+        ("device_memory_gib", [0.5, 4096.0], 4097.0),
+        ("price_per_gpu_hour", [0.5, 10_000.0], 10_001.0),
+    ],
+)
+def test_numbers_are_bounded_by_what_no_machine_exceeds(
+    name: str, taken: list[float], too_large: float
+) -> None:
+    others = {key: value for key, value in _LONG.items() if key != name}
+    check_bounds(SweepSpec, name, taken=taken, refused=[0, too_large], others=others)
+
+
+def test_a_sweep_has_at_most_so_many_gpus_and_cells() -> None:
+    assert sweep(gpus=[1, 16_384]).gpus == (1, 16_384)
+    assert "gpus" in refused(gpus=16_385)
+    batches = list(range(1, 33))
+    assert len(sweep(gpus=batches, global_batch_size=batches).cells()) == 1024
+    said = refused(gpus=list(range(1, 42)), global_batch_size=list(range(1, 26)))
+    assert "make 1,025 cells; at most 1,024" in said
 
 
 def test_a_spec_survives_json() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import SpecInvalid
+from orchestrator.core.problem.layout import Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load, to_json_schema
@@ -1110,3 +1111,38 @@ def test_the_json_schema_names_every_key_and_is_json() -> None:
     assert schema["additionalProperties"] is False
     assert "auto" in json.dumps(schema["$defs"]["Axes"]["properties"]["micro_batch_size"])
     assert sorted(PRESETS) == sorted(schema["properties"]["model"]["anyOf"][0]["anyOf"][0]["enum"])
+
+
+@pytest.mark.parametrize("given", ["global_batch_size", "global_batch_tokens"])
+def test_an_override_of_one_batch_takes_the_place_of_the_other(given: str) -> None:
+    other = {"global_batch_size": "global_batch_tokens", "global_batch_tokens": "global_batch_size"}
+    text = BASE.replace("global_batch_size: 16", f"{other[given]}: 6400")
+    spec = load(text, source="s.yaml", overrides=[f"{given}=3200"])
+    assert getattr(spec, given) == (3200,)
+    assert getattr(spec, other[given]) is None
+
+
+@pytest.mark.parametrize(("num", "is_refused"), [(256, False), (257, True)])
+def test_there_are_at_most_256_overrides(num: int, *, is_refused: bool) -> None:
+    overrides = [f"search.max_trials={number}" for number in range(1, num + 1)]
+    if is_refused:
+        assert mistakes(BASE, *overrides) == ["overrides: 257 of them; at most 256"]
+    else:
+        spec = load(BASE, source="s.yaml", overrides=overrides)
+        assert spec.search.max_trials == 256
+
+
+@pytest.mark.parametrize(("num", "last"), [(50, "key49"), (51, "and 1 more"), (60, "and 10 more")])
+def test_fifty_mistakes_are_shown_and_the_others_counted(num: int, last: str) -> None:
+    lines = mistakes(BASE + "".join(f"key{number}: 1\n" for number in range(num)))
+    assert len(lines) == min(num, 51)
+    assert last in lines[-1]
+    assert "key49" in lines[49]
+
+
+@pytest.mark.parametrize("word", ["false", "null", "none"])
+def test_no_recomputation_may_be_said_as_yaml_says_no(word: str) -> None:
+    spec = load(BASE, source="s.yaml", overrides=[f"axes.recompute=[{word}]"])
+    assert spec.axes.recompute == (Recompute(),)
+    (line,) = mistakes(BASE, "axes.recompute=[true]")
+    assert "True is no recompute" in line

@@ -68,6 +68,8 @@ def test_a_number_of_bytes_per_parameter_says_how_wide_gradients_are() -> None:
 def test_gradients_have_at_most_64_bytes_per_parameter() -> None:
     """Weights have 2 of the number, and Adam's master and moments 12."""
     assert trainer_of(spec({"bytes_per_parameter": 78}), device=Device.CPU).gradient_bytes == 64
+    half = trainer_of(spec({"bytes_per_parameter": 14.5}), device=Device.CPU)
+    assert half.gradient_bytes == 0.5
     assert "79 bytes per parameter are not" in refused({"bytes_per_parameter": 79})
 
 

@@ -34,6 +34,12 @@ def test_a_step_does_not_take_longer_in_proportion_to_its_micro_batch() -> None:
     assert judge_cell(cell(m1=0.1, m4=0.4)) == {}  # too few to tell
 
 
+def test_a_layout_that_was_measured_twice_is_one_micro_batch() -> None:
+    some = cell(m1=0.101, m2=0.199, m4=0.41)
+    some[9] = replace(some[2], seconds=0.2)
+    assert set(judge_cell(some)) == {1, 2, 4, 9}
+
+
 def test_a_micro_batch_takes_some_time_whatever_its_size() -> None:
     reasons = judge_cell(cell(m1=0.1 + 0.05, m2=0.1 + 0.1, m4=0.1 + 0.2))
     assert set(reasons) == {1, 2, 4}

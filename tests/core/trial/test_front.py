@@ -52,6 +52,11 @@ def test_any_layout_of_the_front_that_beats_another_is_its_rival_by_however_litt
     assert found.rivals == {2: [1]}
 
 
+def test_of_two_equal_layouts_the_first_is_on_the_front_and_the_other_could_be() -> None:
+    found = front_of([point(2, 100, 0.5), point(1, 100, 0.5)], BOTH)
+    assert found == Front(on=[1], possible=[2], rivals={2: [1]})
+
+
 def test_of_those_that_could_be_on_the_front_the_least_dominated_is_first() -> None:
     found = front_of([point(1, 100, 0.5), point(2, 96, 0.5), point(3, 99, 0.5)], BOTH)
     assert (found.on, found.possible) == ([1], [3, 2])

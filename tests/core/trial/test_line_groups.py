@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.core.trial.line_groups import LineGroups
+from orchestrator.core.trial.line_groups import LineGroups, _groups
+from orchestrator.core.trial.pace import ToldSteps
 from orchestrator.core.trial.plausibility import judge_groups
 from orchestrator.core.trial.protocol import LinesRead, ProgramSeen, RankResult
 from tests.core.trial.test_plausibility import noisy, run
@@ -168,3 +169,19 @@ def test_reads_that_follow_each_other_are_one_group() -> None:
 def test_of_more_than_400_reads_some_are_left_out() -> None:
     assert LineGroups.of(_with_reads(400)) is not None
     assert LineGroups.of(_with_reads(401)) is None
+
+
+def test_a_group_is_between_the_looks_before_and_after_it() -> None:
+    """Looks of 0.1 s; nine lines of 0.1 s each, and a last one of 0.3 s."""
+    looks = [(0.9, 2), (1.0, 4), (3.0, 5), (3.1, 8), (3.2, 9), (6.0, 10)]
+    reads = [LinesRead(after=after, at=after + 0.1, num_steps=num) for after, num in looks]
+    told = ToldSteps(seconds=[0.1] * 9 + [0.3], median=0.1, are_lines=True, every=1)
+    second, third = _groups(reads, told)
+    # From the last look at one group to the first at the next, or the other way round.
+    assert (second.least, second.most) == pytest.approx((3.0 - 1.1, 3.3 - 1.0))
+    assert (third.least, third.most) == pytest.approx((6.0 - 3.3, 6.1 - 3.2))
+    assert (second.num_lines, second.in_one_read) == (5, False)
+    assert (third.num_lines, third.in_one_read) == (1, True)
+    assert (second.told, third.told) == pytest.approx((0.5, 0.3))
+    # Four more lines of 0.1 s do not fit into one look; a single line does.
+    assert (second.chance, third.chance) == (0.0, 1.0)

@@ -17,6 +17,7 @@ from orchestrator.core.trial.measurement import (
     measure,
     relative_confidence,
     summarise_steps,
+    why_unsteady,
     why_unsure,
     with_driver_memory,
 )
@@ -52,6 +53,18 @@ def test_throughput_is_tokens_of_the_global_batch_over_the_median_step() -> None
     assert found.tokens_per_second_per_gpu == found.tokens_per_second / 2
     assert found.confident
     assert found.mfu is found.hfu is found.peak_flops is None  # nobody knows the device
+
+
+def test_several_steps_that_took_less_than_the_seconds_of_the_plan_show_no_long_run() -> None:
+    """One number may be the median of any number of steps."""
+    plan = PLAN.model_copy(update={"min_seconds": 5.0})
+    assert why_unsteady([1.0], plan) is None
+    for samples in ([1.0, 1.0], [1.0] * 4):
+        reason = why_unsteady(samples, plan)
+        assert reason is not None
+        assert reason.startswith(f"its timed steps took {len(samples)} s of the 5 s that")
+    assert why_unsteady([1.0] * 5, plan) is None
+    assert why_unsteady([1.0, 1.0], PLAN) is None
 
 
 def test_a_program_may_say_its_own_tokens_per_step() -> None:

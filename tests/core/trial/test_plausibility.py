@@ -312,10 +312,29 @@ def test_steps_whose_numbers_go_on_past_those_asked_for_are_not_taken_for_micro_
         "If these are micro-batches, write one line after all 4 of a step: a step is one update of"
         " the weights"
     )
+    # It ended by itself, but not where its micro-batches do.
+    of_its_own = counted(78) | {"ended_itself": True}
+    assert judge(run(steps).result(**of_its_own, steps_per_line=1.0)) == reason
     # This one ended where it was asked to, by its micro-batches.
     by_itself = counted(4 * 52) | {"ended_itself": True}
     reason = judge(run(steps).result(**by_itself, steps_per_line=1.0))
     assert reason is not None and "one for each of the 4 micro-batches of a step?" in reason
+
+
+@pytest.mark.parametrize(
+    ("numbers", "follow"), [(0.89, False), (0.93, True), (1.07, True), (1.11, False)]
+)
+def test_numbers_follow_one_another_if_they_rise_by_a_step_a_line_within_a_tenth(
+    numbers: float, *, follow: bool
+) -> None:
+    reason = judge(run(noisy(0.1)).result(**counted(78), steps_per_line=numbers))
+    assert reason is not None and ("one after the other" in reason) is follow
+    # Lines for two steps each: 78 of them number 156 steps, of 104.
+    told = noisy(0.1)
+    of_two = run([2 * one for one in told], told=told)
+    reason = judge(of_two.result(**counted(78), every=2, steps_per_line=2 * numbers))
+    assert reason is not None
+    assert ("asked for 104 steps, and its lines number 156, one after" in reason) is follow
 
 
 @pytest.mark.parametrize(("num", "every"), [(26, 2), (27, 2), (17, 3), (6, 9), (5, 10)])

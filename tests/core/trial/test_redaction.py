@@ -51,6 +51,45 @@ def test_a_secret_is_found_in_every_form(form: str) -> None:
     assert not any(part in shown for part in ("c4nary", "YzRuYXJ5", "63346e617279"))
 
 
+ODD = "pä\"s's\t\\c4nary"
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "shown"),
+    [
+        (ODD, json.dumps({"key": ODD}), '{"key": "***"}'),
+        (ODD, json.dumps({"key": ODD}, ensure_ascii=False), '{"key": "***"}'),
+        (ODD, repr([ODD]), "['***']"),
+        (ODD, f"<{quote(ODD)}>", "<***>"),
+        (ODD, f"<{quote(ODD, safe='').lower()}>", "<***>"),
+        (ODD, f"<{ODD.encode().hex()}>", "<***>"),
+        (ODD, f"<{ODD.encode().hex().upper()}>", "<***>"),
+        ("a b c4nary", "<a+b+c4nary>", "<***>"),
+        # For printf, and as a program decodes it.
+        ("50% c4nary", "<50%% c4nary>", "<***>"),
+        ("p%40 c4nary", "<p@ c4nary>", "<***>"),
+    ],
+)
+def test_nothing_but_the_secret_is_removed(value: str, text: str, shown: str) -> None:
+    assert Secrets({"KEY": value}).redact(text) == shown
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2, 3])
+@pytest.mark.parametrize("value", [TOKEN, f"{TOKEN}x", f"{TOKEN}xy"])
+def test_in_base64_the_characters_that_encode_the_secret_alone_are_removed(
+    value: str, num_before: int
+) -> None:
+    """They are those that do not depend on the bytes around it."""
+    num_behind = -(num_before + len(value)) % 3 or 3
+    low, high = (
+        base64.b64encode(byte * num_before + value.encode() + byte * num_behind).decode()
+        for byte in (b"\x00", b"\xff")
+    )
+    own = [place for place, (one, other) in enumerate(zip(low, high, strict=True)) if one == other]
+    expected = f"{low[: own[0]]}***{low[own[-1] + 1 :]}"
+    assert Secrets({"KEY": value}).redact(low) == expected
+
+
 @pytest.mark.parametrize(
     ("value", "text", "shown"),
     [
@@ -112,6 +151,29 @@ def test_a_secret_that_has_come_whole_is_not_held_back() -> None:
     stream = SecretStream(Secrets({"TOKEN": TOKEN}))
     assert stream.take(TOKEN.encode()) == b"***"
     assert stream.take(f"; {TOKEN}; done".encode()) == b"; ***; done"
+
+
+def test_a_word_is_a_secret_once_the_next_character_is_none_of_a_word() -> None:
+    secrets = Secrets({"PW": "rust", "TOKEN": TOKEN})
+    for behind, shown in ((b"y", b"rusty"), (b".", b"***.")):
+        stream = SecretStream(secrets)
+        assert stream.take(b"no rust") == b"no "
+        assert stream.take(behind) == shown
+    # The next one is held back since it may begin the other secret.
+    stream = SecretStream(secrets)
+    assert stream.take(b"rusth") + stream.take(b"y") == b"rusthy"
+
+
+@pytest.mark.parametrize("line_break", ["\r\n", "\n", "\\n", "\\r\\n"])
+def test_a_secret_with_a_line_break_behind_each_character_is_held_back_whole(
+    line_break: str,
+) -> None:
+    """Wherever a piece ends: in an escaped line break as well."""
+    broken = line_break.join(TOKEN).encode()
+    for end in range(1, len(broken)):
+        stream = SecretStream(Secrets({"TOKEN": TOKEN}))
+        assert stream.take(broken[:end]) == b""
+        assert stream.take(broken[end:]) == b"***"
 
 
 def test_a_secret_is_not_cut_where_another_may_begin() -> None:

@@ -260,6 +260,7 @@ def test_threads_of_gloo_tell_the_axis_and_messages_are_the_pipelines() -> None:
         (["aten::_scaled_dot_product_cudnn_attention"], AttentionKernel.FUSED),
         (["aten::_scaled_dot_product_efficient_attention"], AttentionKernel.FUSED),
         (["aten::bmm", "aten::_softmax", "aten::add"], AttentionKernel.EAGER),
+        (["aten::bmm", "aten::_softmax"], AttentionKernel.EAGER),
         (["aten::bmm"], None),
         (["aten::mm", "aten::_log_softmax"], None),
     ],
