@@ -14,8 +14,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.report.extras import how_to_install
 from orchestrator.report.pictures.picture import GREY, Figure, Trace
-from orchestrator.report.report_extra import INSTALL_IT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ _MARKERS = {
     "line-ns": "|",
 }
 _DASHES = {"dash": "--", "dot": ":", "solid": "-"}
-_MISSING = f"pictures as files need matplotlib, {INSTALL_IT}"
+_MISSING = f"pictures as files need matplotlib, {how_to_install('report')}"
 
 
 def paper_figure(figure: Figure, *, title: str = "") -> PaperFigure:

@@ -89,6 +89,6 @@ def test_a_missing_matplotlib_is_named_with_its_fix(
     figure = PICTURES["scaling"]([scaling]).figure
     assert figure is not None
     with pytest.raises(
-        UsageInvalid, match=r"pip install -c constraints.txt 'layout-sweep\[report\]'"
+        UsageInvalid, match=r"pip install 'layout-sweep\[report\]'"
     ):
         paper_figure(figure)

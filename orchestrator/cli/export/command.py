@@ -16,6 +16,7 @@ from orchestrator.cli.store.defaults import existing_store, select_sweep
 from orchestrator.cli.terminal.output import SCHEMA, csv_text, note, write_json
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.frameworks.translation import Framework
+from orchestrator.report.extras import how_to_install
 from orchestrator.report.json_text import json_text
 from orchestrator.report.quantities import counted
 
@@ -181,9 +182,7 @@ def _write_parquet(result: Answer, output: str | None) -> None:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UsageInvalid(
-            "Parquet needs pyarrow, which is not installed: pip install 'layout-sweep[export]'"
-        ) from None
+        raise UsageInvalid(f"Parquet needs pyarrow, {how_to_install('export')}") from None
     columns = {
         name: _arrow_values([row[i] for row in result.rows])
         for i, name in enumerate(result.columns)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from orchestrator.cli.options import Db, SweepArgument
 from orchestrator.cli.store.defaults import existing_store, select_sweep
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.report.extras import how_to_install
 
 
 def top(sweep: SweepArgument = None, db: Db = None) -> None:
@@ -32,8 +33,7 @@ def top(sweep: SweepArgument = None, db: Db = None) -> None:
     """
     if find_spec("textual") is None:
         raise UsageInvalid(
-            "sweep top needs textual, which is not installed: pip install 'layout-sweep[tui]'."
-            " Without it: sweep status --watch"
+            f"sweep top needs textual, {how_to_install('tui')}. Without it: sweep status --watch"
         )
     # Textual writes to stderr.
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):

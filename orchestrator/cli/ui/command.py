@@ -15,6 +15,7 @@ from orchestrator.cli.store.defaults import existing_store, select_sweep
 from orchestrator.cli.terminal.output import note, write
 from orchestrator.cli.ui.hosts import LOOPBACK, hosts_of, listen, url_of
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.report.extras import how_to_install
 
 PACKAGES = ("starlette", "uvicorn", "jinja2", "plotly")
 
@@ -53,8 +54,7 @@ def ui(
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageInvalid(
-            f"sweep ui needs {missing[0]}, which is not installed: pip install 'layout-sweep[ui]'."
-            " Without it: sweep top, sweep status --watch"
+            f"sweep ui needs {missing[0]}, {how_to_install('ui')}. Without it: sweep status --watch"
         )
     with existing_store(db) as store:
         name = select_sweep(store, sweep).name

@@ -297,7 +297,8 @@ def _for_each_micro_batch(asked: int, num: int, accumulated: int) -> str:
     return (
         f"it was asked for {asked} steps, and reported {num} times: one for each of the "
         f"{accumulated} micro-batches of a step? One for all of them and the update is wanted. "
-        f"If it ran more steps, {RUN_AS_ASKED}"
+        f"If it ran more steps, {RUN_AS_ASKED}; a program that trains until it is ended takes no "
+        "{num_steps} at all"
     )
 
 

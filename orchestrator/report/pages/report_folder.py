@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import __version__
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show
+from orchestrator.report.extras import how_to_install
 from orchestrator.report.pages.headline import headlines
 from orchestrator.report.pages.script_data import SCRIPT_BEGINS, compressed_script
 from orchestrator.report.pages.trial_document import TABLE_TITLES, document, sort_keys, table_row
 from orchestrator.report.pictures.all_pictures import pictures
-from orchestrator.report.report_extra import INSTALL_IT
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.trial_file import TrialFiles
 
@@ -42,7 +42,7 @@ POLICY = (
 OWN_PAGE = '<link rel="stylesheet" href="assets/report.css">'
 # The files of `static` that the pages of a report load.
 STATIC = ("data.js", "report.css", "report.js", "theme.js", "trial.js", "trials.js")
-MISSING = f"a report needs {{}}, {INSTALL_IT}"
+MISSING = f"a report needs {{}}, {how_to_install('report')}"
 
 
 @dataclass(frozen=True, kw_only=True)

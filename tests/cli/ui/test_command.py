@@ -118,4 +118,4 @@ def test_a_missing_package_is_named_with_its_fix(
     monkeypatch.setattr(ui_command, "find_spec", lambda name: None if name == package else True)
     _, err = sweep("ui", code=2)
     assert f"needs {package}" in err and "pip install 'layout-sweep[ui]'" in err
-    assert "sweep top" in err
+    assert "sweep status --watch" in err
