@@ -79,6 +79,7 @@ class NodeProbe:
             num_cores=len(os.sched_getaffinity(0)),
             cpu_matmul_flops=flops.get("cores"),
             free_disk_bytes=free,
+            home=plan.home,
             disk_error=disk_error,
             unread=tuple(unread),
         )

@@ -34,6 +34,7 @@ def test_this_machine_says_what_it_is(tmp_path: Path) -> None:
     assert facts.packages["ray"] and facts.packages["layout-sweep"] and facts.packages["code"]
     assert facts.num_cores == len(os.sched_getaffinity(0))
     assert facts.free_disk_bytes is not None and facts.free_disk_bytes > 0
+    assert facts.home is not None and Path(facts.home).is_absolute()
     assert facts.cpu_matmul_flops is None, "nobody asked for matrix products"
     assert not (tmp_path / "not").exists(), "it leaves nothing behind"
 

@@ -72,6 +72,7 @@ class NodeFacts:
     num_cores: int | None = None
     cpu_matmul_flops: float | None = None  # per second, all cores together
     free_disk_bytes: int | None = None  # for run folders
+    home: str | None = None  # SWEEP_HOME there, which has them
     disk_error: str | None = None  # why run folders cannot be written
     clock_offset_seconds: float | None = None  # ahead of the head's clock
     clock_uncertainty_seconds: float | None = None  # half the measurement's round trip
@@ -202,8 +203,9 @@ def _disk(node: NodeFacts) -> Check:
         return fail("disk", node.disk_error, "run folders go there: repair it, or set SWEEP_HOME")
     if node.free_disk_bytes is None:
         return warn("disk", "unknown")
-    found = f"{node.free_disk_bytes / GIB:.1f} GiB free"
-    advice = "logs and results go to SWEEP_HOME there: free some space"
+    place = "" if node.home is None else f" in {node.home}"
+    found = f"{node.free_disk_bytes / GIB:.1f} GiB free{place}"
+    advice = "logs and results go to this folder: free some space, or set SWEEP_HOME to another"
     if node.free_disk_bytes < MIN_FREE_BYTES:
         return fail("disk", f"{found}, of {MIN_FREE_BYTES / GIB:.1f} that are needed", advice)
     if node.free_disk_bytes < GOOD_FREE_BYTES:

@@ -335,7 +335,7 @@ def _constant_reason(result: RankResult, plan: MeasurementPlan, tokens: int) -> 
     rounded = 0.5 * 10.0 ** -decimals(each) / each
     if rounded <= plan.relative_confidence:
         return None
-    return f"{all_took}, rounded to {rounded:.0%}: write more digits"
+    return f"{all_took}, rounded to {rounded:.0%}: write more digits; or is it a fixed number?"
 
 
 def _trend_reason(result: RankResult, slowdown: float) -> str | None:

@@ -671,7 +671,7 @@ def test_no_honest_program_is_refused_or_marked(
 
     If they are too short to be seen, they are a small part of the time.
     """
-    if pause < 4 * poll_seconds:
+    if pause < 9 * poll_seconds:
         pause = min(pause, 0.3 * every * seconds)
     honest = run(
         noisy(seconds, num, noise=noise, seed=seed),
