@@ -218,7 +218,7 @@ def _print(found: _RankedSweep) -> None:
             write_line(f"  {untried_text(cell.cell)}", style="dim")
         num_waiting = cell.num_trials[TrialState.QUEUED]
         if num_waiting and sweep.state != "running":
-            write_line(f"  {waiting_text(num_waiting)}", style="yellow")
+            write_line(f"  {waiting_text(cell.cell, num_waiting)}", style="yellow")
         for change in found.changes.get(cell.cell.id, ()):
             write_line(f"  {change.sentences()}", style="yellow")
         found.remarks.print(cell.cell.id)
