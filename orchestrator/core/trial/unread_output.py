@@ -11,11 +11,14 @@ _MOST_QUOTED, _MOST_SEARCHED = 120, 4096
 # A single JSON line may be the program's configuration.
 _FEWEST_LINES = 2
 _STEP = re.compile(r"step_seconds\W{1,4}\d")
-_PATTERNS = (r'"step_seconds": ([\d.e-]+)', r"step_seconds\W+([\d.e-]+)")
+_PATTERNS = (
+    r'"step_seconds": (-?\d[\d.eE+-]*)',
+    r"step_seconds\W+?(-?\d*\.?\d+(?:[eE][-+]?\d+)?)",
+)
 
 
 def why_unread(lines: Sequence[str]) -> str | None:
-    """Return what a program printed that belongs into its metrics file, with the fix.
+    """Return what a program printed that belongs in its metrics file, with the fix.
 
     None: no line looks like a step. `lines`: of its output, without what its rank wrote there.
     """
