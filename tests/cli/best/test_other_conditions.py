@@ -132,9 +132,10 @@ def test_layouts_with_earlier_software_are_counted_with_what_measures_them_again
     (head,) = headlines([read_rows(store, row)])
     (line,) = [line for line in head.remarks if "sweep invalidate" in line]
     assert line in " ".join(sweep("best")[0].split())
-    (told,) = json.loads(sweep("best", "--json")[0])["software_changes"].values()
+    told = json.loads(sweep("best", "--json")[0])["software_changes"]
+    assert told == json.loads(sweep("best", "--pareto", "--json")[0])["software_changes"]
     (one,) = json.loads(sweep("status", "--json")[0])["sweeps"]
-    assert told == one["software_changes"]
+    assert told == [{"cell": cell().key, **change} for change in one["software_changes"]]
     assert told[0]["text"] + "." in line and told[0]["command"] in line
     assert sweep(*command_of(out))[0].startswith("3 trials will be measured again")
     out, _ = sweep("best")
@@ -172,3 +173,17 @@ def test_a_cell_with_only_numbers_that_cannot_be_true_says_so(store: Store, swee
     assert "under the current conditions" not in out
     _, err = sweep("export", "config", "tiny", "--to", "torchrun", code=2)
     assert "has no winner: no layout can be ranked: 1 measured and left out" in err
+
+
+def test_cells_that_changed_alike_name_the_command_once(store: Store, sweep: Sweep) -> None:
+    first = Bench.on(store)
+    other = store.ensure_cell(first.sweep_id, cell(sequence_length=256), first.epoch)
+    for bench in (first, replace(first, cell_id=other)):
+        measured(bench, 1, "2.9.0")
+        measured(bench, 2, "2.13.0")
+    store.release(first.sweep_id, first.epoch)
+    out, _ = sweep("best")
+    assert out.count("sweep invalidate") == 1
+    assert "Of 4 measured layouts, 2 have numbers with the current code" in out
+    told = json.loads(sweep("best", "--json")[0])["software_changes"]
+    assert [one["cell"] for one in told] == [cell().key, cell(sequence_length=256).key]
