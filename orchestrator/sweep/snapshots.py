@@ -256,7 +256,7 @@ class Snapshots:
         if not search.is_searched or not confirm.repeats:
             return 0
         num_anchors = num_new // anchor_every + 1 if anchor_every else 0
-        num_measured = len(confirmation.runs) + num_new
+        num_measured = confirmation.runs.num_trials + num_new
         return num_anchors + confirmation.most_repeats(confirm, num_measured)
 
 
