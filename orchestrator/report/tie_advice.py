@@ -80,10 +80,13 @@ def _complexity(layout: Layout) -> tuple[int, int]:
 
 
 def _enough(num_runs: int, *, most: int) -> str:
-    """Say how many runs may be enough; `most`: those that the options allow."""
+    """Say how many runs may be enough; `most`: as many as the advised options allow."""
     if num_runs >= most:
         return f"; about {num_runs} runs of each of the first two may be enough"
-    return f"; that is up to {most} runs of each, and about {num_runs} of the first two may do"
+    return (
+        f"; that allows up to {most} runs of each, and about {num_runs} runs of each of the first"
+        " two may be enough"
+    )
 
 
 def _slowness(row: TrialRow, ranking: Ranking) -> float:
