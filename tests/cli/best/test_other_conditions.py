@@ -6,7 +6,11 @@ import json
 import shlex
 from dataclasses import replace
 
+import pytest
+
 from db.store import Store
+from orchestrator.cli.best.command import show_best
+from orchestrator.cli.terminal.output import Format
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.report.other_conditions import NOT_COMPARABLE
 from orchestrator.report.pages.headline import headlines
@@ -187,3 +191,17 @@ def test_cells_that_changed_alike_name_the_command_once(store: Store, sweep: Swe
     assert "Of 4 measured layouts, 2 have numbers with the current code" in out
     told = json.loads(sweep("best", "--json")[0])["software_changes"]
     assert [one["cell"] for one in told] == [cell().key, cell(sequence_length=256).key]
+
+
+@pytest.mark.parametrize("pareto", [False, True])
+def test_changes_that_the_ending_of_a_run_has_named_are_not_named_again(
+    store: Store, capsys: pytest.CaptureFixture[str], *, pareto: bool
+) -> None:
+    bench = Bench.on(store)
+    measured(bench, 1, "2.9.0")
+    measured(bench, 2, "2.13.0")
+    for names_changes in (True, False):
+        show_best(
+            None, pareto=pareto, format=Format.TABLE, db=store.url, names_changes=names_changes
+        )
+        assert ("sweep invalidate" in capsys.readouterr().out) is names_changes
