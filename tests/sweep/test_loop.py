@@ -1302,6 +1302,22 @@ def test_a_sweep_stopped_among_its_repeats_goes_on_with_them(store: Store) -> No
     assert before + len(scheduler.started) <= len(other.started) + 1
 
 
+def test_a_cancelled_repeat_is_not_told_as_a_failure(store: Store) -> None:
+    told: list[str] = []
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        return FailureKind.CANCELLED if request.attempt == 2 else fast(request)
+
+    run(
+        store,
+        script,
+        spec=spec(gpus=1, repeats=1),
+        observe=lambda snapshot: told.extend(one.text for one in snapshot.ended),
+    )
+    assert any("repeat cancelled: " in text for text in told)
+    assert not any("repeat failed" in text for text in told)
+
+
 def test_a_value_that_its_neighbours_contradict_is_measured_once_more(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
