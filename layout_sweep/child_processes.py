@@ -1,6 +1,6 @@
 """Reads from /proc which processes a process has started.
 
-Launchers and the ranks of a program look below processes in the same way.
+Launchers and ranks use it to find the processes below one.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ PROGRAM = Path(__file__).with_name("user_program.py")
 CLI = "import sys; from orchestrator.cli import main; sys.exit(main())"
 # By the clock: how many layouts are launched in its sweep, before repeats.
 LAUNCHES = {"waits": 3, "never": 2, "milliseconds": 1}
+# How long a sweep that was asked to end may take.
+ENDING_SECONDS = 60.0
 COLUMNS = (
     "layout, state, failure_kind, failure_message, tokens_per_second, step_seconds_median,"
     " num_steps, mfu, peak_flops_source, confident, implausible, unsteady,"
@@ -143,9 +145,18 @@ def sweep(*arguments: str, folder: Path, timeout: float) -> subprocess.Completed
         try:
             said, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            process.terminate()  # what was measured is stored
-            said, errors = process.communicate(timeout=60.0)
+            said, errors = ended(process)
     return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Ask a sweep to end, which stores its results, or kill it; return what it printed."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate(timeout=ENDING_SECONDS)
 
 
 if __name__ == "__main__":

@@ -276,54 +276,63 @@ class Database:
         return role, schema
 
 
+@dataclass(frozen=True, kw_only=True)
+class _SqliteAdvice:
+    """What to do about a message of SQLite that has this fragment."""
+
+    fragment: str
+    advice: str
+    # True: the cause may be a file system that is read-only.
+    may_be_read_only: bool = False
+
+
 _SQLITE_ADVICE = (
-    (
-        "disk I/O error",
-        "cannot be written: the disk is full, over quota, or broken. "
+    _SqliteAdvice(
+        fragment="disk I/O error",
+        advice="cannot be written: the disk is full, over quota, or broken. "
         "Free some space, then run the same command: nothing acknowledged is lost",
     ),
-    (
-        "database or disk is full",
-        "the disk is full. Free some space, then run the same command: "
+    _SqliteAdvice(
+        fragment="database or disk is full",
+        advice="the disk is full. Free some space, then run the same command: "
         "nothing acknowledged is lost",
     ),
-    (
-        "readonly database",
-        "cannot be written: the file or its folder is read-only. "
+    _SqliteAdvice(
+        fragment="readonly database",
+        advice="cannot be written: the file or its folder is read-only. "
         "Make it writable, or choose another place with SWEEP_DB",
+        may_be_read_only=True,
     ),
-    (
-        "unable to open database file",
-        "cannot be opened: its folder does not exist or is not yours to write. "
+    _SqliteAdvice(
+        fragment="unable to open database file",
+        advice="cannot be opened: its folder does not exist or is not yours to write. "
         "Choose another place with SWEEP_DB",
+        may_be_read_only=True,
     ),
-    (
-        "not a database",
-        "is not a SQLite database, or is damaged. "
+    _SqliteAdvice(
+        fragment="not a database",
+        advice="is not a SQLite database, or is damaged. "
         "Move it away, or put a copy back (upgrades leave a .backup file next to it)",
     ),
-    (
-        "malformed",
-        "is damaged. Move it away and put a copy back, or rescue it: sqlite3 FILE .recover",
+    _SqliteAdvice(
+        fragment="malformed",
+        advice="is damaged. Move it away and put a copy back, or rescue it: sqlite3 FILE .recover",
     ),
-    (
-        "locked",
-        f"another process has kept it locked for {BUSY_TIMEOUT_SECONDS:.0f} s. "
+    _SqliteAdvice(
+        fragment="locked",
+        advice=f"another process has kept it locked for {BUSY_TIMEOUT_SECONDS:.0f} s. "
         "See who has it open (fuser FILE), then run the same command",
     ),
 )
 
 
-_NOT_WRITABLE = ("readonly database", "unable to open database file")
-
-
 def _sqlite_advice(text: str, file: OpenedFile | None) -> str:
-    for fragment, advice in _SQLITE_ADVICE:
-        if fragment not in text:
+    for one in _SQLITE_ADVICE:
+        if one.fragment not in text:
             continue
-        if fragment in _NOT_WRITABLE and file is not None and is_on_read_only(file.path):
+        if one.may_be_read_only and file is not None and is_on_read_only(file.path):
             return "is on a read-only file system. Choose another place with SWEEP_DB"
-        return advice
+        return one.advice
     return postgresql_advice.first_line(text)
 
 

@@ -56,7 +56,7 @@ def against_band(found: Explanation, step_seconds: float) -> str:
     if band is None or found.step_seconds is None or band[0] <= step_seconds <= band[1]:
         return ""
     ratio = step_seconds / found.step_seconds
-    number = f"{ratio:.2g}" if ratio < 100 else f"{ratio:,.0f}"
+    number = f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}"
     return f", {number} times the prediction"
 
 

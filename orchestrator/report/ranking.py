@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 MAX_TIED_SHOWN = 8
 # The spread of runs without drift and load is named if the whole spread is this many times larger.
 LARGER_SPREAD = 1.5
-# Repeats have shown the spread without drift and load once its logarithm is so far from the
-# assumed one's.
+# If the logarithm of the spread without drift and load differs from that of the assumed spread by
+# more than this, repeats have shown it.
 SHOWN_BY_REPEATS = 0.2
-# Standard deviations of one run: no two runs of one layout are so far apart.
+# Two runs of one layout differ by less than this many standard deviations of one run.
 CLEARLY = 4.0
 
 
@@ -155,7 +155,8 @@ def rank_cell(
         text += difference_text(verdict, confirmation.num_runs)
     elif len(rows) == 1:
         text = (
-            f"Trial {verdict.best} is the only layout measured with the current code and software"
+            f"Trial {verdict.best} is the only layout measured with the code and software of this"
+            " ranking"
         )
     elif num_runs == 1:
         text = f"Trial {verdict.best} is ahead after one run; {varies}"

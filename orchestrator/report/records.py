@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.core.trial.reserved_time import ReservedGpuSeconds
+    from orchestrator.report.software_change import SoftwareChange
 
 Record = dict[str, Any]
 
@@ -123,6 +125,18 @@ def cell_status_record(status: CellStatus, sweep: str, seconds: ReservedGpuSecon
         "gpu_seconds_by_part": seconds.parts,
         "best": trial_record(status.best, status.cell, sweep) if status.best is not None else None,
     }
+
+
+def change_records(
+    by_cell: Mapping[int, Sequence[SoftwareChange]], cells: Iterable[CellRow]
+) -> list[Record]:
+    """Return the changes of code, software or device within cells, each with its cell's key."""
+    keys = {row.id: row.cell.key for row in cells}
+    return [
+        {"cell": keys[cell_id], **asdict(change)}
+        for cell_id, changes in by_cell.items()
+        for change in changes
+    ]
 
 
 def reserved_record(reserved: ReservedBySweep, price_per_gpu_hour: float | None) -> Record:

@@ -19,10 +19,12 @@ def why_no_best(status: CellStatus) -> str:
     count = status.num_trials.get
     oom, pruned = count(TrialState.OUT_OF_MEMORY, 0), count(TrialState.PRUNED, 0)
     failed = count(TrialState.FAILED, 0)
-    if (num := status.num_implausible) and num == count(TrialState.MEASURED, 0):
-        more = [f"{oom} out of memory"] * bool(oom) + [f"{failed} failed"] * bool(failed)
-        left_out = f"{num} measured and left out, since the numbers cannot be true"
-        return f"no layout can be ranked: {', '.join([left_out, *more])}"
+    if num := status.num_implausible:
+        others = count(TrialState.MEASURED, 0) - num
+        parts = [f"{num} measured and left out, since the numbers cannot be true"]
+        parts += [f"{others} measured under other conditions"] * bool(others)
+        parts += [f"{oom} out of memory"] * bool(oom) + [f"{failed} failed"] * bool(failed)
+        return f"no layout can be ranked: {', '.join(parts)}"
     if count(TrialState.MEASURED, 0):
         return "nothing is measured under the current conditions"
     if any(count(state, 0) for state in UNFINISHED) or not (oom or pruned or failed):
@@ -96,7 +98,26 @@ def untried_text(cell: CellRow) -> str:
     return f"{nums} of this cell never tried: {cell.stop_reason}"
 
 
-def waiting_text(num: int) -> str:
-    """A line about the layouts of a cell that wait, while no call works on the sweep."""
-    wait = "waits" if num == 1 else "wait"
-    return f"{show.counted(num, 'layout')} {wait} to be measured: the same `sweep run` does it"
+def waiting_text(cell: CellRow, num: int) -> str:
+    """A line about the layouts of a cell that wait, while no call works on the sweep.
+
+    A layout that the file no longer names waits in the store: its axis may come back.
+    """
+    waits = f"{show.counted(num, 'layout')} {'waits' if num == 1 else 'wait'} to be measured"
+    if (key := key_of_spent_budget(cell.stop_reason)) is not None:
+        return f"{waits}: {key} is spent, so raise it for `sweep run` to continue with them"
+    return f"{waits}: the same `sweep run` continues with those that its file names"
+
+
+def key_of_spent_budget(stop_reason: str | None) -> str | None:
+    """Return the key of the budget of all calls that ended a search; None if none did.
+
+    `search.max_wall_time` is one of each call.
+    """
+    from orchestrator.sweep.progress import StopReason  # SQLAlchemy
+
+    keys: dict[str | None, str] = {
+        StopReason.GPU_HOURS: "search.max_gpu_hours",
+        StopReason.COST: "search.max_cost",
+    }
+    return keys.get(stop_reason)

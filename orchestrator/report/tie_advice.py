@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.problem.layout import Layout, RecomputeMode
 from orchestrator.core.trial.machine_load import is_disturbed
+from orchestrator.report.remarks import key_of_spent_budget
 
 if TYPE_CHECKING:
     from db.read.rows import SweepRow, TrialRow
@@ -54,7 +55,7 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
     if keys:
         simulate = " --simulate" if sweep.is_simulated else ""
         about = "" if num_runs is None else _enough(num_runs, most=1 + wanted["repeats"])
-        if (key := _key_of_spent_budget(stop_reason)) is not None:
+        if (key := key_of_spent_budget(stop_reason)) is not None:
             about += f"; {key} is spent, so raise it, too"
         ways.append(f"repeat them more often (sweep run FILE{simulate} {' '.join(keys)}{about})")
     ways += quieter
@@ -79,10 +80,13 @@ def _complexity(layout: Layout) -> tuple[int, int]:
 
 
 def _enough(num_runs: int, *, most: int) -> str:
-    """Say how many runs may be enough; `most`: those that the options allow."""
+    """Say how many runs may be enough; `most`: as many as the advised options allow."""
     if num_runs >= most:
         return f"; about {num_runs} runs of each of the first two may be enough"
-    return f"; that is up to {most} runs of each, and about {num_runs} of the first two may do"
+    return (
+        f"; that allows up to {most} runs of each, and about {num_runs} runs of each of the first"
+        " two may be enough"
+    )
 
 
 def _slowness(row: TrialRow, ranking: Ranking) -> float:
@@ -91,20 +95,6 @@ def _slowness(row: TrialRow, ranking: Ranking) -> float:
     if first is None or one is None:
         return 0.0
     return one.step_seconds / first.step_seconds - 1.0
-
-
-def _key_of_spent_budget(stop_reason: str | None) -> str | None:
-    """Return the key of the budget of all calls that ended a search; None if none did.
-
-    `search.max_wall_time` is one of each call.
-    """
-    from orchestrator.sweep.progress import StopReason  # SQLAlchemy
-
-    keys: dict[str | None, str] = {
-        StopReason.GPU_HOURS: "search.max_gpu_hours",
-        StopReason.COST: "search.max_cost",
-    }
-    return keys.get(stop_reason)
 
 
 def _is_noisy(ranking: Ranking, tied: Sequence[TrialRow]) -> bool:

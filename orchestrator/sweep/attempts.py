@@ -24,6 +24,8 @@ from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.purpose import REPEATS, Purpose
 from orchestrator.sweep.measured_code import AttemptCode
 
+_AFTER_FIRST_STEP = frozenset({Phase.STEADY, Phase.TEARDOWN})
+
 
 @dataclass(eq=False, kw_only=True)
 class Attempt:
@@ -60,12 +62,12 @@ class Attempt:
     @property
     def has_loaded(self) -> bool:
         """True if its program has loaded its code: it makes steps, or has ended."""
-        return self.phase in (Phase.STEADY, Phase.TEARDOWN) or self.end is not None
+        return self.phase in _AFTER_FIRST_STEP or self.end is not None
 
     @property
     def made_first_step(self) -> bool:
         """True if the attempt takes steps and its trial is in state running: not for repeats."""
-        return not self.is_repeat and self.phase in (Phase.STEADY, Phase.TEARDOWN)
+        return not self.is_repeat and self.phase in _AFTER_FIRST_STEP
 
 
 @dataclass(eq=False)

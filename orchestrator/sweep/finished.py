@@ -21,7 +21,12 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import INITIAL, UNDER_WAY, TrialState
 from orchestrator.core.trial.winner import CONSIDERED
 from orchestrator.sweep.confirmation import Confirmation
-from orchestrator.sweep.progress import StopReason, SweepResult, failed_trials
+from orchestrator.sweep.progress import (
+    StopReason,
+    SweepResult,
+    failed_trials,
+    implausible_trials,
+)
 from orchestrator.sweep.stored_confirmation import leading_confirmation
 from orchestrator.sweep.winner_profiles import profiles_to_come
 
@@ -125,11 +130,12 @@ def _result(
 ) -> SweepResult:
     cell_ids = {cell.cell.id for cell in found.cells}
     trials = store.trials(found.sweep_id)
-    failed = {
-        one.cell.cell: failed_trials(trial for trial in trials if trial.cell_id == one.cell.id)
+    without_best = {
+        one.cell.cell: [trial for trial in trials if trial.cell_id == one.cell.id]
         for one in found.cells
         if one.best is None
     }
+    failed = {cell: failed_trials(rows) for cell, rows in without_best.items()}
     digests = {
         trial.fingerprint_digest
         for trial in trials
@@ -140,7 +146,7 @@ def _result(
         counts=found.counts,
         stopped={cell.cell.cell: _why_it_stopped(cell.cell) for cell in found.cells},
         interrupted=False,
-        nothing_feasible=[cell.cell.cell for cell in found.cells if cell.best is None],
+        nothing_feasible=list(without_best),
         nothing_fits={},
         tied=found.tied,
         untried={cell.cell.cell: cell.cell.num_untried or 0 for cell in found.cells},
@@ -152,6 +158,7 @@ def _result(
         ],
         launched={cell.cell.cell: cell.num_launched for cell in found.cells},
         failed={cell: some for cell, some in failed.items() if some is not None},
+        implausible={cell: implausible_trials(rows) for cell, rows in without_best.items()},
         code_has_changed=code_has_changed,
     )
 

@@ -63,36 +63,40 @@ class Loop:
         self._store.while_away(self._wait_for_store)
         try:
             self._await_nodes()
-            self._work()
+            was_stopped = not self._work()
         except BaseException:
             self._spool_ends()
             self._abandon()
             raise
-        result = self._snapshots.result(interrupted=self._asked() is not Stop.GO_ON)
-        if not result.interrupted:
-            self._profile_winners(result)
-            result = replace(result, interrupted=self._asked() is not Stop.GO_ON)
+        result = self._snapshots.result(interrupted=was_stopped)
+        if not was_stopped:
+            result = replace(result, interrupted=not self._profile_winners(result))
         return result
 
-    def _profile_winners(self, result: SweepResult) -> None:
-        """Profile the winner of each cell, nothing else running, until somebody asks to stop."""
+    def _profile_winners(self, result: SweepResult) -> bool:
+        """Profile the winner of each cell, nothing else running; False if somebody stopped it."""
         for trial in self._winner_profiles.to_come(result.tied):
             self._keep_lease()
             if self._asked() is not Stop.GO_ON:
-                return
+                return False
             budget = self._winner_profiles.passed_by(trial)
-            if budget is None:
-                self._profile(trial)
-            else:
+            if budget is not None:
                 log_unpaid(trial, budget)
+            elif not self._profile(trial):
+                return False
+        return True
 
-    def _profile(self, trial: TrialRow) -> None:
+    def _profile(self, trial: TrialRow) -> bool:
+        """Profile a trial; False if somebody asked to stop before it ended."""
+        asked = Stop.GO_ON
         with self._winner_profiles.start(trial) as profile:
             while (found := profile.poll()) is None:
                 self._keep_lease()
-                if self._asked() is not Stop.GO_ON:
+                asked = self._asked()
+                if asked is not Stop.GO_ON:
                     profile.cancel()
         log_profile(found)
+        return asked is Stop.GO_ON
 
     def _await_nodes(self) -> None:
         """Wait until nodes have answered their checks, unless somebody asks to stop."""
@@ -104,7 +108,8 @@ class Loop:
             self._snapshots.show(self._requested)
             self._keep_lease()
 
-    def _work(self) -> None:
+    def _work(self) -> bool:
+        """Work until nothing is left to do; False if somebody asked to stop before."""
         while True:
             self._note_standstill()
             asked = self._asked()
@@ -125,6 +130,7 @@ class Loop:
                 self._measure_again(self._requests.take(self._attempts.trials))
             self._measure_again(self._node_pool.refresh(self._attempts.trials))
         self._snapshots.show(self._requested, at_once=True)
+        return asked is Stop.GO_ON
 
     def _asked(self) -> Stop:
         self._requested = max(self._call.stop(), self._requested, self._lease.requested)

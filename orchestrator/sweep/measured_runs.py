@@ -44,7 +44,8 @@ class MeasuredRuns:
         elif self._leader is not None:
             self._leader = min(self._leader, trial_id, key=self._speed_order)
 
-    def __len__(self) -> int:
+    @property
+    def num_trials(self) -> int:
         """Return how many trials were measured."""
         return len(self.of_trial)
 

@@ -476,8 +476,9 @@ class Outcomes:
         """`row` is the trial's, if it waits again."""
         if attempt.is_repeat:
             search.note_repeat_failed(attempt.trial_id, failure.kind)
-            cause = f"{failure.kind}: {failure.message}"
-            return f"repeat failed, {cause}; the earlier result still counts"
+            is_cancelled = failure.kind is FailureKind.CANCELLED
+            how = "cancelled" if is_cancelled else f"failed, {failure.kind}"
+            return f"repeat {how}: {failure.message}; the earlier result still counts"
         match event:
             case TrialEvent.OUT_OF_MEMORY:
                 self._stored[TrialState.OUT_OF_MEMORY] += 1

@@ -99,10 +99,13 @@ class ProfileUnderWay:
 
     @property
     def _cancelled(self) -> Failure:
-        takes_it = f"`sweep profile {self._request.trial_id}` takes it"
         return Failure(
             kind=FailureKind.CANCELLED,
-            message=f"the profile was cancelled before it ended; {takes_it}",
+            message=(
+                "the profile was cancelled before it ended; `sweep profile"
+                f" {self._request.trial_id}` takes it, and so does the next `sweep run` if its file"
+                " asks for profiles"
+            ),
         )
 
 

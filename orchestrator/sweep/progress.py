@@ -194,6 +194,15 @@ def failed_trials(trials: Iterable[TrialRow]) -> FailedTrials | None:
     return FailedTrials(num=len(failed), last_id=last.id, last=told, last_at=last.updated_at)
 
 
+def implausible_trials(trials: Iterable[TrialRow]) -> dict[int, str]:
+    """Return why the numbers of measured trials cannot be true, by trial id."""
+    return {
+        one.id: one.implausible
+        for one in trials
+        if one.state is TrialState.MEASURED and one.implausible is not None
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
     """The result of a call of `run_sweep`."""

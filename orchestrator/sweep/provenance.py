@@ -128,18 +128,17 @@ def sources(argv: Sequence[str], cwd: Path | None, *, skip: Sequence[Path] = ())
     named = list(_named_files(argv, cwd))
     project = _project(named, cwd)
     top = _top(project) if project is not None else None
-    if top is not None:
+    if project is not None and top is not None:
         names = _git(top, "ls-files", "--cached", "--others", "--exclude-standard", "-z") or ""
-        found: Iterable[Path] = (top / name for name in names.split("\0") if name)
+        listed = [top / name for name in names.split("\0") if name]
+        # The project's own come first, since only so many are watched. Git resolves links in `top`.
+        own = project.resolve()
+        found: Iterable[Path] = sorted(listed, key=lambda path: not path.is_relative_to(own))
     elif project is not None:
         found = islice(_entries(project, skip), MAX_PROGRAM_ENTRIES)
     else:
         found = ()
-    # The project's own come first, since only so many are watched.
-    listed = [path for path in found if _is_source(path)]
-    if project is not None:
-        listed.sort(key=lambda path: not path.is_relative_to(project))
-    files = dict.fromkeys([*(path for _, path in named), *listed])
+    files = dict.fromkeys([*(path for _, path in named), *filter(_is_source, found)])
     # Folders, and so submodules, are listed too.
     return list(islice(filter(_is_file, files), MAX_PROGRAM_FILES))
 

@@ -119,7 +119,7 @@ def _wants_a_first(search: CellSearch) -> bool:
 def _wants_a_repeat(search: CellSearch) -> bool:
     return (
         search.life.may_be_confirmed
-        and len(search.confirmation.runs) >= FEWEST_TO_CONFIRM
+        and search.confirmation.runs.num_trials >= FEWEST_TO_CONFIRM
         and not search.confirmation.is_best_repeated
     )
 

@@ -6,8 +6,6 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from db.read.rows import TrialRow
-from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.purpose import REASONS
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_life import CellState
@@ -26,6 +24,7 @@ from orchestrator.sweep.progress import (
     TimeLeft,
     TrialEnded,
     failed_trials,
+    implausible_trials,
     time_left,
 )
 from orchestrator.sweep.spending import Spending
@@ -199,7 +198,7 @@ class Snapshots:
                 if one.life.stopped in BUDGETS
                 and one.confirmation.repeat_of_best(confirm) is not None
             ],
-            implausible={cell: _implausible(rows) for cell, rows in trials.items()},
+            implausible={cell: implausible_trials(rows) for cell, rows in trials.items()},
             code_has_changed=self._code_has_changed(),
         )
 
@@ -257,18 +256,9 @@ class Snapshots:
         if not search.is_searched or not confirm.repeats:
             return 0
         num_anchors = num_new // anchor_every + 1 if anchor_every else 0
-        num_measured = len(confirmation.runs) + num_new
+        num_measured = confirmation.runs.num_trials + num_new
         return num_anchors + confirmation.most_repeats(confirm, num_measured)
 
 
 def _untried_of(search: CellSearch) -> int:
     return search.searcher.untried + (search.ahead is not None)
-
-
-def _implausible(trials: Iterable[TrialRow]) -> dict[int, str]:
-    """Return why the numbers of measured trials cannot be true, by trial id."""
-    return {
-        one.id: one.implausible
-        for one in trials
-        if one.state is TrialState.MEASURED and one.implausible is not None
-    }

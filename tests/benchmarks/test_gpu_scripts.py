@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -320,3 +321,17 @@ def test_a_program_that_failed_has_no_median_but_its_error() -> None:
     assert (found["tokens_per_second"], found["device_used_bytes"]) == (3.0, 7)
     assert found["errors"] == ["no kernel"]
     assert found["spread"] == pytest.approx(2 / 3)
+
+
+def test_a_sweep_that_does_not_end_when_asked_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "ENDING_SECONDS", 0.5)
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        " print('begun', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", deaf], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        programs.ended(process)
+    assert process.returncode == -signal.SIGKILL

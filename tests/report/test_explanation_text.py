@@ -40,6 +40,7 @@ def test_a_measured_step_outside_of_the_band_is_compared_with_the_prediction() -
     assert say.against_band(found, 4.0) == ""
     assert say.against_band(found, 3000.0) == ", 1,500 times the prediction"
     assert say.against_band(found, 78.0) == ", 39 times the prediction"
+    assert say.against_band(found, 199.2) == ", 100 times the prediction"
     assert say.against_band(found, 0.9) == ", 0.45 times the prediction"
     assert say.against_band(replace(found, step_band=None), 78.0) == ""
 

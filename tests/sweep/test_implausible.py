@@ -19,7 +19,8 @@ from orchestrator.core.trial.protocol import (
     RankResult,
     TrialRequest,
 )
-from tests.sweep.test_loop import run, spec
+from orchestrator.sweep.finished import finished_before
+from tests.sweep.test_loop import CODE, run, spec
 
 NAME = "t"
 
@@ -196,3 +197,20 @@ def test_repeats_and_other_workloads_are_not_counted(store: Store) -> None:
 @pytest.fixture
 def store(sqlite_store: Store) -> Store:
     return sqlite_store
+
+
+def test_a_cell_without_true_numbers_is_told_by_the_next_call_as_by_the_first(
+    store: Store,
+) -> None:
+    def script(request: TrialRequest) -> RankResult:
+        is_wrong = request.layout.world_size == 2
+        return told(request, pace=100.0, factor=0.01) if is_wrong else told(request)
+
+    changes: dict[str, Any] = {"gpus": [1, 2], "device": "cpu", "gpus_per_node": 2}
+    file = SweepSpec.model_validate(foreign().model_dump() | changes)
+    first, _ = run(store, script, spec=file)
+    again = finished_before(
+        file, store, code=lambda: CODE, program_version=CODE.orchestrator_version, this_host="here"
+    )
+    assert again is not None and any(first.implausible.values())
+    assert again.implausible == first.implausible

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
 from orchestrator.search.layout_outcome import Failed, Measured
 from orchestrator.search.proposal import DoubtfulResult, Proposal
 from orchestrator.search.searcher import Searcher
+from orchestrator.sweep import snapshots
 from orchestrator.sweep.cell_search import PlannedSearch
 from orchestrator.sweep.cell_searches import CellSearches
 from orchestrator.sweep.measured_code import ALWAYS_CHECKED_SECONDS
@@ -289,6 +291,21 @@ def test_draining_finishes_what_runs_and_starts_nothing_new(store: Store) -> Non
     assert not result.finished
     assert 0 < len(scheduler.started) < 12
     assert states(store) == {TrialState.MEASURED: len(scheduler.started)}
+
+
+def test_a_request_to_stop_after_the_last_trial_interrupts_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only the last snapshot is shown.
+    monkeypatch.setattr(snapshots, "SHOW_SECONDS", inf)
+    shown: list[Snapshot] = []
+
+    def stop() -> Stop:
+        return Stop.DRAIN if shown else Stop.GO_ON
+
+    result, _ = run(store, fast, spec=spec(gpus=1), stop=stop, observe=shown.append)
+    assert len(shown) == 1
+    assert not result.interrupted and result.finished
 
 
 def test_cancelling_leaves_the_running_trials_waiting_for_the_next_call(store: Store) -> None:
@@ -1283,6 +1300,22 @@ def test_a_sweep_stopped_among_its_repeats_goes_on_with_them(store: Store) -> No
         t.num_measurements for t in store.trials(result.sweep_id)
     }
     assert before + len(scheduler.started) <= len(other.started) + 1
+
+
+def test_a_cancelled_repeat_is_not_told_as_a_failure(store: Store) -> None:
+    told: list[str] = []
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        return FailureKind.CANCELLED if request.attempt == 2 else fast(request)
+
+    run(
+        store,
+        script,
+        spec=spec(gpus=1, repeats=1),
+        observe=lambda snapshot: told.extend(one.text for one in snapshot.ended),
+    )
+    assert any("repeat cancelled: " in text for text in told)
+    assert not any("repeat failed" in text for text in told)
 
 
 def test_a_value_that_its_neighbours_contradict_is_measured_once_more(

@@ -28,7 +28,12 @@ def runs_of(*seconds: tuple[int, float]) -> MeasuredRuns:
 
 def test_nothing_is_known_before_the_first_run() -> None:
     nothing = MeasuredRuns()
-    assert (len(nothing), nothing.leader, nothing.best(), nothing.newest) == (0, None, None, None)
+    assert (nothing.num_trials, nothing.leader, nothing.best(), nothing.newest) == (
+        0,
+        None,
+        None,
+        None,
+    )
     assert (nothing.seconds, nothing.drift(), nothing.change) == ({}, None, None)
 
 
@@ -82,7 +87,7 @@ def test_runs_of_a_machine_that_was_faster_are_corrected() -> None:
 
 def test_what_was_measured_is_found_by_trial_and_by_layout() -> None:
     runs = runs_of((1, 1.0), (2, 1.1), (1, 1.0))
-    assert len(runs) == 2
+    assert runs.num_trials == 2
     assert runs.layout_of(2) == layout(2)
     assert (runs.trial_of(layout(2)), runs.trial_of(layout(16))) == (2, None)
     assert runs.nodes_of(1) == {"n0", "n2"}

@@ -551,3 +551,16 @@ def test_folders_are_not_watched_and_the_program_s_own_sources_come_first(
         assert set(found[:2]) == {own / "train.py", own / "model.py"}
         assert all(path.is_file() for path in found)
         shutil.rmtree(project / ".git", ignore_errors=True)
+
+
+def test_the_program_s_own_sources_come_first_through_a_link_too(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "MAX_PROGRAM_FILES", 2)
+    for folder in ("a", "zz"):
+        (project / folder).mkdir()
+        (project / folder / "model.py").write_text("pass\n")
+    link = tmp_path / "link"
+    link.symlink_to(project)
+    found = provenance.sources(["true"], link / "zz")
+    assert found[0].resolve() == project.resolve() / "zz" / "model.py"

@@ -181,7 +181,8 @@ def test_a_cancelled_profile_names_what_takes_it_and_the_same_command_does(store
     (trial_id,) = profiled(store)
     (row,) = store.trial(trial_id).profiles
     assert row.failure_message == (
-        f"the profile was cancelled before it ended; `sweep profile {trial_id}` takes it"
+        f"the profile was cancelled before it ended; `sweep profile {trial_id}` takes it, and so"
+        " does the next `sweep run` if its file asks for profiles"
     )
     assert finished_again(store, spec(gpus=2)) is None
     run(store, spec(gpus=2))

@@ -28,20 +28,15 @@ from orchestrator.core.trial.protocol import (
 )
 from orchestrator.core.trial.redaction import Secrets, redacted
 from orchestrator.core.trial.terminal_text import plain_text
-from orchestrator.core.trial.unread_output import why_unread
+from orchestrator.core.trial.unread_output import TELL_STEPS, why_unread
 from workloads.command.appended_lines import APPEND
 from workloads.command.metrics import Metrics
 from workloads.command.resident import peak_resident_bytes
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank
 
-_WRITE_LINES = (
-    'by a line {"step_seconds": 0.52} in the file that SWEEP_METRICS_FILE names, or by'
-    " metrics: {log: PATTERN}, which finds the number in what the program prints"
-)
-
-# The output of a program that is searched for steps, and the wait for its last lines: the launcher
-# copies them into the log.
+# The end of a program's output that is searched for steps, and the wait for its last lines: the
+# launcher copies them into the log.
 _MOST_LOG_BYTES, _LOG_SECONDS = 1 << 20, 0.5
 _POLL_SECONDS = 0.02
 
@@ -209,7 +204,7 @@ class Handover:
         if metrics.names_num_steps:
             fix = f"report each of the {asked} steps that it is asked for"
         if writes_nothing:
-            fix += f": {_WRITE_LINES}"
+            fix += f": {TELL_STEPS}"
         return "; ".join([text, *(reasons or [fix])])
 
     def _why_unread(self) -> str | None:
@@ -217,8 +212,9 @@ class Handover:
         log, until = self.rank.run_dir / log_file(self.rank.rank), time.monotonic() + _LOG_SECONDS
         while True:
             with suppress(OSError):
-                printed = plain_text(read_regular(log, num_bytes=_MOST_LOG_BYTES).content)
-                if why := why_unread(printed.splitlines()):
+                offset = max(0, log.stat().st_size - _MOST_LOG_BYTES)
+                found = read_regular(log, offset=offset, num_bytes=_MOST_LOG_BYTES)
+                if why := why_unread(plain_text(found.content).splitlines()):
                     return why
             if time.monotonic() > until:
                 return None

@@ -43,7 +43,7 @@ from orchestrator.report.remarks import (
     waiting_text,
     why_no_best,
 )
-from orchestrator.report.software_change import SoftwareChange, changes_by_cell
+from orchestrator.report.software_change import SoftwareChange, changes_by_cell, software_changes
 from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
@@ -86,11 +86,23 @@ def best(
       sweep best 8b --pareto
       sweep best 8b --format csv > best.csv
     """
-    format = output_format(format, as_json=as_json)
+    show_best(sweep, top=top, pareto=pareto, format=output_format(format, as_json=as_json), db=db)
+
+
+def show_best(
+    sweep: str | None,
+    *,
+    top: int = 1,
+    pareto: bool = False,
+    format: Format,
+    db: str | None,
+    names_changes: bool = True,
+) -> None:
+    """Write the fastest layouts, or a front; `names_changes`: a table says what changed, too."""
     if pareto:
         from orchestrator.cli.best import front_table  # needs numpy
 
-        front_table.show_fronts(sweep, format, db)
+        front_table.show_fronts(sweep, format, db, names_changes=names_changes)
         return
     with existing_store(db) as store:
         found = _read(store, select_sweep(store, sweep), top)
@@ -103,7 +115,7 @@ def best(
             shown = [(t, cell.cell) for cell, s in found.by_cell for t in s.leading[:top]]
             trial_text.write_markdown(shown)
         case Format.TABLE:
-            _print(found)
+            _print(found, names_changes=names_changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +127,8 @@ class _RankedSweep:
     top: int
     by_cell: Sequence[tuple[CellStatus, Ranking]]
     others: OtherConditions
-    changes: Mapping[int, Sequence[SoftwareChange]]
+    changes: Sequence[SoftwareChange]
+    changes_by_cell: Mapping[int, Sequence[SoftwareChange]]
     remarks: _Remarks
 
 
@@ -133,7 +146,8 @@ def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
         top=top,
         by_cell=[(cell, rankings.get(cell.cell.id, nothing)) for cell in cells],
         others=other_conditions(store, sweep.id, cells),
-        changes=changes_by_cell(store, sweep),
+        changes=software_changes(store, sweep.id, sweep.name),
+        changes_by_cell=changes_by_cell(store, sweep),
         remarks=_Remarks(
             implausible=store.implausible(sweep.id),
             failed_repeats=store.failed_repeats(sweep.id),
@@ -172,10 +186,7 @@ def _write_json(found: _RankedSweep) -> None:
         ],
         "margins": {c.cell.cell.key: asdict(s.margin) for c, s in by_cell if s.margin is not None},
         "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
-        "software_changes": {
-            rows_by_id[cell_id].cell.key: [asdict(one) for one in changes]
-            for cell_id, changes in found.changes.items()
-        },
+        "software_changes": records.change_records(found.changes_by_cell, rows_by_id.values()),
         "other_fingerprints": [
             {"is_current": False, "changed": found.others.changed[trial.id]}
             | records.trial_record(trial, rows_by_id[trial.cell_id], name)
@@ -193,7 +204,7 @@ def _write_csv(found: _RankedSweep) -> None:
     write_rows(Format.CSV, names, rows)
 
 
-def _print(found: _RankedSweep) -> None:
+def _print(found: _RankedSweep, *, names_changes: bool) -> None:
     from orchestrator.report.fronts import asks_for_front  # numpy
 
     sweep = found.sweep
@@ -218,11 +229,12 @@ def _print(found: _RankedSweep) -> None:
             write_line(f"  {untried_text(cell.cell)}", style="dim")
         num_waiting = cell.num_trials[TrialState.QUEUED]
         if num_waiting and sweep.state != "running":
-            write_line(f"  {waiting_text(num_waiting)}", style="yellow")
-        for change in found.changes.get(cell.cell.id, ()):
-            write_line(f"  {change.sentences()}", style="yellow")
+            write_line(f"  {waiting_text(cell.cell, num_waiting)}", style="yellow")
         found.remarks.print(cell.cell.id)
         shown += print_others(found.others, cell.cell.id)
+    # Once: its command is for all cells.
+    for change in found.changes if names_changes else ():
+        write_line(change.sentences(), style="yellow")
     trial_text.print_why_unsure(shown)
 
 
@@ -231,7 +243,7 @@ def _print_cell(of_sweep: _RankedSweep, cell: CellRow, of_cell: Ranking) -> list
     named, top = of_cell.tied[:MAX_TIED_SHOWN], of_sweep.top
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
     # A repeat with the newer code would be kept apart too.
-    may_repeat = not any(change.is_apart for change in of_sweep.changes.get(cell.id, ()))
+    may_repeat = not any(change.is_apart for change in of_sweep.changes_by_cell.get(cell.id, ()))
     without_drift = of_cell.without_drift(found)
     rows = [
         [

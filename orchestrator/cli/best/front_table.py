@@ -27,7 +27,7 @@ from orchestrator.report.fronts import (
     read_fronts,
 )
 from orchestrator.report.remarks import failed_repeats_text
-from orchestrator.report.software_change import software_changes
+from orchestrator.report.software_change import changes_by_cell, software_changes
 
 if TYPE_CHECKING:
     from orchestrator.core.sweepfile.objective import Objective
@@ -36,31 +36,43 @@ if TYPE_CHECKING:
 MAX_POSSIBLE_SHOWN = 8
 
 
-def show_fronts(sweep: str | None, format: Format, db: str | None) -> None:
-    """Read the fronts of a sweep from the store, and write them in a format."""
+def show_fronts(
+    sweep: str | None, format: Format, db: str | None, *, names_changes: bool = True
+) -> None:
+    """Write the fronts of a sweep; `names_changes`: a table says what changed, too."""
+    from orchestrator.report.records import change_records  # every column
+
     with existing_store(db) as store:
         row = select_sweep(store, sweep)
         fronts = read_fronts(store, row)
         changes = software_changes(store, row.id, row.name)
+        by_cell, cells = changes_by_cell(store, row), store.cells(row.id)
         failed = store.failed_repeats(row.id)
-    _write(format, row.name, fronts)
+    if format is Format.JSON:
+        _write_json(row.name, fronts, change_records(by_cell, cells))
+    else:
+        _write(format, row.name, fronts)
     if format is Format.TABLE:
         for front in fronts:
             for point in front.points:
                 text = failed_repeats_text(point.trial, failed) if point.is_on_front else None
                 if text is not None:
                     write_line(text, style="yellow")
-        for change in changes:
+        for change in changes if names_changes else ():
             write_line(change.sentences(), style="yellow")
+
+
+def _write_json(
+    sweep: str, fronts: Sequence[ShownFront], changes: Sequence[dict[str, Any]]
+) -> None:
+    found = [front.record() for front in fronts]
+    write_json("best", {"sweep": sweep, "fronts": found, "software_changes": changes})
 
 
 def _write(format: Format, sweep: str, fronts: Sequence[ShownFront]) -> None:
     from orchestrator.report import records
 
     match format:
-        case Format.JSON:
-            found = [front.record() for front in fronts]
-            write_json("best", {"sweep": sweep, "fronts": found})
         case Format.CSV:
             objectives = fronts[0].objectives if fronts else ()
             names = ("is_on_front", *_value_names(objectives), *records.TRIAL_COLUMNS)

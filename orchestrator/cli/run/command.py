@@ -39,7 +39,7 @@ from orchestrator.cli.run.ending import exit_code, print_ending
 from orchestrator.cli.store import home
 from orchestrator.cli.sweep_file import load, planned_hardware, replayed_table
 from orchestrator.cli.terminal.console_log import Redactor
-from orchestrator.cli.terminal.output import note, write_error
+from orchestrator.cli.terminal.output import Format, note, write_error
 from orchestrator.cli.terminal.signals import Signals
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.merit import Merit
@@ -227,10 +227,12 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
     # A sweep with objectives besides speed ends with its front.
     pareto = spec.merits != (Merit.SPEED,)
     if options.as_json:
-        best.best(spec.name, db=options.db, pareto=pareto, as_json=True)
+        best.show_best(spec.name, pareto=pareto, format=Format.JSON, db=options.db)
     else:
         print_ending(spec, result, where, signals.received, strict=options.strict, changes=changes)
-        best.best(spec.name, db=options.db, pareto=pareto, top=3)
+        best.show_best(
+            spec.name, top=3, pareto=pareto, format=Format.TABLE, db=options.db, names_changes=False
+        )
     raise typer.Exit(exit_code(result, signals.received, strict=options.strict))
 
 

@@ -109,9 +109,9 @@ def terminable() -> Iterator[None]:
 
 
 def _end_copy_of(process: int, number: int) -> None:
-    """End this process if it is a forked child of that one that has not called exec yet.
+    """End this process if it is a copy: `process` has forked it, and it has not called exec yet.
 
-    Its exception would reach the other process as an error of the program.
+    If the copy raised an exception, `process` would take it for an error of the program.
     """
     if os.getpid() != process:
         os._exit(128 + number)
@@ -258,7 +258,7 @@ class Signals:
             self._level = 2
             if self._num_received == 1:
                 raise Terminated(number, BEFORE_IT_RAN)
-            # Running trials end without us: by the guard, the wardens and the next call.
+            # This process need not end running trials: the guard, the wardens or the next call do.
             if self._num_received > 2:
                 os._exit(128 + number)
         elif number != signal.SIGINT or self._level:

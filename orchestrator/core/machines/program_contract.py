@@ -30,7 +30,7 @@ from orchestrator.core.trial.protocol import (
     DriverMemoryKind,
     RankResult,
 )
-from orchestrator.core.trial.unread_output import why_unread
+from orchestrator.core.trial.unread_output import TELL_STEPS, why_unread
 
 # An axis need not be passed if these are, from which it follows.
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
@@ -221,13 +221,11 @@ def _steps(run: ContractRun) -> Check:
 def _advice_on_steps(run: ContractRun) -> str:
     if run.pattern is not None:
         return _pattern_advice(run, run.pattern)
-    return why_unread(_printed_lines(run)) or _TELL_STEPS
+    return why_unread(_printed_lines(run)) or (
+        f"after each optimizer step have rank 0 {TELL_STEPS}; flush each line"
+    )
 
 
-_TELL_STEPS = (
-    'have rank 0 append {"step_seconds": 0.52} to the file SWEEP_METRICS_FILE after each'
-    " optimizer step and flush it, or name a pattern of what it prints (metrics)"
-)
 # Characters of a line that a pattern was tried on.
 _MOST_QUOTED = 120
 

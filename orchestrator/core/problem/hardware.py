@@ -193,6 +193,7 @@ def is_surely(name: str, driver_name: str) -> bool:
     device = from_driver_name(name)
     if device is not None:
         return device is from_driver_name(driver_name)
-    maker, *words = driver_name.split()
+    # A program may report an empty name.
+    maker, *words = driver_name.split() or [""]
     is_whole = name == "-".join(words) and maker != "Quadro"
     return is_whole and name not in map(ray_name_of, _DEVICE_OF_NAME)

@@ -40,6 +40,7 @@ _NAME = re.compile(rf"(?=.{{1,{MAX_NAME}}}\Z)[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(s|min|m|h|d)")
 _SPELT_OUT = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:(?P<ms>ms|msec|millisecond)|(?P<s>s|sec|second)|(?P<min>m|min|minute)"
     r"|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?",
@@ -125,7 +126,7 @@ def _tokens(value: Any) -> Any:
 def _duration(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(s|min|m|h|d)", value)
+    match = _DURATION.fullmatch(value)
     if match is None:
         raise ValueError(
             f"{value!r} is no duration; write seconds, or 90s, 5min, 2h, 1d{_meant_duration(value)}"
@@ -138,10 +139,12 @@ def _meant_duration(value: str) -> str:
     meant = _SPELT_OUT.fullmatch(value.strip())
     if meant is None:
         return ""
-    number, unit = meant[1], meant.lastgroup
-    if unit == "ms":
-        return f"; did you mean {float(number) / 1000:.12g}s or {number}s?"
-    return f"; did you mean {number}{unit}?"
+    number, unit = float(meant[1]), meant.lastgroup
+    written = [(number / 1000, "s"), (number, "s")] if unit == "ms" else [(number, unit)]
+    # As many decimals as a file may have, and no exponent.
+    hints = [f"{f'{value:.6f}'.rstrip('0').rstrip('.')}{unit}" for value, unit in written]
+    accepted = [one for one in hints if (read := _DURATION.fullmatch(one)) and float(read[1])]
+    return f"; did you mean {' or '.join(accepted)}?" if accepted else ""
 
 
 def checked_name(value: str) -> str:

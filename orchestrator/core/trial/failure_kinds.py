@@ -56,6 +56,10 @@ class Policy:
     fix: str
 
 
+# A layout that was measured well is not at fault if a repeat has numbers that cannot be true: the
+# machine was slowed meanwhile. As many retries as after other faults of a machine.
+MAX_BAD_REPEATS_RETRIED = 2
+
 _K = FailureKind
 POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
     {
@@ -122,7 +126,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             fault=Fault.CODE,
             verb="ended without a usable result",
             means="it ended well, but its result is not valid or breaks physics (MFU above 1); a "
-            "repeat of a measured trial is tried twice more",
+            f"repeat of a measured trial is tried again, up to {MAX_BAD_REPEATS_RETRIED} times",
             fix="the message says what is wrong with it",
         ),
         # Tried once more, elsewhere or later, in case the machine caused it; then the layout did.
@@ -220,11 +224,6 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         ),
     }
 )
-
-# A layout that was measured well is not at fault if a repeat has numbers that cannot be true: the
-# machine was slowed meanwhile. As many retries as after other faults of a machine.
-MAX_BAD_REPEATS_RETRIED = 2
-
 # Rules for several kinds use these sets. A rule for one kind alone is where it applies.
 OUT_OF_MEMORY_KINDS = frozenset({_K.OOM_GPU, _K.OOM_HOST})
 HANG_KINDS = frozenset({_K.HUNG, _K.START_TIMEOUT})

@@ -15,9 +15,10 @@ _T = TypeVar("_T")
 
 # A share of the node's cores, or of the time. Less is normal (daemons, rounding of counters).
 UNNOTICED = 0.1
-# In the error of a result: an attempt that used fewer cores than this waited for something else.
-# Also for the steps of an attempt whose own use is unknown, or that others did not starve.
+# An attempt that used fewer cores than this allows waited for something else than a core.
 MOST_CPU_SLOWDOWN = 4.0
+# The same for single steps of an attempt while others took most of the cores.
+MOST_STARVATION = 100.0
 # At most, if another process uses the device: its kernels alternate with ours.
 FOREIGN_GPU_SLOWDOWN = 2.0
 # NVML's reasons why a device ran slower than it can for long. A power cap is none: large matrix
@@ -136,14 +137,14 @@ def _cpu_slowdown(load: MachineLoad) -> float:
 def _starvation(load: MachineLoad) -> float:
     """The factor if the attempt alone would have got all that others took.
 
-    Only others that took most of the cores starve it, so that it does not just wait.
+    If others took fewer than half of the cores, the attempt was free to run, and waited.
     """
     own, contended = load.own_cpu_cores, _contended(load)
     if not contended or not load.cpu_cores:
         return 1.0
     factor = (own + contended) / own if own else MOST_CPU_SLOWDOWN
     is_starved = contended > load.cpu_cores / 2
-    return factor if is_starved else min(factor, MOST_CPU_SLOWDOWN)
+    return min(factor, MOST_STARVATION if is_starved else MOST_CPU_SLOWDOWN)
 
 
 def _contended(load: MachineLoad) -> float:

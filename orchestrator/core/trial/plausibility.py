@@ -149,7 +149,7 @@ def judge_groups(result: RankResult) -> str | None:
         return None
     return (
         f"its lines came {groups.num_lines:.3g} at a time, every {_seconds(groups.every)}, and say"
-        f" {_seconds(groups.told)} together: {groups.every / groups.told:.2g} times less."
+        f" {_seconds(groups.told)} together: {_times(groups.every / groups.told)} less."
         f" {_SYNCHRONISE}. If the program pauses for something else, flush each line when its step"
         " has ended"
     )
@@ -224,7 +224,7 @@ def _why_too_short(ratio: float, layout: Layout) -> str:
             f"the time of one micro-batch? A step has {accumulated} of them here, and the update; "
             "one number for all of it is wanted"
         )
-    return f"{ratio:.2g} times less. {_SYNCHRONISE}"
+    return f"{_times(ratio)} less. {_SYNCHRONISE}"
 
 
 def _count_reason(
@@ -377,4 +377,10 @@ def _period_reason(told: ToldSteps) -> str | None:
 
 
 def _seconds(value: float) -> str:
-    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:,.4g} s"
+    if value < 0.9995:
+        return f"{value * 1000:.3g} ms"
+    return f"{value:,.4g} s" if value < 9_999.5 else f"{value:,.0f} s"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2g} times" if ratio < 99.5 else f"{ratio:,.0f} times"

@@ -165,11 +165,11 @@ def median_run(runs: Sequence[Run]) -> Run:
 def _runs_to_decide(runs: Mapping[int, Sequence[Run]], ranking: _RankedTrials) -> int | None:
     """Estimate how often each of the first two must run until their difference shows.
 
-    It is taken to stay as large as it is, and the variance that its interval shows to fall with the
-    number of runs. One of them must run at least once more. While one of them has run once, no more
-    is counted than runs are known to vary, by drift and the load of others too: the rest is a
-    change of the machine's speed that runs of both in turn will show. None: they are not tied with
-    each other, or they are equal.
+    This assumes that the difference stays as it is, and that the variance which its interval shows
+    falls with the number of runs. One of them must run at least once more. If one of them has run
+    only once, that variance is at most the one by which runs are known to vary, drift and the load
+    of others included: more of it is a change of the machine's speed, which runs of both in turn
+    will show. None: they are not tied with each other, or they are equal.
     """
     margin = ranking.margin
     if margin is None or margin.value <= 0 or margin.runner_up not in ranking.tied:

@@ -6,7 +6,11 @@ import json
 import shlex
 from dataclasses import replace
 
+import pytest
+
 from db.store import Store
+from orchestrator.cli.best.command import show_best
+from orchestrator.cli.terminal.output import Format
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.report.other_conditions import NOT_COMPARABLE
 from orchestrator.report.pages.headline import headlines
@@ -112,7 +116,7 @@ def test_repeats_with_other_code_that_were_kept_apart_are_said_with_what_measure
     out, _ = sweep(*command_of(out))
     assert out.startswith("2 trials will be measured again")
     out, _ = sweep("best")
-    assert "2 layouts wait to be measured: the same `sweep run` does it" in out
+    assert "2 layouts wait to be measured: the same `sweep run` continues with those" in out
     assert "invalidate" not in out
 
 
@@ -132,9 +136,10 @@ def test_layouts_with_earlier_software_are_counted_with_what_measures_them_again
     (head,) = headlines([read_rows(store, row)])
     (line,) = [line for line in head.remarks if "sweep invalidate" in line]
     assert line in " ".join(sweep("best")[0].split())
-    (told,) = json.loads(sweep("best", "--json")[0])["software_changes"].values()
+    told = json.loads(sweep("best", "--json")[0])["software_changes"]
+    assert told == json.loads(sweep("best", "--pareto", "--json")[0])["software_changes"]
     (one,) = json.loads(sweep("status", "--json")[0])["sweeps"]
-    assert told == one["software_changes"]
+    assert told == [{"cell": cell().key, **change} for change in one["software_changes"]]
     assert told[0]["text"] + "." in line and told[0]["command"] in line
     assert sweep(*command_of(out))[0].startswith("3 trials will be measured again")
     out, _ = sweep("best")
@@ -172,3 +177,31 @@ def test_a_cell_with_only_numbers_that_cannot_be_true_says_so(store: Store, swee
     assert "under the current conditions" not in out
     _, err = sweep("export", "config", "tiny", "--to", "torchrun", code=2)
     assert "has no winner: no layout can be ranked: 1 measured and left out" in err
+
+
+def test_cells_that_changed_alike_name_the_command_once(store: Store, sweep: Sweep) -> None:
+    first = Bench.on(store)
+    other = store.ensure_cell(first.sweep_id, cell(sequence_length=256), first.epoch)
+    for bench in (first, replace(first, cell_id=other)):
+        measured(bench, 1, "2.9.0")
+        measured(bench, 2, "2.13.0")
+    store.release(first.sweep_id, first.epoch)
+    out, _ = sweep("best")
+    assert out.count("sweep invalidate") == 1
+    assert "Of 4 measured layouts, 2 have numbers with the current code" in out
+    told = json.loads(sweep("best", "--json")[0])["software_changes"]
+    assert [one["cell"] for one in told] == [cell().key, cell(sequence_length=256).key]
+
+
+@pytest.mark.parametrize("pareto", [False, True])
+def test_changes_that_the_ending_of_a_run_has_named_are_not_named_again(
+    store: Store, capsys: pytest.CaptureFixture[str], *, pareto: bool
+) -> None:
+    bench = Bench.on(store)
+    measured(bench, 1, "2.9.0")
+    measured(bench, 2, "2.13.0")
+    for names_changes in (True, False):
+        show_best(
+            None, pareto=pareto, format=Format.TABLE, db=store.url, names_changes=names_changes
+        )
+        assert ("sweep invalidate" in capsys.readouterr().out) is names_changes

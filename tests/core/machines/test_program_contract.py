@@ -441,7 +441,7 @@ def test_a_program_that_told_no_step_is_told_how_unless_it_broke(
 @pytest.mark.parametrize(
     ("log", "advice"),
     [
-        ('{"step_seconds": 0.07}\n' * 3, "metrics: {log: '\"step_seconds\": ([\\d.e-]+)', unit:"),
+        ('{"step_seconds": 0.07}\n' * 3, "metrics: {log: '\"step_seconds\": (-?\\d[\\d.eE+-]*)'"),
         ('{"loss": 9.1}\n' * 3, "it prints JSON lines, which are not read: if these"),
         # What the rank itself says of the form of a line.
         ('wrote 0 steps: by a line {"step_seconds": 0.52}\n', "have rank 0 append"),

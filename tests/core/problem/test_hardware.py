@@ -92,6 +92,7 @@ def test_only_a_name_that_says_which_device_it_is_is_a_device(
         ("RTX-A6000", "NVIDIA RTX A6000", True),
         ("RTX-PRO-6000", "NVIDIA RTX PRO 6000 Blackwell Max-Q", False),
         ("A30", "NVIDIA A30 MIG 1g.6gb", False),
+        ("A30", "", False),  # as a program may report it
     ],
 )
 def test_a_name_is_surely_of_a_device_only_if_no_other_has_it(

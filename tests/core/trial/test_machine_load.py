@@ -94,6 +94,7 @@ def test_a_load_widens_by_what_it_may_have_slowed_down(load: MachineLoad, slowdo
         (cpu(own=1.9, others=0.1), 1.0),
         (cpu(own=1.0, others=1.0), 2.0),
         (cpu(own=0.02, others=1.98), 100.0),
+        (cpu(own=0.0001, others=1.99), 100.0),  # it waits
         (cpu(own=0.02, others=0.5), 1.0),  # more was idle than others used
         (cpu(own=0.02, others=1.2), 4.0),  # enough was idle
         (cpu(own=0.02, others=1.6), 1.24 / 0.02),

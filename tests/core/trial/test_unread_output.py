@@ -17,6 +17,10 @@ from orchestrator.core.trial.unread_output import why_unread
         ('[rank0]: {"step_seconds":5.2e-05}', "5.2e-05"),
         ("step 3 step_seconds=0.07", "0.07"),
         ("{'step_seconds': 1}", "1"),
+        ("step_seconds=.5", ".5"),
+        ("step_seconds: 1e+02", "1e+02"),
+        ("step_seconds -> 0.5.", "0.5"),
+        ('{"step_seconds": 1e+02}', "1e+02"),
     ],
 )
 def test_the_pattern_that_is_shown_reads_the_line(line: str, number: str) -> None:

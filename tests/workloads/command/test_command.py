@@ -231,12 +231,17 @@ def test_it_is_judged_as_the_program_ended(
         ("pass", "the program wrote 0 steps, warm-up included; expected more than 1"),
         (
             "print({})",
-            "in the file that SWEEP_METRICS_FILE names, or by metrics: {log: PATTERN}",
+            "to the file that SWEEP_METRICS_FILE names, or set metrics: {log: PATTERN}",
         ),
         (
             'print(\'{"step_seconds": 0.07, "loss": 9.1}\\n\' * 10)',
             "append such lines to the file that SWEEP_METRICS_FILE names, or set metrics: "
-            "{log: '\"step_seconds\": ([\\d.e-]+)', unit: s}",
+            "{log: '\"step_seconds\": (-?\\d[\\d.eE+-]*)', unit: s}",
+        ),
+        # Only the end of the output is searched.
+        (
+            "print('x\\n' * 600_000); print('step_seconds=0.07\\n' * 10)",
+            "its steps are in what it prints, which is not read",
         ),
         (
             "print('{\"loss\": 9.1}\\n' * 10)",
@@ -244,7 +249,7 @@ def test_it_is_judged_as_the_program_ended(
         ),
         (
             "import os; os.environ['SWEEP_NUM_STEPS']",
-            "than 1; report each of the 9 steps that it is asked for: by a line",
+            "than 1; report each of the 9 steps that it is asked for: append",
         ),
         (
             "import os; open(os.environ['SWEEP_METRICS_FILE'], 'w').write('fast\\n-1\\n')",
