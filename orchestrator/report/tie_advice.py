@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # At least this many repeats are advised, and at most those that `search.confirm` accepts.
 FEWEST_REPEATS = 2
 MOST_REPEATS, MOST_CONTENDERS = 32, 64
+# Nobody counts further.
+MANY_RUNS = 1_000
 # The simplest layout is advised only among those whose step took longer by at most this share.
 NEARLY_AS_FAST = 0.05
 
@@ -38,11 +40,12 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
         quieter = ["measure on a quieter machine, where runs differ less"]
     num_runs = ranking.runs_to_decide
     if num_runs is not None and num_runs > 1 + MOST_REPEATS:
-        rounded = int(float(f"{num_runs:.2g}"))
+        about = f"About {int(float(f'{num_runs:.2g}')):,}"
+        if num_runs > MANY_RUNS:
+            about = f"More than {MANY_RUNS:,}"
         return (
-            f"About {rounded:,} runs of each of the first two would be needed to see which is"
-            f" faster, more than the {1 + MOST_REPEATS} that search.confirm allows:"
-            f" {', or '.join([*quieter, take])}"
+            f"{about} runs of each of the first two would be needed to see which is faster, and"
+            f" search.confirm allows {1 + MOST_REPEATS}: {', or '.join([*quieter, take])}"
         )
     wanted = {
         "repeats": min(
@@ -66,12 +69,13 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
 
 def _simplest(near: Sequence[TrialRow], *, is_all: bool) -> str:
     """Return the advice to take the simplest of these; `is_all`: of all that are tied."""
-    if len(near) == 1:
-        return f"take trial {near[0].id}, the first: no other was nearly as fast"
     # The first of equals is the fastest.
     simplest = min(near, key=lambda row: _complexity(row.layout))
-    whose = "of them" if is_all else "of those that were nearly as fast as the first"
-    return f"take trial {simplest.id}, the simplest {whose}"
+    if is_all:
+        return f"take trial {simplest.id}, the simplest of them"
+    if simplest is near[0]:
+        return f"take trial {simplest.id}, the fastest so far"
+    return f"take trial {simplest.id}, the simplest of those nearly as fast as trial {near[0].id}"
 
 
 def _complexity(layout: Layout) -> tuple[int, int]:

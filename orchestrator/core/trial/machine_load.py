@@ -17,7 +17,9 @@ _T = TypeVar("_T")
 UNNOTICED = 0.1
 # An attempt that used fewer cores than this allows waited for something else than a core.
 MOST_CPU_SLOWDOWN = 4.0
-# The same for single steps of an attempt while others took most of the cores.
+# Two threads of one physical core halve each other's speed.
+SHARED_CORE_SLOWDOWN = 2.0
+# The same as MOST_CPU_SLOWDOWN for single steps of an attempt while others took most of the cores.
 MOST_STARVATION = 100.0
 # At most, if another process uses the device: its kernels alternate with ours.
 FOREIGN_GPU_SLOWDOWN = 2.0
@@ -126,12 +128,16 @@ def of_gang(loads: Iterable[MachineLoad]) -> MachineLoad:
 def _cpu_slowdown(load: MachineLoad) -> float:
     """The most that others' use of the cores may have slowed the attempt down.
 
-    They took none of its cores if as many were idle as they used.
+    They took none of its cores if as many were idle as they used. While they took most of them, an
+    attempt that got little of one core may have wanted a whole one.
     """
-    ours, contended = _ours(load), _contended(load)
+    ours, own, contended = _ours(load), load.own_cpu_cores, _contended(load)
     if not contended:
         return 1.0
-    return min((ours + contended) / ours, MOST_CPU_SLOWDOWN) if ours > 0 else MOST_CPU_SLOWDOWN
+    most = MOST_CPU_SLOWDOWN
+    if own and _is_starved(load, contended):
+        most = max(most, SHARED_CORE_SLOWDOWN / own)
+    return min((ours + contended) / ours, most) if ours > 0 else most
 
 
 def _starvation(load: MachineLoad) -> float:
@@ -143,8 +149,12 @@ def _starvation(load: MachineLoad) -> float:
     if not contended or not load.cpu_cores:
         return 1.0
     factor = (own + contended) / own if own else MOST_CPU_SLOWDOWN
-    is_starved = contended > load.cpu_cores / 2
-    return min(factor, MOST_STARVATION if is_starved else MOST_CPU_SLOWDOWN)
+    return min(factor, MOST_STARVATION if _is_starved(load, contended) else MOST_CPU_SLOWDOWN)
+
+
+def _is_starved(load: MachineLoad, contended: float) -> bool:
+    """Return whether others took most of the cores."""
+    return load.cpu_cores is not None and contended > load.cpu_cores / 2
 
 
 def _contended(load: MachineLoad) -> float:
