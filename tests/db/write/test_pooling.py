@@ -86,6 +86,30 @@ def test_so_it_is_if_both_are_written_together(store: Store) -> None:
     assert rows == {early[0]: False, late[0]: True}
 
 
+def test_so_it_is_if_the_same_write_finds_the_software_of_the_new_code(store: Store) -> None:
+    packages = (("numpy", "2.1"),)
+    old, new = (edited(code).model_copy(update={"packages": packages}) for code in "ab")
+    bench = Bench.on(store)
+    early, late = bench.start(1), bench.start(2)
+    partly_known = new.model_copy(update={"packages": ()})
+    store.record_ends([end_of(late, partly_known)], epoch=bench.epoch)
+    repeated = (late[0], start_repeat(store, late[0], bench.epoch, ["node-a"]))
+    recorded = store.record_ends([end_of(early, old), end_of(repeated, new)], epoch=bench.epoch)
+    assert [(one.counts, one.is_current) for one in recorded] == [(True, False), (True, True)]
+    trials = {one.id: one for one in store.trials(bench.sweep_id)}
+    assert [trials[i].is_current_fingerprint for i in (early[0], late[0])] == [False, True]
+    assert trials[late[0]].num_measurements == 2
+
+
+def test_of_several_ends_with_the_new_code_the_one_that_began_last_counts(store: Store) -> None:
+    """They are written in the order of their ends: the one that began last is not the last."""
+    bench, old, new = Bench.on(store), edited("a"), edited("b")
+    first, early, late = (bench.start(size) for size in (1, 2, 4))
+    ends = [end_of(late, new), end_of(first, new), end_of(early, old)]
+    recorded = store.record_ends(ends, epoch=bench.epoch)
+    assert [one.is_current for one in recorded] == [True, True, False]
+
+
 def test_a_cell_that_gets_two_fingerprints_in_one_write_has_the_runs_of_the_last(
     store: Store,
 ) -> None:
