@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -320,6 +321,20 @@ def repeat(
         measurement=taken,
         fingerprint=fingerprint(torch),
     )
+
+
+@contextmanager
+def counted_statements(store: Store) -> Iterator[list[str]]:
+    said: list[str] = []
+
+    def note(connection: sa.Connection, cursor: object, statement: str, *_: object) -> None:
+        said.append(statement)
+
+    sa.event.listen(store._database.engine, "before_cursor_execute", note)
+    try:
+        yield said
+    finally:
+        sa.event.remove(store._database.engine, "before_cursor_execute", note)
 
 
 def losing_answers(write: Callable[..., object]) -> Callable[..., object]:

@@ -9,6 +9,7 @@ from db.write.writes import Ended, MeasuredEnd
 from orchestrator.core.trial.fingerprint import Fingerprint
 from tests.db.builders import (
     Bench,
+    counted_statements,
     fingerprint,
     measurement,
     record_measurement,
@@ -124,6 +125,21 @@ def test_a_cell_that_gets_two_fingerprints_in_one_write_has_the_runs_of_the_last
     assert row.trial.is_current_fingerprint
     assert (row.trial.tokens_per_second_per_gpu, row.trial.num_measurements) == (1000.0, 1)
     assert [(a.superseded, a.pooled) for a in row.attempts] == [(False, True), (True, False)]
+
+
+def test_trials_whose_runs_are_others_now_take_no_more_statements_than_one(store: Store) -> None:
+    """20,000 trials took longer than the lease lasts."""
+    counts = []
+    for num in (1, 5):
+        bench = Bench.on(store, f"of-{num}")
+        for trial_id in [bench.measure(2**i) for i in range(num)]:
+            assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
+        with counted_statements(store) as found:
+            bench.measure(64, torch="9.9")
+        assert [t.num_measurements for t in store.trials(bench.sweep_id)] == [1] * (num + 1)
+        assert all(t.is_current_fingerprint for t in store.trials(bench.sweep_id))
+        counts.append(len(found))
+    assert counts[0] == counts[1]
 
 
 def test_a_trial_whose_runs_are_others_now_was_updated(store: Store) -> None:
