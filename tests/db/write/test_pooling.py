@@ -158,9 +158,9 @@ def test_a_run_with_other_software_that_another_followed_ends_no_confirmation(
     bench = Bench.on(store)
     trial_id = bench.measure(2)
     assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
-    assert store.repeats(bench.cell_id)[trial_id].num_apart == 1
+    assert store.repeats(bench.cell_id)[trial_id].others
     assert repeat(bench, trial_id, 980.0, 0.51)
-    assert store.repeats(bench.cell_id)[trial_id].num_apart == 0
+    assert not store.repeats(bench.cell_id)[trial_id].others
 
 
 def test_a_run_that_was_taken_back_counts_with_no_software_again(store: Store) -> None:
