@@ -33,7 +33,7 @@ UNKNOWN_NODE = "unknown node"
 _COLORS = {
     Outcome.COUNTS: ("measured", BLUE),
     Outcome.OUT_OF_MEMORY: ("out of memory", ORANGE),
-    Outcome.FAILED: ("failed or no longer counted", VERMILION),
+    Outcome.FAILED: (show.part_name("failed"), VERMILION),
     Outcome.LOST: ("lost", PURPLE),
     Outcome.CANCELLED: ("cancelled", GREY),
 }
