@@ -237,7 +237,7 @@ class OtherRepeat:
     """A repeat that was measured with other code or software than its trial, or failed so."""
 
     fingerprint: Fingerprint | None  # None: not known
-    failure_kind: FailureKind | None  # None: it was measured, and does not count
+    failure_kind: FailureKind | None  # None: it was measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +248,7 @@ class Repeats:
     runs: tuple[Run, ...]
     # Numbers of failed repeats, without those with other code.
     failures: Mapping[FailureKind, int]
-    # Of the runs; None: not known, or no other repeat of the cell has another one.
+    # None: not known, or all repeats of the cell have the same.
     fingerprint: Fingerprint | None = None
     # Repeats that began after all runs of the cell that count.
     others: tuple[OtherRepeat, ...] = ()

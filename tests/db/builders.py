@@ -95,6 +95,11 @@ def fingerprint(torch: str = "2.13.0") -> Fingerprint:
     )
 
 
+def edited(digest: str) -> Fingerprint:
+    """The same fingerprint with other code."""
+    return fingerprint().model_copy(update={"dirty_diff_digest": digest})
+
+
 def failure(kind: FailureKind = FailureKind.OOM_GPU, **changes: Any) -> Failure:
     value = Failure(
         kind=kind,
@@ -177,6 +182,19 @@ def record_measurement(
     return store.record_ends(
         [Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch
     )[0].counts
+
+
+def end_of(
+    attempt: tuple[int, int], code: Fingerprint, tokens_per_second_per_gpu: float = 1000.0
+) -> Ended:
+    """The end of a measured attempt."""
+    trial_id, number = attempt
+    taken = measurement(tokens_per_second_per_gpu)
+    taken = replace(
+        taken, step_time=replace(taken.step_time, median=500.0 / taken.tokens_per_second_per_gpu)
+    )
+    outcome = MeasuredEnd(measurement=taken)
+    return Ended(trial_id=trial_id, attempt=number, outcome=outcome, facts={"fingerprint": code})
 
 
 def record_failure(

@@ -1,4 +1,4 @@
-"""Whether repeats go on, by the code of the call, of the trials, and of the last repeats."""
+"""Stored repeats go on or not, by the code of the call, of the trials, and of the last repeats."""
 
 from __future__ import annotations
 
