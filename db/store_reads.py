@@ -20,6 +20,7 @@ from db.read import (
     observations,
     profiles,
     remarks,
+    repeats,
     sweeps,
     trial_detail,
     trials,
@@ -215,7 +216,7 @@ class StoreReads:
 
     def repeats(self, cell_id: int) -> dict[int, Repeats]:
         """The repeats of each measured trial of a cell that was launched again, by trial id."""
-        return self._read(trials.repeats, cell_id)
+        return self._read(repeats.repeats, cell_id)
 
     def nodes_of_ended_early(self, cell_id: int) -> dict[int, frozenset[str]]:
         """The waiting trials of a cell whose last attempt was ended early, and its nodes."""
@@ -287,7 +288,7 @@ class StoreReads:
 
     def failed_repeats(self, sweep_id: int) -> list[FailedRepeatRow]:
         """The failed repeats of a sweep's measured trials, oldest trial first."""
-        return self._read(remarks.failed_repeats, sweep_id)
+        return self._read(repeats.failed_repeats, sweep_id)
 
     def other_clocks(self, sweep_id: int, *, beyond: float) -> list[OtherClockRow]:
         """The runs whose GPUs had another clock than usual in their cell, by more than `beyond`."""

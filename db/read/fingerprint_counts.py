@@ -10,10 +10,11 @@ from sqlalchemy import Connection
 
 from db import schema
 from db.read.rows import FingerprintCounts
+from db.read.still_counts import still_counts
 from orchestrator.core.trial.lifecycle import TrialState
 
 cell, trial, attempt = schema.cell, schema.trial, schema.attempt
-_COUNTS = sa.or_(attempt.c.pooled, sa.not_(attempt.c.superseded))
+_COUNTS = still_counts(attempt)
 
 
 def fingerprint_counts(connection: Connection, sweep_id: int) -> list[FingerprintCounts]:

@@ -9,15 +9,11 @@ from db import schema
 from db.read import trials
 from db.read.rows import (
     EndedEarlyRow,
-    FailedRepeatRow,
     ImplausibleRow,
     NoiseFloor,
     OtherClockRow,
     TrialRow,
 )
-from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.purpose import REPEATS
 
 cell, trial, attempt = schema.cell, schema.trial, schema.attempt
 measurement = schema.measurement
@@ -41,38 +37,6 @@ def ended_early(connection: Connection, sweep_id: int) -> list[EndedEarlyRow]:
         .order_by(trial.c.id)
     )
     return [EndedEarlyRow(**row) for row in connection.execute(statement).mappings()]
-
-
-def failed_repeats(connection: Connection, sweep_id: int) -> list[FailedRepeatRow]:
-    """The failed repeats of a sweep's measured trials, oldest trial first; none was cancelled."""
-    statement = (
-        sa.select(
-            trial.c.cell_id,
-            attempt.c.trial_id,
-            attempt.c.number.label("attempt"),
-            attempt.c.failure_kind,
-            attempt.c.failure_message,
-        )
-        .join(trial, trial.c.id == attempt.c.trial_id)
-        .where(
-            trial.c.sweep_id == sweep_id,
-            trial.c.state == TrialState.MEASURED,
-            attempt.c.purpose.in_(sorted(REPEATS)),
-            sa.not_(attempt.c.superseded),
-            attempt.c.failure_kind != FailureKind.CANCELLED,
-        )
-        .order_by(attempt.c.trial_id, attempt.c.number)
-    )
-    return [
-        FailedRepeatRow(
-            cell_id=row.cell_id,
-            trial_id=row.trial_id,
-            attempt=row.attempt,
-            failure_kind=FailureKind(row.failure_kind),
-            failure_message=row.failure_message or "",
-        )
-        for row in connection.execute(statement)
-    ]
 
 
 def other_clocks(connection: Connection, sweep_id: int, beyond: float) -> list[OtherClockRow]:

@@ -209,11 +209,19 @@ class AttemptRow:
     # By node: cores to which each rank was bound; None: to none.
     bound_cpus: Mapping[str, list[str]] | None = None
 
+    @property
+    def still_counts(self) -> bool:
+        """True unless another attempt replaced it, or it was invalidated.
+
+        Of several runs of a trial that count together, only the median is not superseded.
+        """
+        return self.pooled or not self.superseded
+
     def reserved(self, num_gpus: int) -> ReservedGpuSeconds | None:
         """The uses of its GPU-seconds; None: it has not ended, or its GPU-seconds are not known."""
         if self.gpu_seconds is None:
             return None
-        counts = self.state is AttemptState.MEASURED and (self.pooled or not self.superseded)
+        counts = self.state is AttemptState.MEASURED and self.still_counts
         outcome = outcome_of(self.failure.kind if self.failure is not None else None, counts=counts)
         return of_attempt(
             self.gpu_seconds,
@@ -225,14 +233,25 @@ class AttemptRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OtherRepeat:
+    """A repeat that was measured with other code or software than its trial, or failed so."""
+
+    fingerprint: Fingerprint | None  # None: not known
+    failure_kind: FailureKind | None  # None: it was measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Repeats:
-    """The repeats of a measured trial: its runs, failures, and runs with other software."""
+    """The repeats of a measured trial: its runs, failures, and repeats with other code."""
 
     # Measurements that count together, the first included.
     runs: tuple[Run, ...]
-    failures: Mapping[FailureKind, int]  # numbers of failed repeats
-    # Repeats with other software than the trial, which do not count.
-    num_apart: int
+    # Numbers of failed repeats, without those with other code.
+    failures: Mapping[FailureKind, int]
+    # None: not known, or all repeats of the cell have the same.
+    fingerprint: Fingerprint | None = None
+    # Repeats that began after all runs of the cell that count.
+    others: tuple[OtherRepeat, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -399,7 +418,7 @@ class FingerprintCounts:
     digest: str | None  # of the cell
     # The last of the earlier ones.
     earlier_digest: str | None
-    # Repeats with a newer fingerprint than the cell's: they are kept apart.
+    # Repeats with another fingerprint that began after all that count: they do not count.
     num_apart: int
     apart_digest: str | None
     # The last measurement with the cell's fingerprint; None: none counts.

@@ -19,18 +19,12 @@ from db import schema
 from db.connection.id_list import ByIds
 from db.connection.portions import portions
 from db.read import records
-from db.read.rows import (
-    PeakRow,
-    Repeats,
-    TrialRow,
-)
+from db.read.rows import PeakRow, TrialRow
+from db.read.still_counts import still_counts
 from orchestrator.core.problem.layout import Precision, from_columns
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.machine_load import relative_sd
 from orchestrator.core.trial.protocol import MEASURED_PEAK
-from orchestrator.core.trial.purpose import Purpose
-from orchestrator.core.trial.run import Run
 
 cell, trial, attempt = schema.cell, schema.trial, schema.attempt
 measurement, fingerprint = schema.measurement, schema.fingerprint
@@ -123,81 +117,10 @@ def repeated_cells(connection: Connection, sweep_id: int | None) -> dict[int, fr
     return {one: frozenset(cells) for one, cells in found.items()}
 
 
-def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
-    first = (
-        sa.select(attempt.c.trial_id, sa.func.min(attempt.c.number).label("number"))
-        .where(attempt.c.pooled)
-        .group_by(attempt.c.trial_id)
-        .subquery()
-    )
-    statement = (
-        sa.select(
-            trial.c.id,
-            attempt.c.pooled,
-            attempt.c.failure_kind,
-            attempt.c.purpose,
-            attempt.c.nodes,
-            sa.func.coalesce(attempt.c.measured_at, attempt.c.ended_at).label("measured_at"),
-            measurement.c.step_seconds_median,
-            measurement.c.relative_confidence,
-            measurement.c.thrashing,
-            *(attempt.c[name] for name in records.LOAD_COLUMNS),
-        )
-        .join(first, first.c.trial_id == trial.c.id)
-        .join(
-            attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number >= first.c.number)
-        )
-        .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
-        .where(
-            trial.c.cell_id == cell_id,
-            trial.c.state == TrialState.MEASURED,
-            trial.c.num_attempts > first.c.number,
-        )
-        .order_by(trial.c.id, attempt.c.number)
-    )
-    found: dict[int, list[Any]] = {}
-    for row in connection.execute(statement):
-        found.setdefault(row.id, []).append(row)
-    return {
-        trial_id: Repeats(
-            runs=tuple(_run(row) for row in rows if row.pooled),
-            failures=Counter(
-                FailureKind(row.failure_kind) for row in rows if row.failure_kind is not None
-            ),
-            num_apart=_num_apart(rows),
-        )
-        for trial_id, rows in found.items()
-    }
-
-
-def _num_apart(rows: Sequence[Any]) -> int:
-    """Count the runs with other software since the last run that counts."""
-    last = max(place for place, row in enumerate(rows) if row.pooled)
-    return sum(row.step_seconds_median is not None for row in rows[last + 1 :])
-
-
-def _run(row: Any) -> Run:
-    return Run(
-        step_seconds=row.step_seconds_median,
-        relative_confidence=row.relative_confidence,
-        load_sd=relative_sd(records.load_of(row._mapping)),
-        at=None if row.measured_at is None else row.measured_at.timestamp(),
-        nodes=tuple(row.nodes or ()),
-        purpose=None if row.purpose is None else Purpose(row.purpose),
-        thrashing=bool(row.thrashing),
-    )
-
-
 def trials_that_met(connection: Connection, cell_id: int, kind: FailureKind) -> set[int]:
     met = sa.select(trial.c.id).join(attempt, attempt.c.trial_id == trial.c.id)
-    counted = sa.or_(attempt.c.pooled, sa.not_(attempt.c.superseded))
-    return set(
-        connection.execute(
-            met.where(
-                trial.c.cell_id == cell_id, attempt.c.failure_kind == kind, counted
-            ).distinct()
-        ).scalars()
-    )
+    of_kind = (trial.c.cell_id == cell_id, attempt.c.failure_kind == kind, still_counts(attempt))
+    return set(connection.execute(met.where(*of_kind).distinct()).scalars())
 
 
 def failure_counts(
@@ -251,7 +174,7 @@ def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
         .outerjoin(fingerprint, fingerprint.c.digest == attempt.c.fingerprint_digest)
         .where(
             trial.c.sweep_id == sweep_id,
-            sa.or_(attempt.c.pooled, sa.not_(attempt.c.superseded)),
+            still_counts(attempt),
             attempt.c.nodes.is_not(None),
         )
         .where(
@@ -295,8 +218,6 @@ _HEADLINES = [
     if field.name in measurement.c
     and field.name not in ("peak_memory_allocated_bytes", "device_memory_bytes")
 ]
-# An invalidated failure is no longer the trial's.
-_FAILED = sa.or_(sa.not_(_last.c.superseded), _last.c.pooled)
 _TRIALS = (
     sa.select(
         *(column for column in trial.c if column.name not in ("sweep_id", "layout_key")),
@@ -322,7 +243,12 @@ _TRIALS = (
     .join(cell, cell.c.id == trial.c.cell_id)
     .outerjoin(
         _last,
-        sa.and_(_last.c.trial_id == trial.c.id, _last.c.number == trial.c.num_attempts, _FAILED),
+        # An invalidated failure is no longer the trial's.
+        sa.and_(
+            _last.c.trial_id == trial.c.id,
+            _last.c.number == trial.c.num_attempts,
+            still_counts(_last),
+        ),
     )
     .outerjoin(_counting, _counts(_counting))
     .outerjoin(measurement, measurement.c.attempt_id == _counting.c.id)

@@ -17,11 +17,12 @@ from sqlalchemy import Connection
 from db import schema
 from db.connection.engine import Change
 from db.connection.id_list import ByIds
-from db.read import records, sweeps
+from db.read import records
 from db.types import AttemptState, now
 from db.write import pooling, software
 from db.write.batch import Batch, TrialInBatch
 from db.write.inserts import INSERTS, without_empty
+from db.write.newest_code import NewestCode
 from db.write.pooling import Pooled
 from db.write.writes import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
 from orchestrator.core.errors import UsageInvalid
@@ -140,8 +141,7 @@ class _Endings:
         self._settled: dict[int, list[Pooled]] = {}
         # Trials with a repeat that counts instead of their earlier runs.
         self._replaced_pools: set[int] = set()
-        # By cell: the last attempt of this write that gave it its fingerprint.
-        self._newest: dict[int, int] = {}
+        self._newest_code = NewestCode(connection, self._software)
         self._updates: dict[tuple[bool, frozenset[str]], list[records.Columns]] = defaultdict(list)
         self._measurements: list[records.Columns] = []
 
@@ -240,7 +240,6 @@ class _Endings:
                 self._settled[trial_now.id] = pool
             elif not is_repeat and self._is_newest(end, trial_now.cell_id, was.id):
                 self._current[trial_now.cell_id] = digest
-                self._newest[trial_now.cell_id] = was.id
         else:
             self._batch.log(trial_now.id, LogEvent.SUPERSEDED, end.attempt)
         # `settle` later picks the attempt whose numbers are the trial's. Until then a repeat is
@@ -256,6 +255,8 @@ class _Endings:
             outcome.measurement, outcome.gpu, outcome.memory_by_part
         )
         self._measurements.append({"attempt_id": was.id, **columns})
+        if state is AttemptState.MEASURED:
+            self._newest_code.note(trial_now.cell_id, digest, was.id)
         return _StoredAttempt(id=was.id, state=state, pooled=is_pooled, is_measured=True)
 
     def _failed(
@@ -303,23 +304,11 @@ class _Endings:
         return True
 
     def _is_newest(self, end: Ended, cell_id: int, attempt_id: int) -> bool:
-        """Return whether no attempt with the code of the cell, which is other code, began later."""
+        """Return whether the cell gets the fingerprint of an end: not if newer code measured it."""
         of_cell, mine = self._current[cell_id], self.fingerprint(end)
         if of_cell is None or mine is None or of_cell == self._digests[mine]:
             return True
-        known = [*sweeps.fingerprints(self._connection, self._sweep_id), *self._digests]
-        theirs = next((one for one in known if one.digest == of_cell), mine)
-        if theirs.has_code_of(mine):
-            return True
-        began = sa.select(sa.func.max(attempt.c.id)).join(trial, trial.c.id == attempt.c.trial_id)
-        stored = self._connection.scalar(
-            began.where(
-                trial.c.cell_id == cell_id,
-                attempt.c.state == AttemptState.MEASURED,
-                attempt.c.fingerprint_digest == of_cell,
-            )
-        )
-        return bool(attempt_id > max(stored or 0, self._newest.get(cell_id, 0)))
+        return self._newest_code.began_last(cell_id, of_cell, attempt_id, mine)
 
     def _digest(self, end: Ended) -> str | None:
         fingerprint = self.fingerprint(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,9 +16,6 @@ from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 
 _attempt, _measurement = schema.attempt, schema.measurement
 _event, _trial = schema.event, schema.trial
-_LET_COUNT = (
-    sa.update(_attempt).where(_attempt.c.id == sa.bindparam("attempt_id")).values(superseded=False)
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,26 +69,28 @@ def gather(
     A repeat that ended while its cell had another fingerprint was kept apart. It counts once its
     cell has its fingerprint; the runs that counted until then are kept apart from it.
     """
-    found = _apart(connection, cell_id, fingerprint_digest)
-    pools = {
-        trial_id: _since_invalidated(connection, trial_id, fingerprint_digest) for trial_id in found
-    }
-    pools = {trial_id: pool for trial_id, pool in pools.items() if pool}
+    trial_ids = _apart(connection, cell_id, fingerprint_digest)
+    pools = _since_invalidated(connection, trial_ids, fingerprint_digest)
+    for some in portions(list(pools)):
+        connection.execute(
+            sa.update(_attempt)
+            .where(_attempt.c.trial_id.in_(some), _attempt.c.state == AttemptState.MEASURED)
+            .values(superseded=True, pooled=False)
+        )
+    medians = [_median(pool).attempt_id for pool in pools.values()]
+    _update_attempts(connection, medians, pooled=True, superseded=False)
+    others = {one.attempt_id for pool in pools.values() for one in pool} - set(medians)
+    _update_attempts(connection, sorted(others), pooled=True)
+    by_number = defaultdict[int, list[int]](list)
     for trial_id, pool in pools.items():
-        of_trial = (
-            _attempt.c.trial_id == trial_id,
-            _attempt.c.state == AttemptState.MEASURED,
-        )
-        is_in_pool = _attempt.c.id.in_([one.attempt_id for one in pool])
-        connection.execute(
-            sa.update(_attempt).where(*of_trial).values(superseded=True, pooled=is_in_pool)
-        )
-        connection.execute(
-            sa.update(_trial)
-            .where(_trial.c.id == trial_id)
-            .values(num_measurements=len(pool), updated_at=now())
-        )
-    settle(connection, pools)
+        by_number[len(pool)].append(trial_id)
+    for number, ids in by_number.items():
+        for some in portions(ids):
+            connection.execute(
+                sa.update(_trial)
+                .where(_trial.c.id.in_(some))
+                .values(num_measurements=number, updated_at=now())
+            )
     return {trial_id: frozenset(one.attempt_id for one in pool) for trial_id, pool in pools.items()}
 
 
@@ -113,36 +113,56 @@ def _apart(connection: Connection, cell_id: int, fingerprint_digest: str) -> Seq
 
 
 def _since_invalidated(
-    connection: Connection, trial_id: int, fingerprint_digest: str
-) -> list[Pooled]:
-    """The runs of a trial with this fingerprint since the trial was last invalidated."""
-    of_trial = _event.c.trial_id == trial_id
-    invalidated = sa.select(sa.func.max(_event.c.id)).where(
-        of_trial, _event.c.event == TrialEvent.INVALIDATED
-    )
-    last = connection.scalar(
-        sa.select(sa.func.max(_event.c.attempt)).where(
-            of_trial, _event.c.id < invalidated.scalar_subquery()
+    connection: Connection, trial_ids: Sequence[int], fingerprint_digest: str
+) -> dict[int, list[Pooled]]:
+    """The runs of each trial with this fingerprint since the trial was last invalidated.
+
+    Trials without such a run are left out.
+    """
+    runs = (
+        sa.select(
+            _attempt.c.trial_id,
+            _attempt.c.number,
+            _attempt.c.id,
+            _measurement.c.step_seconds_median,
         )
-    )
-    statement = (
-        sa.select(_attempt.c.id, _measurement.c.step_seconds_median)
         .join(_measurement, _measurement.c.attempt_id == _attempt.c.id)
         .where(
-            _attempt.c.trial_id == trial_id,
             _attempt.c.state == AttemptState.MEASURED,
             _attempt.c.fingerprint_digest == fingerprint_digest,
-            _attempt.c.number > (last or 0),
         )
+        .order_by(_attempt.c.id)
     )
-    return [
-        Pooled(
-            attempt_id=row.id,
-            step_seconds=row.step_seconds_median,
-            fingerprint_digest=fingerprint_digest,
-        )
-        for row in connection.execute(statement)
-    ]
+    found = defaultdict[int, list[Pooled]](list)
+    for some in portions(trial_ids):
+        last = _last_invalidated(connection, some)
+        for row in connection.execute(runs.where(_attempt.c.trial_id.in_(some))):
+            if row.number > last.get(row.trial_id, 0):
+                found[row.trial_id].append(
+                    Pooled(
+                        attempt_id=row.id,
+                        step_seconds=row.step_seconds_median,
+                        fingerprint_digest=fingerprint_digest,
+                    )
+                )
+    return dict(found)
+
+
+def _last_invalidated(connection: Connection, trial_ids: Sequence[int]) -> dict[int, int]:
+    """The last attempt of each trial that was invalidated, by its number."""
+    invalidated = (
+        sa.select(_event.c.trial_id, sa.func.max(_event.c.id).label("id"))
+        .where(_event.c.trial_id.in_(trial_ids), _event.c.event == TrialEvent.INVALIDATED)
+        .group_by(_event.c.trial_id)
+        .subquery()
+    )
+    statement = (
+        sa.select(_event.c.trial_id, sa.func.max(_event.c.attempt).label("number"))
+        .join(invalidated, invalidated.c.trial_id == _event.c.trial_id)
+        .where(_event.c.id < invalidated.c.id, _event.c.attempt.is_not(None))
+        .group_by(_event.c.trial_id)
+    )
+    return {row.trial_id: row.number for row in connection.execute(statement)}
 
 
 def settle(connection: Connection, settled: Mapping[int, Sequence[Pooled]]) -> None:
@@ -154,10 +174,13 @@ def settle(connection: Connection, settled: Mapping[int, Sequence[Pooled]]) -> N
             .where(_attempt.c.trial_id.in_(some), _attempt.c.pooled)
             .values(superseded=True)
         )
-    if settled:
-        connection.execute(
-            _LET_COUNT, [{"attempt_id": _median(pool).attempt_id} for pool in settled.values()]
-        )
+    medians = [_median(pool).attempt_id for pool in settled.values()]
+    _update_attempts(connection, medians, superseded=False)
+
+
+def _update_attempts(connection: Connection, ids: Sequence[int], **values: bool) -> None:
+    for some in portions(ids):
+        connection.execute(sa.update(_attempt).where(_attempt.c.id.in_(some)).values(values))
 
 
 def _median(pool: Sequence[Pooled]) -> Pooled:

@@ -153,5 +153,6 @@ class Recorded:
     counts: bool
     # As stored: with the software that other attempts of the sweep found, if it was not known.
     fingerprint: Fingerprint | None
-    # False: the cell has the fingerprint of an attempt that began later.
+    # True if it has the fingerprint of its cell, once all ends of the write are stored. False:
+    # other code began later, or it failed before its fingerprint was known.
     is_current: bool = True

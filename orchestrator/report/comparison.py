@@ -149,7 +149,7 @@ def _still_counts(one: TrialDetail, attempt: AttemptRow) -> bool:
         attempt.fingerprint is not None
         and attempt.fingerprint.digest == one.cell.fingerprint_digest
     )
-    return attempt.pooled or not attempt.superseded or not is_of_cell
+    return attempt.still_counts or not is_of_cell
 
 
 def _changes(before: SweepRows, after: SweepRows) -> str:
@@ -182,7 +182,7 @@ def _comparison(
 
 def _is_current(one: TrialDetail, attempt: AttemptRow) -> bool:
     """True for the runs that give a trial its numbers."""
-    return bool(one.trial.is_current_fingerprint) and (attempt.pooled or not attempt.superseded)
+    return bool(one.trial.is_current_fingerprint) and attempt.still_counts
 
 
 def _speeds(

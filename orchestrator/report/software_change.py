@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from db.store_reads import StoreReads
     from orchestrator.core.trial.fingerprint import Fingerprint
 
-_THEN = "To measure again what is older, run this and then the same `sweep run`"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SoftwareChange:
@@ -24,12 +22,17 @@ class SoftwareChange:
     command: str
     # False: only packages, settings or devices differ.
     is_of_code: bool
-    # True: only repeats were measured with what is new.
+    # True: only repeats were measured with the new code or software.
     is_apart: bool = False
 
     def sentences(self, hint: str = "") -> str:
         """Say what changed, a hint, and the command."""
-        return f"{self.text}.{hint} {_THEN}: {self.command}"
+        aim = "measure the layouts with older numbers again"
+        if self.is_apart:
+            aim = f"rank the new {_what(is_of_code=self.is_of_code)} instead"
+        return (
+            f"{self.text}.{hint} To {aim}, run this and then the same `sweep run`: {self.command}"
+        )
 
 
 def software_changes(
@@ -79,18 +82,21 @@ def _kept_apart(
 ) -> SoftwareChange:
     text, is_of_code = _changed(apart[-1].digest, apart[-1].apart_digest, known)
     num = sum(one.num_apart for one in apart)
-    what = "The program changed" if is_of_code else "The software changed"
+    what = _what(is_of_code=is_of_code)
     return SoftwareChange(
         text=(
-            f"{what} before the best layout was confirmed{text}, which ended the repeats:"
-            f" {show.counted(num, 'repeat')} with what is new"
-            f" {'was' if num == 1 else 'were'} kept apart. The ranking is that of the earlier"
-            f" {'code' if is_of_code else 'software'}"
+            f"No more repeats were made: the {'program' if is_of_code else 'software'} has"
+            f" changed{text}. {show.counted(num, 'repeat')} of the new {what}"
+            f" {'is' if num == 1 else 'are'} not counted. The ranking is that of the earlier {what}"
         ),
         command=_invalidate(sweep, f'"{_with([one.digest for one in apart])}"'),
         is_of_code=is_of_code,
         is_apart=True,
     )
+
+
+def _what(*, is_of_code: bool) -> str:
+    return "code" if is_of_code else "software"
 
 
 def _earlier(

@@ -92,7 +92,7 @@ def attempt_title(attempt: AttemptRow, attempts: Sequence[AttemptRow]) -> str:
 
 
 def _counting_text(attempt: AttemptRow, attempts: Sequence[AttemptRow]) -> str:
-    if attempt.superseded and not attempt.pooled:
+    if not attempt.still_counts:
         counting = next((one for one in attempts if one.pooled and not one.superseded), None)
         if attempt.measurement is None or counting is None:
             return ", superseded: it does not count"

@@ -14,6 +14,7 @@ from orchestrator.core.sweepfile.objective import LayoutNumbers, Objective
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.cell_plausibility import ToldLayout
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind, Fault
+from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.merit import NOTHING_ELSE, Merit, OtherMerits
@@ -66,6 +67,8 @@ class CellSearch:
     cost: AttemptCost
     # What layouts are compared by. Of several, the search looks for the front.
     merits: tuple[Merit, ...] = (Merit.SPEED,)
+    # What the call runs now; None: not known.
+    code_now: Callable[[], Fingerprint | None] = lambda: None
     attempts: CellAttempts = field(default_factory=CellAttempts)
     life: CellLife = field(default_factory=CellLife)
     retries: Retries = field(default_factory=Retries)
@@ -142,6 +145,7 @@ class CellSearch:
             merits=self.merits,
             device_memory_bytes=self.searcher.memory_limit_bytes,
             may_run=self.searcher.knows,
+            code=self.code_now,
         )
         self._was_taken_up = True
         self._correct_search()

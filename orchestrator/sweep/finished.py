@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from db.read.rows import CellRow, CellStatus, TrialRow
 from db.store import Store
@@ -79,7 +80,8 @@ def finished_before(
     node size to the cluster, only a sweep that was measured on this host is known to mean the same
     layouts again. `code` tells what would be measured now.
     """
-    found = _finished(spec, store)
+    code = cache(code)
+    found = _finished(spec, store, code)
     if found is None:
         return None
     any_node = spec.device != "auto" and spec.gpus_per_node != "auto"
@@ -94,7 +96,9 @@ def finished_before(
     return _result(spec, store, found, code_has_changed=not of_then.has_code_of(code()))
 
 
-def _finished(spec: SweepSpec, store: Store) -> _FinishedSweep | None:
+def _finished(
+    spec: SweepSpec, store: Store, code: Callable[[], Fingerprint]
+) -> _FinishedSweep | None:
     """Return what the store holds; None if the sweep has not ended, or has nothing measured."""
     row = next((sweep for sweep in store.sweeps() if sweep.name == spec.name), None)
     if row is None or row.holder is not None or row.state is not SweepState.FINISHED:
@@ -118,7 +122,7 @@ def _finished(spec: SweepSpec, store: Store) -> _FinishedSweep | None:
         reasons=session.stop_reasons if session is not None else (),
         confirmations={
             cell.cell.cell: leading_confirmation(
-                store, row.id, cell.cell.id, fastest.get(cell.cell.id, ())
+                store, row.id, cell.cell.id, fastest.get(cell.cell.id, ()), code=code
             )[0]
             for cell in cells
         },
@@ -172,10 +176,13 @@ def _why_it_stopped(cell: CellRow) -> StopReason:
 def _fingerprint_of(
     store: Store, trial: TrialRow, this_host: str | None, *, any_node: bool
 ) -> Fingerprint | None:
-    """Return what a trial was measured with; None if the file may mean something else here."""
-    attempt = next(
-        (a for a in reversed(store.trial(trial.id).attempts) if a.measurement is not None), None
-    )
+    """Return what measured the numbers of a trial.
+
+    None: the file may mean something else here.
+    """
+    # A later repeat with other code does not count.
+    counting = [one for one in store.trial(trial.id).attempts if one.still_counts]
+    attempt = next((one for one in reversed(counting) if one.measurement is not None), None)
     if attempt is None or not (
         any_node or (this_host is not None and this_host in (attempt.nodes or ()))
     ):

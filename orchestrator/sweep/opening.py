@@ -189,6 +189,7 @@ def _open_cell(
         merits=call.spec.merits,
         searcher=planned.searcher,
         cost=AttemptCost(cell=cell, predicted_seconds=planned.predicted_seconds),
+        code_now=lambda: call.code.now,
         attempts=call.attempts.of_cell(cell_id),
     )
     call.searches[cell_id] = search

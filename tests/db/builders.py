@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -94,6 +95,11 @@ def fingerprint(torch: str = "2.13.0") -> Fingerprint:
     )
 
 
+def edited(digest: str) -> Fingerprint:
+    """The same fingerprint with other code."""
+    return fingerprint().model_copy(update={"dirty_diff_digest": digest})
+
+
 def failure(kind: FailureKind = FailureKind.OOM_GPU, **changes: Any) -> Failure:
     value = Failure(
         kind=kind,
@@ -176,6 +182,19 @@ def record_measurement(
     return store.record_ends(
         [Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch
     )[0].counts
+
+
+def end_of(
+    attempt: tuple[int, int], code: Fingerprint, tokens_per_second_per_gpu: float = 1000.0
+) -> Ended:
+    """The end of a measured attempt."""
+    trial_id, number = attempt
+    taken = measurement(tokens_per_second_per_gpu)
+    taken = replace(
+        taken, step_time=replace(taken.step_time, median=500.0 / taken.tokens_per_second_per_gpu)
+    )
+    outcome = MeasuredEnd(measurement=taken)
+    return Ended(trial_id=trial_id, attempt=number, outcome=outcome, facts={"fingerprint": code})
 
 
 def record_failure(
@@ -320,6 +339,20 @@ def repeat(
         measurement=taken,
         fingerprint=fingerprint(torch),
     )
+
+
+@contextmanager
+def counted_statements(store: Store) -> Iterator[list[str]]:
+    said: list[str] = []
+
+    def note(connection: sa.Connection, cursor: object, statement: str, *_: object) -> None:
+        said.append(statement)
+
+    sa.event.listen(store._database.engine, "before_cursor_execute", note)
+    try:
+        yield said
+    finally:
+        sa.event.remove(store._database.engine, "before_cursor_execute", note)
 
 
 def losing_answers(write: Callable[..., object]) -> Callable[..., object]:

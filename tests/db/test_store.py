@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from db import schema
 from db.connection.engine import Change
 from db.read import records
+from db.read.rows import OtherRepeat
 from db.store import Store
 from db.types import AttemptState, SweepState, now
 from db.write.batch import Batch
@@ -993,10 +994,7 @@ def test_what_repeats_came_to_is_told_from_the_first_measurement_on(store: Store
     )
     assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
     found = store.repeats(bench.cell_id)[trial_id]
-    assert (len(found.runs), dict(found.failures), found.num_apart) == (
-        1,
-        {FailureKind.NODE_LOST: 1},
-        1,
-    )
+    assert (len(found.runs), dict(found.failures)) == (1, {FailureKind.NODE_LOST: 1})
+    assert found.others == (OtherRepeat(fingerprint=fingerprint("9.9"), failure_kind=None),)
     assert store.trials_that_met(bench.cell_id, FailureKind.NODE_LOST) == {trial_id}
     assert store.trials_that_met(bench.cell_id, FailureKind.OOM_HOST) == set()

@@ -5,6 +5,7 @@ and a real SQLite store.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,13 +50,19 @@ def fast(request: TrialRequest) -> float:
 
 
 def run(
-    store: Store, script: Script = fast, *, asked: Stop = Stop.GO_ON, **changes: Any
+    store: Store,
+    script: Script = fast,
+    *,
+    asked: Stop = Stop.GO_ON,
+    edited: Callable[[], Fingerprint | None] | None = None,
+    **changes: Any,
 ) -> SweepResult:
     return run_sweep(
         spec(**changes),
         store=store,
         open_scheduler=lambda: FakeScheduler(script),
         code=CODE,
+        edited=edited,
         hardware=lambda _: None,
         clock=time.monotonic,
         stop=lambda: asked,
@@ -63,10 +70,15 @@ def run(
 
 
 def finished(
-    store: Store, *, version: str = VERSION, host: str | None = None, **changes: Any
+    store: Store,
+    *,
+    version: str = VERSION,
+    host: str | None = None,
+    code: Fingerprint = CODE,
+    **changes: Any,
 ) -> SweepResult | None:
     return finished_before(
-        spec(**changes), store, code=lambda: CODE, program_version=version, this_host=host
+        spec(**changes), store, code=lambda: code, program_version=version, this_host=host
     )
 
 
@@ -184,3 +196,14 @@ def test_what_the_file_leaves_to_the_machine_is_known_on_the_same_machine_only(
     assert finished(store, host="here", **left_open) is not None
     assert finished(store, host="elsewhere", **left_open) is None
     assert finished(store, host=None, **left_open) is None
+
+
+def test_a_sweep_that_an_edit_ended_goes_on_once_the_edit_is_taken_back(store: Store) -> None:
+    edited = CODE.model_copy(update={"git_sha": "def"})
+    # Asked at the start and at the first step of each of four layouts, then for the first repeat.
+    edits = [*[None] * 8, edited]
+    then = run(store, gpus=1, edited=lambda: edits.pop(0) if edits else None)
+    assert then.code_has_changed
+    now = finished(store, gpus=1, code=edited)
+    assert now is not None and now.code_has_changed
+    assert finished(store, gpus=1) is None

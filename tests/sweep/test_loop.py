@@ -82,7 +82,7 @@ def run(
         kwargs.pop("spec"),
         store=store,
         open_scheduler=lambda: chosen,
-        code=CODE,
+        code=kwargs.pop("code", CODE),
         hardware=lambda _: None,
         **kwargs,
     )
@@ -1110,6 +1110,19 @@ def test_an_edit_while_the_winner_is_confirmed_ends_that_and_is_said(store: Stor
     assert any("its trial: kept apart" in str(one) for one in seen)
     (counts,) = store.fingerprint_counts(result.sweep_id)
     assert (counts.num_current, counts.num_earlier, counts.num_apart) == (6, 0, 1)
+
+
+def test_after_an_edit_was_taken_back_the_winner_is_confirmed(store: Store) -> None:
+    edited = CODE.model_copy(update={"dirty_diff_digest": "files:b"})
+    measured, _ = run(store, fast, spec=spec(gpus=1))
+    started = []
+    for code in (edited, edited, CODE):
+        _, scheduler = run(store, fast, spec=spec(gpus=1, repeats=1), code=code)
+        started.append(len(scheduler.started))
+        (counts,) = store.fingerprint_counts(measured.sweep_id)
+        assert (counts.num_current, counts.num_apart) == (6, 0 if code is CODE else 1)
+    # The best two are tied, and each is repeated.
+    assert started == [1, 0, 2]
 
 
 def test_packages_that_are_found_later_begin_no_cell_anew(

@@ -66,7 +66,7 @@ def spans(sweep: SweepRows) -> list[AttemptSpan]:
 
 
 def _outcome(attempt: AttemptRow) -> Outcome:
-    counts = attempt.measurement is not None and (attempt.pooled or not attempt.superseded)
+    counts = attempt.measurement is not None and attempt.still_counts
     return outcome_of(attempt.failure.kind if attempt.failure is not None else None, counts=counts)
 
 

@@ -108,8 +108,8 @@ def test_repeats_with_other_code_that_were_kept_apart_are_said_with_what_measure
     bench.store.release(bench.sweep_id, bench.epoch)
     for command in ("best", "status"):
         out, _ = sweep(command)
-        assert "The program changed before the best layout was confirmed (the program's" in out
-        assert "1 repeat with what is new was kept apart" in out
+        assert "No more repeats were made: the program has changed (the program's" in out
+        assert "1 repeat of the new code is not counted" in out
         assert "The ranking is that of the earlier code" in out
         # A repeat would be kept apart too.
         assert "To decide between them" not in out

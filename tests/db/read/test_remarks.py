@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 
-from db.read.rows import EndedEarlyRow, FailedRepeatRow, ImplausibleRow
+from db.read.rows import EndedEarlyRow, ImplausibleRow
 from db.store import Store
-from orchestrator.core.trial.failure_kinds import FailureKind
-from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.node_report import GpuUsage
 from tests.db.builders import (
     Bench,
-    failure,
     fingerprint,
     layout,
     measurement,
-    record_failure,
     record_measurement,
     start_repeat,
 )
@@ -59,29 +55,6 @@ def test_trials_that_are_not_ranked_say_why_and_only_of_their_sweep(store: Store
     assert store.ended_early(bench.sweep_id) == [
         EndedEarlyRow(
             cell_id=bench.cell_id, trial_id=slow, layout=layout(4).key, step_seconds_bound=0.7
-        )
-    ]
-
-
-def test_failed_repeats_are_found_but_no_cancelled_ones(store: Store) -> None:
-    bench = Bench.on(store)
-    trial_id = measure(bench, 1)
-    for kind in (FailureKind.BAD_RESULT, FailureKind.CANCELLED):
-        record_failure(
-            store,
-            trial_id,
-            start_repeat(store, trial_id, bench.epoch),
-            epoch=bench.epoch,
-            failure=failure(kind, message="its steps slowed down"),
-            event=TrialEvent.REQUEUED,
-        )
-    assert store.failed_repeats(bench.sweep_id) == [
-        FailedRepeatRow(
-            cell_id=bench.cell_id,
-            trial_id=trial_id,
-            attempt=2,
-            failure_kind=FailureKind.BAD_RESULT,
-            failure_message="its steps slowed down",
         )
     ]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +28,7 @@ from orchestrator.core.trial.node_report import GpuUsage
 from tests.db.builders import (
     Bench,
     cell,
+    counted_statements,
     failure,
     fingerprint,
     layout,
@@ -78,20 +78,6 @@ def failed(
         stepped=stepped,
         facts={"gpu_seconds": 2.0},
     )
-
-
-@contextmanager
-def counted_statements(store: Store) -> Iterator[list[str]]:
-    said: list[str] = []
-
-    def note(connection: sa.Connection, cursor: object, statement: str, *_: object) -> None:
-        said.append(statement)
-
-    sa.event.listen(store._database.engine, "before_cursor_execute", note)
-    try:
-        yield said
-    finally:
-        sa.event.remove(store._database.engine, "before_cursor_execute", note)
 
 
 def test_numbers_that_only_one_of_the_measurements_of_a_commit_has_are_kept(bench: Bench) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from db.store import Store
-from db.write.writes import Ended, MeasuredEnd
-from orchestrator.core.trial.fingerprint import Fingerprint
 from tests.db.builders import (
     Bench,
+    counted_statements,
+    end_of,
     fingerprint,
     measurement,
     record_measurement,
@@ -16,22 +14,6 @@ from tests.db.builders import (
     start_attempt,
     start_repeat,
 )
-
-
-def edited(digest: str) -> Fingerprint:
-    return fingerprint().model_copy(update={"dirty_diff_digest": digest})
-
-
-def end_of(
-    attempt: tuple[int, int], code: Fingerprint, tokens_per_second_per_gpu: float = 1000.0
-) -> Ended:
-    trial_id, number = attempt
-    taken = measurement(tokens_per_second_per_gpu)
-    taken = replace(
-        taken, step_time=replace(taken.step_time, median=500.0 / taken.tokens_per_second_per_gpu)
-    )
-    outcome = MeasuredEnd(measurement=taken)
-    return Ended(trial_id=trial_id, attempt=number, outcome=outcome, facts={"fingerprint": code})
 
 
 def test_a_repeat_counts_once_its_cell_is_measured_with_its_software(store: Store) -> None:
@@ -65,27 +47,6 @@ def test_a_repeat_with_the_software_of_its_cell_replaces_runs_with_another(store
     assert [r.step_seconds for r in store.repeats(bench.cell_id)[trial_id].runs] == [0.55, 0.6]
 
 
-def test_an_attempt_that_began_before_an_edit_and_ends_after_it_changes_no_cell(
-    store: Store,
-) -> None:
-    bench, old, new = Bench.on(store), edited("a"), edited("b")
-    early, late, later = (bench.start(size) for size in (1, 2, 4))
-    for attempt, code, is_current in ((late, new, True), (early, old, False), (later, new, True)):
-        (recorded,) = store.record_ends([end_of(attempt, code)], epoch=bench.epoch)
-        assert recorded.counts
-        assert recorded.is_current is is_current
-    rows = {t.id: t.is_current_fingerprint for t in store.trials(bench.sweep_id)}
-    assert rows == {early[0]: False, late[0]: True, later[0]: True}
-
-
-def test_so_it_is_if_both_are_written_together(store: Store) -> None:
-    bench, old, new = Bench.on(store), edited("a"), edited("b")
-    early, late = bench.start(1), bench.start(2)
-    store.record_ends([end_of(late, new), end_of(early, old)], epoch=bench.epoch)
-    rows = {t.id: t.is_current_fingerprint for t in store.trials(bench.sweep_id)}
-    assert rows == {early[0]: False, late[0]: True}
-
-
 def test_a_cell_that_gets_two_fingerprints_in_one_write_has_the_runs_of_the_last(
     store: Store,
 ) -> None:
@@ -100,6 +61,21 @@ def test_a_cell_that_gets_two_fingerprints_in_one_write_has_the_runs_of_the_last
     assert row.trial.is_current_fingerprint
     assert (row.trial.tokens_per_second_per_gpu, row.trial.num_measurements) == (1000.0, 1)
     assert [(a.superseded, a.pooled) for a in row.attempts] == [(False, True), (True, False)]
+
+
+def test_trials_whose_runs_are_others_now_take_no_more_statements_than_one(store: Store) -> None:
+    """20,000 trials took longer than the lease lasts."""
+    counts = []
+    for num in (1, 5):
+        bench = Bench.on(store, f"of-{num}")
+        for trial_id in [bench.measure(2**i) for i in range(num)]:
+            assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
+        with counted_statements(store) as found:
+            bench.measure(64, torch="9.9")
+        assert [t.num_measurements for t in store.trials(bench.sweep_id)] == [1] * (num + 1)
+        assert all(t.is_current_fingerprint for t in store.trials(bench.sweep_id))
+        counts.append(len(found))
+    assert counts[0] == counts[1]
 
 
 def test_a_trial_whose_runs_are_others_now_was_updated(store: Store) -> None:
@@ -118,9 +94,9 @@ def test_a_run_with_other_software_that_another_followed_ends_no_confirmation(
     bench = Bench.on(store)
     trial_id = bench.measure(2)
     assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
-    assert store.repeats(bench.cell_id)[trial_id].num_apart == 1
+    assert store.repeats(bench.cell_id)[trial_id].others
     assert repeat(bench, trial_id, 980.0, 0.51)
-    assert store.repeats(bench.cell_id)[trial_id].num_apart == 0
+    assert not store.repeats(bench.cell_id)[trial_id].others
 
 
 def test_a_run_that_was_taken_back_counts_with_no_software_again(store: Store) -> None:
