@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.report import quantities as show
@@ -36,16 +37,33 @@ class SoftwareChange:
 
 
 def software_changes(
-    store: StoreReads, sweep_id: int, sweep: str, *, across_cells: bool = False
+    store: StoreReads,
+    sweep_id: int,
+    sweep: str,
+    *,
+    across_cells: bool = False,
+    cells: Collection[str] = (),
 ) -> list[SoftwareChange]:
-    """Read what changed in a sweep. `across_cells`: also if only its cells differ."""
+    """Read what changed in a sweep. `across_cells`: also if only its cells differ.
+
+    `cells`: the keys of those that a file names, if the sweep has others: these are left alone.
+    """
     counts = store.fingerprint_counts(sweep_id)
+    if cells:
+        ids = {row.id for row in store.cells(sweep_id) if row.cell.key in cells}
+        counts = [one for one in counts if one.cell_id in ids]
     digests = {one.digest for one in counts if one.newest_attempt_id is not None}
     if not any(one.num_apart or one.num_earlier for one in counts) and (
         not across_cells or len(digests) < 2
     ):
         return []
-    return changes_of(sweep, counts, store.fingerprints(sweep_id), across_cells=across_cells)
+    known = store.fingerprints(sweep_id)
+    return changes_of(sweep, counts, known, across_cells=across_cells, cells=cells)
+
+
+def other_cells_than(cells: Collection[str], store: StoreReads, sweep_id: int) -> bool:
+    """Return whether a sweep has other cells than these, by their keys."""
+    return any(row.cell.key not in cells for row in store.cells(sweep_id))
 
 
 def changes_by_cell(store: StoreReads, sweep: SweepRow) -> dict[int, list[SoftwareChange]]:
@@ -63,22 +81,38 @@ def changes_of(
     fingerprints: Iterable[Fingerprint],
     *,
     across_cells: bool = False,
+    cells: Collection[str] = (),
 ) -> list[SoftwareChange]:
-    """Say what changed in some cells of a sweep. `across_cells`: also if only they differ."""
+    """Say what changed in some cells of a sweep. `across_cells`: also if only they differ.
+
+    `cells`: the keys of the cells that the commands act on; empty: all.
+    """
     known = {one.digest: one for one in fingerprints}
+    again = partial(invalidate_command, sweep, cells=cells)
     found = []
     if apart := [one for one in counts if one.num_apart]:
-        found.append(_kept_apart(sweep, apart, known))
+        found.append(_kept_apart(again, apart, known))
     if any(one.num_earlier for one in counts):
-        found.append(_earlier(sweep, counts, known))
+        found.append(_earlier(again, counts, known))
     measured = [one for one in counts if one.newest_attempt_id is not None]
     if across_cells and not found and len({one.digest for one in measured}) > 1:
-        found.append(_across_cells(sweep, measured, known))
+        found.append(_across_cells(again, measured, known))
     return found
 
 
+def invalidate_command(sweep: str, condition: str, *, cells: Collection[str] = ()) -> str:
+    """Return the command that has trials of a sweep measured again.
+
+    `cells`: the keys of the cells that it acts on; empty: all.
+    """
+    if cells:
+        condition += f" and cell {_among(sorted(cells))}"
+    quote = '"' if "'" in condition else "'"
+    return f"sweep invalidate --sweep {sweep} --where {quote}{condition}{quote} --yes"
+
+
 def _kept_apart(
-    sweep: str, apart: Sequence[FingerprintCounts], known: dict[str, Fingerprint]
+    again: Callable[[str], str], apart: Sequence[FingerprintCounts], known: dict[str, Fingerprint]
 ) -> SoftwareChange:
     text, is_of_code = _changed(apart[-1].digest, apart[-1].apart_digest, known)
     num = sum(one.num_apart for one in apart)
@@ -89,7 +123,7 @@ def _kept_apart(
             f" changed{text}. {show.counted(num, 'repeat')} of the new {what}"
             f" {'is' if num == 1 else 'are'} not counted. The ranking is that of the earlier {what}"
         ),
-        command=_invalidate(sweep, f'"{_with([one.digest for one in apart])}"'),
+        command=again(_with([one.digest for one in apart])),
         is_of_code=is_of_code,
         is_apart=True,
     )
@@ -100,7 +134,7 @@ def _what(*, is_of_code: bool) -> str:
 
 
 def _earlier(
-    sweep: str, counts: Sequence[FingerprintCounts], known: dict[str, Fingerprint]
+    again: Callable[[str], str], counts: Sequence[FingerprintCounts], known: dict[str, Fingerprint]
 ) -> SoftwareChange:
     last = [one for one in counts if one.num_earlier][-1]
     text, is_of_code = _changed(last.earlier_digest, last.digest, known)
@@ -112,13 +146,15 @@ def _earlier(
             f" {'has' if current == 1 else 'have'} numbers with the current code, software and"
             f" device, {earlier:,} with an earlier one{text}"
         ),
-        command=_invalidate(sweep, "'not is_current_fingerprint'"),
+        command=again("not is_current_fingerprint"),
         is_of_code=is_of_code,
     )
 
 
 def _across_cells(
-    sweep: str, measured: Sequence[FingerprintCounts], known: dict[str, Fingerprint]
+    again: Callable[[str], str],
+    measured: Sequence[FingerprintCounts],
+    known: dict[str, Fingerprint],
 ) -> SoftwareChange:
     newest = max(measured, key=lambda one: one.newest_attempt_id or 0)
     others = [one for one in measured if one.digest != newest.digest]
@@ -129,7 +165,7 @@ def _across_cells(
             f"Of {show.counted(len(measured), 'cell')}, {len(others):,} {were} measured with other"
             f" code, software or device than the newest{text}"
         ),
-        command=_invalidate(sweep, f'"{_with([one.digest for one in others])}"'),
+        command=again(_with([one.digest for one in others])),
         is_of_code=is_of_code,
     )
 
@@ -149,10 +185,11 @@ def _changed(
 
 def _with(digests: Iterable[str | None]) -> str:
     """Return the condition that finds the numbers with these fingerprints."""
-    quoted = [f"'{one}'" for one in dict.fromkeys(digests) if one is not None]
-    one_of = f"= {quoted[0]}" if len(quoted) == 1 else f"in ({', '.join(quoted)})"
-    return f"fingerprint_digest {one_of}"
+    return (
+        f"fingerprint_digest {_among([one for one in dict.fromkeys(digests) if one is not None])}"
+    )
 
 
-def _invalidate(sweep: str, quoted_condition: str) -> str:
-    return f"sweep invalidate --sweep {sweep} --where {quoted_condition} --yes"
+def _among(values: Sequence[str]) -> str:
+    quoted = [f"'{one}'" for one in values]
+    return f"= {quoted[0]}" if len(quoted) == 1 else f"in ({', '.join(quoted)})"

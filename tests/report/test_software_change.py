@@ -65,3 +65,14 @@ def test_cells_that_differ_are_said_only_if_asked() -> None:
 
 def test_a_sweep_of_one_code_has_nothing_to_say() -> None:
     assert changes_of("s", [counts(1), counts(2)], [OLD], across_cells=True) == []
+
+
+def test_commands_leave_the_cells_alone_that_the_file_does_not_name() -> None:
+    earlier = counts(num_earlier=2, digest=NEW.digest, earlier_digest=OLD.digest)
+    for cells, where in (
+        ((), "'not is_current_fingerprint'"),
+        (("a",), "\"not is_current_fingerprint and cell = 'a'\""),
+        (("b", "a"), "\"not is_current_fingerprint and cell in ('a', 'b')\""),
+    ):
+        (change,) = changes_of("s", [earlier], [OLD, NEW], cells=cells)
+        assert change.command == f"sweep invalidate --sweep s --where {where} --yes"

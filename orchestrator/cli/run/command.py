@@ -44,7 +44,7 @@ from orchestrator.cli.terminal.signals import Signals
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.merit import Merit
 from orchestrator.report.quantities import counted
-from orchestrator.report.software_change import software_changes
+from orchestrator.report.software_change import other_cells_than, software_changes
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -223,13 +223,26 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         )
         result = call.result()
         where = store.url
-        changes = software_changes(store, result.sweep_id, spec.name, across_cells=True)
+        cells = [cell.key for cell in spec.cells()]
+        if not other_cells_than(cells, store, result.sweep_id):
+            cells = []
+        changes = software_changes(
+            store, result.sweep_id, spec.name, across_cells=True, cells=cells
+        )
     # A sweep with objectives besides speed ends with its front.
     pareto = spec.merits != (Merit.SPEED,)
     if options.as_json:
         best.show_best(spec.name, pareto=pareto, format=Format.JSON, db=options.db)
     else:
-        print_ending(spec, result, where, signals.received, strict=options.strict, changes=changes)
+        print_ending(
+            spec,
+            result,
+            where,
+            signals.received,
+            strict=options.strict,
+            changes=changes,
+            cells=cells,
+        )
         best.show_best(
             spec.name, top=3, pareto=pareto, format=Format.TABLE, db=options.db, names_changes=False
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.quantities import counted
 from orchestrator.report.remarks import implausible_text
+from orchestrator.report.software_change import invalidate_command
 
 if TYPE_CHECKING:
     from orchestrator.core.problem.cell import Cell
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.report.software_change import SoftwareChange
     from orchestrator.sweep.progress import SweepResult
 
+_MEASURED, _FAILED = "state = 'measured'", "state = 'failed'"
 EXIT_SOME_FAILED = 3
 EXIT_NOTHING_FEASIBLE = 4
 
@@ -46,10 +48,12 @@ def print_ending(
     *,
     strict: bool = False,
     changes: Sequence[SoftwareChange] = (),
+    cells: Collection[str] = (),
 ) -> None:
     """Say on stderr why the sweep ended and what is missing.
 
-    `received`: the signal that did it; `changes`: of code or software, since the first numbers.
+    `received`: the signal that did it; `changes`: of code or software, since the first numbers;
+    `cells`: the keys of the file's cells, if the sweep has others.
     """
     count = result.counts.get
     parts = [f"{n} {state.replace('_', ' ')}" for state in TrialState if (n := count(state, 0))]
@@ -73,12 +77,13 @@ def print_ending(
                 spec,
                 num_failed,
                 f" (exit code {EXIT_SOME_FAILED})" * is_code,
+                cells=cells,
                 changed=_program_changed_since(spec, result),
             )
         )
     for text in (
         *_trial_notes(spec, result),
-        *_change_notes(spec, changes, code_has_changed=result.code_has_changed),
+        *_change_notes(spec, changes, cells, code_has_changed=result.code_has_changed),
         *_cell_notes(spec, result),
     ):
         note(text)
@@ -98,14 +103,18 @@ def _trial_notes(spec: SweepSpec, result: SweepResult) -> Iterator[str]:
 
 
 def _change_notes(
-    spec: SweepSpec, changes: Sequence[SoftwareChange], *, code_has_changed: bool
+    spec: SweepSpec,
+    changes: Sequence[SoftwareChange],
+    cells: Collection[str],
+    *,
+    code_has_changed: bool,
 ) -> Iterator[str]:
     """Say which numbers have other code or software than others, or than a call would have now."""
     if code_has_changed and not any(change.is_apart for change in changes):
         yield (
             "The code has changed since these numbers were measured, and nothing was measured"
-            f" again.{_last_written_text(spec)} To measure them again:"
-            f" sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
+            f" again.{_last_written_text(spec)} To measure them again, run this and then the same"
+            f" `sweep run`: {invalidate_command(spec.name, _MEASURED, cells=cells)}"
         )
         return
     for change in changes:
@@ -177,14 +186,21 @@ def _program_changed_since(spec: SweepSpec, result: SweepResult) -> Path | None:
     )
 
 
-def _failed_text(spec: SweepSpec, num: int, exit_code_text: str, *, changed: Path | None) -> str:
+def _failed_text(
+    spec: SweepSpec,
+    num: int,
+    exit_code_text: str,
+    *,
+    cells: Collection[str],
+    changed: Path | None,
+) -> str:
     shows = (
         f"{counted(num, 'trial')} failed{exit_code_text}: `sweep trials {spec.name} --state failed`"
         " shows how."
     )
     if spec.workload.name == "replay":
         return f"{shows} The replayed table has these failures, so they would fail again."
-    again = f"sweep invalidate --sweep {spec.name} --where \"state = 'failed'\" --yes"
+    again = invalidate_command(spec.name, _FAILED, cells=cells)
     if changed is not None:
         return (
             f"{shows} {changed} was changed after they failed, and `sweep run` does not try them"
