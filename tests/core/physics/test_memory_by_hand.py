@@ -825,13 +825,13 @@ def test_gathered_weights_are_beside_the_logits_and_beside_sums_of_results() -> 
     assert chunked.loss[0] == 8 * 640 + 600 + 2 * ALL + 2 * 306
     trainer = replace(OURS, copied_reductions=1.0, logit_bytes=0.0, scatters_each=True)
     two = replace(of, tensor_parallel_size=2, grad_accum_steps=2)
-    # Of 612 weights on each rank.
+    # Each rank has 612 weights.
     found = predict(two, trainer=trainer, model=FEW_WORDS, length=64)
     assert (found.loss[0], found.workspace[0]) == (0, 64 * 54 + 2 * 612)
 
 
 def test_tied_embeddings_of_ours_end_with_three_gradients_of_the_table() -> None:
-    """Of 200 words: the head's, the embedding's, their sum; and the hidden state's gradient."""
+    """It has 200 words: gradients of the head, the embedding, their sum and the hidden state."""
     tied = replace(MODEL, vocab_size=200, tied_embeddings=True)
     trainer = replace(OURS, logit_bytes=0.0)
     assert above(layout("full", **TWO), trainer, model=tied, length=1) == 3 * 2 * 200 * 6 + 12

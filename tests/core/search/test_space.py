@@ -747,7 +747,7 @@ def test_as_many_layouts_as_may_be_are_searched(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_placement_is_rejected_with_each_of_its_batches_and_choices() -> None:
-    """Of three micro-batch sizes, two numbers of steps, three stages and two recomputations."""
+    """Three micro-batch sizes, two numbers of steps, three stages and two recomputations."""
     cell_space = enumerated(
         gpus=16,
         model="llama-2-7b",

@@ -194,5 +194,5 @@ def test_a_load_survives_the_spool_and_a_spool_of_before_has_none() -> None:
 def test_only_others_that_took_most_of_the_cores_may_have_starved_an_attempt(
     others: float, slowdown: float
 ) -> None:
-    """Of twelve cores, one was its own: beyond the idle ones others used five, or seven."""
+    """One of twelve cores was its own: beyond the idle ones others used five, or seven."""
     assert most_slowdown(cpu(own=1.0, others=others, cores=12.0)) == pytest.approx(slowdown)
