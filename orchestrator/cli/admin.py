@@ -108,7 +108,7 @@ def invalidate(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Have the trials of a sweep that match a condition measured again.
+    """Have the trials that match a condition measured again.
 
     Their old numbers stay in the store but no longer count. If a trial that ran out of memory is
     invalidated, so are the layouts that were skipped because of it.
