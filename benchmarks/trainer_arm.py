@@ -215,26 +215,30 @@ class ForeignLoop:
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+def llama_config(sizes: Mapping[str, Any], sequence_length: int) -> dict[str, Any]:
+    """The arguments of transformers' LlamaConfig for a model of these sizes."""
+    return {
+        "vocab_size": sizes["vocab_size"],
+        "hidden_size": sizes["hidden_size"],
+        "intermediate_size": sizes["ffn_hidden_size"],
+        "num_hidden_layers": sizes["num_layers"],
+        "num_attention_heads": sizes["num_attention_heads"],
+        "num_key_value_heads": sizes["num_key_value_heads"],
+        "max_position_embeddings": sequence_length,
+        "rms_norm_eps": NORM_EPSILON,
+        "rope_theta": ROPE_THETA,
+        "tie_word_embeddings": sizes["tied_embeddings"],
+        "attention_bias": False,
+        "use_cache": False,
+        "attn_implementation": "sdpa",
+    }
+
+
 def transformers_model(job: Mapping[str, Any], device: torch.device) -> nn.Module:
     """LlamaForCausalLM with scaled_dot_product_attention."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = job["model"]
-    config = LlamaConfig(
-        vocab_size=sizes["vocab_size"],
-        hidden_size=sizes["hidden_size"],
-        intermediate_size=sizes["ffn_hidden_size"],
-        num_hidden_layers=sizes["num_layers"],
-        num_attention_heads=sizes["num_attention_heads"],
-        num_key_value_heads=sizes["num_key_value_heads"],
-        max_position_embeddings=job["sequence_length"],
-        rms_norm_eps=NORM_EPSILON,
-        rope_theta=ROPE_THETA,
-        tie_word_embeddings=sizes["tied_embeddings"],
-        attention_bias=False,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
+    config = LlamaConfig(**llama_config(job["model"], job["sequence_length"]))
     with device:
         model = LlamaForCausalLM(config)
     model.train()

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.trainer_arm import llama_config
+
 
 def main() -> None:
     micro_batch_size, grad_accum_steps, length, num_steps = map(int, sys.argv[1:5])
@@ -57,19 +59,8 @@ def main() -> None:
 def build(sizes: dict[str, int], length: int, device: torch.device) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=sizes["vocab_size"],
-        hidden_size=sizes["hidden_size"],
-        intermediate_size=sizes["ffn_hidden_size"],
-        num_hidden_layers=sizes["num_layers"],
-        num_attention_heads=sizes["num_attention_heads"],
-        num_key_value_heads=sizes["num_key_value_heads"],
-        max_position_embeddings=length,
-        tie_word_embeddings=bool(sizes["tied_embeddings"]),
-        use_cache=False,
-    )
     with device:
-        return LlamaForCausalLM(config).train()
+        return LlamaForCausalLM(LlamaConfig(**llama_config(sizes, length))).train()
 
 
 if __name__ == "__main__":

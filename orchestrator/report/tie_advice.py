@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # At least this many repeats are advised, and at most those that `search.confirm` accepts.
 FEWEST_REPEATS = 2
 MOST_REPEATS, MOST_CONTENDERS = 32, 64
-# Nobody counts further.
+# Above this, the number is not given.
 MANY_RUNS = 1_000
 # The simplest layout is advised only among those whose step took longer by at most this share.
 NEARLY_AS_FAST = 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.trainer_arm import llama_config
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.sweepfile.workload_options import LlamaOptions
 from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 from tests.recipes.environments import answer
 from workloads.llama.optimizer import BETAS, EPSILON, WEIGHT_DECAY
-from workloads.llama.rms_norm import NORM_EPSILON
-from workloads.llama.rotary import ROPE_THETA
 from workloads.llama.training_loop import TrainingLoop
 
 pytestmark = [pytest.mark.recipes, pytest.mark.timeout(600)]
@@ -86,7 +86,7 @@ def test_losses_and_gradient_norms_are_those_of_transformers(
     file = tmp_path / "weights.npz"
     np.savez(file, tokens=np.array(ids), **weights_of(loop, shape))
     settings = {
-        "config": config_of(shape),
+        "config": llama_config(asdict(shape), LENGTH),
         "adamw": {
             "lr": options.learning_rate,
             "betas": BETAS,
@@ -123,23 +123,6 @@ def request(shape: ModelShape, recompute: str) -> TrialRequest:
         ),
         seed=7,
     )
-
-
-def config_of(shape: ModelShape) -> dict[str, object]:
-    """The arguments of transformers' LlamaConfig for this shape."""
-    return {
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "max_position_embeddings": LENGTH,
-        "rms_norm_eps": NORM_EPSILON,
-        "rope_theta": ROPE_THETA,
-        "tie_word_embeddings": shape.tied_embeddings,
-        "use_cache": False,
-    }
 
 
 def weights_of(loop: TrainingLoop, shape: ModelShape) -> dict[str, np.ndarray[Any, Any]]:
