@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -66,13 +66,25 @@ def other_cells_than(cells: Collection[str], store: StoreReads, sweep_id: int) -
     return any(row.cell.key not in cells for row in store.cells(sweep_id))
 
 
-def changes_by_cell(store: StoreReads, sweep: SweepRow) -> dict[int, list[SoftwareChange]]:
-    """Read what changed within each cell of a sweep, by cell id; cells without changes are left
-    out.
-    """
-    counts = [one for one in store.fingerprint_counts(sweep.id) if one.num_earlier or one.num_apart]
-    known = store.fingerprints(sweep.id) if counts else ()
-    return {one.cell_id: changes_of(sweep.name, [one], known) for one in counts}
+@dataclass(frozen=True, kw_only=True)
+class SweepChanges:
+    """What changed within the cells of a sweep: of all of them, and of each that changed."""
+
+    of_sweep: Sequence[SoftwareChange] = ()
+    by_cell: Mapping[int, Sequence[SoftwareChange]] = field(default_factory=dict)  # by cell id
+
+
+def sweep_changes(store: StoreReads, sweep: SweepRow) -> SweepChanges:
+    """Read what changed within the cells of a sweep."""
+    counts = store.fingerprint_counts(sweep.id)
+    changed = [one for one in counts if one.num_earlier or one.num_apart]
+    if not changed:
+        return SweepChanges()
+    known = store.fingerprints(sweep.id)
+    return SweepChanges(
+        of_sweep=changes_of(sweep.name, counts, known),
+        by_cell={one.cell_id: changes_of(sweep.name, [one], known) for one in changed},
+    )
 
 
 def changes_of(

@@ -57,7 +57,7 @@ def read_rows(store: StoreReads, sweep: SweepRow) -> SweepRows:
     """Read a sweep from the store."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
     from orchestrator.report.fronts import read_fronts  # numpy
-    from orchestrator.report.software_change import changes_by_cell
+    from orchestrator.report.software_change import sweep_changes
 
     leading = store.best(sweep.id, CONSIDERED)
     return SweepRows(
@@ -71,6 +71,6 @@ def read_rows(store: StoreReads, sweep: SweepRow) -> SweepRows:
         fronts=read_fronts(store, sweep),
         sessions=store.sessions(sweep.id),
         fingerprints=store.fingerprints(sweep.id),
-        changes=changes_by_cell(store, sweep),
+        changes=sweep_changes(store, sweep).by_cell,
         failed_repeats=store.failed_repeats(sweep.id),
     )

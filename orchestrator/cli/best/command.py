@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +43,7 @@ from orchestrator.report.remarks import (
     waiting_text,
     why_no_best,
 )
-from orchestrator.report.software_change import SoftwareChange, changes_by_cell, software_changes
+from orchestrator.report.software_change import SweepChanges, sweep_changes
 from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ class _RankedSweep:
     top: int
     by_cell: Sequence[tuple[CellStatus, Ranking]]
     others: OtherConditions
-    changes: Sequence[SoftwareChange]
-    changes_by_cell: Mapping[int, Sequence[SoftwareChange]]
+    changes: SweepChanges
     remarks: _Remarks
 
 
@@ -146,8 +145,7 @@ def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
         top=top,
         by_cell=[(cell, rankings.get(cell.cell.id, nothing)) for cell in cells],
         others=other_conditions(store, sweep.id, cells),
-        changes=software_changes(store, sweep.id, sweep.name),
-        changes_by_cell=changes_by_cell(store, sweep),
+        changes=sweep_changes(store, sweep),
         remarks=_Remarks(
             implausible=store.implausible(sweep.id),
             failed_repeats=store.failed_repeats(sweep.id),
@@ -186,7 +184,7 @@ def _write_json(found: _RankedSweep) -> None:
         ],
         "margins": {c.cell.cell.key: asdict(s.margin) for c, s in by_cell if s.margin is not None},
         "drift": {c.cell.cell.key: s.drift for c, s in by_cell if s.drift is not None},
-        "software_changes": records.change_records(found.changes_by_cell, rows_by_id.values()),
+        "software_changes": records.change_records(found.changes.by_cell, rows_by_id.values()),
         "other_fingerprints": [
             {"is_current": False, "changed": found.others.changed[trial.id]}
             | records.trial_record(trial, rows_by_id[trial.cell_id], name)
@@ -233,7 +231,7 @@ def _print(found: _RankedSweep, *, names_changes: bool) -> None:
         found.remarks.print(cell.cell.id)
         shown += print_others(found.others, cell.cell.id)
     # Once: its command is for all cells.
-    for change in found.changes if names_changes else ():
+    for change in found.changes.of_sweep if names_changes else ():
         write_line(change.sentences(), style="yellow")
     trial_text.print_why_unsure(shown)
 
@@ -243,7 +241,7 @@ def _print_cell(of_sweep: _RankedSweep, cell: CellRow, of_cell: Ranking) -> list
     named, top = of_cell.tied[:MAX_TIED_SHOWN], of_sweep.top
     found = [t for place, t in enumerate(of_cell.leading) if place < top or t.id in named]
     # A repeat with the newer code would be kept apart too.
-    may_repeat = not any(change.is_apart for change in of_sweep.changes_by_cell.get(cell.id, ()))
+    may_repeat = not any(change.is_apart for change in of_sweep.changes.by_cell.get(cell.id, ()))
     without_drift = of_cell.without_drift(found)
     rows = [
         [

@@ -27,7 +27,7 @@ from orchestrator.report.fronts import (
     read_fronts,
 )
 from orchestrator.report.remarks import failed_repeats_text
-from orchestrator.report.software_change import changes_by_cell, software_changes
+from orchestrator.report.software_change import sweep_changes
 
 if TYPE_CHECKING:
     from orchestrator.core.sweepfile.objective import Objective
@@ -45,11 +45,10 @@ def show_fronts(
     with existing_store(db) as store:
         row = select_sweep(store, sweep)
         fronts = read_fronts(store, row)
-        changes = software_changes(store, row.id, row.name)
-        by_cell, cells = changes_by_cell(store, row), store.cells(row.id)
+        changes, cells = sweep_changes(store, row), store.cells(row.id)
         failed = store.failed_repeats(row.id)
     if format is Format.JSON:
-        _write_json(row.name, fronts, change_records(by_cell, cells))
+        _write_json(row.name, fronts, change_records(changes.by_cell, cells))
     else:
         _write(format, row.name, fronts)
     if format is Format.TABLE:
@@ -58,7 +57,7 @@ def show_fronts(
                 text = failed_repeats_text(point.trial, failed) if point.is_on_front else None
                 if text is not None:
                     write_line(text, style="yellow")
-        for change in changes if names_changes else ():
+        for change in changes.of_sweep if names_changes else ():
             write_line(change.sentences(), style="yellow")
 
 
