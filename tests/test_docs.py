@@ -21,7 +21,8 @@ from docs.key_tables import SECTIONS
 from docs.kill_figures import chaos_lacks
 from docs.store_tables import view_columns
 from orchestrator.core import errors
-from orchestrator.core.frameworks.translation import TABLES, Framework
+from orchestrator.core.frameworks.framework import Framework
+from orchestrator.core.frameworks.translation import TABLES
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.spec import SweepSpec

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.frameworks.translation import Framework
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.trial.fingerprint import Software, Stack
 from orchestrator.core.trial.launch_order import LaunchOrder

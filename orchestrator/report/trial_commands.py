@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.core.frameworks.translation import Framework
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.core.pretend.simulated_name import SIMULATED_SUFFIX
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.frameworks.text import text_of
-from orchestrator.core.frameworks.translation import TABLES, Framework, arguments, translate
+from orchestrator.core.frameworks.translation import TABLES, arguments, translate
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS

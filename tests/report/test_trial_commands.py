@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.frameworks.translation import Framework
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.report.sweep_rows import SweepRows
 from orchestrator.report.trial_commands import commands, export_command
 

@@ -15,7 +15,7 @@ from orchestrator.cli.options import Db, Json, SweepArgument
 from orchestrator.cli.store.defaults import existing_store, select_sweep
 from orchestrator.cli.terminal.output import SCHEMA, csv_text, note, write_json
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.frameworks.translation import Framework
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.report.extras import how_to_install
 from orchestrator.report.json_text import json_text
 from orchestrator.report.quantities import counted

@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from orchestrator.cli.export.output_file import write_text
 from orchestrator.cli.terminal.output import note, write_json
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.core.frameworks.text import remarks, text_of
 from orchestrator.core.frameworks.translation import (
     TABLES,
     Form,
-    Framework,
     arguments,
     translate,
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import sys
 from importlib.util import find_spec
 from typing import Annotated
@@ -59,6 +57,9 @@ def ui(
     with existing_store(db) as store:
         name = select_sweep(store, sweep).name
     hosts = hosts_of(host)
+    import asyncio
+    import secrets
+
     from orchestrator.cli.ui.application import Server  # uvicorn, Starlette, jinja2
     from orchestrator.cli.ui.sessions import Sessions
 

@@ -6,7 +6,6 @@ Ray itself takes RAY_TMPDIR, else TMPDIR, unchecked, and fails after seconds if 
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -45,7 +44,7 @@ def usable_parent(environment: Mapping[str, str]) -> Path:
 
 def name(pid: int) -> str:
     """Return a new name for the folder of a Ray of this orchestrator."""
-    return f"{PREFIX}{pid}-{secrets.token_hex(1)}"
+    return f"{PREFIX}{pid}-{os.urandom(1).hex()}"
 
 
 def _checked(folder: Path, name: str, *, create: bool = False) -> Path:

@@ -1,6 +1,6 @@
 """A job in the words of each framework: its settings, what the program has to do, what is lacking.
 
-The only list of frameworks. To add one: a module with its rules, and a line in `TABLES`.
+To add a framework: its name in framework.py, a module with its rules, and a line in `TABLES`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,9 @@ from orchestrator.core.frameworks import (
     transformers,
 )
 from orchestrator.core.frameworks.expression import JOB_NUMBERS, Rule
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.core.frameworks.job import Job
 from orchestrator.core.frameworks.tried_versions import TriedVersions
-
-
-class Framework(StrEnum):
-    TRANSFORMERS = "transformers"
-    ACCELERATE = "accelerate"
-    DEEPSPEED = "deepspeed"
-    TORCHTITAN = "torchtitan"
-    MEGATRON = "megatron"
-    NANOTRON = "nanotron"
-    LITGPT = "litgpt"
-    LLM_FOUNDRY = "llm-foundry"
-    TORCHRUN = "torchrun"
 
 
 class Form(StrEnum):

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from orchestrator.core.frameworks.translation import TABLES, Framework
+from orchestrator.core.frameworks.framework import Framework
+from orchestrator.core.frameworks.translation import TABLES
 from orchestrator.core.sweepfile.config_files import checked_content, file_name, templates
 from orchestrator.core.sweepfile.metrics_section import MetricsSection
 from orchestrator.core.sweepfile.spec_values import key
