@@ -44,7 +44,6 @@ from orchestrator.report.remarks import (
     why_no_best,
 )
 from orchestrator.report.software_change import SweepChanges, sweep_changes
-from orchestrator.report.tie_advice import tie_advice
 
 if TYPE_CHECKING:
     from db.read.rows import (
@@ -257,6 +256,9 @@ def _print_cell(of_sweep: _RankedSweep, cell: CellRow, of_cell: Ranking) -> list
     write_table([first, *added, *others], rows)
     write_line(f"  {of_cell.text}", style="dim")
     if len(of_cell.tied) > 1 and may_repeat:
+        # `--help` needs no layouts.
+        from orchestrator.report.tie_advice import tie_advice
+
         write_line(f"  {tie_advice(of_sweep.sweep, of_cell, cell.stop_reason)}", style="dim")
     for remark in (load_text(found), of_cell.drift):
         if remark is not None:
