@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from orchestrator.cli.options import File, Json, Overrides
 from orchestrator.cli.run import checks as run_checks
-from orchestrator.cli.sweep_file import limit_warnings, load, planning
+from orchestrator.cli.sweep_file import limit_warnings, load, planning, replayed_table
 from orchestrator.cli.terminal.output import note, write, write_json
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import counted
+
+if TYPE_CHECKING:
+    from orchestrator.core.sweepfile.spec import SweepSpec
 
 
 def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
@@ -22,11 +26,7 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
     cells = spec.cells()
     has_numbers = bool(spec.measurement.limits.numbers) and spec.workload.name != "replay"
     warnings = limit_warnings(planning(spec, None)) if has_numbers else []
-    try:
-        run_checks.check_program(spec)
-    except UsageInvalid as exc:
-        # The file may be for another machine.
-        warnings.append(f"`sweep run` would refuse it on this machine: {exc}")
+    warnings += _refusals(spec)
     if as_json:
         record = {
             "name": spec.name,
@@ -43,6 +43,25 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
         note(f"warning: {warning}")
     for remark in spec.remarks():
         note(remark)
+
+
+def _refusals(spec: SweepSpec) -> list[str]:
+    """Return why `sweep run` would refuse a file without mistakes."""
+    from orchestrator.core.search.space import CellSpaces  # numpy
+
+    found = []
+    try:
+        table = replayed_table(spec)
+        among = table.layouts if table is not None else lambda _: None
+        run_checks.check_some_layout_is_legal(spec, CellSpaces(spec, among))
+    except UsageInvalid as exc:
+        found.append(f"`sweep run` would refuse it: {exc}")
+    try:
+        run_checks.check_program(spec)
+    except UsageInvalid as exc:
+        # The file may be for another machine.
+        found.append(f"`sweep run` would refuse it on this machine: {exc}")
+    return found
 
 
 def schema() -> None:

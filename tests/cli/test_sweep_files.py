@@ -517,6 +517,16 @@ def test_validate_warns_of_a_program_that_is_not_on_this_machine(
     assert all("on this machine" in one and said in one for one in warnings)
 
 
+def test_validate_warns_if_no_layout_is_legal(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["validate", str(file), "gpus=3", "axes.data_parallel_size=[2]"]) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith(
+        "warning: `sweep run` would refuse it: no layout is legal in any cell"
+    )
+
+
 @pytest.mark.parametrize("name", ["8b", "playbook", "quickstart"])
 def test_no_limit_of_our_own_files_is_near_what_it_limits(
     name: str, capsys: pytest.CaptureFixture[str]

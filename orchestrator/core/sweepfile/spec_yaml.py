@@ -156,6 +156,7 @@ class _SweepSection:
         ]
         self._document = document
         self._overridden: dict[Path, str] = {}
+        self._workload_of_file = self._workload()
 
     def override(self, overrides: Sequence[str]) -> None:
         for text in overrides[:MAX_OVERRIDES]:
@@ -228,9 +229,26 @@ class _SweepSection:
         if self._may_be_ours(error["type"], path, message):
             return None
         path = self._narrowed(path, message)
-        return _MistakeLine(
-            self._where(path, key=error["type"] == "extra_forbidden"), path, message
-        )
+        override = self._override_behind(path, error["type"], message)
+        where = override or self._where(path, key=error["type"] == "extra_forbidden")
+        return _MistakeLine(where, path, message)
+
+    def _workload(self) -> Any:
+        given = self.value.get("workload")
+        return given.get("name") if isinstance(given, dict) else given
+
+    def _override_behind(self, path: Path, kind: str, message: str) -> str | None:
+        """Return the override without which what the file says would break no rule."""
+        words = set(re.findall(r"\w+", message)) if kind == "value_error" else ()
+        is_option = path[:2] == ("workload", "options")
+        is_other = is_option and self._workload() != self._workload_of_file
+        for changed, text in self._overridden.items():
+            # The options in the file are those of another workload.
+            of_other = is_other and changed == ("workload", "name")
+            names_it = str(changed[-1]) in words and path[: len(changed) - 1] == changed[:-1]
+            if names_it or (of_other and kind == "extra_forbidden"):
+                return f"override {shown(text)}"
+        return None
 
     def _may_be_ours(self, kind: str, path: Path, message: str) -> bool:
         """Return whether a mistake may come from a key that was taken out, or is not readable."""

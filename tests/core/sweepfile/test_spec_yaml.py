@@ -815,6 +815,35 @@ def test_a_wrong_override_is_named(override: str, told: str) -> None:
     assert any(told in line for line in mistakes(BASE, override))
 
 
+@pytest.mark.parametrize(
+    ("line", "text", "override", "told"),
+    [
+        (
+            11,
+            "  min_steps: 6",
+            "measurement.max_steps=3",
+            "override 'measurement.max_steps=3': measurement.min_steps: min_steps 6 is more than",
+        ),
+        (
+            15,
+            "  name: command\n  options: {argv: [x]}",
+            "workload.name=llama",
+            "override 'workload.name=llama': workload.options.argv: unknown key;",
+        ),
+        (
+            15,
+            "  name: command\n  options: {argv: [x], argz: 1}",
+            "workload.name=command",
+            "s.yaml:16:24: workload.options.argz: unknown key;",
+        ),
+    ],
+)
+def test_a_line_that_is_right_without_an_override_is_not_blamed(
+    line: int, text: str, override: str, told: str
+) -> None:
+    assert mistakes(with_line(line, text), override)[0].startswith(told)
+
+
 def test_wrong_overrides_and_a_wrong_file_are_told_together() -> None:
     lines = mistakes(with_line(3, "gpus: 0"), "search.seed=-1", "nonsense")
     assert [line.split(": ")[0] for line in lines] == [
