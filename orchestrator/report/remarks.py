@@ -71,7 +71,8 @@ def implausible_text(why: Mapping[int, str]) -> str:
     """A line about trials whose numbers cannot be true, and why, by trial id."""
     which = show.numbered("trial", list(why))
     reasons = list(dict.fromkeys(why.values()))
-    more = f" ({len(reasons) - 1} other reasons: sweep trials)" if len(reasons) > 1 else ""
+    others = show.counted(len(reasons) - 1, "other reason")
+    more = f" ({others}: sweep trials)" if len(reasons) > 1 else ""
     return f"Left out, because the numbers cannot be true: {which}; {reasons[0]}{more}"
 
 

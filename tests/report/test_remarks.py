@@ -6,7 +6,7 @@ import pytest
 
 from db.read.rows import CellRow, CellStatus
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.report.remarks import waiting_text, why_no_best
+from orchestrator.report.remarks import implausible_text, waiting_text, why_no_best
 from orchestrator.sweep.progress import StopReason
 from tests.db.builders import cell
 
@@ -43,3 +43,15 @@ def test_numbers_that_cannot_be_true_and_those_of_other_conditions_are_both_coun
 def test_layouts_that_wait_are_said_to_need_what_they_need(reason: StopReason, said: str) -> None:
     assert f"1 layout waits to be measured: {said}" in waiting_text(row(reason), 1)
     assert "2 layouts wait to be" in waiting_text(row(reason), 2)
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ({1: "too short", 2: "too short"}, "trials 1 and 2; too short"),
+        ({1: "too short", 2: "too long"}, "too short (1 other reason: sweep trials)"),
+        ({1: "a", 2: "b", 3: "c"}, "a (2 other reasons: sweep trials)"),
+    ],
+)
+def test_the_reasons_that_are_not_shown_are_counted(why: dict[int, str], said: str) -> None:
+    assert implausible_text(why).endswith(said)

@@ -8,7 +8,7 @@ its end has no pace.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -78,6 +78,10 @@ class Pace:
     most: float | None = None
     # Between two lines, for each step of a line.
     step_seconds: float | None = None
+    # The same of the window in the middle, by real time over reported time, and its reported time:
+    # their ratio is at least `least`.
+    middle_seconds: float | None = None
+    middle_told: float | None = None
     is_sharp: bool = False
 
     @classmethod
@@ -89,15 +93,19 @@ class Pace:
             return cls()
         is_sharp = best is not blurred
         # A pause makes a long window slow. If no window differs from the others, there is none.
-        factors = [(one.middle / one.told, one.num_steps) for one in blurred]
-        is_even = _quantile(factors, 0.75) <= EVEN_FACTOR * _quantile(factors, 0.25)
+        slow, fast = (_window_at(blurred, share, _real_over_told) for share in (0.75, 0.25))
+        is_even = _real_over_told(slow) <= EVEN_FACTOR * _real_over_told(fast)
         unpaused = best if is_even else blurred
+        middle = _window_at(unpaused, 0.5, _real_over_told)
+        least = _window_at(unpaused, 0.5, lambda one: one.least / one.told)
+        most = _window_at(best, 0.5, lambda one: one.most / one.told)
+        usual = _window_at(best, 0.5, lambda one: one.middle / one.num_steps)
         return cls(
-            least=_quantile(((one.least / one.told, one.num_steps) for one in unpaused), 0.5),
-            most=_quantile(((one.most / one.told, one.num_steps) for one in best), 0.5),
-            step_seconds=_quantile(
-                ((one.middle / one.num_steps / told.every, one.num_steps) for one in best), 0.5
-            ),
+            least=least.least / least.told,
+            most=most.most / most.told,
+            step_seconds=usual.middle / usual.num_steps / told.every,
+            middle_seconds=middle.middle / middle.num_steps / told.every,
+            middle_told=middle.told / middle.num_steps / told.every,
             is_sharp=is_sharp,
         )
 
@@ -147,12 +155,18 @@ def _is_sharp(first: LinesRead, last: LinesRead, factor: float) -> bool:
     return last.at - first.after <= factor * (last.after - first.at)
 
 
-def _quantile(weighted: Iterable[tuple[float, int]], share: float) -> float:
-    """Return the value with this share of the weight at or below it."""
-    ordered = sorted(weighted)
-    wanted, passed = share * sum(weight for _, weight in ordered), 0
-    for value, weight in ordered:
-        passed += weight
+def _real_over_told(window: _Window) -> float:
+    return window.middle / window.told
+
+
+def _window_at(
+    windows: Sequence[_Window], share: float, key: Callable[[_Window], float]
+) -> _Window:
+    """Return the window with this share of the steps in it and in those before it, by `key`."""
+    ordered = sorted(windows, key=key)
+    wanted, passed = share * sum(one.num_steps for one in ordered), 0
+    for one in ordered:
+        passed += one.num_steps
         if passed >= wanted:
-            return value
-    raise ValueError("no values")
+            return one
+    raise ValueError("no windows")

@@ -180,15 +180,21 @@ def _sum_reason(told: ToldSteps, seen: ProgramSeen, layout: Layout) -> str | Non
 def _pace_reason(told: ToldSteps, pace: Pace, layout: Layout) -> str | None:
     if pace.least is None or pace.most is None or pace.step_seconds is None:
         return None
-    comes = f"its lines came every {_seconds(pace.step_seconds * told.every)}, and say that "
-    comes += "a step takes " if told.every == 1 else f"each of {told.every} steps takes "
-    comes += f"{_seconds(told.median)}"
-    if pace.least > PACE_FACTOR:
-        return f"{comes}: {_why_too_short(pace.step_seconds / told.median, layout)}"
+    if pace.least > PACE_FACTOR and pace.middle_seconds and pace.middle_told:
+        ratio = pace.middle_seconds / pace.middle_told
+        comes = _comes_text(pace.middle_seconds, pace.middle_told, every=told.every)
+        return f"{comes}: {_why_too_short(ratio, layout)}"
     if pace.most * PACE_FACTOR < 1:
         ratio = told.median / pace.step_seconds
+        comes = _comes_text(pace.step_seconds, told.median, every=told.every)
         return f"{comes}: {_why_too_long(told, ratio, layout, is_exact=pace.is_sharp)}"
     return None
+
+
+def _comes_text(real: float, told: float, *, every: int) -> str:
+    """Say how often lines come, and what they report: seconds of a step, `every` in a line."""
+    steps = "a step takes" if every == 1 else f"each of {every} steps takes"
+    return f"its lines came every {_seconds(real * every)}, and say that {steps} {_seconds(told)}"
 
 
 def _why_too_long(told: ToldSteps, ratio: float, layout: Layout, *, is_exact: bool) -> str:
@@ -204,7 +210,7 @@ def _why_too_long(told: ToldSteps, ratio: float, layout: Layout, *, is_exact: bo
     near = [unit for unit in _UNITS if 0.7 < ratio / unit < 1.4]
     if near or (not is_exact and ratio > 30):
         unit = _UNITS[near[0] if near else min(_UNITS, key=lambda unit: abs(log(ratio / unit)))]
-        return f"{unit}? Seconds are wanted; name the unit of printed numbers in `metrics.unit`"
+        return f"{unit}? Seconds are wanted; `metrics.unit` is the unit of what `metrics.log` reads"
     if is_exact and 2 <= round(ratio) <= 100 and abs(ratio / round(ratio) - 1) < 0.1:
         num = round(ratio)
         by_ranks = layout.world_size % num == 0
