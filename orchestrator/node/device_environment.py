@@ -29,9 +29,9 @@ def allocator_settings(order: LaunchOrder, environment: Mapping[str, str]) -> di
 
     `environment`: the launcher's own, which its ranks inherit.
     """
-    known = {**environment, **order.environment}
-    is_chosen = any(name in known for name in ALLOCATOR_NAMES)
-    if order.program != LLAMA or not order.devices or is_chosen:
+    if order.program != LLAMA or not order.devices:
+        return {}
+    if any(name in known for name in ALLOCATOR_NAMES for known in (environment, order.environment)):
         return {}
     return {ALLOCATOR_NAMES[0]: EXPANDABLE}
 

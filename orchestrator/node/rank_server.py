@@ -160,7 +160,9 @@ class _ForkServer:
         for module in preload:
             # Go on: each rank imports it again, and fails with this traceback in its own log.
             try:
-                importlib.import_module(module)
+                warm_up = getattr(importlib.import_module(module), "warm_up", None)
+                if warm_up is not None:
+                    warm_up()
             except BaseException:  # noqa: BLE001
                 traceback.print_exc()
         # Ranks then share these pages instead of copying them.

@@ -26,6 +26,10 @@ def main() -> int:
     return ranks.run(pretend_to_train)
 
 
+def warm_up() -> None:
+    ranks.rehearse(pretend_to_train, "synthetic")
+
+
 def pretend_to_train(rank: Rank) -> RankResult:
     request = rank.request
     options = parse_options(SyntheticOptions, request.options)
