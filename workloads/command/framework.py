@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.core.frameworks.framework_file import with_settings
 from orchestrator.core.frameworks.job import Job
-from orchestrator.core.frameworks.translation import (
-    TABLES,
-    Framework,
-    Translation,
-    arguments,
-    translate,
-)
+from orchestrator.core.frameworks.translation import TABLES, Translation, arguments, translate
 from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.template import FRAMEWORK_ARGUMENTS, FRAMEWORK_FILE
 from orchestrator.core.trial.protocol import TrialRequest

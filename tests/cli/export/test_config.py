@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from db.store import Store
-from orchestrator.core.frameworks.translation import Framework
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.core.problem.layout import Layout
 from tests.cli.conftest import Sweep
 from tests.db import builders

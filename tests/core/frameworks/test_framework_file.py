@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.core.frameworks.framework_file import with_settings
-from orchestrator.core.frameworks.translation import Framework, translate
+from orchestrator.core.frameworks.translation import translate
 from tests.core.frameworks.test_translation import job
 
 

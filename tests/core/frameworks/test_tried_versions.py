@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.frameworks.translation import Framework, translate, version_remark
+from orchestrator.core.frameworks.framework import Framework
+from orchestrator.core.frameworks.translation import translate, version_remark
 from orchestrator.core.frameworks.tried_versions import TriedVersions
 from tests.core.frameworks.test_translation import job
 

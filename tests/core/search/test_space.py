@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.core.frameworks.framework import Framework
 from orchestrator.core.frameworks.job import Job
-from orchestrator.core.frameworks.translation import TABLES, Framework, translate
+from orchestrator.core.frameworks.translation import TABLES, translate
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule, ScheduleKind
