@@ -6,8 +6,8 @@ python -m benchmarks.before_and_after --before CHECKOUT --after CHECKOUT [--tabl
 Each checkout has its own environment in `.venv`. In every round both run at once, each pinned to a
 core of its own, and the cores are swapped after it: these machines are half as fast in some minutes
 as in others, and both versions meet the same minutes. `orchestration` and `start` need all cores,
-so the two take turns there, and the first one changes; in `write_path` they take turns batch by
-batch.
+so the two take short turns there, and the first one changes; in `write_path` they take turns batch
+by batch.
 
 A ratio is that of the means over the rounds. `rounds` in FILE holds the ratio of each round: the
 spread says how much a ratio is worth.
@@ -32,7 +32,7 @@ from benchmarks.machine import describe_machine, parser_of, write_result
 
 VERSIONS = ("before", "after")
 NUM_STARTS = 20  # of each command and round
-TRIALS = {"orchestration": 1000, "simulated_scale": 12_000}
+TRIALS = {"orchestration": 250, "simulated_scale": 12_000}
 # Batches that are written by each checkout in a round, by their size.
 NUM_BATCHES = {1: 100, 8: 60, 64: 40, 512: 12}
 # The sweep that `sweep status` is asked about.

@@ -241,7 +241,8 @@ class _Endings:
             elif not is_repeat and self._is_newest(end, trial_now.cell_id, was.id):
                 self._current[trial_now.cell_id] = digest
         else:
-            self._batch.log(trial_now.id, LogEvent.SUPERSEDED, end.attempt)
+            why = _why_superseded(trial_now.state, was.state if not is_running else None)
+            self._batch.log(trial_now.id, LogEvent.SUPERSEDED, end.attempt, {"reason": why})
         # `settle` later picks the attempt whose numbers are the trial's. Until then a repeat is
         # superseded, since at most one attempt of a trial counts at any time.
         is_pooled = counts and trial_now.id not in self._replaced_pools
@@ -368,3 +369,12 @@ def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records
         values["nodes"] = list(nodes)
     known = {name: facts.get(name) for name in ("shared_nodes", "measured_at")}
     return values | {name: value for name, value in known.items() if value is not None}
+
+
+def _why_superseded(trial_state: TrialState, ended_as: AttemptState | None) -> str:
+    """Say why a measurement does not count; `ended_as`: how its attempt had ended before."""
+    if ended_as is not None:
+        return f"the attempt had ended before: {ended_as}"
+    if trial_state is TrialState.MEASURED:
+        return "measured with other code or software than the numbers that count"
+    return f"the trial had ended before: {trial_state}"

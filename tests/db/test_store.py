@@ -893,6 +893,10 @@ def test_a_repeat_measured_with_other_software_is_kept_and_does_not_count(store:
         (AttemptState.MEASURED, False, True),
         (AttemptState.MEASURED, True, False),
     ]
+    (event,) = [one for one in store.events(bench.sweep_id) if one.event == "superseded"]
+    assert event.detail == {
+        "reason": "measured with other code or software than the numbers that count"
+    }
 
 
 def test_an_invalidated_trial_starts_from_no_measurement(store: Store) -> None:
