@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +29,8 @@ from orchestrator.core.sweepfile.yaml_document import (
 
 MAX_MISTAKES_SHOWN = 50
 MAX_OVERRIDES = 256
+# With more of them, none is tried by itself to find which one broke a rule.
+MAX_OVERRIDES_TRIED = 16
 
 
 def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
@@ -36,6 +38,20 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
 
     Raises SpecInvalid with a line for every mistake:
     `file:line:column: path: what is wrong; what is allowed`.
+    """
+    spec, lines, num_not_explained = _read(text, source, overrides)
+    if spec is None or lines:
+        lines = _blame_overrides(lines, text, source, overrides)
+        raise _invalid(source, lines, num_not_explained=num_not_explained)
+    return spec
+
+
+def _read(
+    text: str, source: str, overrides: Sequence[str]
+) -> tuple[SweepSpec | None, list[_MistakeLine], int]:
+    """Return the spec, its mistakes, and how many more there are.
+
+    Raises SpecInvalid if the text is no mapping.
     """
     broken: list[_MistakeLine] = []
     left_out: Sequence[str] = ()
@@ -56,10 +72,25 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
     sweep = _SweepSection(document, left_out)
     sweep.override(overrides)
     spec, found = _checked(sweep)
-    lines = [*broken, *sweep.mistakes, *found]
-    if spec is None or lines:
-        raise _invalid(source, lines, num_not_explained=sweep.num_not_explained)
-    return spec
+    return spec, [*broken, *sweep.mistakes, *found], sweep.num_not_explained
+
+
+def _blame_overrides(
+    lines: list[_MistakeLine], text: str, source: str, overrides: Sequence[str]
+) -> list[_MistakeLine]:
+    """Name the override instead of a line of the file, if that line is right without it."""
+    if len(overrides) > MAX_OVERRIDES_TRIED or all(isinstance(one.where, str) for one in lines):
+        return lines
+    of_file = {one.key for one in _read(text, source, ())[1]}
+    of_each = {one: {line.key for line in _read(text, source, [one])[1]} for one in overrides}
+    found = []
+    for line in lines:
+        if isinstance(line.where, Place) and line.key not in of_file:
+            blamed = next((one for one, keys in of_each.items() if line.key in keys), None)
+            if blamed is not None:
+                line = replace(line, where=f"override {shown(blamed)}")
+        found.append(line)
+    return found
 
 
 # Each round can uncover the rules of the next larger section: option, section, whole file.
@@ -98,6 +129,10 @@ class _MistakeLine:
     where: Place | str  # in the file, or the override
     path: Path
     message: str
+
+    @property
+    def key(self) -> tuple[Path, str]:
+        return self.path, self.message
 
     @property
     def order(self) -> tuple[bool, Place]:
@@ -156,7 +191,6 @@ class _SweepSection:
         ]
         self._document = document
         self._overridden: dict[Path, str] = {}
-        self._workload_of_file = self._workload()
 
     def override(self, overrides: Sequence[str]) -> None:
         for text in overrides[:MAX_OVERRIDES]:
@@ -229,26 +263,9 @@ class _SweepSection:
         if self._may_be_ours(error["type"], path, message):
             return None
         path = self._narrowed(path, message)
-        override = self._override_behind(path, error["type"], message)
-        where = override or self._where(path, key=error["type"] == "extra_forbidden")
-        return _MistakeLine(where, path, message)
-
-    def _workload(self) -> Any:
-        given = self.value.get("workload")
-        return given.get("name") if isinstance(given, dict) else given
-
-    def _override_behind(self, path: Path, kind: str, message: str) -> str | None:
-        """Return the override without which what the file says would break no rule."""
-        words = set(re.findall(r"\w+", message)) if kind == "value_error" else ()
-        is_option = path[:2] == ("workload", "options")
-        is_other = is_option and self._workload() != self._workload_of_file
-        for changed, text in self._overridden.items():
-            # The options in the file are those of another workload.
-            of_other = is_other and changed == ("workload", "name")
-            names_it = str(changed[-1]) in words and path[: len(changed) - 1] == changed[:-1]
-            if names_it or (of_other and kind == "extra_forbidden"):
-                return f"override {shown(text)}"
-        return None
+        return _MistakeLine(
+            self._where(path, key=error["type"] == "extra_forbidden"), path, message
+        )
 
     def _may_be_ours(self, kind: str, path: Path, message: str) -> bool:
         """Return whether a mistake may come from a key that was taken out, or is not readable."""

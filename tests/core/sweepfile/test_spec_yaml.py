@@ -844,6 +844,18 @@ def test_a_line_that_is_right_without_an_override_is_not_blamed(
     assert mistakes(with_line(line, text), override)[0].startswith(told)
 
 
+@pytest.mark.parametrize("override", ["name=other", "sequence_length=64", "precision=fp32"])
+def test_an_override_that_changes_nothing_of_a_mistake_is_not_blamed(override: str) -> None:
+    wrong = with_line(15, "  name: command\n  options: {argv: [x, '{micro_batch}']}")
+    assert mistakes(wrong, override) == mistakes(wrong)
+
+
+def test_of_several_overrides_the_one_that_breaks_a_rule_is_named() -> None:
+    options = "workload.options.argv=[x, '{micro_batch}']"
+    lines = mistakes(with_line(15, "  name: command"), "name=other", options)
+    assert [line.startswith('override "workload.options') for line in lines] == [True]
+
+
 def test_wrong_overrides_and_a_wrong_file_are_told_together() -> None:
     lines = mistakes(with_line(3, "gpus: 0"), "search.seed=-1", "nonsense")
     assert [line.split(": ")[0] for line in lines] == [
