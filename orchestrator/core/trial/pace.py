@@ -70,43 +70,50 @@ class _Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    """The pace of lines, by the medians of windows. None: too few were seen."""
+class StepTimes:
+    """The seconds of a step in one window: those that passed, and those that lines report."""
 
-    # Real time over reported time: at least, and at most.
-    least: float | None = None
-    most: float | None = None
-    # Between two lines, for each step of a line.
-    step_seconds: float | None = None
-    # The same of the window in the middle, by real time over reported time, and its reported time:
-    # their ratio is at least `least`.
-    middle_seconds: float | None = None
-    middle_told: float | None = None
-    is_sharp: bool = False
+    real: float
+    told: float
 
     @classmethod
-    def of(cls, seen: ProgramSeen, told: ToldSteps) -> Pace:
+    def of(cls, window: _Window, every: int) -> StepTimes:
+        num_steps = window.num_steps * every
+        return cls(real=window.middle / num_steps, told=window.told / num_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """The pace of lines, by the medians of windows."""
+
+    # Real time over reported time: at least, and at most.
+    least: float
+    most: float
+    # Of the windows that gave `least` and `most`.
+    slow: StepTimes
+    fast: StepTimes
+    is_sharp: bool
+
+    @classmethod
+    def of(cls, seen: ProgramSeen, told: ToldSteps) -> Pace | None:
+        """Return the pace; None: too few windows were seen."""
         windows = [_windows(seen.reads, told, one) for one in (SHARP, LESS_SHARP, BLURRED)]
         best = next((some for some in windows if len(some) >= FEWEST_WINDOWS), None)
         blurred = windows[-1]
         if best is None:
-            return cls()
-        is_sharp = best is not blurred
+            return None
         # A pause makes a long window slow. If no window differs from the others, there is none.
         slow, fast = (_window_at(blurred, share, _real_over_told) for share in (0.75, 0.25))
         is_even = _real_over_told(slow) <= EVEN_FACTOR * _real_over_told(fast)
         unpaused = best if is_even else blurred
-        middle = _window_at(unpaused, 0.5, _real_over_told)
         least = _window_at(unpaused, 0.5, lambda one: one.least / one.told)
         most = _window_at(best, 0.5, lambda one: one.most / one.told)
-        usual = _window_at(best, 0.5, lambda one: one.middle / one.num_steps)
         return cls(
             least=least.least / least.told,
             most=most.most / most.told,
-            step_seconds=usual.middle / usual.num_steps / told.every,
-            middle_seconds=middle.middle / middle.num_steps / told.every,
-            middle_told=middle.told / middle.num_steps / told.every,
-            is_sharp=is_sharp,
+            slow=StepTimes.of(least, told.every),
+            fast=StepTimes.of(most, told.every),
+            is_sharp=best is not blurred,
         )
 
 

@@ -19,7 +19,7 @@ from orchestrator.core.trial.line_count import FEWEST_COUNTED, MORE_LINES, RUN_A
 from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad, most_slowdown
 from orchestrator.core.trial.measurement import FEWEST_STEPS, ImplausibleMeasurement
-from orchestrator.core.trial.pace import PACE_FACTOR, Pace, ToldSteps
+from orchestrator.core.trial.pace import PACE_FACTOR, Pace, StepTimes, ToldSteps
 from orchestrator.core.trial.protocol import (
     CountedLines,
     MeasurementPlan,
@@ -100,7 +100,7 @@ def judge_pace(result: RankResult, *, layout: Layout) -> JudgedPace | None:
         return None
     told = ToldSteps.of(result, seen)
     pace = Pace.of(seen, told)
-    if pace.step_seconds is None:
+    if pace is None:
         return None
     try:
         _check_total(told, seen, pace, layout)
@@ -121,20 +121,18 @@ def without_gpus(reason: str) -> str:
     return reason.replace(_SYNCHRONISE, _FROM_END_TO_END)
 
 
-def _check_total(told: ToldSteps, seen: ProgramSeen, pace: Pace, layout: Layout) -> None:
+def _check_total(told: ToldSteps, seen: ProgramSeen, pace: Pace | None, layout: Layout) -> None:
     """Raise ImplausibleMeasurement if the steps took longer than the program."""
     ends = [(read.at, read.num_steps) for read in seen.reads] if told.are_lines else []
     for at, num_steps in [(seen.seconds, len(told.seconds)), *ends]:
         total = sum(told.seconds[:num_steps]) * (told.every if told.are_lines else 1)
         if total <= at * (1 + CLOCK_SHARE) + CLOCK_SECONDS:
             continue
-        ratio = 1 / pace.most if pace.most is not None else total / at
-        if pace.is_sharp:
-            ratio = told.median / (pace.step_seconds or told.median)
+        ratio = _too_long_by(pace) if pace is not None else total / at
         raise ImplausibleMeasurement(
             f"{num_steps} {'steps are' if num_steps > 1 else 'step is'} said to have taken "
             f"{_seconds(total)}, and the program had run for {_seconds(at)}: "
-            f"{_why_too_long(told, ratio, layout, is_exact=pace.is_sharp)}"
+            f"{_why_too_long(told, ratio, layout, is_exact=pace is not None and pace.is_sharp)}"
         )
 
 
@@ -177,24 +175,28 @@ def _sum_reason(told: ToldSteps, seen: ProgramSeen, layout: Layout) -> str | Non
     return None
 
 
-def _pace_reason(told: ToldSteps, pace: Pace, layout: Layout) -> str | None:
-    if pace.least is None or pace.most is None or pace.step_seconds is None:
+def _pace_reason(told: ToldSteps, pace: Pace | None, layout: Layout) -> str | None:
+    if pace is None:
         return None
-    if pace.least > PACE_FACTOR and pace.middle_seconds and pace.middle_told:
-        ratio = pace.middle_seconds / pace.middle_told
-        comes = _comes_text(pace.middle_seconds, pace.middle_told, every=told.every)
-        return f"{comes}: {_why_too_short(ratio, layout)}"
+    if pace.least > PACE_FACTOR:
+        why = _why_too_short(pace.slow.real / pace.slow.told, layout)
+        return f"{_comes_text(pace.slow, every=told.every)}: {why}"
     if pace.most * PACE_FACTOR < 1:
-        ratio = told.median / pace.step_seconds
-        comes = _comes_text(pace.step_seconds, told.median, every=told.every)
-        return f"{comes}: {_why_too_long(told, ratio, layout, is_exact=pace.is_sharp)}"
+        why = _why_too_long(told, _too_long_by(pace), layout, is_exact=pace.is_sharp)
+        return f"{_comes_text(pace.fast, every=told.every)}: {why}"
     return None
 
 
-def _comes_text(real: float, told: float, *, every: int) -> str:
-    """Say how often lines come, and what they report: seconds of a step, `every` in a line."""
+def _too_long_by(pace: Pace) -> float:
+    """Return by which factor lines report too much: at least, if the pace is not sharp."""
+    return pace.fast.told / pace.fast.real if pace.is_sharp else 1 / pace.most
+
+
+def _comes_text(step: StepTimes, *, every: int) -> str:
+    """Say how often lines come, and what they report of a step, with `every` of them in a line."""
     steps = "a step takes" if every == 1 else f"each of {every} steps takes"
-    return f"its lines came every {_seconds(real * every)}, and say that {steps} {_seconds(told)}"
+    comes = f"its lines came every {_seconds(step.real * every)}"
+    return f"{comes}, and say that {steps} {_seconds(step.told)}"
 
 
 def _why_too_long(told: ToldSteps, ratio: float, layout: Layout, *, is_exact: bool) -> str:

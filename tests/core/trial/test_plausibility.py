@@ -836,3 +836,12 @@ def test_the_factor_that_is_said_is_the_one_that_was_judged() -> None:
     reason = judge(run(steps, told=told).result())
     assert reason is not None
     assert "every 1 s, and say that a step takes 600 ms: 1.7 times less" in reason
+
+
+def test_so_is_the_factor_of_times_that_are_too_long() -> None:
+    """Both medians are alike, and most lines report 1.8 times their time or more."""
+    steps = [2.0, 0.5, 0.5, 2.0, 2.0] * 10
+    told = [2.0, 0.9, 2.0, 3.8, 3.8] * 10
+    reason = judge(run(steps, told=told, start=600.0).result())
+    assert reason is not None
+    assert "every 2 s, and say that a step takes 3.8 s" in reason
