@@ -22,19 +22,13 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from orchestrator.core.problem.layout import Layout
-from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.trial.failures import is_out_of_memory
 from orchestrator.core.trial.protocol import (
     REQUEST_FILE,
     RUN_DIR_VARIABLE,
-    Device,
-    MeasurementPlan,
     Phase,
-    PhaseLimits,
     RankFailure,
     RankResult,
     TrialRequest,
@@ -191,45 +185,6 @@ def run(main: Callable[[Rank], RankResult]) -> int:
         rank.refuse(exc)
         return 1
     return 0
-
-
-def rehearse(main: Callable[[Rank], RankResult], workload: str) -> None:
-    """Run a rank of a small layout here, without its gang, and forget its result.
-
-    For `warm_up`: every fork shares what the first use of all this sets up.
-    """
-    request = TrialRequest(
-        sweep="rehearsal",
-        trial_id=1,
-        attempt=1,
-        workload=workload,
-        model=PRESETS["llama-tiny"],
-        sequence_length=64,
-        layout=Layout(),
-        device=Device.CPU,
-        measurement=MeasurementPlan(
-            warmup_steps=2, min_steps=2, max_steps=2, relative_confidence=0.02
-        ),
-        limits=PhaseLimits(
-            start=60.0, rendezvous=60.0, first_step=60.0, steady=60.0, teardown=60.0, total=60.0
-        ),
-        seed=0,
-    )
-    with TemporaryDirectory() as folder:
-        rank = Rank(
-            request=decode_request(encode(request)),
-            rank=0,
-            local_rank=0,
-            world_size=1,
-            local_world_size=1,
-            run_dir=Path(folder),
-        )
-        try:
-            result = main(rank)
-            if not rank.finished:
-                rank.finish(result)
-        finally:
-            rank.close()
 
 
 def seconds_since_process_start() -> float | None:

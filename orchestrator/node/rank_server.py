@@ -161,10 +161,15 @@ class _ForkServer:
             # Go on: each rank imports it again, and fails with this traceback in its own log.
             try:
                 warm_up = getattr(importlib.import_module(module), "warm_up", None)
-                if warm_up is not None:
-                    warm_up()
             except BaseException:  # noqa: BLE001
                 traceback.print_exc()
+                continue
+            # Go on: it only saves time.
+            try:
+                if warm_up is not None:
+                    warm_up()
+            except Exception:  # noqa: BLE001
+                sys.stderr.write(f"{module}.warm_up failed:\n{traceback.format_exc()}")
         # Ranks then share these pages instead of copying them.
         gc.freeze()
         gc.enable()

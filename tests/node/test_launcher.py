@@ -110,11 +110,13 @@ def test_a_gang_measures_and_its_results_come_back(launcher: NodeLauncher, tmp_p
     assert {"request.json", "result-0.json", "result-1.json", "log-0.txt", "log-1.txt"} <= names
 
 
-def test_the_server_warms_up_once_before_it_forks(launcher: NodeLauncher) -> None:
+def test_the_server_warms_up_once_before_it_forks(launcher: NodeLauncher, tmp_path: Path) -> None:
     reports = [launcher.run(order("tests.node.rank_warmed", trial_id=number)) for number in (1, 2)]
     facts = [rank.result.extra for report in reports for rank in report.ranks if rank.result]
     assert len(facts) == 4
     assert all(one["warmed_in"] == [one["forked_by"]] for one in facts)
+    (log,) = tmp_path.glob("rank-server-*.txt")
+    assert log.read_text().startswith("tests.node.rank_warmed.warm_up failed:")
 
 
 def test_two_gloo_ranks_meet_on_the_port_that_was_held_for_them(

@@ -127,18 +127,3 @@ def test_what_happens_after_finish_is_only_noted(run_dir: Path) -> None:
     assert ranks.run(fail_late) == 1
     assert decode_result((run_dir / "result-1.json").read_bytes()).step_seconds == [0.5]
     assert failure(run_dir).phase is Phase.TEARDOWN
-
-
-def test_a_rehearsal_goes_through_a_rank_and_leaves_nothing() -> None:
-    seen: list[Path] = []
-
-    def pretend(rank: Rank) -> RankResult:
-        rank.heartbeat(Phase.RENDEZVOUS)
-        seen.append(rank.run_dir)
-        return RankResult(step_seconds=[0.5])
-
-    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
-    ranks.rehearse(pretend, "mine")
-    assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
-    assert len(seen) == 1
-    assert not seen[0].exists()

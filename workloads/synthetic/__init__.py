@@ -20,6 +20,7 @@ from workloads import rank as ranks
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank
 from workloads.synthetic.faults import inject, out_of_memory
+from workloads.warm_up import run_once
 
 
 def main() -> int:
@@ -27,7 +28,7 @@ def main() -> int:
 
 
 def warm_up() -> None:
-    ranks.rehearse(pretend_to_train, "synthetic")
+    run_once(pretend_to_train, "synthetic")
 
 
 def pretend_to_train(rank: Rank) -> RankResult:
