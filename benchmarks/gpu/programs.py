@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -141,6 +142,7 @@ def sweep(*arguments: str, folder: Path, timeout: float) -> subprocess.Completed
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     ) as process:
         try:
             said, errors = process.communicate(timeout=timeout)
@@ -150,13 +152,19 @@ def sweep(*arguments: str, folder: Path, timeout: float) -> subprocess.Completed
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Ask a sweep to end, which stores its results, or kill it; return what it printed."""
+    """Ask a sweep to end, which stores its results, or kill its session; return what it printed.
+
+    A process that left the session may hold the pipes: then what was printed is unknown.
+    """
     process.terminate()
     try:
         return process.communicate(timeout=ENDING_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
         return process.communicate(timeout=ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "", "killed, and another process holds its output"
 
 
 if __name__ == "__main__":

@@ -47,14 +47,14 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
 
 def _refusals(spec: SweepSpec) -> list[str]:
     """Return why `sweep run` would refuse a file without mistakes."""
-    from orchestrator.core.search.space import CellSpaces  # numpy
+    from orchestrator.core.search.space import CellSpaces, SpaceTooLarge  # numpy
 
     found = []
     try:
         table = replayed_table(spec)
         among = table.layouts if table is not None else lambda _: None
         run_checks.check_some_layout_is_legal(spec, CellSpaces(spec, among))
-    except UsageInvalid as exc:
+    except (SpaceTooLarge, UsageInvalid) as exc:
         found.append(f"`sweep run` would refuse it: {exc}")
     try:
         run_checks.check_program(spec)

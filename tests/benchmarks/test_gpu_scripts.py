@@ -329,8 +329,14 @@ def test_a_sweep_that_does_not_end_when_asked_is_killed(monkeypatch: pytest.Monk
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         " print('begun', flush=True); time.sleep(600)"
     )
+    # Its child has the same pipes, and outlives it.
+    holding = f"import subprocess, sys; subprocess.Popen(['sleep', '600']); {deaf}"
     with subprocess.Popen(
-        [sys.executable, "-c", deaf], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", holding],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
         programs.ended(process)

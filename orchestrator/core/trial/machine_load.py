@@ -19,7 +19,8 @@ UNNOTICED = 0.1
 MOST_CPU_SLOWDOWN = 4.0
 # Two threads of one physical core halve each other's speed.
 SHARED_CORE_SLOWDOWN = 2.0
-# The same as MOST_CPU_SLOWDOWN for single steps of an attempt while others took most of the cores.
+# While others took most of the cores. An attempt with less of one was free to wait for something
+# else.
 MOST_STARVATION = 100.0
 # At most, if another process uses the device: its kernels alternate with ours.
 FOREIGN_GPU_SLOWDOWN = 2.0
@@ -136,7 +137,7 @@ def _cpu_slowdown(load: MachineLoad) -> float:
         return 1.0
     most = MOST_CPU_SLOWDOWN
     if own and _is_starved(load, contended):
-        most = max(most, SHARED_CORE_SLOWDOWN / own)
+        most = max(most, min(SHARED_CORE_SLOWDOWN / own, MOST_STARVATION))
     return min((ours + contended) / ours, most) if ours > 0 else most
 
 

@@ -51,6 +51,7 @@ def cpu(own: float, others: float, cores: float = 2.0, sweep: float = 0.0) -> Ma
         (cpu(own=0.6, others=1.4), 2.0 / 0.6),
         # It may have wanted a whole core, and had half of a physical one.
         (cpu(own=0.2, others=1.8), 10.0),
+        (cpu(own=0.0005, others=7.9, cores=8.0, sweep=0.0), 100.0),
         (cpu(own=0.25, others=1.7), 1.9 / 0.25),
         (cpu(own=1.0, others=15.0, cores=16.0), 4.0),
         (cpu(own=0.1, others=0.9, cores=1.0, sweep=0.0), 10.0),
