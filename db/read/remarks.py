@@ -7,13 +7,7 @@ from sqlalchemy import Connection
 
 from db import schema
 from db.read import trials
-from db.read.rows import (
-    EndedEarlyRow,
-    ImplausibleRow,
-    NoiseFloor,
-    OtherClockRow,
-    TrialRow,
-)
+from db.read.rows import EndedEarlyRow, ImplausibleRow, NoiseFloor, OtherClockRow, TrialRow
 
 cell, trial, attempt = schema.cell, schema.trial, schema.attempt
 measurement = schema.measurement

@@ -106,7 +106,7 @@ def judge_attempt(
     results = end.results
     outcome = _outcome(end, results, cell=cell, layout=layout, plan=plan, peaks=peaks)
     if was_edited and _is_of_program(outcome):
-        # Numbers of a code that is not known are nobody's.
+        # It is not known which code gave these numbers.
         outcome, results = _EDITED, ()
     if is_repeat and isinstance(outcome, Measurement) and outcome.implausible is not None:
         outcome = Failure(kind=FailureKind.BAD_RESULT, message=outcome.implausible)

@@ -207,7 +207,7 @@ def _disk(node: NodeFacts) -> Check:
     found = f"{node.free_disk_bytes / GIB:.1f} GiB free{place}"
     advice = "logs and results go to this folder: free some space, or set SWEEP_HOME to another"
     if node.free_disk_bytes < MIN_FREE_BYTES:
-        return fail("disk", f"{found}, of {MIN_FREE_BYTES / GIB:.1f} that are needed", advice)
+        return fail("disk", f"{found}; {MIN_FREE_BYTES / GIB:.1f} GiB are needed", advice)
     if node.free_disk_bytes < GOOD_FREE_BYTES:
         return warn("disk", f"{found}, less than {GOOD_FREE_BYTES / GIB:.0f}", advice)
     return ok("disk", found)

@@ -138,15 +138,15 @@ OF_A_NODE: list[tuple[dict[str, Any], str, Status, str]] = [
         "none",
     ),  # what programs do to themselves
     ({"xids": None}, "xid", Status.OK, "cannot be read"),
-    ({"free_disk_bytes": 100 << 20}, "disk", Status.FAIL, "0.1 GiB free, of 0.2 that are needed"),
+    ({"free_disk_bytes": 100 << 20}, "disk", Status.FAIL, "0.1 GiB free; 0.2 GiB are needed"),
     (
         {"free_disk_bytes": 100 << 20, "home": "/data/me"},
         "disk",
         Status.FAIL,
-        "0.1 GiB free in /data/me, of 0.2 that are needed",
+        "0.1 GiB free in /data/me; 0.2 GiB are needed",
     ),
     ({"free_disk_bytes": 2 * GIB}, "disk", Status.WARN, "2.0 GiB free, less than 5"),
-    ({"free_disk_bytes": (200 << 20) - 1}, "disk", Status.FAIL, "0.2 GiB free, of 0.2"),
+    ({"free_disk_bytes": (200 << 20) - 1}, "disk", Status.FAIL, "0.2 GiB free; 0.2"),
     ({"free_disk_bytes": 200 << 20}, "disk", Status.WARN, "0.2 GiB free, less than 5"),
     ({"free_disk_bytes": 5 * GIB - 1}, "disk", Status.WARN, "5.0 GiB free, less than 5"),
     ({"free_disk_bytes": 5 * GIB}, "disk", Status.OK, "5.0 GiB free"),
