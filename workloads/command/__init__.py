@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from orchestrator.core.sweepfile.metrics_section import LinePatterns
 from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.redaction import Secrets
 from workloads.command.handover import Handover, hand_over_memory
+from workloads.command.looks import LONGEST_SECONDS, code_within, seconds_between
 from workloads.command.metrics import Metrics
 from workloads.command.nesting import NestingWatch
 from workloads.command.printed import PrintedMetrics
@@ -31,7 +31,6 @@ from workloads.command.traces import follow_profiled
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank, context
 
-_POLL_SECONDS = 0.05
 _LAST_LINE_SECONDS = 0.3
 
 
@@ -138,7 +137,7 @@ def _lead(program: Program, metrics: Metrics, handover: Handover, nesting: Nesti
     The limit of the first step holds for a program that writes nothing until its end.
     """
     document = FinalDocument(handover)
-    while (code := _code_within(program.process, _POLL_SECONDS)) is None:
+    while (code := code_within(program.process, seconds_between(metrics.step_seconds))) is None:
         metrics.read()
         if metrics.diverged is not None:
             return handover.report_diverged()
@@ -195,7 +194,7 @@ def _follow(program: Program, rank: Rank, metrics: Metrics) -> int:
     """
     sees_steps = rank.rank - rank.local_rank == reporting_rank(rank)
     stop_file = program.place.stop_file
-    while (code := _code_within(program.process, _POLL_SECONDS)) is None:
+    while (code := code_within(program.process, seconds_between(metrics.step_seconds))) is None:
         if not sees_steps:
             rank.heartbeat(Phase.STEADY)
             if metrics.printed is not None:
@@ -228,16 +227,8 @@ def _has_enough_soon(metrics: Metrics, stop_file: Path) -> bool:
             break
         if not metrics.times_steps or time.monotonic() > until:
             return False
-        time.sleep(_POLL_SECONDS)
+        time.sleep(LONGEST_SECONDS)
     return True
-
-
-def _code_within(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The program's exit code; None if it has not ended after these seconds."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _reject(rank: Rank, exc: Exception) -> int:

@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from workloads.command.handover import Handover
+from workloads.command.looks import code_within, seconds_between
 
 # A program looks for the file once per step, and writes its result after the last one.
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 10.0
 _STEPS = 2.0
-_POLL_SECONDS = 0.05
 # After SIGTERM, for a program that has to end others.
 _TERM_SECONDS = 2.0
 # A document that does not change for this long, and for this many of its steps, is the last one.
@@ -83,8 +83,7 @@ def wait_for_end(
     """
     until = time.monotonic() + end_patience_seconds(step_seconds)
     while (left := until - time.monotonic()) > 0:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(min(left, _POLL_SECONDS))
+        if code_within(process, min(left, seconds_between(step_seconds))) is not None:
             return True
         meanwhile()
     # Launchers such as torchrun print a traceback when they get a signal.

@@ -845,3 +845,14 @@ def test_so_is_the_factor_of_times_that_are_too_long() -> None:
     reason = judge(run(steps, told=told, start=600.0).result())
     assert reason is not None
     assert "every 2 s, and say that a step takes 3.8 s" in reason
+
+
+@pytest.mark.parametrize("true_seconds", [0.04, 0.064, 0.08])
+def test_half_of_a_short_step_is_seen_in_a_dozen_lines(true_seconds: float) -> None:
+    """With the looks that the rank makes at such steps."""
+    told = [true_seconds / 2] * 14
+    for seed in range(20):
+        steps = noisy(true_seconds, 14, seed=seed)
+        result = run(steps, told=told, poll_seconds=max(0.01, true_seconds / 8)).result()
+        reason = judge(result)
+        assert reason is not None and "2 times less" in reason
