@@ -82,6 +82,8 @@ class StopRules:
         self._nothing_measured = True
         self._same_failures, self._first_failure, self._same_cells = 0, "", set[int]()
         self._same = ""  # what these failures have in common
+        # When the last edit was known that an attempt failed by, and that was counted.
+        self._edit_known_at = -inf
         # Measurements that cannot be true before any that can.
         self._num_implausible, self._first_implausible = 0, ""
 
@@ -128,7 +130,8 @@ class StopRules:
         """Count a failure of an attempt that began at `began`, on `num_nodes` nodes.
 
         One that began before the last fault was known shows nothing new: all attempts on a node are
-        lost with it. `is_repeat`: its layout had been measured.
+        lost with it, and one edit of the program is seen by all that start meanwhile. `is_repeat`:
+        its layout had been measured.
         """
         # We ended these attempts, so their equal messages prove nothing.
         if POLICIES[failure.kind].fault is Fault.NOBODY:
@@ -144,15 +147,22 @@ class StopRules:
                 streak.measured_layout_hung |= is_check
             return
         # Repeats that fail are given up one by one; their layouts were measured by an earlier call.
+        is_edit = failure.kind is FailureKind.EDITED
         is_telling = not is_repeat and failure.kind not in OUT_OF_MEMORY_KINDS
         if self._nothing_measured and is_telling:
             said = re.sub(r"^rank \d+ ", "", failure.message)
             if _in_common(said, failure.kind) != self._same:
                 self._same_failures, self._same_cells, self._first_failure = 0, set(), said
                 self._same = _in_common(said, failure.kind)
-            self._same_failures += 1
             self._same_cells.add(cell_id)
-        self._note_worked(cell_id, now)
+            if not is_edit:
+                self._same_failures += 1
+            elif began >= self._edit_known_at:
+                self._same_failures += 1
+                self._edit_known_at = now
+        # What was edited may have hung, too.
+        if not is_edit:
+            self._note_worked(cell_id, now)
 
     @property
     def may_stop(self) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -953,6 +953,21 @@ def test_an_attempt_that_starts_while_its_program_is_edited_runs_again(store: St
         CODE.dirty_diff_digest,
         "files:b",
     ]
+
+
+def test_one_edit_while_all_first_attempts_start_ends_no_call(store: Store) -> None:
+    scheduler = FakeScheduler(fast, device=Device.CUDA, nodes={"n0": 6}, first_among=6)
+    edits, ticks = [edited_code()], count()
+    run(
+        store,
+        fast,
+        scheduler=scheduler,
+        spec=spec(gpus=1, gpus_per_node=6),
+        edited=lambda: edits.pop() if edits and len(scheduler.started) == 6 else None,
+        clock=lambda: float(next(ticks)),
+    )
+    assert states(store) == {TrialState.MEASURED: 6}
+    assert Counter(attempt for _, attempt in scheduler.started) == {1: 6, 2: 6}
 
 
 def test_an_edit_in_a_later_attempt_runs_again_as_in_the_first(store: Store) -> None:

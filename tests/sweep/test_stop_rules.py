@@ -59,6 +59,27 @@ def test_what_to_run_after_the_program_was_corrected_is_said_with_its_order() ->
         stop_rules.stuck_cells(OPEN)
 
 
+def test_one_edit_that_all_first_attempts_see_is_not_the_same_failure_of_each() -> None:
+    stop_rules = StopRules("t")
+    edited = Failure(kind=FailureKind.EDITED, message="edited")
+    # All begun together, and ended one after the other.
+    for slot in range(3 * SAME_FAILURES):
+        stop_rules.note_failure(edited, cell_id=1, began=0.0, now=10.0 + slot)
+    assert stop_rules.stuck_cells(OPEN) == set()
+    # A program that writes its own sources does so each time.
+    for again in range(2, SAME_FAILURES + 1):
+        assert stop_rules.stuck_cells(OPEN) == set()
+        stop_rules.note_failure(edited, cell_id=1, began=100.0 * again, now=100.0 * again + 50)
+    with pytest.raises(UsageInvalid, match=f"the first {SAME_FAILURES} attempts failed"):
+        stop_rules.stuck_cells(OPEN)
+
+
+def test_an_edit_does_not_show_that_the_machine_works() -> None:
+    stop_rules = told(StopRules("t"), FailureKind.HUNG, "it stood still")
+    told(stop_rules, FailureKind.EDITED, "edited")
+    assert stop_rules.suspects_the_machine
+
+
 def test_the_same_failure_of_other_ranks_is_the_same() -> None:
     stop_rules = told(
         StopRules("t"),
@@ -170,7 +191,14 @@ def test_what_ran_beside_each_other_fails_once_however_much_it_was() -> None:
         stop_rules.stuck_cells(OPEN)
 
 
-@pytest.mark.parametrize("kind", [None, *OF_THE_PROGRAM, *sorted(OUT_OF_MEMORY_KINDS)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        None,
+        *(kind for kind in OF_THE_PROGRAM if kind is not FailureKind.EDITED),
+        *sorted(OUT_OF_MEMORY_KINDS),
+    ],
+)
 def test_a_trial_that_ended_by_itself_shows_that_the_machine_is_well(
     kind: FailureKind | None,
 ) -> None:
