@@ -153,11 +153,21 @@ class Loop:
         for event in self._scheduler.poll(seconds):
             self._attempts.hear(event)
         if self._call.code.may_change:
-            for attempt in self._attempts.running:
-                if attempt.code.at_first_step is None and attempt.has_loaded:
-                    # Once it has ended, its end is about to be judged.
-                    now = self._call.code.checked(at_once=attempt.end is not None)
-                    attempt.code = replace(attempt.code, at_first_step=now)
+            self._check_for_edits()
+
+    def _check_for_edits(self) -> None:
+        """Check once for all attempts that have made their first steps, or ended, since."""
+        loaded = [
+            attempt
+            for attempt in self._attempts.running
+            if attempt.code.at_first_step is None and attempt.has_loaded
+        ]
+        if loaded:
+            # Those that have ended are about to be judged.
+            has_ended = any(attempt.end is not None for attempt in loaded)
+            now = self._call.code.checked(at_once=has_ended)
+            for attempt in loaded:
+                attempt.code = replace(attempt.code, at_first_step=now)
 
     def _record_ends(self) -> None:
         """Record how attempts ended, all of them in one commit."""

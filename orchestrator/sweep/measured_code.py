@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from orchestrator.core.trial.fingerprint import Fingerprint
 
-# While attempts start and run, checks for edits take at most this share of the time.
+# Checks for edits that can wait take at most this share of the time. One check that cannot is made
+# for all attempts that have ended since the last poll.
 CHECKING_SHARE = 0.05
 # A check that takes no longer is made each time.
 ALWAYS_CHECKED_SECONDS = 0.05

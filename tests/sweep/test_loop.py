@@ -1015,6 +1015,27 @@ def test_an_edit_is_found_also_if_checks_take_long(store: Store) -> None:
     assert not first.is_current_fingerprint and second.is_current_fingerprint
 
 
+def test_one_check_for_edits_serves_all_that_end_in_one_poll(store: Store) -> None:
+    class Together(FakeScheduler):
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            ended = []
+            while self._running:
+                ended += super().poll(timeout_seconds)
+            return ended
+
+    scheduler = Together(fast, device=Device.CUDA, nodes={"n0": 6})
+    num_running: list[int] = []
+    run(
+        store,
+        fast,
+        scheduler=scheduler,
+        spec=spec(gpus=1, gpus_per_node=6),
+        edited=lambda: num_running.append(scheduler.num_running),
+    )
+    # One before each start, and one after all ends.
+    assert num_running == [0, 1, 2, 3, 4, 5, 0]
+
+
 def test_an_edit_is_kept_with_an_end_that_the_store_did_not_get(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
