@@ -160,14 +160,14 @@ class Loop:
         loaded = [
             attempt
             for attempt in self._attempts.running
-            if attempt.code.at_first_step is None and attempt.has_loaded
+            if attempt.code.when_checked is None and attempt.has_loaded
         ]
         if loaded:
             # Those that have ended are about to be judged.
             has_ended = any(attempt.end is not None for attempt in loaded)
             now = self._call.code.checked(at_once=has_ended)
             for attempt in loaded:
-                attempt.code = replace(attempt.code, at_first_step=now)
+                attempt.code = replace(attempt.code, when_checked=now)
 
     def _record_ends(self) -> None:
         """Record how attempts ended, all of them in one commit."""

@@ -17,18 +17,19 @@ ALWAYS_CHECKED_SECONDS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptCode:
-    """The code when an attempt was started, and when its first step or its end was seen.
+    """The code when an attempt was started, and when it was checked after that.
 
-    None: nobody edits it, or it is not known yet.
+    That is the first check after its first step, or its end, was seen: if checks take long, it may
+    come many steps later. None: nobody edits the code, or it is not known yet.
     """
 
     at_start: Fingerprint | None = None
-    at_first_step: Fingerprint | None = None
+    when_checked: Fingerprint | None = None
 
     @property
     def was_edited(self) -> bool:
         """True if the code changed in between."""
-        return self.at_first_step not in (None, self.at_start)
+        return self.when_checked not in (None, self.at_start)
 
 
 @dataclass(eq=False)

@@ -39,8 +39,8 @@ from orchestrator.sweep.provenance import measured_with
 
 _EDITED = Failure(
     kind=FailureKind.EDITED,
-    message="the program was edited between its start and its first step, so which code ran is not"
-    " known",
+    message="the program was edited between its start and the first check for edits after its first"
+    " step, so which code ran is not known",
 )
 _OF_PROGRAM = (Fault.LAYOUT, Fault.CODE)
 
@@ -98,10 +98,10 @@ def judge_attempt(
 ) -> AttemptVerdict:
     """Judge how an attempt of a layout ended.
 
-    `code` is that at its start; `was_edited`: another one was found at its first step.
-    `device_name` is the cluster's, for ranks that do not name theirs. A repeat whose numbers cannot
-    be true is a bad result: the earlier measurement of its trial still counts. `at`: when it ended,
-    by the sweep's clock; None: the store's clock counts.
+    `code` is that at its start; `was_edited`: another one was found when it was checked after the
+    first step. `device_name` is the cluster's, for ranks that do not name theirs. A repeat whose
+    numbers cannot be true is a bad result: the earlier measurement of its trial still counts. `at`:
+    when it ended, by the sweep's clock; None: the store's clock counts.
     """
     results = end.results
     outcome = _outcome(end, results, cell=cell, layout=layout, plan=plan, peaks=peaks)
