@@ -57,7 +57,7 @@ class Policy:
 
 
 # A layout that was measured well is not at fault if a repeat has numbers that cannot be true: the
-# machine was slowed meanwhile. As many retries as after other faults of a machine.
+# machine was slowed meanwhile, so the repeat is tried again.
 MAX_BAD_REPEATS_RETRIED = 2
 
 _K = FailureKind
@@ -210,17 +210,18 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         _K.CANCELLED: Policy(
             fault=Fault.NOBODY,
             means="ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`",
-            fix="nothing: it runs again by the next `sweep run`",
+            fix="nothing: the next `sweep run` runs it again",
         ),
-        # A person seldom edits three starts of one trial: a program that writes its own sources
-        # would run for ever.
+        # A person seldom edits the program in three starts of one trial. Without an end, one that
+        # writes its own sources would run for ever.
         _K.EDITED: Policy(
             fault=Fault.CODE,
             max_retries=2,
-            means="the program was edited between the attempt's start and its first step, so it is "
-            "not known which code ran",
-            fix="nothing after an edit of yours: it runs again. A program that changes its own "
-            "sources fails so each time: let it write under `{run_dir}`",
+            means="the program was edited between the attempt's start and the first check for "
+            "edits after its first step, so it is not known which code ran",
+            fix="nothing after an edit of yours: it runs again; if several made it fail, "
+            "`sweep invalidate`. A program that changes its own sources fails so each time: let it "
+            "write under `{run_dir}`",
         ),
     }
 )
