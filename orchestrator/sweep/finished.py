@@ -132,7 +132,6 @@ def _finished(
 def _result(
     spec: SweepSpec, store: Store, found: _FinishedSweep, *, code_has_changed: bool
 ) -> SweepResult:
-    cell_ids = {cell.cell.id for cell in found.cells}
     trials = store.trials(found.sweep_id)
     without_best = {
         one.cell.cell: [trial for trial in trials if trial.cell_id == one.cell.id]
@@ -140,11 +139,6 @@ def _result(
         if one.best is None
     }
     failed = {cell: failed_trials(rows) for cell, rows in without_best.items()}
-    digests = {
-        trial.fingerprint_digest
-        for trial in trials
-        if trial.cell_id in cell_ids and trial.fingerprint_digest is not None
-    }
     return SweepResult(
         sweep_id=found.sweep_id,
         counts=found.counts,
@@ -154,7 +148,6 @@ def _result(
         nothing_fits={},
         tied=found.tied,
         untried={cell.cell.cell: cell.cell.num_untried or 0 for cell in found.cells},
-        num_fingerprints=len(digests),
         unconfirmed=[
             cell
             for cell, confirmation in found.confirmations.items()

@@ -219,7 +219,6 @@ class SweepResult:
     tied: Mapping[Cell, Sequence[Layout]]
     # Layouts that were neither launched nor condemned.
     untried: Mapping[Cell, int]
-    num_fingerprints: int  # distinct ones among what was measured
     # Trials of each cell, by all calls.
     launched: Mapping[Cell, int] = field(default_factory=dict)
     # Cells whose best was measured once, since a budget allowed no repeat.

@@ -189,7 +189,6 @@ class Snapshots:
             },
             tied={one.cell: one.confirmation.tied() for one in searches if one.best is not None},
             untried={one.cell: _untried_of(one) for one in searches},
-            num_fingerprints=len(self._outcomes.fingerprints),
             launched={one.cell: one.launched for one in searches},
             failed={cell: some for cell, some in failed.items() if some is not None},
             unconfirmed=[

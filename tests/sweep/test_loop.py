@@ -909,7 +909,7 @@ def test_of_what_ends_by_one_poll_only_the_newest_software_is_compared(store: St
     last, _ = scheduler.started[5]
     ((best, value),) = seen[-1].best.values()
     assert (best, value) == (last, 64 * 8 / 1.0)
-    assert result.num_fingerprints == 2
+    assert len(store.fingerprints(result.sweep_id)) == 2
     (current,) = [t for t in store.trials(store.sweep_named("t").id) if t.is_current_fingerprint]
     assert current.layout == last
     assert states(store) == {TrialState.MEASURED: 6}
@@ -922,7 +922,7 @@ def test_what_starts_after_an_edit_of_the_program_is_kept_apart(store: Store) ->
     result, scheduler = run(
         store, fast, spec=spec(gpus=1), edited=lambda: edits.pop(0) if edits else None
     )
-    assert result.num_fingerprints == 2
+    assert len(store.fingerprints(result.sweep_id)) == 2
     rows = {t.layout: t.is_current_fingerprint for t in store.trials(result.sweep_id)}
     assert [rows[layout] for layout, _ in scheduler.started] == [False] * 2 + [True] * 4
     assert not result.code_has_changed
@@ -1142,7 +1142,7 @@ def test_an_edit_while_the_winner_is_confirmed_ends_that_and_is_said(store: Stor
     )
     assert [attempt for _, attempt in scheduler.started] == [1] * 6 + [2]
     # No trial has the new code.
-    assert (result.num_fingerprints, result.code_has_changed) == (1, True)
+    assert result.code_has_changed
     assert any("its trial: kept apart" in str(one) for one in seen)
     (counts,) = store.fingerprint_counts(result.sweep_id)
     assert (counts.num_current, counts.num_earlier, counts.num_apart) == (6, 0, 1)
@@ -1181,7 +1181,7 @@ def test_packages_that_are_found_later_begin_no_cell_anew(
 
     result, _ = run(store, fast, scheduler=FoundLater(fast), spec=spec(gpus=1))
     rows = store.trials(result.sweep_id)
-    assert result.num_fingerprints == 1 and len(rows) > 2
+    assert len({row.fingerprint_digest for row in rows}) == 1 and len(rows) > 2
     assert all(row.is_current_fingerprint for row in rows)
     assert [one for one in caplog.messages if "kept apart" in one] == []
 

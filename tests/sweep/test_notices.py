@@ -83,7 +83,6 @@ def result(**changes: Any) -> SweepResult:
         "nothing_fits": {},
         "tied": {CELL: [LAYOUT]},
         "untried": {},
-        "num_fingerprints": 1,
     }
     return SweepResult(**(given | changes))
 
