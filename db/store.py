@@ -327,6 +327,11 @@ class Store(StoreReads):
         """Count the trials that `invalidate` would change, by state. Raises UsageInvalid."""
         return repeatable_trials.num_by_state(*self._looked_in(where, sweep))
 
+    def count_repeatable_by_sweep(self, where: str) -> dict[str, int]:
+        """Count the same of all sweeps, by name, the newest first; those with none are left out."""
+        counts = repeatable_trials.num_by_sweep(*self._looked_in(where, None)[:2])
+        return {row.name: counts[row.id] for row in self.sweeps() if row.id in counts}
+
     def _looked_in(self, where: str, sweep: str | None) -> tuple[str, str, int | None]:
         """Return the store, the condition, and the sweep to look in, for `repeatable_trials`."""
         url = self._database.url.render_as_string(hide_password=False)

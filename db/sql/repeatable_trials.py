@@ -31,15 +31,25 @@ def num_by_state(url: str, where: str, sweep_id: int | None) -> dict[TrialState,
 
     Takes and raises what `trials_by_sweep` does.
     """
-    ids = "(SELECT trial_id FROM matching)"
-    found = _answer(
-        url,
-        where,
-        sweep_id,
-        f"SELECT state, count(*) FROM trial WHERE id IN {ids}"
-        f" OR (state = 'pruned' AND condemned_by IN {ids}) GROUP BY state",
-    )
+    found = _answer(url, where, sweep_id, _count_by("state"))
     return {TrialState(state): int(count) for state, count in found.rows}
+
+
+def num_by_sweep(url: str, where: str) -> dict[int, int]:
+    """Return how many trials match, or are condemned by one that does, by the id of their sweep.
+
+    Raises what `trials_by_sweep` does.
+    """
+    found = _answer(url, where, None, _count_by("sweep_id"))
+    return {int(sweep_id): int(count) for sweep_id, count in found.rows}
+
+
+def _count_by(column: str) -> str:
+    ids = "(SELECT trial_id FROM matching)"
+    return (
+        f"SELECT {column}, count(*) FROM trial WHERE id IN {ids}"
+        f" OR (state = 'pruned' AND condemned_by IN {ids}) GROUP BY {column}"
+    )
 
 
 def _answer(url: str, where: str, sweep_id: int | None, statement: str) -> Answer:

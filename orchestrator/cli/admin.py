@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from db.store import Store
     from db.types import StopRequest
 
+# Sweeps named in a question.
+MOST_NAMED = 8
+
 
 def cancel(
     sweep: SweepArgument = None,
@@ -146,13 +149,14 @@ def invalidate(
 
 
 def _sweeps_text(store: Store, where: str, sweep: str | None) -> str:
-    """Name the sweep, or all that have matching trials, with their numbers."""
+    """Name the sweep, or the newest that have matching trials, with their numbers."""
     if sweep is not None:
         return f"sweep {sweep}"
-    found = {one.name: store.count_repeatable(where, sweep=one.name) for one in store.sweeps()}
-    nums = {name: sum(counts.values()) for name, counts in found.items() if counts}
-    names = ", ".join(f"{name} ({num})" for name, num in nums.items())
-    return f"{counted(len(nums), 'sweep')}, {names}"
+    nums = store.count_repeatable_by_sweep(where)
+    names = [f"{name} ({num})" for name, num in nums.items()]
+    if len(names) > MOST_NAMED:
+        names = [*names[:MOST_NAMED], f"and {len(names) - MOST_NAMED} more"]
+    return f"{counted(len(nums), 'sweep')}, {', '.join(names)}"
 
 
 def _confirm(total: int, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import pytest
 from db.store import Store
 from db.types import StopRequest
 from orchestrator import cli
+from orchestrator.cli import admin
 from orchestrator.core.trial.lifecycle import TrialState
 from tests.cli.conftest import Sweep
 from tests.db.builders import Bench
@@ -64,7 +65,9 @@ def test_invalidate_can_be_kept_to_one_sweep(store: Store, sweep: Sweep) -> None
     ]
 
 
-def test_invalidate_takes_the_newest_sweep_or_all_that_it_names(store: Store, sweep: Sweep) -> None:
+def test_invalidate_takes_the_newest_sweep_or_all_that_it_names(
+    store: Store, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     benches = [Bench.on(store, name) for name in ("one", "two", "three")]
     for bench, sizes in zip(benches, ([1, 2], [1], [1]), strict=True):
         for size in sizes:
@@ -72,6 +75,10 @@ def test_invalidate_takes_the_newest_sweep_or_all_that_it_names(store: Store, sw
         store.release(bench.sweep_id, bench.epoch)
     _, err = sweep("invalidate", "--where", "mfu > 0.1", "--yes")
     assert "1 matching trial of sweep three: 1 measured" in err
+    with monkeypatch.context() as patch:
+        patch.setattr(admin, "MOST_NAMED", 1)
+        _, err = sweep("invalidate", "--where", "mfu > 0.1", "--all-sweeps", code=2)
+    assert "3 matching trials of 2 sweeps, two (1), and 1 more: 3 measured" in err
     _, err = sweep("invalidate", "--where", "mfu > 0.1", "--yes", "--all-sweeps")
     assert "3 matching trials of 2 sweeps, two (1), one (2): 3 measured" in err
     _, err = sweep("invalidate", "--where", "1=1", "--sweep", "one", "--all-sweeps", code=2)
