@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import schema
+from db.connection.portions import portions
 from db.read import trials
 from db.read.rows import EndedEarlyRow, ImplausibleRow, NoiseFloor, OtherClockRow, TrialRow
 
@@ -21,6 +24,21 @@ def implausible(connection: Connection, sweep_id: int) -> list[ImplausibleRow]:
         .order_by(trial.c.id)
     )
     return [ImplausibleRow(**row) for row in connection.execute(statement).mappings()]
+
+
+def num_implausible(connection: Connection, cell_ids: Collection[int]) -> dict[int, int]:
+    """Count the trials of each of these cells whose numbers cannot be true."""
+    counts = dict.fromkeys(cell_ids, 0)
+    for some in portions(sorted(cell_ids)):
+        statement = (
+            sa.select(trial.c.cell_id, sa.func.count().label("num"))
+            .join(attempt, sa.and_(attempt.c.trial_id == trial.c.id, ~attempt.c.superseded))
+            .join(measurement, measurement.c.attempt_id == attempt.c.id)
+            .where(trial.c.cell_id.in_(some), measurement.c.implausible.is_not(None))
+            .group_by(trial.c.cell_id)
+        )
+        counts |= {row.cell_id: row.num for row in connection.execute(statement)}
+    return counts
 
 
 def ended_early(connection: Connection, sweep_id: int) -> list[EndedEarlyRow]:

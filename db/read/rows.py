@@ -404,8 +404,9 @@ class CellStatus:
     best: TrialRow | None  # under the current fingerprint
     # Trials with at least one attempt in this sweep: what max_trials counts.
     num_launched: int
-    # Measured ones whose numbers cannot be true; 0 if each cell has a best layout.
-    num_implausible: int = 0
+    # Measured ones whose numbers cannot be true. None: not counted, since the cell has a best
+    # layout or nothing measured.
+    num_implausible: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

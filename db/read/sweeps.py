@@ -153,20 +153,20 @@ def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
         counts.setdefault(row.cell_id, {})[TrialState(row.state)] = row.n
         launched[row.cell_id] += row.num_launched
     fastest = trials.best(connection, sweep_id, 1)
-    has_unranked = any(
-        of_cell.get(TrialState.MEASURED) and cell_id not in fastest
+    # Only of cells without a best layout, since it reads all their measurements.
+    unranked = [
+        cell_id
         for cell_id, of_cell in counts.items()
-    )
-    # Only then, since it reads all measurements.
-    unranked = remarks.implausible(connection, sweep_id) if has_unranked else ()
-    implausible = Counter(row.cell_id for row in unranked)
+        if of_cell.get(TrialState.MEASURED) and cell_id not in fastest
+    ]
+    implausible = remarks.num_implausible(connection, unranked)
     return [
         CellStatus(
             cell=row,
             num_trials={state: counts.get(row.id, {}).get(state, 0) for state in TrialState},
             best=next(iter(fastest.get(row.id, ())), None),
             num_launched=launched[row.id],
-            num_implausible=implausible[row.id],
+            num_implausible=implausible.get(row.id),
         )
         for row in cells(connection, sweep_id)
     ]

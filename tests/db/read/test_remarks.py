@@ -12,6 +12,7 @@ from db.store import Store
 from orchestrator.core.trial.node_report import GpuUsage
 from tests.db.builders import (
     Bench,
+    cell,
     fingerprint,
     layout,
     measurement,
@@ -35,6 +36,26 @@ def measure(bench: Bench, micro_batch_size: int, **facts: Any) -> int:
         **facts,
     )
     return trial_id
+
+
+def test_implausible_trials_are_counted_for_each_cell_without_a_best_by_itself(
+    store: Store,
+) -> None:
+    one = Bench.on(store)
+    others = [
+        replace(one, cell_id=store.ensure_cell(one.sweep_id, cell(sequence_length=n), one.epoch))
+        for n in (256, 512)
+    ]
+
+    def counts() -> list[int | None]:
+        return [status.num_implausible for status in store.status(one.sweep_id)]
+
+    assert counts() == [None, None, None]
+    for bench in (one, *others):
+        measure(bench, 1, value={"implausible": "too fast"})
+    assert counts() == [1, 1, 1]
+    measure(others[0], 2)
+    assert counts() == [1, None, 1]
 
 
 def test_trials_that_are_not_ranked_say_why_and_only_of_their_sweep(store: Store) -> None:
