@@ -36,12 +36,13 @@ from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.measurement import Measurement, StepTime
 from orchestrator.core.trial.node_report import GpuUsage
+from orchestrator.core.trial.purpose import Purpose
 
 NUM_CELLS = 12
 # One trial in so many; the others are measured.
 OOM_EVERY, PRUNED_EVERY = 5, 3
 # In so many measured trials, one had a node fail before, one was measured with the older
-# fingerprint before, and one was repeated after.
+# fingerprint before, one was repeated after, and a repeat of one failed.
 FAULT_EVERY, OLDER_EVERY, REPEAT_EVERY = 50, 10, 20
 NUM_NODES = 64
 # Trials in a transaction.
@@ -214,6 +215,9 @@ def launches(i: int, state: str) -> list[dict[str, Any]]:
     found.append(_launch(state, FINGERPRINTS[i % 10 > 0], pooled=True))
     if i % REPEAT_EVERY == 11:
         found.append(_launch(state, FINGERPRINTS[1], superseded=True, pooled=True))
+    if i % REPEAT_EVERY == 13:
+        hung = Failure(kind=FailureKind.HUNG, message="no step in 600 s", node=node)
+        found.append(_launch("failed", FINGERPRINTS[1], failure=hung, purpose=Purpose.CONFIRMATION))
     return found
 
 
@@ -224,6 +228,7 @@ def _launch(
     failure: Failure | None = None,
     superseded: bool = False,
     pooled: bool = False,
+    purpose: Purpose | None = None,
 ) -> dict[str, Any]:
     return {
         "state": state,
@@ -231,6 +236,7 @@ def _launch(
         "failure": failure,
         "superseded": superseded,
         "pooled": pooled,
+        "purpose": purpose,
     }
 
 
@@ -319,11 +325,14 @@ def _large(
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         cpu[query.name] = round(spent / 5, 4)
+    leading = [one.id for some in store.best(sweep_id, top=10).values() for one in some]
     return {
         "num_trials": num_trials,
         "num_cells": len(cell_ids),
         "status_seconds": seconds(lambda: (store.status(sweep_id), store.reserved(sweep_id))),
         "best_seconds": seconds(lambda: store.best(sweep_id, top=10)),
+        "failed_repeats_seconds": seconds(lambda: store.failed_repeats(leading)),
+        "fingerprint_counts_seconds": seconds(lambda: store.fingerprint_counts(sweep_id)),
         "trial_seconds": seconds(lambda: store.trial(5)),
         "v_best_seconds": seconds(
             lambda: readonly.own_query(url, "SELECT * FROM v_best WHERE is_current")

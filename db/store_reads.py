@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -286,9 +286,9 @@ class StoreReads:
         """The trials of a sweep that were ended before their last timed step, oldest first."""
         return self._read(remarks.ended_early, sweep_id)
 
-    def failed_repeats(self, sweep_id: int) -> list[FailedRepeatRow]:
-        """The failed repeats of a sweep's measured trials, oldest trial first."""
-        return self._read(repeats.failed_repeats, sweep_id)
+    def failed_repeats(self, trial_ids: Collection[int]) -> list[FailedRepeatRow]:
+        """The failed repeats of measured trials, oldest trial first."""
+        return self._read(repeats.failed_repeats, trial_ids)
 
     def other_clocks(self, sweep_id: int, *, beyond: float) -> list[OtherClockRow]:
         """The runs whose GPUs had another clock than usual in their cell, by more than `beyond`."""

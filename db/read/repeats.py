@@ -114,8 +114,8 @@ def _run(row: Any) -> Run:
     )
 
 
-def failed_repeats(connection: Connection, sweep_id: int) -> list[FailedRepeatRow]:
-    """The failed repeats of a sweep's measured trials, oldest trial first; none was cancelled.
+def failed_repeats(connection: Connection, trial_ids: Collection[int]) -> list[FailedRepeatRow]:
+    """The failed repeats of measured trials, oldest trial first; none was cancelled.
 
     Those with other code than the runs of their trial are left out if a run of the cell followed.
     """
@@ -143,7 +143,6 @@ def failed_repeats(connection: Connection, sweep_id: int) -> list[FailedRepeatRo
             ),
         )
         .where(
-            trial.c.sweep_id == sweep_id,
             trial.c.state == TrialState.MEASURED,
             attempt.c.purpose.in_(sorted(REPEATS)),
             sa.not_(attempt.c.superseded),
@@ -152,7 +151,11 @@ def failed_repeats(connection: Connection, sweep_id: int) -> list[FailedRepeatRo
         )
         .order_by(attempt.c.trial_id, attempt.c.number)
     )
-    rows = connection.execute(statement).fetchall()
+    rows = [
+        row
+        for some in portions(sorted(trial_ids))
+        for row in connection.execute(statement.where(trial.c.id.in_(some)))
+    ]
     digests = {digest for row in rows for digest in (row.fingerprint_digest, row.of_trial)}
     known = _fingerprints(connection, digests) if len(digests) > 1 else {}
     others = {

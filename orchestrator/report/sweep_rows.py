@@ -38,6 +38,7 @@ class SweepRows:
     sessions: Sequence[SessionRow] = ()
     fingerprints: Sequence[Fingerprint] = ()
     changes: Mapping[int, Sequence[SoftwareChange]] = field(default_factory=dict)  # by cell id
+    # Of the fastest trials.
     failed_repeats: Sequence[FailedRepeatRow] = ()
 
     @property
@@ -72,5 +73,7 @@ def read_rows(store: StoreReads, sweep: SweepRow) -> SweepRows:
         sessions=store.sessions(sweep.id),
         fingerprints=store.fingerprints(sweep.id),
         changes=sweep_changes(store, sweep).by_cell,
-        failed_repeats=store.failed_repeats(sweep.id),
+        failed_repeats=store.failed_repeats(
+            [trial.id for trials in leading.values() for trial in trials]
+        ),
     )

@@ -1071,7 +1071,7 @@ def test_repeats_of_a_program_that_writes_its_own_sources_end(store: Store) -> N
     )
     repeats = Counter(layout for layout, _ in scheduler.started)
     assert repeats and max(repeats.values()) == 1 + POLICIES[FailureKind.EDITED].max_retries
-    failed = store.failed_repeats(result.sweep_id)
+    failed = store.failed_repeats([trial.id for trial in store.trials(result.sweep_id)])
     assert {one.failure_kind for one in failed} == {FailureKind.EDITED}
     assert states(store) == {TrialState.MEASURED: 6}
 

@@ -133,10 +133,9 @@ class _RankedSweep:
 def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
 
-    cells = store.status(sweep.id)
+    cells, leading = store.status(sweep.id), store.best(sweep.id, max(top, CONSIDERED))
     rankings = {
-        cell_id: rank_cell(store, sweep.id, cell_id, trials)
-        for cell_id, trials in store.best(sweep.id, max(top, CONSIDERED)).items()
+        cell_id: rank_cell(store, sweep.id, cell_id, trials) for cell_id, trials in leading.items()
     }
     nothing = Ranking(leading=(), tied=(), text="", drift=None)
     return _RankedSweep(
@@ -147,7 +146,9 @@ def _read(store: StoreReads, sweep: SweepRow, top: int) -> _RankedSweep:
         changes=sweep_changes(store, sweep),
         remarks=_Remarks(
             implausible=store.implausible(sweep.id),
-            failed_repeats=store.failed_repeats(sweep.id),
+            failed_repeats=store.failed_repeats(
+                [trial.id for trials in leading.values() for trial in trials]
+            ),
             other_clocks=store.other_clocks(sweep.id, beyond=OTHER_CLOCK),
             ended_early=store.ended_early(sweep.id),
         ),

@@ -46,7 +46,7 @@ def show_fronts(
         row = select_sweep(store, sweep)
         fronts = read_fronts(store, row)
         changes, cells = sweep_changes(store, row), store.cells(row.id)
-        failed = store.failed_repeats(row.id)
+        failed = store.failed_repeats([one.trial.id for front in fronts for one in front.points])
     if format is Format.JSON:
         _write_json(row.name, fronts, change_records(changes.by_cell, cells))
     else:

@@ -59,7 +59,7 @@ def test_failed_repeats_are_found_but_no_cancelled_ones(store: Store) -> None:
     trial_id = bench.measure()
     for kind in (FailureKind.BAD_RESULT, FailureKind.CANCELLED):
         fail(bench, trial_id, None, kind)
-    assert store.failed_repeats(bench.sweep_id) == [
+    assert store.failed_repeats([trial_id]) == [
         FailedRepeatRow(
             cell_id=bench.cell_id,
             trial_id=trial_id,
@@ -68,6 +68,12 @@ def test_failed_repeats_are_found_but_no_cancelled_ones(store: Store) -> None:
             failure_message="its steps slowed down",
         )
     ]
+    other = bench.measure(2)
+    fail(bench, other, None)
+    found = store.failed_repeats([other, trial_id])
+    assert [row.trial_id for row in found] == [trial_id, other]
+    assert [row.trial_id for row in store.failed_repeats([other])] == [other]
+    assert store.failed_repeats([]) == []
 
 
 def test_a_failure_with_other_code_counts_only_until_the_cell_is_measured_again(
@@ -82,11 +88,11 @@ def test_a_failure_with_other_code_counts_only_until_the_cell_is_measured_again(
     assert found.fingerprint == CODE
     edited = OtherRepeat(fingerprint=EDITED, failure_kind=FailureKind.BAD_RESULT)
     assert found.others == (edited,)
-    assert [row.attempt for row in store.failed_repeats(bench.sweep_id)] == [2, 3, 4, 5]
+    assert [row.attempt for row in store.failed_repeats([trial_id])] == [2, 3, 4, 5]
     bench.measure(2)
     found = store.repeats(bench.cell_id)[trial_id]
     assert (dict(found.failures), found.others) == ({FailureKind.BAD_RESULT: 3}, ())
-    assert [row.attempt for row in store.failed_repeats(bench.sweep_id)] == [2, 3, 4]
+    assert [row.attempt for row in store.failed_repeats([trial_id])] == [2, 3, 4]
 
 
 def test_a_failure_from_before_the_runs_that_count_now_is_none_of_theirs(store: Store) -> None:
@@ -96,7 +102,7 @@ def test_a_failure_from_before_the_runs_that_count_now_is_none_of_theirs(store: 
     assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
     bench.measure(2, torch="9.9")
     assert store.repeats(bench.cell_id) == {}
-    assert store.failed_repeats(bench.sweep_id) == []
+    assert store.failed_repeats([trial_id]) == []
 
 
 def test_a_repeat_with_other_code_matters_until_a_run_of_its_cell_counts(store: Store) -> None:
