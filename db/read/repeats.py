@@ -17,6 +17,7 @@ from db import schema
 from db.connection.portions import portions
 from db.read import records
 from db.read.rows import FailedRepeatRow, OtherRepeat, Repeats
+from db.read.still_counts import still_counts
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
@@ -197,7 +198,10 @@ def _fingerprints(
 
 
 def _newest_counting(connection: Connection, cell_ids: Collection[int]) -> dict[int, int]:
-    """The last attempt of each cell that counts with the cell's fingerprint, by id."""
+    """The last attempt of each cell that counts with the cell's fingerprint, by id.
+
+    It is the `newest_attempt_id` of `fingerprint_counts`.
+    """
     found: dict[int, int] = {}
     for some in portions(sorted(cell_ids)):
         statement = (
@@ -207,7 +211,8 @@ def _newest_counting(connection: Connection, cell_ids: Collection[int]) -> dict[
             .where(
                 trial.c.cell_id.in_(some),
                 trial.c.state == TrialState.MEASURED,
-                attempt.c.pooled,
+                attempt.c.state == sa.literal_column("'measured'"),
+                still_counts(attempt),
                 attempt.c.fingerprint_digest == cell.c.fingerprint_digest,
             )
             .group_by(trial.c.cell_id)

@@ -57,6 +57,7 @@ class NewestCode:
     def _newest_stored(self, key: tuple[int, str]) -> int:
         if key not in self._stored:
             cell_id, digest = key
+            # Superseded runs count, too: whatever became of their numbers, the code was there then.
             # Stored attempts get their whole fingerprint only after all ends are judged.
             parts = [part for part, whole in self._completed.replaced.items() if whole == digest]
             statement = (
