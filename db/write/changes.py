@@ -195,12 +195,19 @@ def mark_lost(connection: Connection, change: Change, sweep_id: int, epoch: int)
     """
     lease.fence(connection, sweep_id, epoch)
     left = (
-        sa.select(trial.c.id, attempt.c.started_at, attempt.c.ended_at, schema.cell.c.num_gpus)
+        sa.select(
+            trial.c.id,
+            attempt.c.started_at,
+            attempt.c.ended_at,
+            schema.cell.c.num_gpus,
+            schema.sweep.c.name.label("sweep"),
+        )
         .join(
             attempt,
             sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number == trial.c.num_attempts),
         )
         .join(schema.cell, schema.cell.c.id == trial.c.cell_id)
+        .join(schema.sweep, schema.sweep.c.id == trial.c.sweep_id)
         .where(
             trial.c.sweep_id == sweep_id,
             attempt.c.state == AttemptState.RUNNING,
@@ -219,7 +226,7 @@ def mark_lost(connection: Connection, change: Change, sweep_id: int, epoch: int)
         message = (
             "the orchestrator of this repeat died; found at the next start"
             if is_repeat
-            else _lost_message(row.id, event, failed_before[row.id].get(_LOST, 0) + 1)
+            else _lost_message(row.sweep, row.id, event, failed_before[row.id].get(_LOST, 0) + 1)
         )
         failure, detail = (
             Failure(kind=_LOST, message=message),
@@ -248,14 +255,14 @@ def mark_lost(connection: Connection, change: Change, sweep_id: int, epoch: int)
 _LOST = FailureKind.ORCHESTRATOR_LOST
 
 
-def _lost_message(trial_id: int, event: TrialEvent, times: int) -> str:
+def _lost_message(sweep: str, trial_id: int, event: TrialEvent, times: int) -> str:
     found = "the orchestrator of this attempt died; found at the next start"
     if event is TrialEvent.REQUEUED:
         return found
     return (
         f"{found}. It was so {times} times while this trial was under way, so it is not tried "
         "again; see whether this layout takes the machine down, then: "
-        f"sweep invalidate --where 'trial_id = {trial_id}' --yes"
+        f"sweep invalidate --sweep {sweep} --where 'trial_id = {trial_id}' --yes"
     )
 
 

@@ -120,7 +120,7 @@ def invalidate(
       sweep invalidate --where 'not is_current_fingerprint' --sweep 8b
       sweep invalidate --where "torch like '2.9.%'" --all-sweeps
       sweep invalidate --where "failure_kind = 'nccl'" --yes
-      sweep invalidate --where 'trial_id = 17'
+      sweep invalidate --where 'trial_id = 17' --sweep 8b
     """
     if all_sweeps and sweep is not None:
         raise UsageInvalid("--all-sweeps and --sweep exclude each other: leave one of them out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -10,9 +11,10 @@ from db.store import Store
 from db.types import StopRequest
 from orchestrator import cli
 from orchestrator.cli import admin
+from orchestrator.core.trial.failure_kinds import POLICIES, FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from tests.cli.conftest import Sweep
-from tests.db.builders import Bench
+from tests.db.builders import Bench, start_attempt
 
 
 def test_cancel_reaches_the_orchestrator_that_holds_the_sweep(store: Store, sweep: Sweep) -> None:
@@ -83,6 +85,23 @@ def test_invalidate_takes_the_newest_sweep_or_all_that_it_names(
     assert "3 matching trials of 2 sweeps, two (1), one (2): 3 measured" in err
     _, err = sweep("invalidate", "--where", "1=1", "--sweep", "one", "--all-sweeps", code=2)
     assert "--all-sweeps and --sweep exclude each other" in err
+
+
+def test_the_advice_for_a_trial_that_was_lost_too_often_works_for_an_older_sweep(
+    store: Store, sweep: Sweep
+) -> None:
+    old = Bench.on(store, "old")
+    trial_id, _ = old.start()
+    Bench.on(store, "new")
+    for left in range(POLICIES[FailureKind.ORCHESTRATOR_LOST].max_retries, -1, -1):
+        epoch = store.acquire(old.sweep_id, host="elsewhere", pid=1, takeover=True)
+        store.mark_lost(old.sweep_id, epoch)
+        if left:
+            start_attempt(store, trial_id, epoch)
+    store.release(old.sweep_id, epoch)
+    told = store.trial(trial_id).trial.failure_message or ""
+    out, _ = sweep(*shlex.split(told[told.index("sweep invalidate") :])[1:])
+    assert "1 trial will be measured again" in out
 
 
 @pytest.mark.parametrize(
