@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,11 @@ class SoftwareChange:
         """Say what changed, a hint, and the command."""
         aim = "measure the layouts with older numbers again"
         if self.is_apart:
-            aim = f"rank the new {_what(is_of_code=self.is_of_code)} instead"
+            # A change that was undone is known only to `sweep run`.
+            aim = (
+                f"rank the new {_what(is_of_code=self.is_of_code)} instead, if the change still"
+                " stands"
+            )
         return (
             f"{self.text}.{hint} To {aim}, run this and then the same `sweep run`: {self.command}"
         )
@@ -43,10 +47,12 @@ def software_changes(
     *,
     across_cells: bool = False,
     cells: Collection[str] = (),
+    code: Callable[[], Fingerprint] | None = None,
 ) -> list[SoftwareChange]:
     """Read what changed in a sweep. `across_cells`: also if only its cells differ.
 
     `cells`: the keys of those that a file names, if the sweep has others: these are left alone.
+    `code`: reads that of now, by which a change that was undone is left out; None: it is not known.
     """
     counts = store.fingerprint_counts(sweep_id)
     if cells:
@@ -58,7 +64,22 @@ def software_changes(
     ):
         return []
     known = store.fingerprints(sweep_id)
+    if code is not None and any(one.num_apart for one in counts):
+        counts = _without_undone(counts, known, code())
     return changes_of(sweep, counts, known, across_cells=across_cells, cells=cells)
+
+
+def _without_undone(
+    counts: Iterable[FingerprintCounts], fingerprints: Iterable[Fingerprint], now: Fingerprint
+) -> list[FingerprintCounts]:
+    """Leave out repeats of other code than now, where the other numbers of the cell have it."""
+    has_code = {one.digest: one.has_code_of(now) for one in fingerprints}
+    return [
+        replace(one, num_apart=0, apart_digest=None)
+        if has_code.get(one.digest or "") and has_code.get(one.apart_digest or "") is False
+        else one
+        for one in counts
+    ]
 
 
 def other_cells_than(cells: Collection[str], store: StoreReads, sweep_id: int) -> bool:

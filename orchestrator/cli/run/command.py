@@ -227,7 +227,12 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         if not other_cells_than(cells, store, result.sweep_id):
             cells = []
         changes = software_changes(
-            store, result.sweep_id, spec.name, across_cells=True, cells=cells
+            store,
+            result.sweep_id,
+            spec.name,
+            across_cells=True,
+            cells=cells,
+            code=partial(_code_of, spec, table),
         )
     # A sweep with objectives besides speed ends with its front.
     pareto = spec.merits != (Merit.SPEED,)

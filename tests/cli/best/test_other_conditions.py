@@ -77,6 +77,9 @@ def test_the_head_of_a_report_names_the_same_layouts(store: Store, sweep: Sweep)
         assert f"changed since: {one['changed']}" in line
 
 
+EDITED = fingerprint().model_copy(update={"dirty_diff_digest": "files:b"})
+
+
 def edited(bench: Bench, trial_id: int | None = None, mbs: int = 1) -> None:
     """Measure a layout, or a trial once more, with other files of the program."""
     if trial_id is None:
@@ -89,7 +92,7 @@ def edited(bench: Bench, trial_id: int | None = None, mbs: int = 1) -> None:
         attempt,
         epoch=bench.epoch,
         measurement=measurement(900.0 + mbs),
-        fingerprint=fingerprint().model_copy(update={"dirty_diff_digest": "files:b"}),
+        fingerprint=EDITED,
     )
 
 
@@ -113,6 +116,10 @@ def test_repeats_with_other_code_that_were_kept_apart_are_said_with_what_measure
         assert "The ranking is that of the earlier code" in out
         # A repeat would be kept apart too.
         assert "To decide between them" not in out
+        assert "To rank the new code instead, if the change still stands, run this" in out
+    for now, is_undone in ((fingerprint(), True), (EDITED, False)):
+        told = software_changes(store, bench.sweep_id, "tiny", code=lambda now=now: now)
+        assert (told == []) is is_undone
     out, _ = sweep(*command_of(out))
     assert out.startswith("2 trials will be measured again")
     out, _ = sweep("best")
