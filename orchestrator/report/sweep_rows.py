@@ -38,7 +38,7 @@ class SweepRows:
     sessions: Sequence[SessionRow] = ()
     fingerprints: Sequence[Fingerprint] = ()
     changes: Mapping[int, Sequence[SoftwareChange]] = field(default_factory=dict)  # by cell id
-    # Of the fastest trials.
+    # Those of the trials that the rankings lead with.
     failed_repeats: Sequence[FailedRepeatRow] = ()
 
     @property
