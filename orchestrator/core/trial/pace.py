@@ -70,14 +70,14 @@ class _Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class StepPace:
     """The seconds of a step in one window: those that passed, and those that lines report."""
 
     real: float
     told: float
 
     @classmethod
-    def of(cls, window: _Window, every: int) -> StepTimes:
+    def of(cls, window: _Window, every: int) -> StepPace:
         num_steps = window.num_steps * every
         return cls(real=window.middle / num_steps, told=window.told / num_steps)
 
@@ -89,9 +89,9 @@ class Pace:
     # Real time over reported time: at least, and at most.
     least: float
     most: float
-    # Of the windows that gave `least` and `most`.
-    slow: StepTimes
-    fast: StepTimes
+    # Steps in the windows that gave `least` and `most`.
+    slow: StepPace
+    fast: StepPace
     is_sharp: bool
 
     @classmethod
@@ -111,8 +111,8 @@ class Pace:
         return cls(
             least=least.least / least.told,
             most=most.most / most.told,
-            slow=StepTimes.of(least, told.every),
-            fast=StepTimes.of(most, told.every),
+            slow=StepPace.of(least, told.every),
+            fast=StepPace.of(most, told.every),
             is_sharp=best is not blurred,
         )
 

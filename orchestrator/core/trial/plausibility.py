@@ -19,7 +19,7 @@ from orchestrator.core.trial.line_count import FEWEST_COUNTED, MORE_LINES, RUN_A
 from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad, most_slowdown
 from orchestrator.core.trial.measurement import FEWEST_STEPS, ImplausibleMeasurement
-from orchestrator.core.trial.pace import PACE_FACTOR, Pace, StepTimes, ToldSteps
+from orchestrator.core.trial.pace import PACE_FACTOR, Pace, StepPace, ToldSteps
 from orchestrator.core.trial.protocol import (
     CountedLines,
     MeasurementPlan,
@@ -192,7 +192,7 @@ def _too_long_by(pace: Pace) -> float:
     return pace.fast.told / pace.fast.real if pace.is_sharp else 1 / pace.most
 
 
-def _comes_text(step: StepTimes, *, every: int) -> str:
+def _comes_text(step: StepPace, *, every: int) -> str:
     """Say how often lines come, and what they report of a step, with `every` of them in a line."""
     steps = "a step takes" if every == 1 else f"each of {every} steps takes"
     comes = f"its lines came every {_seconds(step.real * every)}"
