@@ -25,10 +25,12 @@ class SoftwareChange:
     is_of_code: bool
     # True: only repeats were measured with the new code or software.
     is_apart: bool = False
+    # True: the older numbers have the code of now, since an edit was undone.
+    is_undone: bool = False
 
     def sentences(self, hint: str = "") -> str:
         """Say what changed, a hint, and the command."""
-        aim = "measure the layouts with older numbers again"
+        aim = f"measure the layouts with {'newer' if self.is_undone else 'older'} numbers again"
         if self.is_apart:
             # A change that was undone is known only to `sweep run`.
             aim = (
@@ -63,10 +65,10 @@ def software_changes(
         not across_cells or len(digests) < 2
     ):
         return []
-    known = store.fingerprints(sweep_id)
-    if code is not None and any(one.num_apart for one in counts):
-        counts = _without_undone(counts, known, code())
-    return changes_of(sweep, counts, known, across_cells=across_cells, cells=cells)
+    known, now = store.fingerprints(sweep_id), code() if code is not None else None
+    if now is not None:
+        counts = _without_undone(counts, known, now)
+    return changes_of(sweep, counts, known, across_cells=across_cells, cells=cells, now=now)
 
 
 def _without_undone(
@@ -115,10 +117,12 @@ def changes_of(
     *,
     across_cells: bool = False,
     cells: Collection[str] = (),
+    now: Fingerprint | None = None,
 ) -> list[SoftwareChange]:
     """Say what changed in some cells of a sweep. `across_cells`: also if only they differ.
 
-    `cells`: the keys of the cells that the commands act on; empty: all.
+    `cells`: the keys of the cells that the commands act on; empty: all. `now`: the code of now;
+    None: it is not known.
     """
     known = {one.digest: one for one in fingerprints}
     again = partial(invalidate_command, sweep, cells=cells)
@@ -126,7 +130,7 @@ def changes_of(
     if apart := [one for one in counts if one.num_apart]:
         found.append(_kept_apart(again, apart, known))
     if any(one.num_earlier for one in counts):
-        found.append(_earlier(again, counts, known))
+        found.append(_undone(again, counts, known, now) or _earlier(again, counts, known))
     measured = [one for one in counts if one.newest_attempt_id is not None]
     if across_cells and not found and len({one.digest for one in measured}) > 1:
         found.append(_across_cells(again, measured, known))
@@ -176,11 +180,39 @@ def _earlier(
     return SoftwareChange(
         text=(
             f"Of {show.counted(current + earlier, 'measured layout')}, {current:,}"
-            f" {'has' if current == 1 else 'have'} numbers with the current code, software and"
+            f" {'has' if current == 1 else 'have'} numbers with the newest code, software and"
             f" device, {earlier:,} with an earlier one{text}"
         ),
         command=again("not is_current_fingerprint"),
         is_of_code=is_of_code,
+    )
+
+
+def _undone(
+    again: Callable[[str], str],
+    counts: Sequence[FingerprintCounts],
+    known: dict[str, Fingerprint],
+    now: Fingerprint | None,
+) -> SoftwareChange | None:
+    """Return the change if an edit measured the newer numbers and was undone; None: it was not."""
+    last = [one for one in counts if one.num_earlier][-1]
+    old, new = known.get(last.earlier_digest or ""), known.get(last.digest or "")
+    if now is None or old is None or new is None:
+        return None
+    if new.has_code_of(now) or not old.has_code_of(now):
+        return None
+    text, _ = _changed(last.earlier_digest, last.digest, known)
+    newer = sum(one.num_current for one in counts)
+    older = sum(one.num_earlier for one in counts)
+    return SoftwareChange(
+        text=(
+            f"Of {show.counted(older + newer, 'measured layout')}, {older:,}"
+            f" {'has' if older == 1 else 'have'} numbers with the code of now, {newer:,} with an"
+            f" edit that was undone{text}"
+        ),
+        command=again(_with([last.digest])),
+        is_of_code=True,
+        is_undone=True,
     )
 
 

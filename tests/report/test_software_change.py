@@ -76,3 +76,18 @@ def test_commands_leave_the_cells_alone_that_the_file_does_not_name() -> None:
     ):
         (change,) = changes_of("s", [earlier], [OLD, NEW], cells=cells)
         assert change.command == f"sweep invalidate --sweep s --where {where} --yes"
+
+
+def test_the_numbers_of_an_edit_that_was_undone_are_those_to_measure_again() -> None:
+    mixed = [counts(num_current=2, num_earlier=3, digest=EDITED.digest, earlier_digest=OLD.digest)]
+    (undone,) = changes_of("s", mixed, [OLD, EDITED], now=OLD)
+    assert undone.is_undone
+    assert undone.text.startswith(
+        "Of 5 measured layouts, 3 have numbers with the code of now, 2 with an edit that was undone"
+    )
+    assert f"--where \"fingerprint_digest = '{EDITED.digest}'\" --yes" in undone.sentences()
+    for now in (None, EDITED):
+        (stands,) = changes_of("s", mixed, [OLD, EDITED], now=now)
+        assert not stands.is_undone
+        assert "2 have numbers with the newest code" in stands.text
+        assert "not is_current_fingerprint" in stands.command

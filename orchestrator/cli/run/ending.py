@@ -110,7 +110,7 @@ def _change_notes(
     code_has_changed: bool,
 ) -> Iterator[str]:
     """Say which numbers have other code or software than others, or than a call would have now."""
-    if code_has_changed and not any(change.is_apart for change in changes):
+    if code_has_changed and not any(change.is_apart or change.is_undone for change in changes):
         yield (
             "The code has changed since these numbers were measured, and nothing was measured"
             f" again.{_last_written_text(spec)} To measure them again, run this and then the same"

@@ -137,7 +137,7 @@ def test_layouts_with_earlier_software_are_counted_with_what_measures_them_again
     bench.store.release(bench.sweep_id, bench.epoch)
     for command in (["best"], ["best", "--pareto"], ["status"]):
         out, _ = sweep(*command)
-        assert "Of 4 measured layouts, 1 has numbers with the current code" in out
+        assert "Of 4 measured layouts, 1 has numbers with the newest code" in out
         assert "3 with an earlier one (torch 2.9.0 -> 2.13.0)" in out
     (row,) = store.sweeps()
     (head,) = headlines([read_rows(store, row)])
@@ -195,7 +195,7 @@ def test_cells_that_changed_alike_name_the_command_once(store: Store, sweep: Swe
     store.release(first.sweep_id, first.epoch)
     out, _ = sweep("best")
     assert out.count("sweep invalidate") == 1
-    assert "Of 4 measured layouts, 2 have numbers with the current code" in out
+    assert "Of 4 measured layouts, 2 have numbers with the newest code" in out
     told = json.loads(sweep("best", "--json")[0])["software_changes"]
     assert [one["cell"] for one in told] == [cell().key, cell(sequence_length=256).key]
 
