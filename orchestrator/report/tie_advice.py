@@ -45,7 +45,7 @@ def tie_advice(sweep: SweepRow, ranking: Ranking, stop_reason: str | None = None
             about = f"More than {MANY_RUNS:,}"
         return (
             f"{about} runs of each of the first two would be needed to see which is faster, and"
-            f" search.confirm allows {1 + MOST_REPEATS}: {', or '.join([*quieter, take])}"
+            f" search.confirm.repeats is {MOST_REPEATS} at most: {', or '.join([*quieter, take])}"
         )
     wanted = {
         "repeats": min(

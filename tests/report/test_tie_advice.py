@@ -162,9 +162,11 @@ def test_the_repeats_that_are_advised_may_show_the_difference() -> None:
     assert enough.count("up to 5 runs of each, and about 3 runs of each of the first two may") == 1
     equal = tied_in(runs_to_decide=2000, spread=0.0004)
     assert equal.startswith("More than 1,000 runs of each of the first two would be needed")
-    assert equal.endswith("and search.confirm allows 33: take trial 2, the simplest of them")
+    assert equal.endswith(
+        "and search.confirm.repeats is 32 at most: take trial 2, the simplest of them"
+    )
     # On a quieter machine so many runs may not be needed.
-    assert "allows 33: measure on a quieter machine" in tied_in(runs_to_decide=2000)
+    assert "32 at most: measure on a quieter machine" in tied_in(runs_to_decide=2000)
     assert "quieter" not in tied_in(runs_to_decide=2000, name="a-simulated")
 
 

@@ -125,9 +125,9 @@ def _winner(store: StoreReads, sweep: SweepRow | None) -> int:
             " Name a trial with --trial"
         )
     if len(best) > 1:
-        winners = ", ".join(f"--trial {trial_id} ({cell})" for cell, trial_id in best.items())
+        fastest = ", ".join(f"--trial {trial_id} ({cell})" for cell, trial_id in best.items())
         raise UsageInvalid(
-            f"sweep {sweep.name} has a winner in each of {len(best)} cells; choose one: {winners}"
+            f"sweep {sweep.name} has {len(best)} cells; choose the fastest layout of one: {fastest}"
         )
     (found,) = rankings.values()
     note(found.text)
