@@ -154,10 +154,7 @@ def rank_cell(
         text += ", and with that any of the tied could be the fastest"
         text += difference_text(verdict, confirmation.num_runs)
     elif len(rows) == 1:
-        text = (
-            f"Trial {verdict.best} is the only layout measured with the code and software of this"
-            " ranking"
-        )
+        text = f"Trial {verdict.best} is the only layout that can be ranked"
     elif num_runs == 1:
         text = f"Trial {verdict.best} is ahead after one run; {varies}"
         text += f"; not confirmed by another (search.confirm){_margin_text(verdict.margin)}"

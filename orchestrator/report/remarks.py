@@ -69,11 +69,12 @@ def unknown_interval_text(ranking: Ranking, shown: Sequence[TrialRow]) -> str | 
 
 def implausible_text(why: Mapping[int, str]) -> str:
     """A line about trials whose numbers cannot be true, and why, by trial id."""
-    which = show.numbered("trial", list(why))
-    reasons = list(dict.fromkeys(why.values()))
-    others = show.counted(len(reasons) - 1, "other reason")
-    more = f" ({others}: sweep trials)" if len(reasons) > 1 else ""
-    return f"Left out, because the numbers cannot be true: {which}; {reasons[0]}{more}"
+    left_out = f"Left out, because the numbers cannot be true: {show.numbered('trial', list(why))}"
+    (first, reason), *_ = why.items()
+    if num_others := len(set(why.values())) - 1:
+        others = show.counted(num_others, "other reason")
+        return f"{left_out}. Trial {first}: {reason} ({others}: sweep trials)"
+    return f"{left_out}; {reason}"
 
 
 def ended_early_text(trial_ids: Sequence[int]) -> str:

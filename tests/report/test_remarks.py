@@ -49,7 +49,10 @@ def test_layouts_that_wait_are_said_to_need_what_they_need(reason: StopReason, s
     ("why", "said"),
     [
         ({1: "too short", 2: "too short"}, "trials 1 and 2; too short"),
-        ({1: "too short", 2: "too long"}, "too short (1 other reason: sweep trials)"),
+        (
+            {4: "too short", 2: "too long"},
+            "trials 4 and 2. Trial 4: too short (1 other reason: sweep trials)",
+        ),
         ({1: "a", 2: "b", 3: "c"}, "a (2 other reasons: sweep trials)"),
     ],
 )
