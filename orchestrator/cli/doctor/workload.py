@@ -211,8 +211,11 @@ def _layout_check(spec: SweepSpec, smallest: _SmallestLayout) -> Check:
     words = set(re.findall(r"[A-Z][A-Z0-9_]+", script.replace("SWEEP_", " ")))
     read = {name for name in names if "SWEEP_" in script and name.upper() in words}
     if options.framework is not None:
-        read |= set(NAMED_AXES)  # it writes all of them
-    return layout_check(smallest.varying, options.names_used() & names | read)
+        read |= {*NAMED_AXES, "sequence_length"}  # it writes all of them
+    varying = dict(smallest.varying)
+    if len(spec.sequence_length) > 1:
+        varying["sequence_length"] = list(map(str, spec.sequence_length))
+    return layout_check(varying, options.names_used() & names | read)
 
 
 def _text_of_script(options: CommandOptions) -> str:

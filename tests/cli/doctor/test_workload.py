@@ -122,6 +122,8 @@ def test_a_layout_that_does_not_arrive_is_said(doctor: Doctor) -> None:
     assert "add {recompute}, or read SWEEP_RECOMPUTE" in found["layout"]["advice"]
     read = "import os; os.environ['SWEEP_RECOMPUTE']\n" + textwrap.dedent(GOOD)
     assert doctor(read)["layout"]["status"] == "ok"
+    several = doctor(read, "sequence_length=[64, 128]")["layout"]["found"]
+    assert several.endswith("; nowhere: sequence_length (64, 128)")
 
 
 @pytest.mark.parametrize(
