@@ -25,12 +25,12 @@ class SoftwareChange:
     is_of_code: bool
     # True: only repeats were measured with the new code or software.
     is_apart: bool = False
-    # True: the older numbers have the code of now, since an edit was undone.
+    # True: an edit gave the newest numbers and was undone, so that older ones have the code of now.
     is_undone: bool = False
 
     def sentences(self, hint: str = "") -> str:
         """Say what changed, a hint, and the command."""
-        aim = f"measure the layouts with {'newer' if self.is_undone else 'older'} numbers again"
+        aim = f"measure the layouts with {'these' if self.is_undone else 'older'} numbers again"
         if self.is_apart:
             # A change that was undone is known only to `sweep run`.
             aim = (
@@ -126,12 +126,14 @@ def changes_of(
     """
     known = {one.digest: one for one in fingerprints}
     again = partial(invalidate_command, sweep, cells=cells)
+    measured = [one for one in counts if one.newest_attempt_id is not None]
+    if now is not None and measured and (undone := _undone(again, measured, known, now)):
+        return [undone]
     found = []
     if apart := [one for one in counts if one.num_apart]:
         found.append(_kept_apart(again, apart, known))
     if any(one.num_earlier for one in counts):
-        found.append(_undone(again, counts, known, now) or _earlier(again, counts, known))
-    measured = [one for one in counts if one.newest_attempt_id is not None]
+        found.append(_earlier(again, counts, known))
     if across_cells and not found and len({one.digest for one in measured}) > 1:
         found.append(_across_cells(again, measured, known))
     return found
@@ -192,25 +194,25 @@ def _undone(
     again: Callable[[str], str],
     counts: Sequence[FingerprintCounts],
     known: dict[str, Fingerprint],
-    now: Fingerprint | None,
+    now: Fingerprint,
 ) -> SoftwareChange | None:
-    """Return the change if an edit measured the newer numbers and was undone; None: it was not."""
-    last = [one for one in counts if one.num_earlier][-1]
-    old, new = known.get(last.earlier_digest or ""), known.get(last.digest or "")
-    if now is None or old is None or new is None:
+    """Return the change if an edit gave the newest numbers and was undone; None: it was not."""
+    newest = max(counts, key=lambda one: one.newest_attempt_id or 0).digest
+    has_code = {digest: one.has_code_of(now) for digest, one in known.items()}
+    digests = [digest for one in counts for digest in (one.earlier_digest, one.digest)]
+    before = next((digest for digest in digests if has_code.get(digest or "")), None)
+    if before is None or has_code.get(newest or "") is not False:
         return None
-    if new.has_code_of(now) or not old.has_code_of(now):
-        return None
-    text, _ = _changed(last.earlier_digest, last.digest, known)
-    newer = sum(one.num_current for one in counts)
-    older = sum(one.num_earlier for one in counts)
+    others = [one for one in counts if has_code.get(one.digest or "") is False]
+    num = sum(one.num_current for one in others)
+    total = sum(one.num_current + one.num_earlier for one in counts)
     return SoftwareChange(
         text=(
-            f"Of {show.counted(older + newer, 'measured layout')}, {older:,}"
-            f" {'has' if older == 1 else 'have'} numbers with the code of now, {newer:,} with an"
-            f" edit that was undone{text}"
+            f"Of {show.counted(total, 'measured layout')}, {num:,} {'has' if num == 1 else 'have'}"
+            f" numbers of other code than that of now{_changed(before, newest, known)[0]}: it was"
+            " changed back"
         ),
-        command=again(_with([last.digest])),
+        command=again(_with([one.digest for one in others])),
         is_of_code=True,
         is_undone=True,
     )

@@ -83,7 +83,7 @@ def test_the_numbers_of_an_edit_that_was_undone_are_those_to_measure_again() -> 
     (undone,) = changes_of("s", mixed, [OLD, EDITED], now=OLD)
     assert undone.is_undone
     assert undone.text.startswith(
-        "Of 5 measured layouts, 3 have numbers with the code of now, 2 with an edit that was undone"
+        "Of 5 measured layouts, 2 have numbers of other code than that of"
     )
     assert f"--where \"fingerprint_digest = '{EDITED.digest}'\" --yes" in undone.sentences()
     for now in (None, EDITED):
@@ -91,3 +91,24 @@ def test_the_numbers_of_an_edit_that_was_undone_are_those_to_measure_again() -> 
         assert not stands.is_undone
         assert "2 have numbers with the newest code" in stands.text
         assert "not is_current_fingerprint" in stands.command
+
+
+def test_cells_that_only_the_code_of_now_measured_are_not_of_the_edit() -> None:
+    cells = [
+        counts(1, num_current=4),
+        counts(2, num_current=2, num_earlier=2, digest=EDITED.digest, earlier_digest=OLD.digest),
+        counts(3, num_current=1, digest=EDITED.digest),
+    ]
+    (change,) = changes_of("s", cells, [OLD, EDITED], now=OLD)
+    assert change.text.startswith("Of 9 measured layouts, 3 have numbers of other code")
+    # The same where no cell has both.
+    (change,) = changes_of("s", cells[::2], [OLD, EDITED], across_cells=True, now=OLD)
+    assert change.is_undone
+    assert change.text.startswith("Of 5 measured layouts, 1 has numbers of other code")
+
+
+def test_an_edit_that_stands_leaves_the_older_numbers_to_measure_again() -> None:
+    cells = [counts(1), counts(2, digest=EDITED.digest)]
+    (change,) = changes_of("s", cells, [OLD, EDITED], across_cells=True, now=EDITED)
+    assert not change.is_undone
+    assert f"= '{OLD.digest}'" in change.command

@@ -19,8 +19,7 @@ UNNOTICED = 0.1
 MOST_CPU_SLOWDOWN = 4.0
 # Two threads of one physical core halve each other's speed.
 SHARED_CORE_SLOWDOWN = 2.0
-# While others took most of the cores. An attempt with less of one was free to wait for something
-# else.
+# While others took most of the cores: an attempt with less of one also waited for something else.
 MOST_STARVATION = 100.0
 # At most, if another process uses the device: its kernels alternate with ours.
 FOREIGN_GPU_SLOWDOWN = 2.0
