@@ -64,6 +64,7 @@ def _kinds(rows: StageRows) -> tuple[Mapping[str, Floats], Ints, Ints]:
         sequence_parallel=trainer.sequence_parallel,
         fully_shards=trainer.fully_shards,
         compiled=trainer.compiled,
+        keeps_recomputed_products=trainer.keeps_recomputed_products,
     )
     bytes_of = _bytes_of(rows.cell.model, table.recomputes, table.precisions, style)
     plain_place = np.full(len(table), len(table.recomputes))
@@ -86,6 +87,7 @@ class _LayerStyle(NamedTuple):
     sequence_parallel: bool
     fully_shards: bool
     compiled: bool
+    keeps_recomputed_products: bool
 
 
 # A fit asks for the same kinds a thousand times.
@@ -231,12 +233,13 @@ def _layer_bytes(
 
 
 def _full_recompute_bytes(model: ModelShape, style: _LayerStyle, element: int) -> _LayerBytes:
-    """The bytes of a layer that keeps only its input."""
+    """The bytes of a layer that keeps its input, and in some trainers queries, keys and values."""
     h, k, a = model.hidden_size, model.kv_size, model.num_attention_heads
+    products = element * (h + 2 * k) if style.keeps_recomputed_products else 0
     return _LayerBytes(
         whole=0.0 if style.sequence_parallel else element * h,
         gathered=0.0,
-        split=element * h if style.sequence_parallel else 0.0,
+        split=products + (element * h if style.sequence_parallel else 0.0),
         redone=1.0,
         scores=0.0,
         core_scores=12.0 * a,

@@ -111,6 +111,9 @@ class Trainer:
     """True if attention over pieces of a sequence keeps its masks, as on CPUs."""
     compiled: bool = False
     """True if each layer is compiled: fused kernels keep and move less."""
+    keeps_recomputed_products: bool = False
+    """True if a layer that is recomputed as a whole keeps its product of queries, keys and values
+    nevertheless."""
     launch_share: float = 1.0
     """Share of a layer's kernels in plain torch that are launched."""
     traffic_share: float = 1.0
@@ -237,6 +240,9 @@ def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
         gathers_context=True,
         has_masks=not on_gpu,
         compiled=compiled,
+        # So did torch 2.11 on an H200: the 1B with 3 and 6 GiB, the 8B with 1.5 and 4.5 GiB, to the
+        # MiB (benchmarks/results/gpu.md). On a CPU torch 2.13 keeps the layer's input alone.
+        keeps_recomputed_products=compiled and on_gpu,
         launch_share=COMPILED_LAUNCHES if compiled else 1.0,
         traffic_share=COMPILED_TRAFFIC if compiled else 1.0,
         host_share=COMPILED_LAUNCHES if compiled else 1.0,

@@ -156,6 +156,7 @@ DEFAULTS = {
     "gathers_context": False,
     "has_masks": False,
     "compiled": False,
+    "keeps_recomputed_products": False,
     "launch_share": 1.0,
     "traffic_share": 1.0,
     "host_share": 0.0,

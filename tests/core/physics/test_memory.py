@@ -303,6 +303,35 @@ def test_peaks_are_those_that_the_60m_had_on_a_gpu(
     assert found.total[0] == pytest.approx(measured, rel=0.001)
 
 
+# Allocated bytes, from benchmarks/results/gpu-truth-1b_h200_2026-11-26.json.
+@pytest.mark.parametrize(
+    ("recompute", "micro_batch_size", "options", "measured"),
+    [
+        ("none", 16, {"loss": "chunked:8"}, 106_706_561_024),
+        ("none", 16, {"loss": "chunked:8", "compile": False}, 123_886_430_208),
+        ("selective_ops", 8, {"loss": "whole"}, 86_716_510_208),
+        # A compiled layer keeps its product of queries, keys and values: 6 and 3 GiB of 16 layers.
+        ("full", 16, {"loss": "chunked:8"}, 37_844_461_568),
+        ("full", 16, {"loss": "whole"}, 129_509_924_352),
+        ("full", 8, {"loss": "whole"}, 75_911_966_720),
+        ("full", 8, {"loss": "chunked:8"}, 30_341_904_896),
+        ("full", 8, {"loss": "chunked:8", "compile": False}, 27_120_679_424),
+    ],
+)
+def test_peaks_are_those_that_the_1b_had_on_a_gpu(
+    recompute: str, micro_batch_size: int, options: dict[str, object], measured: int
+) -> None:
+    layout = Layout(
+        micro_batch_size=micro_batch_size,
+        grad_accum_steps=16 // micro_batch_size,
+        precision=Precision.BF16,
+        recompute=Recompute.parse(recompute),
+    )
+    trainer = llama_trainer(dict(LlamaOptions.model_validate(options)), on_gpu=True)
+    found = predict(layout, model=PRESETS["llama-3.2-1b"], sequence_length=4096, trainer=trainer)
+    assert found.total[0] == pytest.approx(measured, rel=0.001)
+
+
 def test_keys_are_repeated_by_the_kernel_that_has_no_groups() -> None:
     of_auto, of_efficient = (
         [llama_trainer({"attention": kind}, on_gpu=on_gpu).repeats_keys for on_gpu in (True, False)]

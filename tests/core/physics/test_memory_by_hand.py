@@ -610,6 +610,7 @@ def test_a_stage_keeps_a_buffer_for_each_micro_batch(text: str, buffers: int) ->
         (layout(), replace(OURS, compiled=True), 180 - 20),
         (layout("selective_attention"), replace(OURS, compiled=True), 168 - 20 - 12),
         (layout("full"), replace(OURS, compiled=True), 12),
+        (layout("full"), replace(OURS, compiled=True, keeps_recomputed_products=True), 12 + 20),
         (layout(), replace(OURS, activation_factor=1.5), 270),
     ],
 )
