@@ -199,7 +199,7 @@ def _print(
     layout_and_cell = [Column("layout", wrap=True), Column("cell", wrap=True)]
     columns = [*numbers("best so far", "MFU"), *layout_and_cell]
     write_table(columns, [_best_so_far(cell) for cell in cells])
-    for line in ranked.variations:
+    for line in (*ranked.ties, *ranked.variations):
         write_line(line, style="dim")
     for line in ranked.drifts:
         write_line(line, style="yellow")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from orchestrator.report import quantities as show
 from orchestrator.report.ranking import Ranking, rank_cell
 from orchestrator.report.sweep_status import SweepStatus
 
@@ -22,6 +23,8 @@ class RankedStatus:
     """A sweep's status whose best layouts are those of the ranking."""
 
     status: SweepStatus
+    # A line for each cell with a repeat in which no layout is the winner.
+    ties: Sequence[str] = ()
     # A line for each cell with a repeat: how much runs of one layout vary there.
     variations: Sequence[str] = ()
     # A line for each cell in which the machine drifted.
@@ -32,16 +35,21 @@ def rank_status(store: StoreReads, status: SweepStatus) -> RankedStatus:
     """Give each cell the best layout of its ranking, and say how runs vary as `best` does."""
     repeated = store.repeated_cells(status.row.id).get(status.row.id, frozenset())
     rankings = rank_cells(store, status.row.id, repeated)
-    variations, drifts = [], []
+    ties, variations, drifts = [], [], []
     for cell in status.cells:
         ranking = rankings.get(cell.cell.id)
         of_cell = f"{cell.cell.cell.key}: " if len(status.cells) > 1 else ""
+        if ranking is not None and len(ranking.tied) > 1:
+            tied = show.numbered("trial", ranking.tied)
+            ties.append(f"{of_cell}no single winner: {tied} are tied (see `sweep best`)")
         if ranking is not None and ranking.spread is not None:
             variations.append(f"{of_cell}{ranking.varies}")
         if ranking is not None and ranking.drift is not None:
             drifts.append(f"{of_cell}{ranking.drift}")
     best = {cell_id: ranking.leading[0] for cell_id, ranking in rankings.items()}
-    return RankedStatus(status=with_best(status, best), variations=variations, drifts=drifts)
+    return RankedStatus(
+        status=with_best(status, best), ties=ties, variations=variations, drifts=drifts
+    )
 
 
 def rank_summaries(store: StoreReads, summaries: Sequence[SweepSummary]) -> list[SweepSummary]:

@@ -100,6 +100,12 @@ def untried_text(cell: CellRow) -> str:
     return f"{nums} of this cell never tried: {cell.stop_reason}"
 
 
+def failed_text(sweep: str, num: int) -> str:
+    """A line about the layouts of a cell that failed, without those that ran out of memory."""
+    layouts = show.counted(num, "layout")
+    return f"{layouts} of this cell failed: sweep trials {sweep} --state failed"
+
+
 def waiting_text(cell: CellRow, num: int) -> str:
     """A line about the layouts of a cell that wait, while no call works on the sweep.
 

@@ -323,6 +323,31 @@ def test_best_says_how_sure_its_order_is(
         assert "without drift" not in sweep("best")
 
 
+def test_status_says_that_repeated_layouts_are_tied(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tied: Runs = {1: [(1.0, 0), (1.02, 2)], 2: [(1.01, 1), (1.005, 3)]}
+    measured_at(tmp_path, monkeypatch, tied)
+    (line,) = [one for one in sweep("status").splitlines() if "tied" in one]
+    order = re.findall(r"trials? (\d+)(?:, | and )(\d+)", line)
+    assert line.startswith("no single winner: trials ")
+    assert sorted(order[0]) == ["1", "2"]
+
+
+def test_a_winner_is_not_said_to_be_tied(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_at(tmp_path, monkeypatch, REPEATED)
+    assert "tied" not in sweep("status")
+
+
+def test_best_says_that_layouts_failed(sweep: Sweep, ids: Filled) -> None:
+    (line,) = [one for one in sweep("best").splitlines() if "failed: " in one]
+    (failed,) = document(sweep("trials", "--state", "failed", "--json"))["trials"]
+    assert failed["trial_id"] == ids.failed
+    assert line == "  1 layout of this cell failed: sweep trials tiny --state failed"
+
+
 def test_best_report_and_notebook_say_by_how_much_the_winner_leads(
     tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ from orchestrator.report.ranking import (
 from orchestrator.report.remarks import (
     ended_early_text,
     failed_repeats_text,
+    failed_text,
     implausible_text,
     load_text,
     unknown_interval_text,
@@ -95,13 +96,16 @@ def show_best(
     pareto: bool = False,
     format: Format,
     db: str | None,
-    names_changes: bool = True,
+    stands_alone: bool = True,
 ) -> None:
-    """Write the fastest layouts, or a front; `names_changes`: a table says what changed, too."""
+    """Write the fastest layouts, or a front.
+
+    `stands_alone`: a table also says what changed and what failed, which `run` has said before.
+    """
     if pareto:
         from orchestrator.cli.best import front_table  # needs numpy
 
-        front_table.show_fronts(sweep, format, db, names_changes=names_changes)
+        front_table.show_fronts(sweep, format, db, stands_alone=stands_alone)
         return
     with existing_store(db) as store:
         found = _read(store, select_sweep(store, sweep), top)
@@ -114,7 +118,7 @@ def show_best(
             shown = [(t, cell.cell) for cell, s in found.by_cell for t in s.leading[:top]]
             trial_text.write_markdown(shown)
         case Format.TABLE:
-            _print(found, names_changes=names_changes)
+            _print(found, stands_alone=stands_alone)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +206,7 @@ def _write_csv(found: _RankedSweep) -> None:
     write_rows(Format.CSV, names, rows)
 
 
-def _print(found: _RankedSweep, *, names_changes: bool) -> None:
+def _print(found: _RankedSweep, *, stands_alone: bool) -> None:
     from orchestrator.report.fronts import asks_for_front  # numpy
 
     sweep = found.sweep
@@ -228,10 +232,13 @@ def _print(found: _RankedSweep, *, names_changes: bool) -> None:
         num_waiting = cell.num_trials[TrialState.QUEUED]
         if num_waiting and sweep.state != "running":
             write_line(f"  {waiting_text(cell.cell, num_waiting)}", style="yellow")
+        num_failed = cell.num_trials[TrialState.FAILED]
+        if stands_alone and of_cell.leading and num_failed:
+            write_line(f"  {failed_text(sweep.name, num_failed)}", style="yellow")
         found.remarks.print(cell.cell.id)
         shown += print_others(found.others, cell.cell.id)
     # Once: its command is for all cells.
-    for change in found.changes.of_sweep if names_changes else ():
+    for change in found.changes.of_sweep if stands_alone else ():
         write_line(change.sentences(), style="yellow")
     trial_text.print_why_unsure(shown)
 

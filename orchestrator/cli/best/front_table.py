@@ -37,9 +37,9 @@ MAX_POSSIBLE_SHOWN = 8
 
 
 def show_fronts(
-    sweep: str | None, format: Format, db: str | None, *, names_changes: bool = True
+    sweep: str | None, format: Format, db: str | None, *, stands_alone: bool = True
 ) -> None:
-    """Write the fronts of a sweep; `names_changes`: a table says what changed, too."""
+    """Write the fronts of a sweep; `stands_alone`: a table also says what changed."""
     from orchestrator.report.records import change_records  # every column
 
     with existing_store(db) as store:
@@ -57,7 +57,7 @@ def show_fronts(
                 text = failed_repeats_text(point.trial, failed) if point.is_on_front else None
                 if text is not None:
                     write_line(text, style="yellow")
-        for change in changes.of_sweep if names_changes else ():
+        for change in changes.of_sweep if stands_alone else ():
             write_line(change.sentences(), style="yellow")
 
 

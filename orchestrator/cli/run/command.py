@@ -249,7 +249,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
             cells=cells,
         )
         best.show_best(
-            spec.name, top=3, pareto=pareto, format=Format.TABLE, db=options.db, names_changes=False
+            spec.name, top=3, pareto=pareto, format=Format.TABLE, db=options.db, stands_alone=False
         )
     raise typer.Exit(exit_code(result, signals.received, strict=options.strict))
 

@@ -207,8 +207,6 @@ def test_changes_that_the_ending_of_a_run_has_named_are_not_named_again(
     bench = Bench.on(store)
     measured(bench, 1, "2.9.0")
     measured(bench, 2, "2.13.0")
-    for names_changes in (True, False):
-        show_best(
-            None, pareto=pareto, format=Format.TABLE, db=store.url, names_changes=names_changes
-        )
-        assert ("sweep invalidate" in capsys.readouterr().out) is names_changes
+    for stands_alone in (True, False):
+        show_best(None, pareto=pareto, format=Format.TABLE, db=store.url, stands_alone=stands_alone)
+        assert ("sweep invalidate" in capsys.readouterr().out) is stands_alone
