@@ -52,20 +52,20 @@ def _counts_of(
 ) -> FingerprintCounts:
     """`not_counted`: runs that do not count, the oldest first."""
     current = [row for row in counted if row.fingerprint_digest == digest]
-    earlier = [row for row in counted if row.fingerprint_digest != digest]
+    earlier = sorted(
+        (row for row in counted if row.fingerprint_digest != digest), key=lambda row: row.newest
+    )
     newest = max((row.newest for row in current), default=None)
     apart = [
         row
         for row in not_counted
         if newest is not None and row.id > newest and row.fingerprint_digest != digest
     ]
-    last = max(earlier, key=lambda row: row.newest, default=None)
     return FingerprintCounts(
         cell_id=cell_id,
         num_current=sum(row.num_trials for row in current),
-        num_earlier=sum(row.num_trials for row in earlier),
         digest=digest,
-        earlier_digest=None if last is None else last.fingerprint_digest,
+        earlier=tuple((row.fingerprint_digest, row.num_trials) for row in earlier),
         num_apart=len(apart),
         apart_digest=apart[-1].fingerprint_digest if apart else None,
         newest_attempt_id=newest,

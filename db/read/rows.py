@@ -415,15 +415,19 @@ class FingerprintCounts:
 
     cell_id: int
     num_current: int
-    num_earlier: int
     digest: str | None  # of the cell
-    # The last of the earlier ones.
-    earlier_digest: str | None
+    # Each earlier fingerprint with its trials, the one that was measured last at the end.
+    earlier: tuple[tuple[str | None, int], ...]
     # Repeats with another fingerprint that began after all that count: they do not count.
     num_apart: int
     apart_digest: str | None
     # The last measurement with the cell's fingerprint; None: none counts.
     newest_attempt_id: int | None
+
+    @property
+    def num_earlier(self) -> int:
+        """The trials whose numbers have an earlier fingerprint."""
+        return sum(num for _, num in self.earlier)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -127,9 +128,10 @@ def changes_of(
     known = {one.digest: one for one in fingerprints}
     again = partial(invalidate_command, sweep, cells=cells)
     measured = [one for one in counts if one.newest_attempt_id is not None]
-    if now is not None and measured and (undone := _undone(again, measured, known, now)):
-        return [undone]
     found = []
+    if now is not None and measured and (undone := _undone(again, measured, known, now)):
+        found.append(undone)
+        counts = _without_other_code(counts, known, now)
     if apart := [one for one in counts if one.num_apart]:
         found.append(_kept_apart(again, apart, known))
     if any(one.num_earlier for one in counts):
@@ -176,7 +178,7 @@ def _earlier(
     again: Callable[[str], str], counts: Sequence[FingerprintCounts], known: dict[str, Fingerprint]
 ) -> SoftwareChange:
     last = [one for one in counts if one.num_earlier][-1]
-    text, is_of_code = _changed(last.earlier_digest, last.digest, known)
+    text, is_of_code = _changed(last.earlier[-1][0], last.digest, known)
     current = sum(one.num_current for one in counts)
     earlier = sum(one.num_earlier for one in counts)
     return SoftwareChange(
@@ -197,25 +199,39 @@ def _undone(
     now: Fingerprint,
 ) -> SoftwareChange | None:
     """Return the change if an edit gave the newest numbers and was undone; None: it was not."""
-    newest = max(counts, key=lambda one: one.newest_attempt_id or 0).digest
-    has_code = {digest: one.has_code_of(now) for digest, one in known.items()}
-    digests = [digest for one in counts for digest in (one.earlier_digest, one.digest)]
-    before = next((digest for digest in digests if has_code.get(digest or "")), None)
-    if before is None or has_code.get(newest or "") is not False:
+    newest = max(counts, key=lambda one: one.newest_attempt_id or 0).digest or ""
+    nums = Counter[str]()
+    for cell in counts:
+        for digest, num in (*cell.earlier, (cell.digest, cell.num_current)):
+            nums[digest or ""] += num
+    ours = {digest for digest in nums if digest in known and known[digest].has_code_of(now)}
+    others = [digest for digest in nums if digest in known and digest not in ours]
+    if not ours or newest not in others:
         return None
-    others = [one for one in counts if has_code.get(one.digest or "") is False]
-    num = sum(one.num_current for one in others)
-    total = sum(one.num_current + one.num_earlier for one in counts)
+    num, total = sum(nums[digest] for digest in others), nums.total()
+    # The least change shows what was edited, without what else differs between cells.
+    what = min((_changed(before, newest, known)[0] for before in sorted(ours)), key=len)
     return SoftwareChange(
         text=(
             f"Of {show.counted(total, 'measured layout')}, {num:,} {'has' if num == 1 else 'have'}"
-            f" numbers of other code than that of now{_changed(before, newest, known)[0]}: it was"
-            " changed back"
+            f" numbers of other code than that of now{what}: it was changed back"
         ),
-        command=again(_with([one.digest for one in others])),
+        command=again(_with(others)),
         is_of_code=True,
         is_undone=True,
     )
+
+
+def _without_other_code(
+    counts: Iterable[FingerprintCounts], known: dict[str, Fingerprint], now: Fingerprint
+) -> list[FingerprintCounts]:
+    """Leave out the numbers of other code than that of now, and cells that have it at last."""
+    other = {digest for digest, one in known.items() if not one.has_code_of(now)}
+    return [
+        replace(one, earlier=tuple(pair for pair in one.earlier if pair[0] not in other))
+        for one in counts
+        if one.digest not in other
+    ]
 
 
 def _across_cells(

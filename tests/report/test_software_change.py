@@ -18,9 +18,8 @@ def counts(cell_id: int = 1, **changes: Any) -> FingerprintCounts:
     given: dict[str, Any] = {
         "cell_id": cell_id,
         "num_current": 5,
-        "num_earlier": 0,
         "digest": OLD.digest,
-        "earlier_digest": None,
+        "earlier": (),
         "num_apart": 0,
         "apart_digest": None,
         "newest_attempt_id": cell_id,
@@ -68,7 +67,7 @@ def test_a_sweep_of_one_code_has_nothing_to_say() -> None:
 
 
 def test_commands_leave_the_cells_alone_that_the_file_does_not_name() -> None:
-    earlier = counts(num_earlier=2, digest=NEW.digest, earlier_digest=OLD.digest)
+    earlier = counts(digest=NEW.digest, earlier=((OLD.digest, 2),))
     for cells, where in (
         ((), "'not is_current_fingerprint'"),
         (("a",), "\"not is_current_fingerprint and cell = 'a'\""),
@@ -79,7 +78,7 @@ def test_commands_leave_the_cells_alone_that_the_file_does_not_name() -> None:
 
 
 def test_the_numbers_of_an_edit_that_was_undone_are_those_to_measure_again() -> None:
-    mixed = [counts(num_current=2, num_earlier=3, digest=EDITED.digest, earlier_digest=OLD.digest)]
+    mixed = [counts(num_current=2, digest=EDITED.digest, earlier=((OLD.digest, 3),))]
     (undone,) = changes_of("s", mixed, [OLD, EDITED], now=OLD)
     assert undone.is_undone
     assert undone.text.startswith(
@@ -96,7 +95,7 @@ def test_the_numbers_of_an_edit_that_was_undone_are_those_to_measure_again() -> 
 def test_cells_that_only_the_code_of_now_measured_are_not_of_the_edit() -> None:
     cells = [
         counts(1, num_current=4),
-        counts(2, num_current=2, num_earlier=2, digest=EDITED.digest, earlier_digest=OLD.digest),
+        counts(2, num_current=2, digest=EDITED.digest, earlier=((OLD.digest, 2),)),
         counts(3, num_current=1, digest=EDITED.digest),
     ]
     (change,) = changes_of("s", cells, [OLD, EDITED], now=OLD)
@@ -105,6 +104,34 @@ def test_cells_that_only_the_code_of_now_measured_are_not_of_the_edit() -> None:
     (change,) = changes_of("s", cells[::2], [OLD, EDITED], across_cells=True, now=OLD)
     assert change.is_undone
     assert change.text.startswith("Of 5 measured layouts, 1 has numbers of other code")
+
+
+def test_all_edits_that_were_undone_are_measured_again() -> None:
+    first = OLD.model_copy(update={"dirty_diff_digest": "files:a"})
+    earlier = ((OLD.digest, 4), (first.digest, 2))
+    cell = counts(num_current=1, digest=EDITED.digest, earlier=earlier)
+    (change,) = changes_of("s", [cell], [OLD, first, EDITED], now=OLD)
+    assert change.text.startswith("Of 7 measured layouts, 3 have numbers of other code")
+    assert f"in ('{first.digest}', '{EDITED.digest}')" in change.command
+    assert OLD.digest not in change.command
+    # An edit between numbers of the code of now is no undone one: those are to be measured again.
+    again = counts(num_current=1, digest=OLD.digest, earlier=((first.digest, 2),))
+    (change,) = changes_of("s", [again], [OLD, first], now=OLD)
+    assert not change.is_undone
+    assert "not is_current_fingerprint" in change.command
+
+
+def test_a_change_of_software_is_said_beside_an_edit_that_was_undone() -> None:
+    newer = NEW.model_copy(update={"dirty_diff_digest": "files:b"})
+    cells = [
+        counts(1, digest=NEW.digest, earlier=((OLD.digest, 2), (EDITED.digest, 1))),
+        counts(2, num_current=3, digest=newer.digest),
+    ]
+    undone, software = changes_of("s", cells, [OLD, NEW, EDITED, newer], now=NEW)
+    assert "4 have numbers of other code" in undone.text
+    assert "(the program's files): it was changed back" in undone.text
+    assert "Of 7 measured layouts, 5 have numbers with the newest code" in software.text
+    assert software.text.endswith("2 with an earlier one (torch 2.9.0 -> 2.13.0)")
 
 
 def test_an_edit_that_stands_leaves_the_older_numbers_to_measure_again() -> None:

@@ -32,13 +32,13 @@ def test_earlier_numbers_and_newer_repeats_are_counted_by_cell(store: Store) -> 
     assert found == FingerprintCounts(
         cell_id=bench.cell_id,
         num_current=1,
-        num_earlier=2,
         digest=fingerprint().digest,
-        earlier_digest=fingerprint("2.9.0").digest,
+        earlier=((fingerprint("2.9.0").digest, 2),),
         num_apart=1,
         apart_digest=fingerprint("9.9").digest,
         newest_attempt_id=found.newest_attempt_id,
     )
+    assert found.num_earlier == 2
     before = found.newest_attempt_id
     # A later run with the code of the cell follows the one that is kept apart.
     bench.measure(8)
