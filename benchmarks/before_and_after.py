@@ -6,8 +6,8 @@ python -m benchmarks.before_and_after --before CHECKOUT --after CHECKOUT [--tabl
 Each checkout has its own environment in `.venv`. In every round both run at once, each pinned to a
 core of its own, and the cores are swapped after it: these machines are half as fast in some minutes
 as in others, and both versions meet the same minutes. `orchestration` and `start` need all cores,
-so the two take short turns there, and the first one changes; in `write_path` they take turns batch
-by batch.
+so there they run one after the other, for a short time each, and the first one changes; in
+`write_path` they alternate batch by batch.
 
 A ratio is that of the means over the rounds. `rounds` in FILE holds the ratio of each round: the
 spread says how much a ratio is worth.

@@ -328,7 +328,10 @@ class Store(StoreReads):
         return repeatable_trials.num_by_state(*self._looked_in(where, sweep))
 
     def count_repeatable_by_sweep(self, where: str) -> dict[str, int]:
-        """Count the same of all sweeps, by name, the newest first; those with none are left out."""
+        """Count the trials that `invalidate` would change in each sweep, by name, the newest first.
+
+        Sweeps without any are left out.
+        """
         counts = repeatable_trials.num_by_sweep(*self._looked_in(where, None)[:2])
         return {row.name: counts[row.id] for row in self.sweeps() if row.id in counts}
 

@@ -43,8 +43,10 @@ def run_once(main: Callable[[Rank], RankResult], workload: str) -> None:
         ),
         seed=0,
     )
-    # By its name: `tempfile` would keep the usual one, also for ranks with a TMPDIR of their own.
-    parent = os.environ.get("TMPDIR", "/tmp")
+    # tempfile.gettempdir() keeps its first answer, and a forked rank may have another TMPDIR.
+    parent = os.environ.get("TMPDIR")
+    if not parent or not Path(parent).is_dir():
+        parent = "/tmp"
     with TemporaryDirectory(prefix="sweep-warm-up-", dir=parent) as folder:
         rank = Rank(
             request=decode_request(encode(request)),

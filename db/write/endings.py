@@ -376,5 +376,5 @@ def _why_superseded(trial_state: TrialState, ended_as: AttemptState | None) -> s
     if ended_as is not None:
         return f"the attempt had ended before: {ended_as}"
     if trial_state is TrialState.MEASURED:
-        return "measured with other code or software than the numbers that count"
+        return "measured with other code, software or device than the numbers that count"
     return f"the trial had ended before: {trial_state}"

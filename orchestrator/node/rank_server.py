@@ -168,7 +168,7 @@ class _ForkServer:
             try:
                 if warm_up is not None:
                     warm_up()
-            except Exception:  # noqa: BLE001
+            except BaseException:  # noqa: BLE001
                 sys.stderr.write(f"{module}.warm_up failed:\n{traceback.format_exc()}")
         # Ranks then share these pages instead of copying them.
         gc.freeze()

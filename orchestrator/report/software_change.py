@@ -75,7 +75,7 @@ def software_changes(
 def _without_undone(
     counts: Iterable[FingerprintCounts], fingerprints: Iterable[Fingerprint], now: Fingerprint
 ) -> list[FingerprintCounts]:
-    """Leave out repeats of other code than now, where the other numbers of the cell have it."""
+    """Leave out repeats of other code than that of now, in cells whose numbers have the latter."""
     has_code = {one.digest: one.has_code_of(now) for one in fingerprints}
     return [
         replace(one, num_apart=0, apart_digest=None)

@@ -156,7 +156,7 @@ class Loop:
             self._check_for_edits()
 
     def _check_for_edits(self) -> None:
-        """Check once for all attempts that have made their first steps, or ended, since."""
+        """Check once for all attempts that ended or made their first step since the last check."""
         loaded = [
             attempt
             for attempt in self._attempts.running

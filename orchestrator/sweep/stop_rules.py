@@ -81,6 +81,8 @@ class StopRules:
         self._worked_at: dict[int, float] = {}
         self._nothing_measured = True
         self._same_failures, self._first_failure, self._same_cells = 0, "", set[int]()
+        # With those that show nothing new.
+        self._num_failed_alike = 0
         self._same = ""  # what these failures have in common
         # When the last edit was known that an attempt failed by, and that was counted.
         self._edit_known_at = -inf
@@ -153,8 +155,10 @@ class StopRules:
             said = re.sub(r"^rank \d+ ", "", failure.message)
             if _in_common(said, failure.kind) != self._same:
                 self._same_failures, self._same_cells, self._first_failure = 0, set(), said
+                self._num_failed_alike = 0
                 self._same = _in_common(said, failure.kind)
             self._same_cells.add(cell_id)
+            self._num_failed_alike += 1
             if not is_edit:
                 self._same_failures += 1
             elif began >= self._edit_known_at:
@@ -198,11 +202,11 @@ class StopRules:
             )
         if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
-                f"the first {self._same_failures} attempts failed in the same way, so the layouts"
-                f" are not the cause: {self._first_failure}. Correct the sweep file or the program."
-                " If you correct the program alone, its failures are kept until you give: sweep"
-                f" invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes. Then give"
-                " the same `sweep run`"
+                f"the first {self._num_failed_alike} attempts failed in the same way, so the"
+                f" layouts are not the cause: {self._first_failure}. Correct the sweep file or the"
+                " program. If you correct the program alone, its failures are kept until you give:"
+                f" sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes."
+                " Then give the same `sweep run`"
             )
         if not open_cells:
             return set()

@@ -433,6 +433,8 @@ def test_a_late_result_is_kept_but_does_not_count(bench: Bench) -> None:
     assert record_measurement(store, trial_id, second, epoch=epoch, measurement=measurement(10.0))
     detail = store.trial(trial_id)
     assert [a.superseded for a in detail.attempts] == [True, False]
+    (event,) = [one for one in store.events(bench.sweep_id) if one.event == "superseded"]
+    assert event.detail == {"reason": "the attempt had ended before: requeued"}
     assert detail.attempts[0].measurement == measurement(9999.0)
     assert detail.trial.tokens_per_second_per_gpu == 10.0
 
@@ -895,7 +897,7 @@ def test_a_repeat_measured_with_other_software_is_kept_and_does_not_count(store:
     ]
     (event,) = [one for one in store.events(bench.sweep_id) if one.event == "superseded"]
     assert event.detail == {
-        "reason": "measured with other code or software than the numbers that count"
+        "reason": "measured with other code, software or device than the numbers that count"
     }
 
 

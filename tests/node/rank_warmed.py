@@ -12,7 +12,7 @@ _warmed_in: list[int] = []
 
 def warm_up() -> None:
     _warmed_in.append(os.getpid())
-    raise ValueError("forks ranks nevertheless")
+    raise SystemExit("forks ranks nevertheless")
 
 
 def main() -> int:

@@ -21,9 +21,9 @@ from orchestrator.core.sweepfile.metrics_section import LinePatterns
 from orchestrator.core.trial.protocol import Phase
 from orchestrator.core.trial.redaction import Secrets
 from workloads.command.handover import Handover, hand_over_memory
-from workloads.command.looks import LONGEST_SECONDS, code_within, seconds_between
 from workloads.command.metrics import Metrics
 from workloads.command.nesting import NestingWatch
+from workloads.command.polling import LONGEST_SECONDS, exit_code_within, poll_seconds
 from workloads.command.printed import PrintedMetrics
 from workloads.command.program import CannotStart, Program, ProgramPlace, reporting_rank, start
 from workloads.command.stop import FinalDocument, ask_to_end, wait_for_end
@@ -137,7 +137,7 @@ def _lead(program: Program, metrics: Metrics, handover: Handover, nesting: Nesti
     The limit of the first step holds for a program that writes nothing until its end.
     """
     document = FinalDocument(handover)
-    while (code := code_within(program.process, seconds_between(metrics.step_seconds))) is None:
+    while (code := exit_code_within(program.process, poll_seconds(metrics.step_seconds))) is None:
         metrics.read()
         if metrics.diverged is not None:
             return handover.report_diverged()
@@ -194,7 +194,7 @@ def _follow(program: Program, rank: Rank, metrics: Metrics) -> int:
     """
     sees_steps = rank.rank - rank.local_rank == reporting_rank(rank)
     stop_file = program.place.stop_file
-    while (code := code_within(program.process, seconds_between(metrics.step_seconds))) is None:
+    while (code := exit_code_within(program.process, poll_seconds(metrics.step_seconds))) is None:
         if not sees_steps:
             rank.heartbeat(Phase.STEADY)
             if metrics.printed is not None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workloads.command.handover import Handover
-from workloads.command.looks import code_within, seconds_between
+from workloads.command.polling import exit_code_within, poll_seconds
 
 # A program looks for the file once per step, and writes its result after the last one.
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 10.0
@@ -83,7 +83,7 @@ def wait_for_end(
     """
     until = time.monotonic() + end_patience_seconds(step_seconds)
     while (left := until - time.monotonic()) > 0:
-        if code_within(process, min(left, seconds_between(step_seconds))) is not None:
+        if exit_code_within(process, min(left, poll_seconds(step_seconds))) is not None:
             return True
         meanwhile()
     # Launchers such as torchrun print a traceback when they get a signal.

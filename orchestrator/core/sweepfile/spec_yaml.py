@@ -41,7 +41,7 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
     """
     spec, lines, num_not_explained = _read(text, source, overrides)
     if spec is None or lines:
-        lines = _blame_overrides(lines, text, source, overrides)
+        lines = _name_overrides(lines, text, source, overrides)
         raise _invalid(source, lines, num_not_explained=num_not_explained)
     return spec
 
@@ -75,22 +75,27 @@ def _read(
     return spec, [*broken, *sweep.mistakes, *found], sweep.num_not_explained
 
 
-def _blame_overrides(
+def _name_overrides(
     lines: list[_MistakeLine], text: str, source: str, overrides: Sequence[str]
 ) -> list[_MistakeLine]:
     """Name the override instead of a line of the file, if that line is right without it."""
     if len(overrides) > MAX_OVERRIDES_TRIED or all(isinstance(one.where, str) for one in lines):
         return lines
     of_file = {one.key for one in _read(text, source, ())[1]}
-    of_each = {one: {line.key for line in _read(text, source, [one])[1]} for one in overrides}
-    found = []
-    for line in lines:
-        if isinstance(line.where, Place) and line.key not in of_file:
-            blamed = next((one for one, keys in of_each.items() if line.key in keys), None)
-            if blamed is not None:
-                line = replace(line, where=f"override {shown(blamed)}")
-        found.append(line)
-    return found
+    unexplained = {one.key for one in lines if isinstance(one.where, Place)} - of_file
+    cause: dict[tuple[Path, str], str] = {}
+    for override in overrides:
+        if not unexplained:
+            break
+        of_override = {line.key for line in _read(text, source, [override])[1]} & unexplained
+        cause |= dict.fromkeys(of_override, override)
+        unexplained -= of_override
+    return [
+        replace(one, where=f"override {shown(cause[one.key])}")
+        if isinstance(one.where, Place) and one.key in cause
+        else one
+        for one in lines
+    ]
 
 
 # Each round can uncover the rules of the next larger section: option, section, whole file.

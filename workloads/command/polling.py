@@ -1,4 +1,4 @@
-"""How often a rank looks for new lines of its program, and how it waits in between."""
+"""How often a rank reads new lines of its program, and how it waits in between."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from contextlib import suppress
 LONGEST_SECONDS, SHORTEST_SECONDS = 0.05, 0.01
 # Until the first line has come, which may be one of short steps.
 FIRST_SECONDS = 0.02
-# Looks in the time that a line reports. The pace of lines is known by the looks between which they
+# Reads in the time of the last step. The pace of lines is known by the reads between which they
 # came, and a dozen lines that each report half of their time have to show it.
-_LOOKS_PER_STEP = 4
+_READS_PER_STEP = 4
 
 
-def seconds_between(step_seconds: Sequence[float]) -> float:
-    """Return the seconds from one look to the next, by the steps that were reported so far."""
+def poll_seconds(step_seconds: Sequence[float]) -> float:
+    """Return the seconds from one read to the next, by the steps that were reported so far."""
     if not step_seconds:
         return FIRST_SECONDS
-    return min(max(step_seconds[-1] / _LOOKS_PER_STEP, SHORTEST_SECONDS), LONGEST_SECONDS)
+    return min(max(step_seconds[-1] / _READS_PER_STEP, SHORTEST_SECONDS), LONGEST_SECONDS)
 
 
-def code_within(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+def exit_code_within(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     """Return the program's exit code; None if it has not ended after these seconds.
 
     `Popen.wait` wakes up many times in 0.05 s, which costs a program with short steps.
@@ -32,7 +32,7 @@ def code_within(process: subprocess.Popen[bytes], seconds: float) -> int | None:
         return code
     try:
         handle = os.pidfd_open(process.pid)
-    except OSError:  # a kernel before 5.3
+    except (AttributeError, OSError):  # a Python or a kernel without it: before 5.3
         with suppress(subprocess.TimeoutExpired):
             return process.wait(seconds)
         return None
