@@ -10,19 +10,43 @@ import os
 import shutil
 import sqlite3
 import tempfile
+from math import inf
 from pathlib import Path
 from urllib.parse import quote
 
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 _TIMEOUT_SECONDS = 30.0
+# The least size of the shared memory of the WAL mode (https://www.sqlite.org/walformat.html).
+SHARED_BYTES = 32 * 1024
 # The first bytes of every SQLite file (https://www.sqlite.org/fileformat.html).
 _FIRST_BYTES = b"SQLite format 3\0"
 
 
 def can_be_written(file: Path) -> bool:
-    """True if this user may write the file, and make the files that SQLite needs next to it."""
-    return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+    """True if this user may write the file, and make the files that SQLite needs next to it.
+
+    A disk without space for these files counts as one that cannot be written.
+    """
+    return (
+        os.access(file, os.W_OK) and os.access(file.parent, os.W_OK) and _free(file) >= SHARED_BYTES
+    )
+
+
+def _size(file: Path) -> int:
+    """The bytes of a file; 0 if there is none."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _free(file: Path) -> float:
+    try:
+        found = os.statvfs(file.parent)
+    except OSError:
+        return inf
+    return found.f_bavail * found.f_frsize
 
 
 def is_on_read_only(file: Path) -> bool:
@@ -126,10 +150,11 @@ class ReadableFile:
             self._copy = None
 
     def _how_to_open(self) -> tuple[Path, str]:
-        if can_be_written(self._file) or (self._log.exists() and self._shared.exists()):
+        is_shared = self._log.exists() and _size(self._shared) >= SHARED_BYTES
+        if is_shared or can_be_written(self._file):
             return self._file, "mode=ro"
-        if not self._log.exists():
-            # Without a log there is no writer.
+        if not _size(self._log):
+            # Without a log there is no writer. A full disk leaves empty files.
             return self._file, "mode=ro&immutable=1"
         # A dead process left the log. It can be merged with the file only in a copy.
         return self._merged_copy(), "mode=rw"

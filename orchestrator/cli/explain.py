@@ -230,7 +230,7 @@ def _print(known: Planning, found: Explanation, trial: TrialRow | None) -> None:
         write_line("")
         _print_step(known, found)
     write_line("")
-    _print_trial(found, trial)
+    print_trial(found, trial)
 
 
 def _print_memory(found: Explanation) -> None:
@@ -272,7 +272,8 @@ def _print_parts(parts: Mapping[str, float], text: Callable[[float], str]) -> No
     write_table([Column(), *numbers("", ""), Column()], rows, header=False)
 
 
-def _print_trial(found: Explanation, trial: TrialRow | None) -> None:
+def print_trial(found: Explanation, trial: TrialRow | None) -> None:
+    """Say what the store knows of the layout that was explained."""
     if trial is None:
         write_line("In the store: nothing, it was not tried.")
         return
@@ -285,6 +286,8 @@ def _print_trial(found: Explanation, trial: TrialRow | None) -> None:
         if seconds is not None:
             step += say.against_band(found, seconds)
         text = f"{rate} tokens/s/GPU, step {step}, peak {peak}"
+        if trial.implausible:
+            text += f". These numbers cannot be true: {trial.implausible}"
     elif trial.state is TrialState.PRUNED:
         text = trial.why or ""
         if trial.condemned_by:

@@ -230,8 +230,10 @@ def difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
     first, second = verdict.best, margin.runner_up
     digits = 1 if margin.value >= 0.01 else 2
     value, low, high = (f"{share:.{digits}%}" for share in (margin.value, margin.low, margin.high))
+    is_known = not show.is_too_wide((margin.high - margin.low) / 2)
+    interval = f"95 % interval: {low} to {high}" if is_known else "95 % interval unknown"
     return (
-        f". Trials {first} and {second} differ by {value} (95 % interval: {low} to {high}, from"
+        f". Trials {first} and {second} differ by {value} ({interval}, from"
         f" {num_runs(first)} and {num_runs(second)} runs)"
         + (f"; a winner has to be surer than that: {1 - COULD_WIN:.1%}" if margin.low > 0 else "")
     )

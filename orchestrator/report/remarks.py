@@ -114,7 +114,7 @@ def waiting_text(cell: CellRow, num: int) -> str:
     waits = f"{show.counted(num, 'layout')} {'waits' if num == 1 else 'wait'} to be measured"
     if (key := key_of_spent_budget(cell.stop_reason)) is not None:
         return f"{waits}: {key} is spent, so raise it for `sweep run` to continue with them"
-    return f"{waits}: the same `sweep run` continues with those that its file names"
+    return f"{waits}: the same `sweep run` measures what its file still names of them"
 
 
 def key_of_spent_budget(stop_reason: str | None) -> str | None:

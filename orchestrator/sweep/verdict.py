@@ -39,8 +39,8 @@ from orchestrator.sweep.provenance import measured_with
 
 _EDITED = Failure(
     kind=FailureKind.EDITED,
-    message="the program was edited between its start and the first check for edits after its first"
-    " step, so which code ran is not known",
+    message="the program was edited after its start, and before the check for edits that follows"
+    " its first step, so which code ran is not known",
 )
 _OF_PROGRAM = (Fault.LAYOUT, Fault.CODE)
 

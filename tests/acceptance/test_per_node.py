@@ -70,7 +70,7 @@ def test_an_endless_program_with_a_launcher_of_its_own_is_measured_and_may_be_ed
     # It is not known which code the first attempt ran.
     failed = command.sql("select attempt, failure_kind, failure_message from v_failure")
     assert [row[:2] for row in failed] == [[1, "edited"]]
-    assert "edited between its start and the first check" in failed[0][2]
+    assert "edited after its start, and before the check" in failed[0][2]
     log = command.here.ok("logs", "1").stdout
     assert "rank 0 of 2" in log and "rank 1 of 2" in log
     told = command.here.run("logs", "1", "--rank", "1")

@@ -25,6 +25,7 @@ from db.store import Store
 from db.types import SweepState
 from db.write.writes import StoppedCell
 from orchestrator import cli
+from orchestrator.cli import explain as explain_command
 from orchestrator.cli.sweep_file import store_if_any
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
@@ -1031,7 +1032,10 @@ def test_of_several_reasons_each_names_its_trials(
 
 
 def test_numbers_that_cannot_be_true_are_left_out_of_the_best_and_explained(
-    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    sweep: Sweep,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from tests.db.builders import fingerprint, measurement
 
@@ -1059,6 +1063,11 @@ def test_numbers_that_cannot_be_true_are_left_out_of_the_best_and_explained(
     assert f"?: its numbers cannot be true: {reason}" in sweep("trials")
     assert f"less sure than asked for: its numbers cannot be true: {reason}" in sweep("show", "2")
     assert "1" in sweep("sql", "select trial_id from v_best")
+    with Store.open(url) as store:
+        marked = next(one for one in store.trials(bench.sweep_id) if one.implausible)
+    nothing: Any = SimpleNamespace(step_band=None, step_seconds=None)
+    explain_command.print_trial(nothing, marked)
+    assert f"These numbers cannot be true: {reason}" in capsys.readouterr().out
 
 
 def unsure_trial(

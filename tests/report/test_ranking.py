@@ -35,6 +35,14 @@ def test_the_difference_of_the_first_two_is_given_only_if_they_are_tied_with_eac
     assert difference_text(others, lambda _: 1) == ""
 
 
+def test_a_difference_of_which_nothing_is_known_has_no_interval() -> None:
+    unknown = judge({1: [run(1.0, load_sd=1.0)], 2: [run(1.01)]}, contenders=0, repeats=0)
+    assert unknown is not None and unknown.margin is not None and unknown.margin.high > 2
+    assert "differ by 1.0% (95 % interval unknown, from 1 and 1 runs)" in difference_text(
+        unknown, lambda _: 1
+    )
+
+
 @pytest.mark.parametrize(("seconds", "is_said"), [(1.015, False), (1.025, True)])
 def test_a_tie_though_the_interval_excludes_no_difference_is_explained(
     seconds: float, is_said: bool

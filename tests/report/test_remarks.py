@@ -34,8 +34,8 @@ def test_numbers_that_cannot_be_true_and_those_of_other_conditions_are_both_coun
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        (StopReason.EXHAUSTED, "the same `sweep run` continues with those that its file names"),
-        (StopReason.WALL_TIME, "the same `sweep run` continues with those that its file names"),
+        (StopReason.EXHAUSTED, "the same `sweep run` measures what its file still names of them"),
+        (StopReason.WALL_TIME, "the same `sweep run` measures what its file still names of them"),
         (StopReason.COST, "search.max_cost is spent, so raise it"),
         (StopReason.GPU_HOURS, "search.max_gpu_hours is spent, so raise it"),
     ],

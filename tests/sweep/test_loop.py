@@ -946,7 +946,7 @@ def test_an_attempt_that_starts_while_its_program_is_edited_runs_again(store: St
     assert trials[third].is_current_fingerprint
     first, second = store.trial(trials[third].id).attempts
     assert first.failure is not None and first.failure.kind is FailureKind.EDITED
-    assert "edited between its start and the first check" in first.failure.message
+    assert "edited after its start, and before the check" in first.failure.message
     assert second.state is AttemptState.MEASURED
     # It measured nothing, so its code is none that the sweep was measured with.
     assert [one.dirty_diff_digest for one in store.fingerprints(result.sweep_id)] == [
@@ -1121,7 +1121,7 @@ def test_hangs_of_a_program_that_was_edited_are_not_the_nodes_fault(store: Store
 
 def test_a_program_that_writes_its_own_sources_ends_the_call(store: Store) -> None:
     codes = iter(range(100))
-    with pytest.raises(UsageInvalid, match="edited between its start and the first check"):
+    with pytest.raises(UsageInvalid, match="edited after its start, and before the check"):
         run(store, fast, spec=spec(gpus=1), edited=lambda: edited_code(f"files:{next(codes)}"))
     first, *_ = store.trials(store.sweep_named("t").id)
     assert (first.state, first.failure_kind) == (TrialState.FAILED, FailureKind.EDITED)

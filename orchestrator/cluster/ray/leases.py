@@ -305,7 +305,11 @@ class Leases:
         try:
             ray.get([lease.agent.close.remote() for lease in leases], timeout=CLOSE_SECONDS)
         except RayError as exc:
-            logger.warning("An agent did not close by itself: %s", first_line(exc))
+            logger.warning(
+                "An agent of Ray did not end by itself within %.0f s, and is ended: %s",
+                CLOSE_SECONDS,
+                first_line(exc),
+            )
 
     def _await_free(self, num_slots: int) -> None:
         """Wait until the head sees `num_slots` slots free.

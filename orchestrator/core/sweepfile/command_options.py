@@ -46,7 +46,9 @@ def _variable(name: str, *, may_set: frozenset[str] = frozenset()) -> str:
             "this is no name of an environment variable:"
             " letters, digits and _, no digit first, nothing else"
         )
-    if name in LAUNCHERS_OWN - may_set or name.startswith("SWEEP_"):
+    if name.startswith("SWEEP_"):
+        raise ValueError(f"{name}: names that begin with SWEEP_ are the launcher's; choose another")
+    if name in LAUNCHERS_OWN - may_set:
         raise ValueError(f"{name} is set for each rank by its launcher; leave it out")
     return name
 

@@ -215,7 +215,9 @@ def _why_too_long(told: ToldSteps, ratio: float, layout: Layout, *, is_exact: bo
     near = [unit for unit in _UNITS if 0.7 < ratio / unit < 1.4]
     if near or (not is_exact and ratio > 30):
         unit = _UNITS[near[0] if near else min(_UNITS, key=lambda unit: abs(log(ratio / unit)))]
-        return f"{unit}? Seconds are wanted; `metrics.unit` is the unit of what `metrics.log` reads"
+        return (
+            f"{unit}? Seconds are wanted; `metrics.unit` names another unit of what a pattern reads"
+        )
     if is_exact and 2 <= round(ratio) <= 100 and abs(ratio / round(ratio) - 1) < 0.1:
         num = round(ratio)
         by_ranks = layout.world_size % num == 0

@@ -123,7 +123,7 @@ def test_repeats_with_other_code_that_were_kept_apart_are_said_with_what_measure
     out, _ = sweep(*command_of(out))
     assert out.startswith("2 trials will be measured again")
     out, _ = sweep("best")
-    assert "2 layouts wait to be measured: the same `sweep run` continues with those" in out
+    assert "2 layouts wait to be measured: the same `sweep run` measures what" in out
     assert "invalidate" not in out
 
 

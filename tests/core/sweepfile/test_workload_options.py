@@ -204,7 +204,7 @@ def test_a_memory_limit_is_for_machines_without_gpus() -> None:
         (
             CommandOptions,
             {"argv": ["a"], "env_from": ["SWEEP_DB"]},
-            "set for each rank by its launcher",
+            "names that begin with SWEEP_ are the launcher's",
         ),
         (CommandOptions, {"argv": ["a"], "env_from": ["A", "A"]}, "A appears twice"),
         (CommandOptions, {"argv": ["a"], "env_from": ["A", "B C"]}, "entry 2: this is no name"),
@@ -218,7 +218,7 @@ def test_a_memory_limit_is_for_machines_without_gpus() -> None:
         (
             CommandOptions,
             {"argv": ["a"], "pass_env": ["SWEEP_DB"]},
-            "set for each rank by its launcher",
+            "names that begin with SWEEP_ are the launcher's",
         ),
         (
             CommandOptions,
@@ -238,7 +238,7 @@ def test_a_memory_limit_is_for_machines_without_gpus() -> None:
         (
             CommandOptions,
             {"argv": ["a"], "env": {"SWEEP_RUN_DIR": "/tmp"}},
-            "SWEEP_RUN_DIR is set for each rank by its launcher",
+            "SWEEP_RUN_DIR: names that begin with SWEEP_ are the launcher's; choose another",
         ),
         (
             CommandOptions,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sqlite3
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -106,6 +108,35 @@ def test_what_a_dead_writer_left_in_its_log_is_seen(foreign_file: Path, left: st
     assert as_nobody(foreign_file) == {"trials": 1, "cells": 1, "models": 2}
     assert sorted(foreign_file.parent.iterdir()) == files
     assert set(Path(tempfile.gettempdir()).glob("sweep-copy-*")) <= copies
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk that is then full")
+@pytest.mark.parametrize("left", ["nothing", "empty files", "log"])
+def test_a_store_on_a_full_disk_is_read(tmp_path: Path, left: str) -> None:
+    file = tmp_path / "s.sqlite"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        with Store.open(f"sqlite:///{file}") as store:
+            Bench.on(store).measure()
+        if left == "log":
+            _written_to(file, left=left)
+        # What is tried in vain on a full disk leaves these.
+        for end in ("-wal", "-shm") if left == "empty files" else ():
+            Path(f"{file}{end}").touch()
+        with suppress(OSError), (tmp_path / "fill").open("wb", buffering=0) as fill:
+            while fill.write(bytes(512)):
+                pass
+        for _ in range(2):
+            with Store.open(f"sqlite:///{file}", to_read=True) as store:
+                assert len(store.trials(store.sweep_named("tiny").id)) == 1
+            (models,) = readonly.query(f"sqlite:///{file}", "SELECT count(*) FROM model").rows[0]
+            assert models == (2 if left == "log" else 1)
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 @pytest.mark.skipif(
