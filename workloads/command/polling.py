@@ -32,7 +32,8 @@ def exit_code_within(process: subprocess.Popen[bytes], seconds: float) -> int | 
         return code
     try:
         handle = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # a Python or a kernel without it: before 5.3
+    except (AttributeError, OSError):
+        # A Python that was built for kernels before 5.3, or one that runs on such a kernel.
         with suppress(subprocess.TimeoutExpired):
             return process.wait(seconds)
         return None

@@ -24,7 +24,8 @@ def test_lines_of_short_steps_are_read_more_often(steps: list[float], seconds: f
 def test_a_program_is_waited_for_until_it_ends_or_the_time_is_over(
     has_handles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not has_handles:  # as of a Python that was built for older kernels
+    if not has_handles:
+        # As in a Python that was built for older kernels.
         monkeypatch.delattr(os, "pidfd_open")
     waits = [sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(7)"]
     with subprocess.Popen(waits, stdin=subprocess.PIPE) as process:
