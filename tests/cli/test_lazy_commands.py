@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -30,30 +31,63 @@ NEVER = (
     "sqlalchemy.orm",
     "torch",
 )
+Imported = Callable[[Sequence[str]], Any]
+# Each command is a fork: what was imported before the first of them, no command may need either.
+PROGRAM = """
+import json, os, sys
+
+import db.store_reads, rich.console, rich.table
+from orchestrator.cli import main
+
+url, never = json.loads(sys.argv[1])
+for arguments in map(json.loads, sys.stdin):
+    if os.fork() == 0:
+        code = main([*arguments, "--db", url])
+        print("OUT " + json.dumps([code, sorted({*never} & {*sys.modules})]), flush=True)
+        os._exit(0)
+    os.wait()
+    print("END", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imported]:
+    """Run a command in a fork of a new process; return its code and which of NEVER it imported."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('lazy')}/once.sqlite"
+    with Store.open(url) as store:
+        Bench.on(store).measure()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps([url, [*NEVER, "numpy"]])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        def run(command: Sequence[str]) -> Any:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps(command), file=process.stdin, flush=True)
+            said = ""
+            while (line := process.stdout.readline()) != "END\n":
+                assert line, f"the process ended: {said}"
+                said = line
+            assert said.startswith("OUT "), said
+            return json.loads(said.removeprefix("OUT "))
+
+        yield run
 
 
 @pytest.mark.parametrize(
     ("command", "others"),
     [
-        (["best"], []),
-        (["status"], ["numpy"]),
-        (["list"], ["numpy"]),
-        (["trials"], ["numpy"]),
-        (["show", "1"], ["numpy"]),
+        (["best"], ["numpy"]),
+        (["status"], []),
+        (["list"], []),
+        (["trials"], []),
+        (["show", "1"], []),
     ],
 )
 def test_a_command_that_shows_a_sweep_imports_nothing_that_it_does_not_need(
-    command: Sequence[str], others: Sequence[str], tmp_path: Path
+    command: Sequence[str], others: Sequence[str], imported: Imported
 ) -> None:
-    url = f"sqlite:///{tmp_path}/once.sqlite"
-    with Store.open(url) as store:
-        Bench.on(store).measure()
-    program = (
-        "import sys; from orchestrator.cli import main;"
-        f"code = main({[*command, '--db', url]!r});"
-        f"print(code, sorted({{*{[*NEVER, *others]!r}}} & {{*sys.modules}}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "0 []"
+    code, found = imported(command)
+    assert (code, sorted({*found} - {*others})) == (0, [])
