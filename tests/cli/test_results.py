@@ -204,22 +204,6 @@ def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
         assert "never tried" not in sweep("best", "tiny", "--db", url)
 
 
-def test_status_imports_no_numpy_while_nothing_was_repeated(tmp_path: Path) -> None:
-    """Its import takes as long as all else that the command does. No repeat tells of no drift."""
-    url = f"sqlite:///{tmp_path}/once.sqlite"
-    with Store.open(url) as store:
-        Bench.on(store).measure()
-    program = (
-        f"import sys; from orchestrator.cli import main; main(['status', '--db', {url!r}]);"
-        "print('numpy' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert "1 trial in 1 cell" in done.stdout
-    assert done.stdout.splitlines()[-1] == "False"
-
-
 def test_show_says_what_an_attempt_held_and_what_for(sweep: Sweep, ids: Filled) -> None:
     assert "0.0056: out of memory 100.0%" in sweep("show", str(ids.out_of_memory))
     (attempt,) = document(sweep("show", str(ids.measured), "--json"))["attempts"]
