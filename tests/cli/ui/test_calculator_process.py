@@ -16,6 +16,14 @@ from orchestrator.cli.ui.refusal import Refusal
 from tests.cli.test_calculator import measure
 
 SECONDS = 60.0
+# Answers each question with its fields: for what is the same whoever answers. To begin the
+# calculator takes a second.
+ECHO = """
+import json, sys
+for line in sys.stdin:
+    value = {"refusal": None, "fields": json.loads(line)["fields"]}
+    print(json.dumps({"status": 200, "value": value}), flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +112,7 @@ def test_what_does_not_answer_is_ended_and_said(program: str) -> None:
     run(lambda: CalculatorProcess(None, program, module="-c", seconds=1.0), use)
 
 
-def test_a_visitor_who_leaves_does_not_shift_the_answers(url: str) -> None:
+def test_a_visitor_who_leaves_does_not_shift_the_answers() -> None:
     async def use(process: CalculatorProcess) -> None:
         await process.ask("page", None, {})
         left = asyncio.create_task(process.ask("result", None, {"micro_batch_size": "2"}))
@@ -115,10 +123,10 @@ def test_a_visitor_who_leaves_does_not_shift_the_answers(url: str) -> None:
         found = await process.ask("result", None, {"micro_batch_size": "8"})
         assert found["fields"]["micro_batch_size"] == "8"
 
-    run(lambda: CalculatorProcess(url, "8b"), use)
+    run(lambda: CalculatorProcess(None, ECHO, module="-c"), use)
 
 
-def test_without_questions_it_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_questions_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calculator_process, "IDLE_SECONDS", 0.2)
 
     async def use(process: CalculatorProcess) -> None:
@@ -131,4 +139,4 @@ def test_without_questions_it_ends(url: str, monkeypatch: pytest.MonkeyPatch) ->
             await asyncio.sleep(0.05)
         assert (await process.ask("result", None, {}))["refusal"] is None
 
-    run(lambda: CalculatorProcess(url, "8b"), use)
+    run(lambda: CalculatorProcess(None, ECHO, module="-c"), use)
