@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from db.store import Store
+from orchestrator.cli.ui import sql_routes
+from orchestrator.cli.ui.own_command import Done
 from tests.cli.cli_store import Filled, fill
+from tests.cli.forked_commands import ForkedCommands, forked_commands
 from tests.cli.ui.served import Visitor, served
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[ForkedCommands]:
+    with forked_commands() as found:
+        yield found
+
+
+@pytest.fixture
+def forked(commands: ForkedCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the page fork `sweep sql`, which otherwise takes a second of imports."""
+
+    async def run(
+        module: str, arguments: Sequence[str], *, db: str | None, most_bytes: int
+    ) -> Done:
+        assert module == "orchestrator.cli" and db is not None
+        done = await asyncio.to_thread(commands.run, arguments, {"SWEEP_DB": db})
+        output = done.out.encode()
+        assert len(output) <= most_bytes
+        return Done(exit_code=done.exit_code, output=output, is_cut=False)
+
+    monkeypatch.setattr(sql_routes, "run_command", run)
 
 
 def test_a_statement_is_answered_with_hostile_text_as_text(visitor: Visitor, shown: Filled) -> None:
@@ -46,7 +73,7 @@ def test_a_named_query_is_about_the_sweep_of_the_page(visitor: Visitor, shown: F
     ],
 )
 def test_what_only_changes_or_is_wrong_is_refused_in_words(
-    visitor: Visitor, shown_url: str, statement: str, said: str
+    visitor: Visitor, forked: None, shown_url: str, statement: str, said: str
 ) -> None:
     answer = visitor.form("/sql", statement=statement)
     assert answer.status in (200, 422) and said in answer.text
