@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command import write_sweep
+from tests.acceptance.command import CommandHere, write_sweep
 from tests.multi_host.hosts import Host, Network
 from tests.multi_host.ray_hosts import BIN, RAY, SWEEP
 
@@ -55,7 +55,8 @@ def test_nodes_that_are_waited_for_are_ordered_and_used(head: Host) -> None:
         SWEEP, "run", "grown.yaml", "--ray-address", "auto", "--wait-for-nodes", "4min", timeout=280
     )
     assert measured.returncode == 0, measured.stdout
-    (attempt,) = json.loads(head.ok(SWEEP, "show", "1", "--json"))["attempts"]
+    here = CommandHere(head.folder, f"sqlite:///{head.folder}/.sweep/sweep.sqlite")
+    (attempt,) = here.json("show", "1")["attempts"]
     assert attempt["state"] == "measured"
     assert len(attempt["nodes"]) == 2
 
