@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.acceptance.command import write_sweep
+from tests.acceptance.command import CommandHere, write_sweep
 from tests.multi_host.hosts import Host
 from tests.multi_host.ray_hosts import RayHosts
 
@@ -55,22 +55,24 @@ def told(three_hosts: RayHosts, store: str) -> Told:
     running = three_hosts.begin(
         "run", "span.yaml", "--ray-address", "auto", "--json", env=environment
     )
-    _until(lambda: _happened(store, "gang_placed"), running)
-    victim = _one_to_cut(three_hosts, store)
-    told.victim = victim.name
-    _until(
-        lambda: len(victim.processes("orchestrator.node.rank_server")) > SERVER_PROCESSES, running
-    )
-    three_hosts.network.cut(victim)
-    cut_at = time.monotonic()
-    _until(lambda: _happened(store, "requeued"), running)
-    told.seen_after_seconds = time.monotonic() - cut_at
+    with psycopg.connect(store, autocommit=True) as asked:  # a new connection costs a process
+        _until(lambda: _happened(asked, "gang_placed"), running)
+        victim = _one_to_cut(three_hosts, asked)
+        told.victim = victim.name
+        _until(
+            lambda: len(victim.processes("orchestrator.node.rank_server")) > SERVER_PROCESSES,
+            running,
+        )
+        three_hosts.network.cut(victim)
+        cut_at = time.monotonic()
+        _until(lambda: _happened(asked, "requeued"), running)
+        told.seen_after_seconds = time.monotonic() - cut_at
     with ThreadPoolExecutor(1) as pool:
         cleaned = pool.submit(_clean_after_seconds, victim, cut_at)  # meanwhile the sweep goes on
         out, told.remarks = running.communicate(timeout=300)
         told.clean_after_seconds = cleaned.result()
     told.exit_code, told.answer = running.returncode, json.loads(out)
-    told.attempts = three_hosts.answer("show", "1", env=environment)["attempts"]
+    told.attempts = CommandHere(head.folder, store).json("show", "1")["attempts"]
     told.left = {host.name: _still_there(host) for host in three_hosts.network.hosts}
     told.files = {
         host.name: [path.name for path in (host.folder / ".sweep").rglob("*")]
@@ -154,26 +156,21 @@ def _write(folder: Path) -> None:
     )
 
 
-def _happened(store: str, event: str) -> list[Any]:
+def _happened(asked: psycopg.Connection, event: str) -> list[Any]:
     """The nodes of the attempts to which it happened, where they are known."""
     statement = """
         SELECT attempt.nodes FROM event JOIN attempt
             ON attempt.trial_id = event.trial_id AND attempt.number = event.attempt
         WHERE event.event = %s AND attempt.nodes IS NOT NULL
     """
-    return _query(store, statement, event)
-
-
-def _query(store: str, statement: str, *values: Any) -> list[Any]:
     try:
-        with psycopg.connect(store) as connection:
-            return connection.execute(statement, values).fetchall()  # type: ignore[call-overload]
+        return asked.execute(statement, [event]).fetchall()
     except psycopg.errors.UndefinedTable:  # not created yet
         return []
 
 
-def _one_to_cut(cluster: RayHosts, store: str) -> Host:
-    ((nodes,),) = _happened(store, "gang_placed")
+def _one_to_cut(cluster: RayHosts, asked: psycopg.Connection) -> Host:
+    ((nodes,),) = _happened(asked, "gang_placed")
     return next(host for host in cluster.workers if host.name in nodes)
 
 
