@@ -240,8 +240,8 @@ def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
         gathers_context=True,
         has_masks=not on_gpu,
         compiled=compiled,
-        # So did torch 2.11 on an H200, in bf16 with fused attention: the 1B with 3 and 6 GiB, the 8B
-        # with 1.5 and 4.5 GiB (benchmarks/results/gpu.md). On a CPU torch 2.13 keeps only the
+        # So did torch 2.11 on an H200, in bf16 with fused attention: the 1B with 3 and 6 GiB, the
+        # 8B with 1.5 and 4.5 GiB (benchmarks/results/gpu.md). On a CPU torch 2.13 keeps only the
         # layer's input.
         keeps_recomputed_products=compiled and on_gpu,
         launch_share=COMPILED_LAUNCHES if compiled else 1.0,
