@@ -68,14 +68,14 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int,
             finally:
                 os._exit(code)
         _, status = os.waitpid(pid, 0)
-        said.seek(0), found.seek(0)
+        said.seek(0)
+        found.seek(0)
         modules = json.loads(found.read() or "[]")
         return os.waitstatus_to_exitcode(status), said.read(), modules
 
 
 def _main() -> None:
     # What every command imports that reads a store.
-
     import db.store_reads  # noqa: F401
     import orchestrator.cli  # noqa: F401
 

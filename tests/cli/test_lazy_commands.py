@@ -46,7 +46,7 @@ def commands() -> Iterator[ForkedCommands]:
 
 
 @pytest.mark.parametrize(
-    ("command", "others", "says"),
+    ("command", "needs", "says"),
     [
         (["best"], ["numpy"], "tokens/s/GPU"),
         # The import of numpy takes as long as all else that it does. No repeat tells of no drift.
@@ -57,10 +57,10 @@ def commands() -> Iterator[ForkedCommands]:
     ],
 )
 def test_a_command_that_shows_a_sweep_imports_nothing_that_it_does_not_need(
-    command: Sequence[str], others: Sequence[str], says: str, commands: ForkedCommands, url: str
+    command: Sequence[str], needs: Sequence[str], says: str, commands: ForkedCommands, url: str
 ) -> None:
     done = commands.run([*command, "--db", url], {})
-    never = {*NEVER, "numpy"} - {*others}
+    never = {*NEVER, "numpy"} - {*needs}
     assert (done.exit_code, sorted(never & done.modules)) == (0, [])
     assert done.modules >= {"orchestrator.cli", "db.store_reads"}
     assert says in done.out

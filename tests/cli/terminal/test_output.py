@@ -71,7 +71,7 @@ def test_an_argument_of_100_kb_is_searched_for_passwords_at_once() -> None:
         began = time.thread_time()
         assert Redactor([long])(long)
         # Milliseconds to half a second; it took minutes.
-        assert time.thread_time() - began < 30.0
+        assert time.thread_time() - began < 5.0
 
 
 def test_secrets_of_the_environment_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
