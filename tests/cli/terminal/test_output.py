@@ -67,7 +67,7 @@ def test_an_argument_of_100_kb_is_searched_for_passwords_at_once() -> None:
         "?" + "pass" * 25_000,
         " pass" * 20_000,
     ):
-        # Of this thread alone: a busy machine counts for nothing.
+        # The thread's own time: what others do on the machine does not count.
         began = time.thread_time()
         assert Redactor([long])(long)
         # Milliseconds to half a second; it took minutes.
