@@ -282,7 +282,7 @@ class Dispatch:
         )
         search.note_first_attempt()
         if proposal.layout in search.added:
-            self._outcomes.note_relaunched()
+            self._outcomes.trial_counts.note_launched()
         step = proposal.predicted_step
         self._decide(search, proposal.layout, nodes, begins, predicted=step, proposal=proposal)
         return None
@@ -311,7 +311,7 @@ class Dispatch:
                     return False
                 nodes = others or nodes
         search.note_retried(trial)
-        self._outcomes.note_relaunched()
+        self._outcomes.trial_counts.note_launched()
         begins = NewAttempt(trial_id=trial.id, nodes=nodes)
         step, alone = search.predicted_step(trial.layout), trial.id in retries.suspects
         self._decide(search, trial.layout, nodes, begins, predicted=step, alone=alone)

@@ -204,7 +204,8 @@ class Loop:
         A node that they were measured on is slow, or a person asked for it.
         """
         if cells:
-            self._outcomes.recount(self._store.trials(self._lease.sweep_id))
+            trials = self._store.trials(self._lease.sweep_id)
+            self._outcomes.trial_counts.begin_anew(trial.state for trial in trials)
         for search in (search for search in self._call.searches.values() if search.id in cells):
             search.begin_anew(self._cell_searches.plan(search.cell, search.id))
             self._outcomes.take_up_again(search)

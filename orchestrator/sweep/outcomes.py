@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from db.read.rows import TrialRow
 from db.store import REFUSED
-from db.write.writes import Ended, Pruned, Recorded
-from orchestrator.core.problem.layout import Layout
-from orchestrator.core.problem.proofs import MemoryProof
+from db.write.writes import Ended, Recorded
 from orchestrator.core.trial.cell_plausibility import ToldLayout
 from orchestrator.core.trial.failure_kinds import (
     POLICIES,
@@ -23,26 +20,24 @@ from orchestrator.core.trial.failure_kinds import (
     FailureKind,
     event_after,
 )
-from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint, changes
-from orchestrator.core.trial.lifecycle import UNDER_WAY, TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import MachineLoad, disturbance_text, relative_sd
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.merit import OtherMerits, headroom
 from orchestrator.core.trial.peak_memory import allocator_peak, taken_peak
-from orchestrator.core.trial.protocol import Device
 from orchestrator.core.trial.run import Run
-from orchestrator.search.layout_outcome import OutOfMemory
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
+from orchestrator.sweep.ruled_out import RuledOut
 from orchestrator.sweep.stop_rules import StopRules
+from orchestrator.sweep.trial_counts import TrialCounts
 from orchestrator.sweep.verdict import (
     AttemptVerdict,
     judge_attempt,
     judge_refused,
-    relative_excess,
 )
 
 logger = logging.getLogger(__name__)
@@ -68,32 +63,25 @@ class Outcomes:
         self._call, self._store, self._epoch = call, call.store, call.epoch
         self._attempts, self._slots, self._peaks = call.attempts, call.scheduler.slots, peaks
         self._plan = call.spec.measurement.plan(call.scheduler.slots.device)
-        # Trials of the sweep by their state in the store. `counts` adds those under way.
-        self._stored: Counter[TrialState] = Counter()
+        self.trial_counts = TrialCounts(call.attempts)
+        self._ruled_out = RuledOut(call, self.trial_counts)
         self.fingerprints: set[str] = set()
         self.stop_rules = StopRules(call.spec.name)
-        self._condemned: list[Pruned] = []  # not written yet
         # True if the load was already reported since the last undisturbed attempt.
         self._is_load_told = False
-
-    @property
-    def counts(self) -> dict[TrialState, int]:
-        """The trials of the sweep by state."""
-        now = {state: self._attempts.num_in(state) for state in UNDER_WAY}
-        return {**self._stored, **now}
 
     def take_up(self, search: CellSearch) -> None:
         """Continue a cell from the results of earlier calls, and count its trials."""
         trials = self._take_up(search)
-        self._stored.update(trial.state for trial in trials if trial.state not in UNDER_WAY)
+        self.trial_counts.add_all(trial.state for trial in trials)
         digests = (trial.fingerprint_digest for trial in trials)
         self.fingerprints.update(digest for digest in digests if digest is not None)
-        self._write_condemned()
+        self._ruled_out.write()
 
     def take_up_again(self, search: CellSearch) -> None:
         """Continue a cell from the stored results, since its search began anew."""
         self._take_up(search)
-        self._write_condemned()
+        self._ruled_out.write()
 
     def requeue_ended_early(
         self, search: CellSearch, trials: Mapping[int, Collection[str]]
@@ -104,8 +92,7 @@ class Outcomes:
         """
         sweep_id = self._call.sweep_id
         num = self._store.requeue_ended_early(sweep_id, list(trials), epoch=self._epoch)
-        self._stored[TrialState.MEASURED] -= num
-        self._stored[TrialState.QUEUED] += num
+        self.trial_counts.move(num, TrialState.MEASURED, TrialState.QUEUED)
         self.take_up_again(search)
         for trial_id, nodes in trials.items():
             search.avoid(trial_id, nodes)
@@ -115,14 +102,6 @@ class Outcomes:
                 trial_id,
                 extra={"action": "requeued_ended_early", "trial_id": trial_id},
             )
-
-    def recount(self, trials: Sequence[TrialRow]) -> None:
-        """Count all trials of the sweep anew, since some wait again."""
-        self._stored = Counter(trial.state for trial in trials if trial.state not in UNDER_WAY)
-
-    def note_relaunched(self) -> None:
-        """Note that a trial that waited, or was never launched, has an attempt now."""
-        self._stored[TrialState.QUEUED] -= 1
 
     def record_first_steps(self) -> None:
         """Record which attempts have made their first step, in one commit."""
@@ -177,15 +156,15 @@ class Outcomes:
                     attempt=attempt,
                     outcome=words,
                     failure=outcome if isinstance(outcome, Failure) else None,
-                    counts=self.counts,
+                    counts=self.trial_counts.now,
                     num_running=len(self._attempts.running),
                 )
             )
-        self._write_condemned()
+        self._ruled_out.write()
         changed |= self._implausible_cells(judged)
         for search in changed.values():
             self._take_up(search)
-        self._write_condemned()
+        self._ruled_out.write()
         return recorded
 
     def _store_ends(
@@ -216,55 +195,11 @@ class Outcomes:
     def _take_up(self, search: CellSearch) -> list[TrialRow]:
         """Continue a cell from all its stored trials. Return them as they were before."""
         trials = self._store.trials(self._call.sweep_id, cell_id=search.id)
-        repeats, num_proofs = self._store.repeats(search.id), self._num_proofs(search, trials)
-        self._condemn(search, search.take_up(trials, repeats, num_proofs, self._call.enqueued))
-        self._free(search)
+        repeats, num_proofs = self._store.repeats(search.id), self._ruled_out.proofs(search, trials)
+        condemned = search.take_up(trials, repeats, num_proofs, self._call.enqueued)
+        self._ruled_out.condemn(search, condemned)
+        self._ruled_out.free(search)
         return trials
-
-    def _num_proofs(self, search: CellSearch, trials: Sequence[TrialRow]) -> Mapping[int, int]:
-        """Count, by trial that ran out of memory, the attempts that prove it."""
-        if not any(trial.state is TrialState.OUT_OF_MEMORY for trial in trials):
-            return {}
-        on_cpu = self._slots.device is Device.CPU
-        failures = self._store.out_of_memories(search.id)
-        return {
-            trial_id: sum(proves_out_of_memory(one, on_cpu=on_cpu) for one in some)
-            for trial_id, some in failures.items()
-        }
-
-    def _condemn(self, search: CellSearch, condemned: Collection[Layout]) -> None:
-        """Note the layouts that out-of-memories rule out, to be recorded without a launch."""
-        for layout in condemned:
-            proofs = [
-                (search.out_of_memory[proof.layout], proof)
-                for proof in search.searcher.proofs_of(layout)
-            ]
-            why = f"{_needs_as_much(proofs)}; search.dominance is {self._call.spec.dominance}"
-            self._condemned.append(
-                Pruned(cell_id=search.id, layout=layout, why=why, condemned_by=proofs[0][0])
-            )
-        self._stored[TrialState.QUEUED] -= search.note_condemned(condemned)
-
-    def _free(self, search: CellSearch) -> None:
-        """Let layouts be launched again that no out-of-memory rules out any more."""
-        freed = search.take_freed()
-        if not freed:
-            return
-        # Some of the freed layouts may still be unwritten here.
-        self._write_condemned()
-        num = self._store.free_pruned(search.id, freed, epoch=self._epoch)
-        self._stored[TrialState.PRUNED] -= num
-        self._stored[TrialState.QUEUED] += num
-        search.free(freed)
-        key = search.cell.key
-        logger.info(
-            "%s: %d layouts are no longer ruled out by memory", key, num, extra={"action": "freed"}
-        )
-
-    def _write_condemned(self) -> None:
-        num = self._store.add_pruned(self._condemned, epoch=self._epoch)
-        self._stored[TrialState.PRUNED] += num
-        self._condemned.clear()
 
     def _judge(self, attempt: Attempt, at: dt.datetime) -> AttemptVerdict:
         event, layout = attempt.end, attempt.layout
@@ -391,10 +326,10 @@ class Outcomes:
         if measurement.implausible is not None:
             # A repeat with such numbers is a bad result.
             assert not is_repeat, "the verdict refuses it"
-            self._stored[TrialState.MEASURED] += 1
+            self.trial_counts.add(TrialState.MEASURED)
             told = ToldLayout(layout=layout, seconds=measurement.step_time.median)
             search.note_implausible(trial_id, told, peak_memory_bytes=peak)
-            self._free(search)
+            self._ruled_out.free(search)
             return f"measured, but its numbers cannot be true: {measurement.implausible}"
         if measurement.step_seconds_bound is not None and not is_repeat:
             return self._ended_early(search, attempt, measurement, load, at)
@@ -417,7 +352,7 @@ class Outcomes:
                 text = self._speed_text(measurement, load)
                 return f"{text}; with other code or software than its trial: kept apart"
         else:
-            self._stored[TrialState.MEASURED] += 1
+            self.trial_counts.add(TrialState.MEASURED)
             free = _headroom(measurement, search.searcher.memory_limit_bytes)
             others = OtherMerits(headroom=free, joules_per_token=joules)
             search.note_measured(trial_id, layout, run, others)
@@ -429,7 +364,7 @@ class Outcomes:
                 is_repeat=is_repeat,
                 joules_per_token=joules,
             )
-            self._free(search)
+            self._ruled_out.free(search)
         return self._speed_text(measurement, load)
 
     def _ended_early(
@@ -442,7 +377,7 @@ class Outcomes:
     ) -> str:
         bound = measurement.step_seconds_bound
         assert bound is not None, "a trial that was ended early has a bound"
-        self._stored[TrialState.MEASURED] += 1
+        self.trial_counts.add(TrialState.MEASURED)
         told = ToldLayout(layout=attempt.layout, seconds=measurement.step_time.median)
         fastest = Run(
             step_seconds=bound,
@@ -453,7 +388,7 @@ class Outcomes:
         )
         peak = allocator_peak(measurement)
         search.note_ended_early(attempt.trial_id, told, fastest, peak_memory_bytes=peak)
-        self._free(search)
+        self._ruled_out.free(search)
         return f"ended early: a step takes {bound:.3g} s at least, too long to be the best"
 
     def _speed_text(self, measurement: Measurement, load: MachineLoad) -> str:
@@ -481,12 +416,12 @@ class Outcomes:
             return f"repeat {how}: {failure.message}; the earlier result still counts"
         match event:
             case TrialEvent.OUT_OF_MEMORY:
-                self._stored[TrialState.OUT_OF_MEMORY] += 1
-                num_condemned = self._tell_out_of_memory(search, attempt, verdict, failure)
+                self.trial_counts.add(TrialState.OUT_OF_MEMORY)
+                num_condemned = self._ruled_out.tell(search, attempt, verdict, failure)
                 others = f"; {num_condemned} more cannot fit" if num_condemned else ""
                 return f"out of memory{others}"
             case TrialEvent.REQUEUED:
-                self._stored[TrialState.QUEUED] += 1
+                self.trial_counts.add(TrialState.QUEUED)
                 assert row is not None, "it waits, so it is in the store"
                 search.note_requeued(row, failure.kind, attempt.nodes)
                 why = failure.message
@@ -494,41 +429,16 @@ class Outcomes:
                     why = f"{failure.kind}: {failure.message}"
                 return f"{why}; waits for another attempt"
             case _:
-                self._stored[TrialState.FAILED] += 1
+                self.trial_counts.add(TrialState.FAILED)
                 search.note_failed(attempt.layout, POLICIES[failure.kind].fault)
                 log = f" (log: {failure.log_path})" if failure.log_path else ""
                 return f"failed, {failure.kind}: {failure.message}{log}"
-
-    def _tell_out_of_memory(
-        self, search: CellSearch, attempt: Attempt, verdict: AttemptVerdict, failure: Failure
-    ) -> int:
-        """Tell the search, and note the layouts that this rules out. Return their number."""
-        trial_id = attempt.trial_id
-        failures = [failure]
-        if attempt.number > 1:
-            failures = self._store.out_of_memories(search.id, trial_id=trial_id)[trial_id]
-        on_cpu = self._slots.device is Device.CPU
-        num_proofs = sum(proves_out_of_memory(one, on_cpu=on_cpu) for one in failures)
-        excess = relative_excess(
-            verdict.peak_memory_bytes, verdict.device_memory_bytes, failure.memory
-        )
-        outcome = OutOfMemory(excess=excess, num_proofs=num_proofs)
-        condemned = search.note_out_of_memory(trial_id, attempt.layout, outcome)
-        self._condemn(search, condemned)
-        return len(condemned)
 
 
 def _headroom(measurement: Measurement, device_memory_bytes: float | None) -> float | None:
     """Return the share of its device's memory that a layout left free; None if it is unknown."""
     taken = taken_peak(measurement)
     return headroom(taken, measurement.device_memory_bytes or device_memory_bytes)
-
-
-def _needs_as_much(proofs: Sequence[tuple[int, MemoryProof]]) -> str:
-    """Say why a layout cannot run, by the trials that ran out of memory."""
-    trials = [f"{trial_id} ({proof.layout.short})" for trial_id, proof in proofs]
-    noun = "trials" if len(trials) > 1 else "trial"
-    return f"needs at least the memory of {noun} {' and '.join(trials)}, which ran out of it"
 
 
 def _ended(judged: _Judged, events: Mapping[int, TrialEvent]) -> Ended:

@@ -72,7 +72,7 @@ class Snapshots:
         self._call.observe(
             Snapshot(
                 sweep=self._call.spec.name,
-                counts=self._outcomes.counts,
+                counts=self._outcomes.trial_counts.now,
                 untried=self._untried,
                 num_launched=self._num_launched,
                 at_most=sum(most_trials.values()),
@@ -180,7 +180,7 @@ class Snapshots:
         failed = {cell: failed_trials(rows) for cell, rows in trials.items()}
         return SweepResult(
             sweep_id=self._call.sweep_id,
-            counts=self._outcomes.counts,
+            counts=self._outcomes.trial_counts.now,
             stopped={one.cell: one.life.stopped or StopReason.INTERRUPTED for one in searches},
             interrupted=interrupted,
             nothing_feasible=[one.cell for one in nothing],
