@@ -339,7 +339,11 @@ measurement = Table(
         "memory in use on the fullest device after the timed steps, by everything: the "
         "allocator's, the context, communication buffers, other processes",
     ),
-    optional("device_memory_bytes", BigInteger, "memory of one device, as the rank saw it"),
+    optional(
+        "device_memory_bytes",
+        BigInteger,
+        "memory of one device, as the rank saw it; as its driver says if no rank told it",
+    ),
     optional(
         "allocator_retries",
         BigInteger,

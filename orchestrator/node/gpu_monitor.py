@@ -105,9 +105,9 @@ class GpuMonitor:
         self._addresses = self._read_addresses()
         self._listen()
         for index, handle in enumerate(self._handles):
-            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+            memory = self._read_memory(handle)
             if memory is not None:
-                self._used_before[index] = int(memory.used)
+                self._used_before[index] = memory.used_bytes
         if self._handles:
             self._thread = threading.Thread(
                 target=self._sample_until_stopped, name="gpu-monitor", daemon=True
@@ -231,14 +231,9 @@ class GpuMonitor:
         """Take one sample of each device."""
         counting = self._counting
         for index, handle in enumerate(self._handles):
-            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+            memory = self._read_memory(handle)
             if memory is not None:
-                self._used_most[index] = max(self._used_most.get(index, 0), int(memory.used))
-                seen = GpuMemory(used_bytes=int(memory.used), total_bytes=int(memory.total))
-                self._fullest = max(
-                    (one for one in (self._fullest, seen) if one is not None),
-                    key=lambda one: one.used_bytes / one.total_bytes,
-                )
+                self._used_most[index] = max(self._used_most.get(index, 0), memory.used_bytes)
             if counting:
                 if self._window.seconds >= AVERAGED_SECONDS:
                     self._sample_means(handle)
@@ -246,6 +241,18 @@ class GpuMonitor:
         if counting:
             self._num_samples += 1
         self._read_events()
+
+    def _read_memory(self, handle: Any) -> GpuMemory | None:
+        """Read a device's memory, and remember the fullest one; None: it cannot be read."""
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        if memory is None:
+            return None
+        seen = GpuMemory(used_bytes=int(memory.used), total_bytes=int(memory.total))
+        self._fullest = max(
+            (one for one in (self._fullest, seen) if one is not None),
+            key=lambda one: one.used_bytes / one.total_bytes,
+        )
+        return seen
 
     def _sample_means(self, handle: Any) -> None:
         rates = self._ask("nvmlDeviceGetUtilizationRates", handle)

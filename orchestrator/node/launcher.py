@@ -202,13 +202,14 @@ class NodeLauncher:
             server_lost = self._run_gang(gang, order, run_dir, near=near)
         load = monitor.load(watch.load(), own=watch.pids)
         failure = None
+        fullest = monitor.fullest()
         is_measured = gang.has_enough or all(watch.measured for watch in gang.watches)
         if not gang.watches or not is_measured:
             failure = self._judge(
                 gang,
                 server_lost,
                 oom_kills=num_oom_kills() - oom_kills_before,
-                memory=monitor.fullest(),
+                memory=fullest,
                 xids=monitor.xids
                 or (_logged_xids(began, monitor.addresses) if order.devices else ()),
             )
@@ -218,6 +219,7 @@ class NodeLauncher:
             started,
             gang=gang,
             gpu=monitor.usage(),
+            device_memory_bytes=fullest.total_bytes if fullest is not None else None,
             load=load,
             software=software,
             bound_cpus=tuple(as_list(cores) for cores in near if cores),
@@ -310,6 +312,7 @@ class NodeLauncher:
         *,
         gang: NodeGang | None = None,
         gpu: GpuUsage | None = None,
+        device_memory_bytes: int | None = None,
         load: MachineLoad = NO_LOAD,
         software: Software = NO_SOFTWARE,
         bound_cpus: tuple[str, ...] = (),
@@ -328,6 +331,7 @@ class NodeLauncher:
             environment=recorded({**os.environ, **settings}, without=order.secrets),
             set_by_launcher=tuple(interfaces),
             gpu=gpu or GpuUsage(),
+            device_memory_bytes=device_memory_bytes,
             load=load,
             software=software,
             bound_cpus=bound_cpus,

@@ -25,6 +25,7 @@ from orchestrator.core.trial.node_report import NodeReport
 from orchestrator.core.trial.protocol import Device, Phase
 from orchestrator.core.trial.rank_environment import RANK_SERVERS_OWN
 from orchestrator.node.gang_environment import gang_environment
+from orchestrator.node.gpu_monitor import GpuMonitor
 from orchestrator.node.launcher import (
     DEVICES_CLEAN_SECONDS,
     NodeLauncher,
@@ -32,6 +33,7 @@ from orchestrator.node.launcher import (
 )
 from orchestrator.node.rank_server_client import _environment
 from tests.node.launching import LIMITS, faulty, order, survivors, tree_of, with_start_times
+from tests.node.test_gpu_monitor import GIB, nvml
 
 K = FailureKind
 HUNG_SECONDS = 2.0  # longer than a step, when busy
@@ -243,6 +245,14 @@ def test_gpu_usage_counts_while_every_rank_times_its_steps(
     )
     assert told[-1] is is_timed
     assert is_timed or not any(told)
+
+
+def test_a_driver_says_how_much_memory_its_devices_have(
+    shared_launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = GpuMonitor.open(["0"], nvml=nvml(used_gib=[10, 20]))
+    monkeypatch.setattr(GpuMonitor, "open", lambda devices: monitor)
+    assert shared_launcher.run(order(world_size=1)).device_memory_bytes == 80 * GIB
 
 
 def test_the_total_limit_ends_what_still_makes_progress(shared_launcher: NodeLauncher) -> None:

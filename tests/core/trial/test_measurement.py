@@ -190,6 +190,17 @@ def test_what_a_driver_saw_is_kept_apart_from_what_ranks_told() -> None:
     assert seen(report(None, None)) == (None, None, None)
 
 
+def test_a_device_has_the_memory_that_its_driver_says_unless_a_rank_told_it() -> None:
+    def capacity(told: int | None, *drivers: int | None) -> int | None:
+        reports = [NodeReport(node="a", ranks=[], device_memory_bytes=one) for one in drivers]
+        measurement = measured(result(1.0, device_memory_bytes=told))
+        return with_driver_memory(measurement, reports).device_memory_bytes
+
+    assert capacity(None, 80, None, 40) == 40
+    assert capacity(79, 80) == 79
+    assert capacity(None, None) is None
+
+
 @pytest.mark.parametrize(("retries", "thrashes"), [(3, True), (1, True), (0, False), (None, False)])
 def test_retries_of_the_allocator_while_steps_run_are_thrashing(
     retries: int | None, thrashes: bool
