@@ -277,12 +277,14 @@ def _crossed(batches: LayoutTable, choices: LayoutTable) -> Iterator[LayoutTable
     """Yield every batch row with every choice row, in chunks."""
     for start in range(0, len(batches) * len(choices), CHUNK_ROWS):
         row = np.arange(start, min(start + CHUNK_ROWS, len(batches) * len(choices)))
-        rows = batches.take(row // len(choices))
-        yield replace(
-            rows,
-            **{name: getattr(choices, name)[row % len(choices)] for name in CHOICE_AXES},
-            **_meanings_of(choices),
-        )
+        batch, choice = np.divmod(row, len(choices))
+        columns = {
+            name: getattr(choices, name)[choice]
+            if name in CHOICE_AXES
+            else getattr(batches, name)[batch]
+            for name in COLUMNS
+        }
+        yield LayoutTable(**columns, **_meanings_of(choices))
 
 
 def _table(columns: Columns) -> LayoutTable:
