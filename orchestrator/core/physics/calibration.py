@@ -6,7 +6,7 @@ nothing of stores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -35,8 +35,6 @@ COUNTED_RESIDUAL_SD = 0.02
 # In log seconds: how far most cells as a whole are from what constants explain. A faulty cell is
 # much farther from it (Cauchy).
 CELL_OFFSET_SD = 0.15
-# A larger offset is hardly a cell's own: three standard deviations, a factor of 1.6.
-CELL_LIMIT = 3.0 * CELL_OFFSET_SD
 # How far cells of one machine and stack differ in a constant, as a part of its prior spread.
 RELATIVES_SD = 0.3
 
@@ -154,21 +152,6 @@ class Predicted:
         return normal_cdf(left / sd)
 
 
-def shared_offset(offsets: Sequence[float]) -> float:
-    """Return the log seconds that cells share, from the offsets of measured ones.
-
-    Cells of one machine differ by little. What most of them have beyond that is no cell's own: a
-    machine that is far slower than its data sheet is so in all cells. So an offset within
-    CELL_LIMIT is not shared, twice as large a one is, and those between are in part (firm
-    shrinkage: Gao and Bruce 1997).
-    """
-    if not offsets:
-        return 0.0
-    middle = float(np.median(offsets))
-    size = min(max(2.0 * (abs(middle) - CELL_LIMIT), 0.0), abs(middle))
-    return float(np.copysign(size, middle))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
     """Constants with their covariance: a prior before anything is measured, a posterior after.
@@ -265,15 +248,11 @@ class Calibration:
     def log_correction(self, table: LayoutTable, cell: Cell, hardware: Hardware) -> Floats:
         """Return the log seconds to add to the formula for each layout.
 
-        They are its error in this cell, and its errors in such layouts of other cells. For a cell
-        that is not measured, the error that all cells of the hardware share.
+        They are its error in this cell, and its errors in such layouts of other cells.
         """
-        offset = self.cell_offsets.get((cell, hardware.name))
-        if offset is None:
-            offset = shared_offset(
-                [one for (_, name), one in self.cell_offsets.items() if name == hardware.name]
-            )
-        return offset + self.residual(table, cell, hardware)
+        return self.cell_offsets.get((cell, hardware.name), 0.0) + self.residual(
+            table, cell, hardware
+        )
 
     def residual(self, table: LayoutTable, cell: Cell, hardware: Hardware) -> Floats:
         """Return the log seconds that the formula missed in such layouts of other cells."""

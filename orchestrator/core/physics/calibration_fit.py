@@ -14,11 +14,9 @@ from itertools import groupby
 import numpy as np
 
 from orchestrator.core.physics.calibration import (
-    CELL_LIMIT,
     CELL_OFFSET_SD,
     Calibration,
     constants_of,
-    shared_offset,
     trainer_of,
 )
 from orchestrator.core.physics.memory import Stage, peaks_by_trainer
@@ -129,10 +127,7 @@ def _with_times(
         covariance=covariance,
         weights=np.concatenate([weights, np.full(len(timed), CELL_OFFSET_WEIGHT)]),
         slopes_of=problem.slopes,
-        begins=[
-            *([start(begin)] if begin is not None else []),
-            problem.begin_far_off(prior.log_constants),
-        ],
+        begin=start(begin) if begin is not None else None,
     )
     left = found.residuals[: len(measured)] * sd
     offsets = found.parameters[known:].tolist()
@@ -173,18 +168,6 @@ class _PredictedSteps:
                 offsets / CELL_OFFSET_SD,
             ]
         )
-
-    def begin_far_off(self, constants: Floats) -> Floats:
-        """Return constants, and the offsets of cells that are far off with these.
-
-        To a fit that begins without these offsets, all rows of such a cell are far off, and so it
-        learns little of them.
-        """
-        none = np.zeros(int(self.place[-1]) + 1)
-        left = -self.sd * self.residuals(np.concatenate([constants, none]))[: len(self.place)]
-        offsets = np.array([np.median(left[self.place == cell]) for cell in range(len(none))])
-        is_far = np.abs(offsets) > CELL_LIMIT
-        return np.concatenate([constants, np.where(is_far, offsets, 0.0)])
 
     def slopes(self, x: Floats, at: Floats) -> Floats:
         """Return the derivatives at `x`, where the residuals are `at`."""
@@ -234,10 +217,6 @@ def _fit_errors(
     numbers = {cell: n for n, cell in enumerate(dict.fromkeys(group.cell for group in groups))}
     # If two groups are of one cell, the later offset counts for both.
     offset_of = {group.cell: offset for group, offset in zip(groups, offsets, strict=True)}
-    shared = {
-        cell: shared_offset([offset_of[one] for one in numbers if one != cell or len(numbers) == 1])
-        for cell in numbers
-    }
     spreads = [
         step_spreads(
             group.timed_table, group.cell, group.hardware, gpus_per_node=group.gpus_per_node
@@ -247,7 +226,7 @@ def _fit_errors(
     return FitErrors(
         places=np.concatenate([places_of(group.timed_table, group.cell) for group in groups]),
         errors=np.concatenate(errors),
-        offsets=np.repeat([offset_of[group.cell] - shared[group.cell] for group in groups], sizes),
+        offsets=np.repeat([offset_of[group.cell] for group in groups], sizes),
         cells=np.repeat(np.array([numbers[group.cell] for group in groups], dtype=np.intp), sizes),
         below=np.concatenate([below for below, _ in spreads]),
         above=np.concatenate([above for _, above in spreads]),
@@ -271,7 +250,7 @@ def _with_memory(
         mean=prior.memory_values,
         covariance=prior.memory_covariance,
         weights=weights,
-        begins=[begin.memory_values] if begin is not None else [],
+        begin=begin.memory_values if begin is not None else None,
     )
     exact = ~censored
     return replace(

@@ -71,8 +71,7 @@ class FitErrors:
     places: Floats
     # N: log measured over predicted seconds, less the cell's own offset.
     errors: Floats
-    # N: the offset of the row's cell, less the one that the other cells share.
-    offsets: Floats
+    offsets: Floats  # n: that of the row's cell
     cells: NDArray[np.intp]  # n: which cell it is
     below: Floats  # n: spreads of before
     above: Floats

@@ -6,7 +6,7 @@ disturbed must not move a model that a hundred others agree with. Numpy only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,19 +39,19 @@ def fit(
     covariance: Floats,
     weights: Floats,
     slopes_of: Callable[[Floats, Floats], Floats] | None = None,
-    begins: Sequence[Floats] = (),
+    begin: Floats | None = None,
 ) -> Fit:
     """Fit parameters x to residuals r(x), by damped Gauss-Newton steps.
 
     They minimise sum(weights log(1 + r^2)) + (x - mean) covariance^-1 (x - mean). `residuals_of`
     gives residuals in units of their standard deviation; `weights` is how many independent ones
     each counts as. `slopes_of` gives their derivatives from parameters and residuals; None: by
-    differences. `begins`: where to begin, if one is more probable than the mean; next to the
-    optimum a few steps do, and only from there a value far off its prior is found.
+    differences. `begin`: where to begin, if it is more probable than the mean; next to the optimum
+    a few steps do.
     """
     slopes_at = slopes_of or (lambda x, at: jacobian(residuals_of, x, at))
     precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
-    starts = [(x, residuals_of(x)) for x in (mean, *begins)]
+    starts = [(x, residuals_of(x)) for x in (mean, begin) if x is not None]
     cost, x, residuals = min(
         ((_cost(at, weights, x - mean, precision), x, at) for x, at in starts),
         key=lambda start: start[0],

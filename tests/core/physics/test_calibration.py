@@ -155,26 +155,6 @@ def test_a_cell_that_is_slower_as_a_whole_is_not_blamed_on_the_constants() -> No
     assert error(calibrate(faulty, Calibration.prior()), cell(32)) < 0.1
 
 
-@pytest.mark.parametrize("factor", [20.0, 1 / 20])
-def test_a_machine_far_off_its_data_sheet_is_so_in_cells_that_are_not_measured(
-    factor: float,
-) -> None:
-    ran = [row for row in observed(cell(16)) if row.step_seconds][:8]
-    rows = [
-        dataclasses.replace(row, step_seconds=factor * (row.step_seconds or 0.0)) for row in ran
-    ]
-    new, table = cell(32), LayoutTable.of(layouts(32))
-    true = (
-        factor
-        * predict_step_time(table, new, H100, gpus_per_node=8, constants=TRUE_CONSTANTS).total
-    )
-    predicted = calibrate(rows, Calibration.prior()).predict(table, new, H100, gpus_per_node=8)
-    low, high = predicted.step_band()
-    off = true / predicted.step_seconds
-    assert 1 / 2 < np.median(off) < 2
-    assert np.mean((low <= off) & (off <= high)) >= 0.8
-
-
 def test_memory_of_a_foreign_trainer_is_learned() -> None:
     calibration = calibrate(everything(), Calibration.prior())
     new = cell(32)

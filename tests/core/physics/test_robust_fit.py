@@ -58,7 +58,7 @@ def test_values_that_count_less_leave_more_uncertainty() -> None:
 def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps() -> None:
     values, calls = measured(bad=10), list[Floats]()
 
-    def found(*begins: Floats) -> tuple[Floats, int]:
+    def found(begin: Floats | None) -> tuple[Floats, int]:
         def residuals(parameters: Floats) -> Floats:
             calls.append(parameters)
             return (line(parameters) - values) / NOISE_SD
@@ -69,11 +69,11 @@ def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps() -
             mean=np.zeros(2),
             covariance=np.eye(2) * 100,
             weights=np.ones(len(X)),
-            begins=begins,
+            begin=begin,
         )
         return ended.parameters, len(calls)
 
-    parameters, cold = found()
+    parameters, cold = found(None)
     begun, warm = found(parameters + 0.001)
     assert begun == pytest.approx(parameters, abs=1e-3)
     assert warm < cold / 2
