@@ -342,7 +342,7 @@ measurement = Table(
     optional(
         "device_memory_bytes",
         BigInteger,
-        "memory of one device, as the rank saw it; as its driver says if no rank told it",
+        "memory of one device, as its rank told it, else as its driver did",
     ),
     optional(
         "allocator_retries",

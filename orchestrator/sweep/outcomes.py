@@ -195,7 +195,10 @@ class Outcomes:
     def _take_up(self, search: CellSearch) -> list[TrialRow]:
         """Continue a cell from all its stored trials. Return them as they were before."""
         trials = self._store.trials(self._call.sweep_id, cell_id=search.id)
-        repeats, num_proofs = self._store.repeats(search.id), self._ruled_out.proofs(search, trials)
+        repeats, num_proofs = (
+            self._store.repeats(search.id),
+            self._ruled_out.num_proofs(search, trials),
+        )
         condemned = search.take_up(trials, repeats, num_proofs, self._call.enqueued)
         self._ruled_out.condemn(search, condemned)
         self._ruled_out.free(search)
@@ -417,7 +420,9 @@ class Outcomes:
         match event:
             case TrialEvent.OUT_OF_MEMORY:
                 self.trial_counts.add(TrialState.OUT_OF_MEMORY)
-                num_condemned = self._ruled_out.tell(search, attempt, verdict, failure)
+                num_condemned = self._ruled_out.note_out_of_memory(
+                    search, attempt, verdict, failure
+                )
                 others = f"; {num_condemned} more cannot fit" if num_condemned else ""
                 return f"out of memory{others}"
             case TrialEvent.REQUEUED:

@@ -31,14 +31,14 @@ class RuledOut:
         self._on_cpu = call.scheduler.slots.device is Device.CPU
         self._unwritten: list[Pruned] = []
 
-    def proofs(self, search: CellSearch, trials: Sequence[TrialRow]) -> Mapping[int, int]:
+    def num_proofs(self, search: CellSearch, trials: Sequence[TrialRow]) -> Mapping[int, int]:
         """Count, by trial that ran out of memory, the attempts that prove it."""
         if not any(trial.state is TrialState.OUT_OF_MEMORY for trial in trials):
             return {}
         failures = self._store.out_of_memories(search.id)
-        return {trial_id: self._num_proofs(some) for trial_id, some in failures.items()}
+        return {trial_id: self._count_proofs(some) for trial_id, some in failures.items()}
 
-    def tell(
+    def note_out_of_memory(
         self, search: CellSearch, attempt: Attempt, verdict: AttemptVerdict, failure: Failure
     ) -> int:
         """Tell a search that a trial ran out of memory. Return how many layouts this rules out."""
@@ -48,7 +48,7 @@ class RuledOut:
         excess = relative_excess(
             verdict.peak_memory_bytes, verdict.device_memory_bytes, failure.memory
         )
-        outcome = OutOfMemory(excess=excess, num_proofs=self._num_proofs(failures))
+        outcome = OutOfMemory(excess=excess, num_proofs=self._count_proofs(failures))
         condemned = search.note_out_of_memory(trial_id, attempt.layout, outcome)
         self.condemn(search, condemned)
         return len(condemned)
@@ -87,7 +87,7 @@ class RuledOut:
         self._counts.add(TrialState.PRUNED, num)
         self._unwritten.clear()
 
-    def _num_proofs(self, failures: Collection[Failure]) -> int:
+    def _count_proofs(self, failures: Collection[Failure]) -> int:
         return sum(proves_out_of_memory(one, on_cpu=self._on_cpu) for one in failures)
 
 

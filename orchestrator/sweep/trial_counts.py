@@ -40,11 +40,11 @@ class TrialCounts:
         """Note that trials no longer have this state."""
         self._stored[state] -= num
 
-    def note_launched(self) -> None:
-        """Note that a trial that waited, or was never launched, has an attempt now."""
-        self.remove(TrialState.QUEUED)
-
     def move(self, num: int, before: TrialState, after: TrialState) -> None:
         """Note that trials have changed their state."""
         self.remove(before, num)
         self.add(after, num)
+
+    def note_launched(self) -> None:
+        """Note that a trial that waited, or was never launched, has an attempt now."""
+        self.remove(TrialState.QUEUED)

@@ -270,7 +270,8 @@ def _utilisation(
 def with_driver_memory(measurement: Measurement, reports: Sequence[NodeReport]) -> Measurement:
     """Add the highest memory that a driver or kernel saw: of the devices, else of processes.
 
-    The driver also says how much memory a device has, if no rank told it.
+    The driver also says how much memory a device has, if no rank told it and the devices have
+    the same.
     """
     used = _worst(report.gpu.peak_memory_bytes for report in reports)
     kind = DriverMemoryKind.NVML
@@ -278,10 +279,11 @@ def with_driver_memory(measurement: Measurement, reports: Sequence[NodeReport]) 
         kind = DriverMemoryKind.RSS
         outcomes = [outcome.result for report in reports for outcome in report.ranks]
         used = _worst(r.peak_memory_resident_bytes for r in outcomes if r is not None)
-    capacities = [c for report in reports if (c := report.device_memory_bytes) is not None]
+    sizes = {size for report in reports if (size := report.device_memory_bytes) is not None}
+    told = measurement.device_memory_bytes
     return replace(
         measurement,
-        device_memory_bytes=measurement.device_memory_bytes or min(capacities, default=None),
+        device_memory_bytes=sizes.pop() if told is None and len(sizes) == 1 else told,
         peak_memory_driver_bytes=used,
         peak_memory_driver_kind=kind if used is not None else None,
     )

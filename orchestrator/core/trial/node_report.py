@@ -70,7 +70,7 @@ class NodeReport:
     environment: Mapping[str, str] = field(default_factory=dict)
     set_by_launcher: tuple[str, ...] = ()  # names only the launcher set
     gpu: GpuUsage = field(default_factory=GpuUsage)
-    # Memory of the fullest GPU, as its driver says; None: it was not read.
+    # All the memory of the GPU that was nearest to its limit, as its driver says; None: not read.
     device_memory_bytes: int | None = None
     load: MachineLoad = field(default_factory=MachineLoad)  # during timed steps
     # The software of a user's program; for ours only the driver.
