@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
+from db.read.repeats import _newest_counting
 from db.read.rows import FailedRepeatRow, OtherRepeat
 from db.store import Store
 from orchestrator.core.trial.failure_kinds import FailureKind
@@ -115,3 +120,36 @@ def test_a_repeat_with_other_code_matters_until_a_run_of_its_cell_counts(store: 
     assert run_with(bench, second, CODE)
     found = store.repeats(bench.cell_id)
     assert (found[first].others, found[second].others) == ((), ())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_newest_run_that_counts_is_that_of_the_counts_by_fingerprint(
+    store: Store, seed: int
+) -> None:
+    """Two statements say which runs count: one for a sweep, and one for some of its cells."""
+    chance = random.Random(seed)
+    names = ("tiny", "other")
+    benches = [Bench.on(store, name) for name in names]
+    trials: dict[int, list[int]] = {bench.cell_id: [] for bench in benches}
+    seen = set[int | None]()
+    for size in range(1, 16):
+        bench = chance.choice(benches)
+        known, torch = trials[bench.cell_id], chance.choice(["2.13.0", "2.13.0", "9.9"])
+        match chance.choice(["measure", "measure", "repeat", "fail", "invalidate"]):
+            case "repeat" if known:
+                repeat(bench, chance.choice(known), 900.0, 0.55, torch=torch)
+            case "fail" if known:
+                fail(bench, chance.choice(known), CODE)
+            case "invalidate" if known:
+                trial_id = known.pop(chance.randrange(len(known)))
+                assert store.invalidate(f"trial_id = {trial_id}") == 1
+                # It ends the lease.
+                benches = [Bench.on(store, name) for name in names]
+            case _:
+                known.append(bench.measure(size, torch=torch))
+        for each in benches:
+            (counts,) = store.fingerprint_counts(each.sweep_id)
+            newest = store._read(_newest_counting, [each.cell_id])
+            assert newest.get(each.cell_id) == counts.newest_attempt_id
+            seen.add(counts.newest_attempt_id)
+    assert len(seen) > 5
