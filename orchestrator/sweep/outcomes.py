@@ -195,10 +195,8 @@ class Outcomes:
     def _take_up(self, search: CellSearch) -> list[TrialRow]:
         """Continue a cell from all its stored trials. Return them as they were before."""
         trials = self._store.trials(self._call.sweep_id, cell_id=search.id)
-        repeats, num_proofs = (
-            self._store.repeats(search.id),
-            self._ruled_out.num_proofs(search, trials),
-        )
+        repeats = self._store.repeats(search.id)
+        num_proofs = self._ruled_out.num_proofs(search, trials)
         condemned = search.take_up(trials, repeats, num_proofs, self._call.enqueued)
         self._ruled_out.condemn(search, condemned)
         self._ruled_out.free(search)
