@@ -55,12 +55,13 @@ class AxisKernel:
 
 def kernels_of(axes: Sequence[LatticeAxis], smoothness: Smoothness) -> tuple[AxisKernel, ...]:
     """Return the kernel of each axis."""
-    found = []
-    for axis, length in zip(axes, smoothness.lengths, strict=True):
-        apart = axis.places[:, None] - axis.places[None, :]
-        squared = ((apart if axis.ordered else (apart != 0).astype(np.float64)) / length) ** 2
-        found.append(AxisKernel(steps=axis.steps, squared=squared, alone=_matern(squared)))
-    return tuple(found)
+    return tuple(map(_kernel_of, axes, smoothness.lengths))
+
+
+def _kernel_of(axis: LatticeAxis, length: float) -> AxisKernel:
+    apart = axis.places[:, None] - axis.places[None, :]
+    squared = ((apart if axis.ordered else (apart != 0).astype(np.float64)) / length) ** 2
+    return AxisKernel(steps=axis.steps, squared=squared, alone=_matern(squared))
 
 
 def residual_covariance(
@@ -77,9 +78,14 @@ def residual_covariance(
         mine = kernel.steps[rows]
         squared += kernel.squared[mine][:, theirs]
         additive += kernel.alone[mine][:, theirs]
-    covariance: Floats = smoothness.joint_sd**2 * _matern(squared)
-    if kernels:
-        covariance += smoothness.additive_sd**2 / len(kernels) * additive
+    return _weighted(smoothness, _matern(squared), additive)
+
+
+def _weighted(smoothness: Smoothness, joint: Floats, additive: Floats) -> Floats:
+    """Return the covariance whose joint part is `joint`, and the sum of its parts by axis."""
+    covariance: Floats = smoothness.joint_sd**2 * joint
+    if len(smoothness.lengths):
+        covariance += smoothness.additive_sd**2 / len(smoothness.lengths) * additive
     return covariance
 
 
@@ -97,16 +103,20 @@ def likeliest(
     `y` has the n values less their believed means, `shared` their covariance by the constants of
     the belief, n x n. `guess` is what the smoothness is believed to be.
     """
-    best, found = now, log_likelihood(now, guess, axes, y, shared)
+    likelihood = Likelihood(guess, axes, y, shared)
+    best, found = now, likelihood.log_of(now)
     for factor in (1.65, 1.28):
         for parameter in [*range(len(now.lengths)), "joint_sd", "additive_sd", "noise_sd"]:
             for step in (factor, 1 / factor):
+                before = best
                 for _ in range(4):
                     tried = _scaled(best, parameter, step)
-                    likelihood = log_likelihood(tried, guess, axes, y, shared)
-                    if likelihood <= found + 1e-3:
+                    reached = likelihood.log_of(tried)
+                    if reached <= found + 1e-3:
                         break
-                    best, found = tried, likelihood
+                    best, found = tried, reached
+                if best is not before:
+                    break  # the other direction only leads back
     return best
 
 
@@ -132,26 +142,51 @@ def noise_variances(
     return noise
 
 
-def log_likelihood(
-    tried: Smoothness, guess: Smoothness, axes: Sequence[LatticeAxis], y: Floats, shared: Floats
-) -> float:
-    """Return the log likelihood of values with a smoothness, less its improbability.
+class Likelihood:
+    """The likelihood of values by their smoothness. An axis whose length stays is kept."""
 
-    Far from `guess`, a smoothness is improbable. `y` and `shared` are those of `likeliest`.
-    """
-    every = np.arange(len(y))
-    covariance = residual_covariance(kernels_of(axes, tried), tried, every, every) + shared
-    base = tried.noise_sd**2
-    # A value far off gets wider noise: otherwise one bad run would make every neighbourhood rough.
-    noise = noise_variances(covariance, y, np.full(len(y), base), base=base, times=2)
-    try:
-        lower = np.linalg.cholesky(covariance + np.diag(noise + JITTER))
-    except np.linalg.LinAlgError:
-        return -np.inf
-    z = np.linalg.solve(lower, y)
-    fit = -0.5 * z @ z - np.log(np.diag(lower)).sum()
-    fit -= 0.5 * (np.log(tried.lengths / guess.lengths) ** 2).sum() / _LENGTH_SD**2
-    fit -= 0.5 * np.log(tried.joint_sd / guess.joint_sd) ** 2 / _AMPLITUDE_SD**2
-    fit -= 0.5 * np.log(tried.additive_sd / guess.additive_sd) ** 2 / _AMPLITUDE_SD**2
-    fit -= 0.5 * np.log(tried.noise_sd / guess.noise_sd) ** 2 / _NOISE_SD_SD**2
-    return float(fit)
+    def __init__(
+        self, guess: Smoothness, axes: Sequence[LatticeAxis], y: Floats, shared: Floats
+    ) -> None:
+        """All are as in `likeliest`."""
+        self._guess, self._axes, self._y, self._shared = guess, axes, y, shared
+        self._lengths = np.full(len(axes), np.nan)
+        # n x n for each axis: squared distances, and the kernel of that axis alone.
+        self._parts = [(np.zeros(0), np.zeros(0)) for _ in axes]
+        zeros = np.zeros((len(y), len(y)))
+        self._joint, self._additive = _matern(zeros), zeros
+
+    def log_of(self, tried: Smoothness) -> float:
+        """Return the log likelihood with a smoothness, less its improbability.
+
+        Far from the guess, a smoothness is improbable.
+        """
+        self._take_up(tried.lengths)
+        guess, y = self._guess, self._y
+        covariance = _weighted(tried, self._joint, self._additive) + self._shared
+        base = tried.noise_sd**2
+        # A value far off gets wider noise: otherwise one bad run would make every neighbourhood
+        # rough.
+        noise = noise_variances(covariance, y, np.full(len(y), base), base=base, times=2)
+        try:
+            lower = np.linalg.cholesky(covariance + np.diag(noise + JITTER))
+        except np.linalg.LinAlgError:
+            return -np.inf
+        z = np.linalg.solve(lower, y)
+        fit = -0.5 * z @ z - np.log(np.diag(lower)).sum()
+        fit -= 0.5 * (np.log(tried.lengths / guess.lengths) ** 2).sum() / _LENGTH_SD**2
+        fit -= 0.5 * np.log(tried.joint_sd / guess.joint_sd) ** 2 / _AMPLITUDE_SD**2
+        fit -= 0.5 * np.log(tried.additive_sd / guess.additive_sd) ** 2 / _AMPLITUDE_SD**2
+        fit -= 0.5 * np.log(tried.noise_sd / guess.noise_sd) ** 2 / _NOISE_SD_SD**2
+        return float(fit)
+
+    def _take_up(self, lengths: Floats) -> None:
+        changed = np.flatnonzero(lengths != self._lengths).tolist()
+        if not changed:
+            return
+        for place in changed:
+            kernel = _kernel_of(self._axes[place], lengths[place])
+            pairs = np.ix_(kernel.steps, kernel.steps)
+            self._parts[place] = kernel.squared[pairs], kernel.alone[pairs]
+        squared, additive = map(np.add.reduce, zip(*self._parts, strict=True))
+        self._lengths, self._joint, self._additive = lengths, _matern(squared), additive

@@ -13,10 +13,10 @@ from orchestrator.core.search.smoothness import (
     FREEDOM,
     JITTER,
     NOISE_SD,
+    Likelihood,
     Smoothness,
     kernels_of,
     likeliest,
-    log_likelihood,
     noise_variances,
     residual_covariance,
 )
@@ -124,15 +124,29 @@ def test_the_likelihood_is_that_of_a_normal_value_less_what_parts_from_the_guess
         v = variance(of)
         return -(0.1**2) / (2 * v) - log(v) / 2 - prior
 
-    assert log_likelihood(guess, guess, axes, y, shared) == pytest.approx(expected(guess, 0.0))
+    likelihood = Likelihood(guess, axes, y, shared)
+    assert likelihood.log_of(guess) == pytest.approx(expected(guess, 0.0))
     for name, sd in (("joint_sd", 0.5), ("additive_sd", 0.5), ("noise_sd", 0.7)):
         tried = replace(guess, **{name: getattr(guess, name) * 1.5})
-        found = log_likelihood(tried, guess, axes, y, shared)
+        found = likelihood.log_of(tried)
         assert found == pytest.approx(expected(tried, log(1.5) ** 2 / (2 * sd**2)))
     longer = replace(guess, lengths=np.array([3.0 * 1.5]))
-    assert log_likelihood(longer, guess, axes, y, shared) == pytest.approx(
-        expected(longer, log(1.5) ** 2 / (2 * 0.4**2))
-    )
+    prior = log(1.5) ** 2 / (2 * 0.4**2)
+    assert likelihood.log_of(longer) == pytest.approx(expected(longer, prior))
+
+
+def test_a_likelihood_is_the_same_whatever_was_tried_before() -> None:
+    y, shared = np.array([0.3, -0.2, 0.1]), np.full((3, 3), 0.01)
+    kept = Likelihood(BOTH, (SIZES, WORDS), y, shared)
+    longer = replace(BOTH, lengths=np.array([6.0, 1.0]))
+    other = replace(BOTH, lengths=np.array([6.0, 2.0]))
+    louder = replace(other, noise_sd=0.4)
+    found = [kept.log_of(one) for one in (BOTH, longer, other, louder, BOTH)]
+    assert len(set(found)) == 4
+    assert found == [
+        Likelihood(BOTH, (SIZES, WORDS), y, shared).log_of(one)
+        for one in (BOTH, longer, other, louder, BOTH)
+    ]
 
 
 def test_without_values_the_guess_is_likeliest() -> None:
