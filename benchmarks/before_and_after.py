@@ -51,11 +51,22 @@ search: {max_trials: 20}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A module of this folder, its arguments, and whether it runs on one core."""
+    """A module of each checkout, its arguments, and whether it runs on one core.
+
+    `program`: a file of this folder that runs the module. The older checkout may not have it.
+    """
 
     name: str
     arguments: Sequence[str]
     on_one_core: bool = True
+    program: str | None = None
+
+    @property
+    def command(self) -> list[str]:
+        python = ".venv/bin/python"
+        if self.program is None:
+            return [python, "-m", f"benchmarks.{self.name}", *self.arguments]
+        return [python, "-c", _text_of(self.program), *self.arguments]
 
 
 def main() -> None:
@@ -92,8 +103,12 @@ def _benchmarks(tables: Path | None) -> list[Benchmark]:
     ]
     if tables is not None:
         searched = ["--tables", str(tables.resolve()), "--table", "pb_*", "--methods", "auto"]
-        some.append(Benchmark("search_efficiency", searched))
+        some.append(Benchmark("search_efficiency", searched, program="timed_searches.py"))
     return some
+
+
+def _text_of(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()
 
 
 def _round(
@@ -106,21 +121,20 @@ def _round(
         running = {}
         for place, version in enumerate(order):
             out = Path(folder) / f"{version}.json"
-            command = [".venv/bin/python", "-m", f"benchmarks.{benchmark.name}"]
-            command += [*benchmark.arguments, "--out", str(out)]
+            command = [*benchmark.command, "--out", str(out)]
             if benchmark.on_one_core:
                 command = ["taskset", "--cpu-list", str(cores[place % len(cores)]), *command]
-            running[version] = _Child(command, checkouts[version], out)
+            running[version] = _Child(benchmark.name, command, checkouts[version], out)
             if not benchmark.on_one_core:
                 running[version].wait()
-        return {version: running[version].numbers(benchmark.name) for version in VERSIONS}
+        return {version: running[version].numbers() for version in VERSIONS}
 
 
 class _Child:
     """A benchmark that runs, and what it and its children used of the processor."""
 
-    def __init__(self, command: Sequence[str], checkout: Path, out: Path) -> None:
-        self._out, self._command = out, command
+    def __init__(self, name: str, command: Sequence[str], checkout: Path, out: Path) -> None:
+        self._name, self._checkout, self._out = name, checkout, out
         self._cpu_seconds: float | None = None
         self._log = out.with_suffix(".log").open("w+b")
         self._process = subprocess.Popen(
@@ -136,12 +150,12 @@ class _Child:
         if self._process.returncode:
             self._log.seek(0)
             said = self._log.read().decode(errors="replace")[-2000:]
-            raise SystemExit(f"{' '.join(self._command)} ended with an error:\n{said}")
+            raise SystemExit(f"{self._name} in {self._checkout} ended with an error:\n{said}")
 
-    def numbers(self, name: str) -> dict[str, float]:
+    def numbers(self) -> dict[str, float]:
         self.wait()
         self._log.close()
-        return _NUMBERS[name](json.loads(self._out.read_text()), self._cpu_seconds or 0.0)
+        return _NUMBERS[self._name](json.loads(self._out.read_text()), self._cpu_seconds or 0.0)
 
 
 def _of_simulated_scale(result: Mapping[str, Any], _: float) -> dict[str, float]:
@@ -166,11 +180,13 @@ def _of_orchestration(result: Mapping[str, Any], _: float) -> dict[str, float]:
 
 
 def _of_search_efficiency(result: Mapping[str, Any], cpu_seconds: float) -> dict[str, float]:
-    summary = result["summary"]["auto"]
+    summary, searches = result["summary"]["auto"], result["of_searches"]
     return {
         "launches to 5 %": summary["launches_to_5_percent"]["median"],
         "launches to 1 %": summary["launches_to_1_percent"]["median"],
-        "CPU-seconds": cpu_seconds,
+        "CPU-seconds of the searches": searches["cpu_seconds"],
+        "ms of CPU a launch": 1000 * searches["cpu_seconds"] / searches["launches"],
+        "CPU-seconds with tables and scores": cpu_seconds,
     }
 
 
@@ -185,7 +201,7 @@ _NUMBERS = {
 def _writes(checkouts: Mapping[str, Path], number: int) -> dict[str, dict[str, float]]:
     """Median milliseconds a trial of batches in a store, by turns; one batch at any time."""
     # Read here and run in each checkout: the older one may not have the file.
-    program = Path(__file__).with_name("write_turns.py").read_text()
+    program = _text_of("write_turns.py")
     order = VERSIONS if number % 2 == 0 else VERSIONS[::-1]
     found: dict[str, dict[str, float]] = {version: {} for version in VERSIONS}
     with ExitStack() as stack:

@@ -175,7 +175,9 @@ class Truth:
         )
 
     def _fitted(self) -> Calibration:
-        prior = Calibration.prior(trainer_of(self.spec, device=self.session.device))
+        # As in a sweep: of workload llama the formulas are known to count what ranks need.
+        trainer = trainer_of(self.spec, device=self.session.device)
+        prior = Calibration.prior(trainer, is_known=self.spec.knows_memory is not None)
         return calibrate(map(self._observation, self._fit()), prior, model=self.cell.model)
 
     def _observation(self, attempt: Attempt) -> Observation:
