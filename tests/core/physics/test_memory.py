@@ -303,7 +303,7 @@ def test_peaks_are_those_that_the_60m_had_on_a_gpu(
     assert found.total[0] == pytest.approx(measured, rel=0.001)
 
 
-# Allocated bytes, from benchmarks/results/gpu-truth-1b_h200_2026-11-26.json.
+# Allocated bytes, from benchmarks/results/gpu-truth-1b_h200_2026-11-27.json.
 @pytest.mark.parametrize(
     ("recompute", "micro_batch_size", "options", "measured"),
     [
