@@ -19,6 +19,8 @@ BIN = Path(sys.executable).parent
 RAY, SWEEP = BIN / "ray", BIN / "sweep"
 PORT, DASHBOARD_PORT = 6379, 8265
 START_SECONDS = 240.0
+# No option changes how long Ray waits for the node that it starts: 30 s.
+GIVEN_UP = "The current node timed out during startup"
 
 
 def runs_one(file: Path) -> bool:
@@ -77,18 +79,19 @@ class RayHosts:
             f"--temp-dir={head.base}/ray",
         ]
         head.ok(RAY, "start", "--head", *place, *shown, *share, timeout=START_SECONDS)
-        joining = [
-            host.start(
-                RAY,
-                "start",
-                f"--address={head.address}:{PORT}",
-                f"--node-ip-address={host.address}",
-                *share,
-            )
-            for host in self.workers
-        ]
-        for process in joining:
-            assert process.wait(START_SECONDS) == 0, process.communicate()
+        joining: list[tuple[Host, list[str | Path], subprocess.Popen[str]]] = []
+        for host in self.workers:
+            own = [f"--address={head.address}:{PORT}", f"--node-ip-address={host.address}"]
+            command: list[str | Path] = [RAY, "start", *own, *share]
+            joining.append((host, command, host.start(*command)))
+        for host, command, process in joining:
+            out, err = process.communicate(timeout=START_SECONDS)
+            if process.returncode and GIVEN_UP in err:
+                # As an administrator would on a busy machine: once more.
+                host.ok(RAY, "stop", "--force", timeout=START_SECONDS)
+                host.ok(*command, timeout=START_SECONDS)
+            else:
+                assert process.returncode == 0, (out, err)
 
     def job(self, *arguments: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
         """`ray job submit` with the files of a folder, and an environment for its entrypoint."""
