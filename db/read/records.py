@@ -56,6 +56,7 @@ _TELLING = (
     "gpu_temperature_celsius",
 )
 _PHASE_COLUMNS = {phase: f"{phase.value}_seconds" for phase in Phase}
+_NO_PHASES: Columns = dict.fromkeys(_PHASE_COLUMNS.values())
 # Fields of a fingerprint that are names with values.
 _PAIRS = ("settings", "packages")
 LAYOUT_COLUMNS = tuple(column.name for column in layouts.LAYOUT_COLUMNS)
@@ -108,7 +109,7 @@ def fingerprint_of(row: Row) -> Fingerprint:
 
 
 def phase_columns(phases: Mapping[Phase, float]) -> Columns:
-    return {column: phases.get(phase) for phase, column in _PHASE_COLUMNS.items()}
+    return _NO_PHASES | {_PHASE_COLUMNS[phase]: seconds for phase, seconds in phases.items()}
 
 
 def phases_of(row: Row) -> dict[Phase, float]:
@@ -178,13 +179,14 @@ def driver_memory_kind_of(row: Row) -> DriverMemoryKind | None:
 
 
 def failure_columns(failure: Failure) -> Columns:
+    values = {name: getattr(failure, name) for name in _names(Failure, ("memory",))}
     columns: Columns = {
         f"failure_{name}": storable(value) if isinstance(value, str) else value
-        for name, value in asdict(failure).items()
+        for name, value in values.items()
     }
-    memory = columns["failure_memory"]
-    part = memory.pop("step_part") if memory is not None else None
-    return {**columns, "failure_step_part": part}
+    memory = None if failure.memory is None else asdict(failure.memory)
+    part = None if memory is None else memory.pop("step_part")
+    return {**columns, "failure_memory": memory, "failure_step_part": part}
 
 
 def failure_of(row: Row) -> Failure | None:

@@ -120,9 +120,10 @@ class _Endings:
             _fingerprints(ends),
             current=set(current.values()),
         )
-        self._digests = _ensure_fingerprints(
+        digests = _ensure_fingerprints(
             connection, self._software.stored.values(), known=set(current.values())
         )
+        self._digests = {ended: digests[stored] for ended, stored in self._software.stored.items()}
         self._was_current = {
             cell_id: self._software.digest_of(digest) for cell_id, digest in current.items()
         }
@@ -307,13 +308,13 @@ class _Endings:
     def _is_newest(self, end: Ended, cell_id: int, attempt_id: int) -> bool:
         """Return whether the cell gets the fingerprint of an end: not if newer code measured it."""
         of_cell, mine = self._current[cell_id], self.fingerprint(end)
-        if of_cell is None or mine is None or of_cell == self._digests[mine]:
+        if of_cell is None or mine is None or of_cell == self._digest(end):
             return True
         return self._newest_code.began_last(cell_id, of_cell, attempt_id, mine)
 
     def _digest(self, end: Ended) -> str | None:
-        fingerprint = self.fingerprint(end)
-        return None if fingerprint is None else self._digests[fingerprint]
+        found = end.facts.get("fingerprint")
+        return None if found is None else self._digests[found]
 
     def fingerprint(self, end: Ended) -> Fingerprint | None:
         """Return the fingerprint of an end as it is stored."""
