@@ -400,13 +400,22 @@ class Confirmation:
         )
 
     def _timed(self, trial_ids: Collection[int]) -> dict[int, TimedLayout]:
-        """Return the measurements of trials, at the machine's present speed."""
+        """Return the measurements of trials, at the machine's present speed.
+
+        Their errors are those that the verdict assumes: a layout that it takes for slow in spite of
+        the load must not escape the comparison because of that load.
+        """
         seconds, runs = self.runs.seconds_of_each(list(trial_ids)), self.runs.of_trial
+        drift = self.runs.drift()
+        load_scale = 1.0 if drift is None else drift.load_scale
         return {
             trial_id: TimedLayout(
                 layout=self.runs.layout_of(trial_id),
                 seconds=seconds[trial_id],
-                sd=sqrt(max(runs[trial_id][0].variance, USUAL_SD**2) / len(runs[trial_id])),
+                sd=sqrt(
+                    max(runs[trial_id][0].variance_at(load_scale), USUAL_SD**2)
+                    / len(runs[trial_id])
+                ),
                 thrashing=any(run.thrashing for run in runs[trial_id]),
             )
             for trial_id in trial_ids

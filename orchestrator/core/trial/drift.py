@@ -55,6 +55,14 @@ class Drift:
         """Relative standard deviation of runs of one layout directly after each other."""
         return float(np.sqrt(self._hypotheses.weights @ self._hypotheses.run_sd**2))
 
+    @property
+    def load_scale(self) -> float:
+        """Part of the load's possible effect (Run.load_sd) that runs show: root mean square.
+
+        1 until a repeat on a busy machine shows it.
+        """
+        return float(np.sqrt(self._hypotheses.weights @ self._hypotheses.load_scale**2))
+
     def corrections(self, runs: Sequence[Run]) -> Floats:
         """Return what to add to the logarithm of each run, for the machine of the last repeat."""
         if self._rows is None:

@@ -26,7 +26,11 @@ class Run:
     @property
     def variance(self) -> float:
         """The variance of the logarithm of its step time, with all possible effect of the load."""
-        return self.own_variance + self.load_sd**2
+        return self.variance_at(1.0)
+
+    def variance_at(self, load_scale: float) -> float:
+        """Return the same if runs show this part of the load's possible effect, 0 to 1."""
+        return self.own_variance + (load_scale * self.load_sd) ** 2
 
     @property
     def own_variance(self) -> float:

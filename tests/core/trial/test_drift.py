@@ -132,6 +132,18 @@ def test_the_load_of_others_makes_a_run_count_for_less() -> None:
     assert unsure.tied == (1, 2)
 
 
+def test_what_the_load_does_is_shown_by_repeats_on_a_busy_machine_alone() -> None:
+    def scale(*seconds: float, load_sd: float) -> float:
+        runs = [run(one, 60.0 * i, load_sd=load_sd) for i, one in enumerate(seconds)]
+        return fit({1: runs, 2: [run(1.3, 30, load_sd=1.0)]}).load_scale
+
+    assert scale(1.0, load_sd=1.0) == 1.0, "nothing was repeated"
+    assert scale(1.0, 1.001, load_sd=0.0) == 1.0, "the repeats were not disturbed"
+    assert scale(1.0, 1.001, load_sd=1.0) < 0.4
+    assert scale(1.0, 1.001, 0.999, 1.002, load_sd=1.0) < 0.1
+    assert scale(1.0, 2.0, load_sd=1.0) > 0.6
+
+
 @pytest.mark.parametrize("num", [1, 40, 300])
 def test_any_number_of_layouts_and_runs_is_judged(num: int) -> None:
     random = Random(num)

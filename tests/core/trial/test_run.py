@@ -24,4 +24,6 @@ def test_a_run_varies_by_its_steps_and_by_the_load(
     run = Run(step_seconds=3.0, relative_confidence=confidence, load_sd=load)
     assert run.own_variance == pytest.approx(own**2)
     assert run.variance == pytest.approx(whole**2)
+    assert run.variance_at(0.0) == run.own_variance
+    assert run.variance_at(0.5) == pytest.approx(own**2 + load**2 / 4)
     assert not run.thrashing
