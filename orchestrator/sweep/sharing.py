@@ -78,10 +78,11 @@ def reserved_from(
 ) -> ReservedBudget:
     """Return what a cell that launches one more leaves to the others and to its own confirmation.
 
-    A cell without a measurement reserves nothing for others. The repeat that the budget is
-    reserved for leaves only what first trials of other cells take.
+    The first trials of a cell reserve nothing for others, as long as it has no measurement and none
+    of them runs. The repeat that the budget is reserved for leaves only what first trials of other
+    cells take.
     """
-    if search.has_nothing:
+    if _wants_a_first(search):
         return NOTHING
     others = [other for other in searches if other is not search]
     scale = _scale(searches) or 1.0

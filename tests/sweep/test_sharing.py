@@ -25,7 +25,7 @@ from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.finished import finished_before
 from orchestrator.sweep.progress import Stop, StopReason
-from orchestrator.sweep.sharing import LITTLE, precedence, reserved_from
+from orchestrator.sweep.sharing import LITTLE, MARGIN, precedence, reserved_from
 from tests.sweep.fake_scheduler import FakeScheduler
 from tests.sweep.test_loop import CODE, after, fast, run, spec
 
@@ -111,6 +111,34 @@ def test_a_cell_that_the_budget_did_not_reach_has_nothing_and_is_named(store: St
     )
     assert again is not None
     assert list(again.nothing_feasible) == [cell]
+
+
+@pytest.mark.parametrize(("num_running", "num_kept_for"), [(0, 0), (1, 1)])
+def test_a_cell_whose_first_trial_runs_leaves_the_budget_to_first_trials_of_others(
+    num_running: int, num_kept_for: int
+) -> None:
+    """Its second would start beside the first where the gangs of the other cells do not fit."""
+
+    def cell(num_new: int) -> Any:
+        one = spec(gpus=1).cells()[0]
+        return SimpleNamespace(
+            cell=one,
+            cost=AttemptCost(cell=one, predicted_seconds=10.0),
+            life=CellLife(),
+            confirmation=Confirmation(),
+            searcher=SimpleNamespace(untried=5),
+            is_searched=True,
+            has_nothing=True,
+            num_new=num_new,
+            launched=num_new,
+        )
+
+    mine, other = cell(num_running), cell(0)
+    kept = reserved_from(
+        mine, [mine, other], confirm=Confirm(repeats=0), is_repeat=False, slots=2, at_once=2
+    )
+    expected = MARGIN * num_kept_for * other.cost.guessed_gpu_seconds
+    assert kept.gpu_seconds == pytest.approx(expected)
 
 
 def test_a_cell_without_a_number_goes_before_one_that_refines(store: Store) -> None:
