@@ -137,11 +137,17 @@ class Dispatch:
             search.check(self._settings, within_trials=self._within_trials(search))
 
     def _wants_or_settles(self, search: CellSearch) -> bool:
-        """Return whether the cell has something to start; else settle it, if it was searched."""
-        wants = self._wants(search) or self._requeue_ended_early(search)
-        if not wants:
+        """Return whether the cell has something to start; else settle it, if it was searched.
+
+        What is left after a search is for the next call if the nodes for it do not come back.
+        """
+        if not (self._wants(search) or self._requeue_ended_early(search)):
             search.settle()
-        return wants
+            return False
+        reason = None if search.is_searched else self._missing_nodes.gave_up(search)
+        if reason is not None:
+            search.stop(reason)
+        return reason is None
 
     def _requeue_ended_early(self, search: CellSearch) -> bool:
         """Requeue trials that were ended early and could be the fastest.

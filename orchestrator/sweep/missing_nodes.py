@@ -67,9 +67,5 @@ class MissingNodes:
         return StopReason.NODES if is_over else None
 
     def waits(self, search: CellSearch) -> bool:
-        """Return whether a cell still waits for nodes.
-
-        After its search has ended, a cell gives up waiting without another stop reason.
-        """
-        is_left = search.is_searched or self.gave_up(search) is None
-        return is_left and search.id in self._since
+        """Return whether a cell waits for nodes: `gave_up` found too few when it was last asked."""
+        return search.id in self._since

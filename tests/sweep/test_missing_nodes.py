@@ -44,12 +44,11 @@ def world() -> World:
     return World()
 
 
-def cell(num_nodes: int = 3, *, id_: int = 1, is_searched: bool = True) -> Any:
+def cell(num_nodes: int = 3, *, id_: int = 1) -> Any:
     return SimpleNamespace(
         id=id_,
         shape=Shape(num_nodes=num_nodes, slots_per_node=8),
         cell=SimpleNamespace(key=f"cell-{id_}"),
-        is_searched=is_searched,
     )
 
 
@@ -112,14 +111,3 @@ def test_a_cell_does_not_give_up_while_nodes_are_checked(world: World) -> None:
     assert not world.gave_up_at(cell(), 1e6)
     world.pool.awaits_answers = False
     assert world.gave_up_at(cell(), 1e6)
-
-
-def test_after_its_search_a_cell_waits_for_repeats_until_it_gives_up(world: World) -> None:
-    world.keep("ab")
-    for is_searched, is_waiting in ((True, True), (False, False)):
-        one = cell(is_searched=is_searched)
-        world.now = 0.0
-        assert not world.gave_up_at(one, 0.0)
-        assert world.missing.waits(one)
-        assert world.gave_up_at(one, PATIENCE + 1)
-        assert world.missing.waits(one) is is_waiting

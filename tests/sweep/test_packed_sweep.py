@@ -311,7 +311,10 @@ def test_a_winner_waits_for_the_nodes_that_it_is_confirmed_on_as_a_search_does(
         scheduler=scheduler,
         clock=lambda: now[0],
     )
-    assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
+    # Without them nothing is confirmed, and the next call goes on.
+    reason = StopReason.EXHAUSTED if comes_back else StopReason.NODES
+    assert set(result.stopped.values()) == {reason}
+    assert result.finished is comes_back
     assert len(scheduler.started) == num_runs
     assert (
         (0 < now[0] < WAIT_FOR_NODES_SECONDS) if comes_back else (now[0] > WAIT_FOR_NODES_SECONDS)

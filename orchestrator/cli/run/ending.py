@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.sweep.progress import SweepResult
 
 _MEASURED, _FAILED = "state = 'measured'", "state = 'failed'"
+_WITH_NODES = "The same command continues when enough nodes are back."
 EXIT_SOME_FAILED = 3
 EXIT_NOTHING_FEASIBLE = 4
 
@@ -139,6 +140,9 @@ def _cell_notes(spec: SweepSpec, result: SweepResult) -> Iterator[str]:
     for cell in result.nothing_feasible:
         if cell not in result.nothing_fits and cell not in failed:
             yield _why_nothing(spec, result, cell)
+    for cell, reason in result.stopped.items():
+        if reason is StopReason.NODES and cell not in result.nothing_feasible:
+            yield f"{cell.key} is not finished: {reason}. {_WITH_NODES}"
     for cell in result.unconfirmed:
         yield (
             f"The best layout of {cell.key} was measured only once: {result.stopped[cell]}, before"
@@ -216,10 +220,7 @@ def _why_nothing(spec: SweepSpec, result: SweepResult, cell: Cell) -> str:
     reason, num_launched = result.stopped[cell], result.launched.get(cell, 0)
     failed = result.failed.get(cell)
     if reason is StopReason.NODES:
-        return (
-            f"Nothing was measured for {cell.key}: {reason}. The same command continues when enough"
-            " nodes are back."
-        )
+        return f"Nothing was measured for {cell.key}: {reason}. {_WITH_NODES}"
     implausible = result.implausible.get(cell)
     if implausible:
         also = f", {failed.num:,} failed" if failed is not None else ""

@@ -157,6 +157,11 @@ def test_a_cell_whose_nodes_are_gone_says_so(capsys: pytest.CaptureFixture[str])
     told = capsys.readouterr().err
     assert f"Nothing was measured for {CELL.key}: the nodes that are left cannot hold" in told
     assert "The same command continues when enough nodes are back." in told
+    unconfirmed = replace(ending({TrialState.MEASURED: 4}), stopped={CELL: StopReason.NODES})
+    print_ending(SPEC, unconfirmed, "sqlite:///s", None)
+    told = capsys.readouterr().err
+    assert f"{CELL.key} is not finished: the nodes that are left cannot hold" in told
+    assert "The same command continues when enough nodes are back." in told
 
 
 def test_a_cell_whose_trials_all_ran_for_nothing_does_not_blame_the_layouts(
