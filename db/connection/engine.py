@@ -369,7 +369,7 @@ def _postgresql_engine(url: sa.URL) -> sa.Engine:
         connect_args=arguments,
         pool_pre_ping=True,
         hide_parameters=True,
-        json_serializer=_json,
+        json_serializer=_unescaped_json,
         pool_size=4,
         max_overflow=4,
     )
@@ -426,3 +426,15 @@ def _sqlite_engine(url: sa.URL, file: OpenedFile) -> sa.Engine:
 
 
 _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_json_with_letters = json.JSONEncoder(
+    allow_nan=False, separators=(",", ":"), ensure_ascii=False
+).encode
+
+
+def _unescaped_json(value: Any) -> str:
+    """JSON for PostgreSQL, which reads an escape such as \\u00e9 only if its encoding is UTF8.
+
+    A database of encoding SQL_ASCII stores the letter itself. Halves of a pair are no letters.
+    """
+    text = _json_with_letters(value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -146,7 +146,8 @@ def _drop_powers(connection: Any) -> None:
     The session could take its powers back, so this is only a second guard after sql_text. The login
     of a reader needs neither.
     """
-    is_reader, is_super, may_read_all, is_powerful = connection.execute(_WHO_IS_THERE).fetchone()
+    who_is_there = _WHO_IS_THERE.format(to_set=_may_set(connection))
+    is_reader, is_super, may_read_all, is_powerful = connection.execute(who_is_there).fetchone()
     if is_reader:
         connection.execute(f"SET LOCAL ROLE {NAME}")
     elif is_super or (is_powerful and may_read_all):
@@ -158,16 +159,24 @@ def _drop_powers(connection: Any) -> None:
         )
 
 
+def _may_set(connection: Any) -> str:
+    """Return the privilege of `pg_has_role` that lets a session become a role.
+
+    From PostgreSQL 16 on a member may be one without it: so is who created the role.
+    """
+    return "SET" if connection.info.server_version >= 16_00_00 else "MEMBER"
+
+
 _WHO_IS_THERE = f"""
 SELECT coalesce(
-           (rolsuper OR pg_has_role(rolname, to_regrole('{NAME}')::oid, 'MEMBER'))
+           (rolsuper OR pg_has_role(rolname, to_regrole('{NAME}')::oid, '{{to_set}}'))
            AND has_table_privilege(
                to_regrole('{NAME}')::oid, to_regclass('v_trial')::oid, 'SELECT'
            ),
            false
        ),
        rolsuper,
-       pg_has_role(rolname, 'pg_read_all_data', 'MEMBER'),
+       pg_has_role(rolname, 'pg_read_all_data', '{{to_set}}'),
        pg_has_role(rolname, 'pg_write_server_files', 'MEMBER')
            OR pg_has_role(rolname, 'pg_execute_server_program', 'MEMBER')
 FROM pg_roles WHERE rolname = current_user
@@ -279,6 +288,7 @@ def _grant(connection: Any, role: str, password: str | None) -> Granted:
         f"ALTER ROLE {name} IN DATABASE {quoted(database)} SET search_path = {home}",
     ):
         connection.execute(statement)
+    _let_become(connection, own_role, role)
     remarks = _what_everybody_may(connection, database, own_schema)
     return Granted(
         role=role,
@@ -287,6 +297,22 @@ def _grant(connection: Any, role: str, password: str | None) -> Granted:
         num_relations=len(relations),
         remarks=tuple(remarks),
     )
+
+
+def _let_become(connection: Any, own_role: str, role: str) -> None:
+    """Let the store's own role become the reader, as `sweep sql` does without a login of its own.
+
+    Only who may grant the role can do this: its creator, or a superuser, who needs no grant.
+    """
+    may_set, may_grant = connection.execute(
+        "SELECT rolsuper OR pg_has_role(rolname, %(role)s::name, %(to_set)s),"
+        " pg_has_role(rolname, %(role)s::name, 'MEMBER WITH ADMIN OPTION') OR rolcreaterole"
+        " FROM pg_roles WHERE rolname = current_user",
+        {"role": role, "to_set": _may_set(connection)},
+    ).fetchone()
+    if may_grant and not may_set:
+        without = " WITH INHERIT FALSE, SET TRUE" if _may_set(connection) == "SET" else ""
+        connection.execute(f"GRANT {quoted(role)} TO {quoted(own_role)}{without}")
 
 
 def _relations(connection: Any) -> list[str]:

@@ -9,7 +9,9 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
-from tests.db.builders import CONDITIONS, Bench
+from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.lifecycle import TrialEvent
+from tests.db.builders import CONDITIONS, Bench, failure, record_failure
 
 psycopg = pytest.importorskip("psycopg")
 ROLE = "rights_tester"
@@ -136,7 +138,14 @@ def test_texts_of_a_database_without_an_encoding_are_texts(
         with Store.open(url.replace("/postgres?", "/ascii?")) as store:
             store.ensure_sweep("größe 😀", "{}", CONDITIONS)
             assert [row.name for row in store.sweeps()] == ["größe 😀"]
-            Bench.on(store).measure()
+            bench = Bench.on(store)
+            trial_id, number = bench.start()
+            told = failure(FailureKind.USER_ERROR, message="zu groß: é 😀")
+            record_failure(
+                store, trial_id, number, epoch=bench.epoch, failure=told, event=TrialEvent.FAILED
+            )
+            assert store.trial(trial_id).attempts[-1].failure == told
+            bench.measure(7)
     finally:
         server.execute("DROP DATABASE ascii WITH (FORCE)")
 

@@ -108,6 +108,39 @@ def test_people_are_answered_as_the_reader_where_one_is_named(
         readonly.query(postgresql_url, who)
 
 
+@pytest.mark.parametrize("can_become", [True, False])
+def test_who_granted_a_reader_without_being_superuser_asks_as_it_if_the_server_lets_them(
+    postgresql_url: str, can_become: bool
+) -> None:
+    """From PostgreSQL 16 on, who creates a role is a member that may not become it by itself."""
+    owner, database = "test_owner", "test_owned"
+    with as_owner(postgresql_url) as connection:
+        connection.execute(f"CREATE ROLE {owner} LOGIN CREATEROLE")
+        connection.execute(f"CREATE DATABASE {database} OWNER {owner}")
+    url = postgresql_url.replace("//postgres:", f"//{owner}:").replace(
+        "/postgres?", f"/{database}?"
+    )
+    try:
+        with Store.open(url) as store:
+            Bench.on(store).measure()
+        reader_role.grant(urls.resolve(url), reader_role.NAME, PASSWORD)
+        if not can_become:
+            with as_owner(url) as connection:
+                connection.execute(f"REVOKE {reader_role.NAME} FROM {owner} GRANTED BY {owner}")
+        role = reader_role.role_of_statements(urls.resolve(url))
+        assert (role.name, role.is_own_login) == (
+            reader_role.NAME if can_become else owner,
+            False,
+        )
+        answer = readonly.query(url, "SELECT count(*) AS num FROM v_trial")
+        assert answer.rows == [(1,)]
+    finally:
+        with as_owner(postgresql_url) as connection:
+            connection.execute(f"DROP DATABASE {database} WITH (FORCE)")
+            connection.execute(f"DROP ROLE IF EXISTS {reader_role.NAME}")
+            connection.execute(f"DROP ROLE {owner}")
+
+
 def test_a_fooled_lexer_calls_nothing_that_harms_through_the_reader(
     postgresql_url: str, reader_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
