@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from db import schema
-from db.connection import url
+from db.connection import rights, url
 from db.connection.engine import Database
 from db.connection.postgresql_advice import quoted
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
@@ -45,6 +45,20 @@ def ensure_head(database: Database, *, to_read: bool = False) -> None:
         return
     if version != schema.SCHEMA_VERSION:
         raise StoreUnavailable(_mismatch(url.display(database.url), version))
+
+
+def refuse_unwritable(database: Database) -> None:
+    """Raise StoreUnavailable if `sweep run` could not write its results here. Changes nothing."""
+    version = database.read(partial(current_version, where=url.display(database.url)))
+    if version is None:
+        _refuse_foreign(database)
+        database.read(_refuse_encoding)
+    if database.is_sqlite:
+        # Takes the write lock and releases it.
+        database.write(lambda connection, change: None)
+    else:
+        tables = () if version is None else tuple(schema.metadata.tables)
+        database.read(partial(rights.refuse_missing, tables=tables))
 
 
 def upgrade(database_url: str | None) -> tuple[str | None, str, Path | None]:

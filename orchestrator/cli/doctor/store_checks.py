@@ -42,8 +42,7 @@ def database(db: str | None) -> Check:
             version = opened.read(
                 lambda connection: migrate.current_version(connection, where=where)
             )
-            # Takes the write lock and releases it.
-            opened.write(lambda connection, change: None)
+            migrate.refuse_unwritable(opened)
         finally:
             opened.close()
     except SweepError as exc:

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from db import migrate
+from db.connection import url as urls
+from db.connection.engine import Database
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 from orchestrator.core.trial.failure_kinds import FailureKind
@@ -73,6 +76,41 @@ def test_a_right_on_a_table_that_is_revoked_midway(
         assert f"Role {ROLE} lacks {right} on table trial: GRANT SELECT" in said(caught)
         server.execute(re.search(r"GRANT .*", said(caught))[0])  # type: ignore[index]
         bench.measure(8)
+
+
+def test_what_a_run_could_not_write_is_refused_before_it_begins(
+    server: psycopg.Connection, url: str, postgresql_url: str
+) -> None:
+    """As `sweep doctor` asks: nothing is written to find out."""
+
+    def refuse() -> None:
+        database = Database(urls.resolve(url))
+        try:
+            migrate.refuse_unwritable(database)
+        finally:
+            database.close()
+
+    for right in ("CREATE", "USAGE"):
+        server.execute("GRANT USAGE, CREATE ON SCHEMA public TO PUBLIC")
+        server.execute(f"REVOKE {right} ON SCHEMA public FROM PUBLIC")
+        with refusal() as caught:
+            refuse()
+        assert f"role {ROLE} lacks {right} on schema public: GRANT" in said(caught)
+        server.execute(re.search(r"GRANT .*", said(caught))[0])  # type: ignore[index]
+        refuse()
+        server.execute(f"REVOKE ALL ON SCHEMA public FROM {ROLE}")
+    Store.open(postgresql_url).close()
+    server.execute(f"GRANT USAGE ON SCHEMA public TO {ROLE}")
+    for right, of in (("SELECT", "alembic_version"), ("INSERT", "attempt")):
+        with refusal() as caught:
+            refuse()
+        assert f"lacks {right} on table {of}: GRANT" in said(caught)
+        server.execute(re.search(r"GRANT .*", said(caught))[0])  # type: ignore[index]
+    refuse()
+    server.execute(f"ALTER ROLE {ROLE} SET default_transaction_read_only = on")
+    with refusal() as caught:
+        refuse()
+    assert f"role {ROLE} can only read here" in said(caught)
 
 
 def test_a_schema_or_a_table_that_is_dropped_midway(server: psycopg.Connection, url: str) -> None:
