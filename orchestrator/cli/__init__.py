@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.set_threshold(OBJECTS_TO_COLLECT, 10, 10)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     redact = Redactor.of_this_process(arguments)
-    take_over()
+    stdout_was_open = take_over()
     _drop_invalid_terminal_size()
     try:
         code = _exit_code(arguments, redact)
@@ -217,6 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutputLost as exc:
         give_up_stdout()
         if exc.is_closed:
+            if not stdout_was_open:  # a reader that went away, as `head` does, wants no more words
+                note("stdout is closed: no answer is shown. What was measured is in the store")
             return BROKEN_PIPE
         note(f"error: stdout cannot be written: {exc.reason}. What was measured stays in the store")
         return StoreUnavailable.exit_code

@@ -13,11 +13,13 @@ from orchestrator.cli.terminal.output import (
     Column,
     StyledText,
     TableRow,
+    note,
     numbers,
     write_json,
     write_line,
     write_table,
 )
+from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 NodeArgument = Annotated[
     str, typer.Argument(metavar="NODE", help="The node's name, as `sweep nodes` shows it.")
 ]
+LONGEST_NAME = 253  # of a host in the domain name system
 # Relative: below it, nodes that cannot be told apart are not worth a remark.
 PLAINLY_SLOWER = 0.05
 
@@ -72,8 +75,11 @@ def bench(
     """
     from db.types import BenchReason
 
+    _refuse_long(node)
     with writable_store(db) as store:
         row = select_sweep(store, sweep)
+        if node not in _known_nodes(store, row.id):
+            note(f"no trial of sweep {row.name} was placed on node {node} yet")
         is_new = store.bench(row.id, node, reason=BenchReason.ASKED, is_remeasured=again)
     if as_json:
         write_json("bench", {"sweep": row.name, "node": node, "benched": is_new})
@@ -92,6 +98,7 @@ def unbench(
     Examples:
       sweep unbench gpu-17
     """
+    _refuse_long(node)
     with writable_store(db) as store:
         row = select_sweep(store, sweep)
         was_benched = store.unbench(row.id, node)
@@ -101,6 +108,20 @@ def unbench(
         write_line(f"Node {node} may be used in sweep {row.name} again.")
     else:
         write_line(f"Node {node} is not benched in sweep {row.name}.")
+
+
+def _refuse_long(node: str) -> None:
+    if len(node) > LONGEST_NAME:
+        raise UsageInvalid(
+            f"a node's name has at most {LONGEST_NAME} characters, and {node} has {len(node):,}"
+        )
+
+
+def _known_nodes(store: StoreReads, sweep_id: int) -> set[str]:
+    """Return the nodes that the store knows of a sweep: by runs, checks, faults or benches."""
+    runs = {node for run in store.node_runs(sweep_id) for node in run.nodes}
+    benched = {bench.node for bench in store.benches(sweep_id)}
+    return runs | benched | {*store.node_checks(sweep_id), *store.node_faults(sweep_id)}
 
 
 def _records(store: StoreReads, sweep_id: int) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.terminal import surroundings
 from orchestrator.report.quantities import counted, duration
 
 if TYPE_CHECKING:
@@ -270,8 +271,9 @@ def load(file: Path, overrides: list[str] | None) -> SweepSpec:
 
     try:
         text = read_text(file, most_bytes=MAX_BYTES)
-    except FileNotFoundError:
-        raise UsageInvalid(f"no sweep file {file}{_hint(file)}") from None
+    except FileNotFoundError as exc:
+        gone = None if file.is_absolute() else surroundings.explain(exc)
+        raise gone or UsageInvalid(f"no sweep file {file}{_hint(file)}") from None
     except UnicodeDecodeError as exc:
         raise SpecInvalid(f"{file}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
     except TooLarge:

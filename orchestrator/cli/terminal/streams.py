@@ -23,13 +23,17 @@ class OutputLost(Exception):
         self.reason = cause.strerror or type(cause).__name__
 
 
-def take_over() -> None:
-    """Replace Python's streams by ones that behave so. Streams of a test stay."""
-    _fill_closed()
+def take_over() -> bool:
+    """Replace Python's streams by ones that behave so. Streams of a test stay.
+
+    Return whether stdout was open.
+    """
+    was_open = _fill_closed()
     if sys.stdout is None or sys.stdout is sys.__stdout__:
         sys.stdout = _text(_Stdout(1), sys.stdout, line_buffering=os.isatty(1))
     if sys.stderr is None or sys.stderr is sys.__stderr__:
         sys.stderr = _text(_Stderr(2), sys.stderr, line_buffering=True)
+    return was_open
 
 
 def give_up_stdout() -> None:
@@ -87,16 +91,22 @@ def _text(raw: _Descriptor, before: object, *, line_buffering: bool) -> io.TextI
     )
 
 
-def _fill_closed() -> None:
-    """Open closed streams: else the store could get their number, and a library write into it."""
+def _fill_closed() -> bool:
+    """Open closed streams: else the store could get their number, and a library write into it.
+
+    Return whether stdout was open.
+    """
+    was_open = True
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             if number == 1:
+                was_open = False
                 _open_without_reader()
             else:
                 os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    return was_open
 
 
 def _open_without_reader() -> None:

@@ -50,7 +50,7 @@ def shell(folder: Path, line: str) -> tuple[int, str, str]:
         ("sweep validate none.yaml 2>&-", 2, ""),
         # Stdout takes nothing. What becomes of a sweep then: below.
         ("sweep --help >/dev/full", 75, "stdout cannot be written"),
-        ("sweep --help >&-", 141, ""),
+        ("sweep --help >&-", 141, "stdout is closed: no answer is shown"),
         ("sweep validate none.yaml --json >/dev/full", 2, "no sweep file none.yaml"),
         ("sweep schema | true; exit ${PIPESTATUS[0]}", 141, ""),
         # Arguments that only a shell can give, and limits of this process.
@@ -78,6 +78,7 @@ def test_one_line_at_most_and_the_documented_code(
         ({"SWEEP_DB": "sqlite:///pipe"}, ("status",), 2, "is a pipe, and a SQLite store is a"),
         ({"SWEEP_DB": "sqlite:///~no-such-user/x"}, ("status",), 2, "no user of that name"),
         ({"RAY_TMPDIR": "/proc/none"}, ("run", "t.yaml"), 75, "session in RAY_TMPDIR=/proc/none"),
+        ({}, ("bench", "7" * 100_000), 2, "a node's name has at most 253 characters"),
         ({}, ("run", "t.yaml", "--simulate", f"name={'x' * 63}"), 2, f"name={'x' * 53}"),
     ],
 )  # fmt: skip
@@ -95,8 +96,9 @@ def test_a_working_folder_that_is_gone_is_one_line(
     (folder / "gone").mkdir()
     monkeypatch.chdir(folder / "gone")
     (folder / "gone").rmdir()
-    _, told = sweep("status", code=2)
-    assert wrong_with(told, "the working folder no longer exists") == []
+    for command in (("status",), ("run", "t.yaml", "--db", f"sqlite:///{folder}/s.sqlite")):
+        _, told = sweep(*command, code=2)
+        assert wrong_with(told, "the working folder no longer exists") == []
 
 
 def wrong_with(told: str, says: str) -> list[str]:
@@ -111,6 +113,7 @@ def wrong_with(told: str, says: str) -> list[str]:
 @pytest.mark.parametrize(
     ("streams", "code", "says"),
     [("2>/dev/full", 0, ""), ("2>&-", 0, ""), ("<&- >&- 2>&-", 141, ""),
+     (">&-", 141, "stdout is closed: no answer is shown"),
      (">/dev/full", 75, "stdout cannot be written: No space left"),
      ("2>&1 | true; exit ${PIPESTATUS[0]}", 141, "")],
 )  # fmt: skip
