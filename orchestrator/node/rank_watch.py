@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from layout_sweep.regular_file import read_regular
@@ -70,6 +70,10 @@ class RankWatch:
     note: RankFailure | None = None
     # The last heartbeat: when it was written, and its text.
     _heartbeat: tuple[int, bytes] = (0, b"")
+    _phase_seconds: dict[Phase, float] = field(default_factory=dict)  # of the phases that are over
+    # When it was last seen, or its process had ended. None: not looked at yet.
+    _until: float | None = None
+    _is_over: bool = False
 
     @property
     def ended(self) -> bool:
@@ -115,6 +119,7 @@ class RankWatch:
         self._heartbeat = seen
         self._note_step(heartbeat, now)
         if heartbeat.phase is not self.phase:
+            self._phase_seconds[self.phase] = now - self.phase_since
             self.phase_since = now
             if heartbeat.phase is Phase.TEARDOWN and heartbeat.at is not None:
                 self.teardown_since = min(heartbeat.at, now)
@@ -135,6 +140,8 @@ class RankWatch:
     def read_last_words(self, now: float) -> None:
         """Read its last files in the run directory: heartbeat, result and failure note."""
         self.read_heartbeat(now)
+        if not self._is_over:
+            self._until, self._is_over = now, self.ended
         try:
             self.result = decode_result(
                 self._read_result(result_file(self.rank)),
@@ -211,6 +218,16 @@ class RankWatch:
             log_path=str(self.log.path),
         )
 
+    def phase_seconds(self) -> dict[Phase, float]:
+        """Return the seconds in each phase as heartbeats showed them, the last until its end.
+
+        Empty if nothing was looked at.
+        """
+        if self._until is None:
+            return {}
+        found = self._phase_seconds | {self.phase: self._until - self.phase_since}
+        return {phase: max(seconds, 0.0) for phase, seconds in found.items()}
+
     def outcome(self) -> RankOutcome:
         return RankOutcome(
             rank=self.rank,
@@ -221,6 +238,7 @@ class RankWatch:
             bad_result=self.bad_result,
             phase=self.phase,
             step=self.step,
+            phase_seconds=self.phase_seconds(),
             ended_at_unix_seconds=self.ended_at_unix_seconds,
             log_path=str(self.log.path),
             log_tail=self.log.tail(TAIL_BYTES)[-SHOWN_TAIL_CHARACTERS:],

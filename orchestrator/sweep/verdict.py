@@ -199,14 +199,12 @@ def attempt_facts(
     measurement: Measurement | None = None,
 ) -> AttemptFacts:
     """Return the cost of an attempt. A phase took as long as the slowest rank's."""
-    notes = [
-        outcome.failure
-        for report in event.reports
-        for outcome in report.ranks
-        if outcome.failure is not None
-    ]
-    # Ranks of a failed attempt have no result; their notes have the phases until they failed.
-    told = [said.phase_seconds for said in results or notes]
+    told = [said.phase_seconds for said in results]
+    # Ranks of a failed attempt have no result. Their notes have the phases until they failed, else
+    # their launchers.
+    for outcome in (one for report in event.reports if not results for one in report.ranks):
+        noted = outcome.failure.phase_seconds if outcome.failure is not None else {}
+        told.append(noted or dict(outcome.phase_seconds))
     phases: dict[Phase, float] = {}
     for each in told:
         for phase, seconds in each.items():

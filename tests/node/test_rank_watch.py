@@ -140,3 +140,20 @@ def test_a_fifo_in_place_of_a_ranks_files_is_not_waited_for(watch: RankWatch) ->
     watch.read_last_words(now=1.0)
     assert watch.result is None and watch.bad_result is not None
     assert "no regular file" in watch.bad_result
+
+
+def test_the_phases_of_a_rank_that_tells_none_are_those_of_its_heartbeats(watch: RankWatch) -> None:
+    assert watch.outcome().phase_seconds == {}
+    watch.phase_since = 100.0
+    beat(watch, Phase.FIRST_STEP, 0, now=102.0)
+    beat(watch, Phase.STEADY, 1, now=105.0)
+    beat(watch, Phase.STEADY, 2, now=106.0)
+    watch.code = 1
+    watch.read_last_words(106.5)
+    # The others of its gang are waited for.
+    watch.read_last_words(120.0)
+    assert watch.outcome().phase_seconds == {
+        Phase.START: 2.0,
+        Phase.FIRST_STEP: 3.0,
+        Phase.STEADY: 1.5,
+    }

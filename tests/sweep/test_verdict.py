@@ -14,7 +14,14 @@ from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.machine_load import MachineLoad
 from orchestrator.core.trial.measurement import Measurement
 from orchestrator.core.trial.node_report import NodeReport, RankOutcome
-from orchestrator.core.trial.protocol import LinesRead, MeasurementPlan, ProgramSeen, RankResult
+from orchestrator.core.trial.protocol import (
+    LinesRead,
+    MeasurementPlan,
+    Phase,
+    ProgramSeen,
+    RankFailure,
+    RankResult,
+)
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.verdict import AttemptVerdict, judge_attempt, relative_excess
 from tests.db.builders import cell
@@ -124,3 +131,28 @@ def test_an_edit_explains_no_failure_of_the_machine(
     assert verdict.facts.get("timed_seconds") is None
     assert kept is not FailureKind.EDITED or verdict.facts["fingerprint"] is None
     assert verdict.facts["gpu_seconds"] == end.gpu_seconds
+
+
+def test_the_phases_of_a_failed_attempt_are_the_ranks_own_else_their_launchers() -> None:
+    own = RankFailure(
+        exception="E",
+        message="m",
+        phase=Phase.STEADY,
+        at_unix_seconds=1.0,
+        phase_seconds={Phase.START: 4.0, Phase.STEADY: 1.0},
+    )
+    ranks = [
+        RankOutcome(rank=0, exit_code=1, failure=own, phase_seconds={Phase.START: 9.0}),
+        RankOutcome(rank=1, phase_seconds={Phase.START: 2.0, Phase.FIRST_STEP: 3.0}),
+    ]
+    end = Finished(
+        trial_id=1,
+        reports=[NodeReport(node="a", ranks=ranks)],
+        failure=Failure(kind=FailureKind.USER_ERROR, message="m"),
+        gpu_seconds=9.0,
+    )
+    assert judged(end).facts["phases"] == {
+        Phase.START: 4.0,
+        Phase.FIRST_STEP: 3.0,
+        Phase.STEADY: 1.0,
+    }

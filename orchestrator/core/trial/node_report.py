@@ -47,6 +47,8 @@ class RankOutcome:
     bad_result: str | None = None  # why its result is not valid
     phase: Phase = Phase.START
     step: int = 0
+    # As its launcher saw them, for a rank that tells none itself.
+    phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
     ended_at_unix_seconds: float | None = None
     log_path: str = ""
     log_tail: str = ""
