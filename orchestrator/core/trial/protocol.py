@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
+    AliasChoices,
     BeforeValidator,
     Field,
     TypeAdapter,
@@ -338,8 +339,10 @@ class RankResult(Message):
         default=None,
         ge=-1e30,
         le=1e30,
-        description="loss of the last step; NaN, infinite, or null after a `loss_first` that is a "
-        "number: the training diverged (`not_finite`)",
+        # A program that knows one loss calls it so, as lines do.
+        validation_alias=AliasChoices("loss_last", "loss"),
+        description="loss of the last step, or `loss`; NaN, infinite, or null after a `loss_first` "
+        "that is a number: the training diverged (`not_finite`)",
     )
     # Only whether it is finite matters.
     gradient_norm: float | None = Field(
@@ -430,7 +433,7 @@ def decode_result(text: bytes, *, needs_steps: bool = True) -> RankResult:
     except BadResult as exc:
         cause = exc.__cause__
         for error in cause.errors(include_url=False) if isinstance(cause, ValidationError) else ():
-            if error["type"] == "finite_number" and error["loc"][0] in TRAINED_NUMBERS:
+            if error["type"] == "finite_number" and error["loc"][0] in (*TRAINED_NUMBERS, "loss"):
                 raise NotFiniteResult(str(error["loc"][0]), error["input"]) from exc
         raise
     if needs_steps and not result.step_seconds:

@@ -116,6 +116,7 @@ def test_rubbish_is_refused_as_a_result(text: bytes) -> None:
         (b'{"step_seconds": [1], "loss_last": "nan"}', "loss_last"),
         (b'{"step_seconds": [1], "loss_last": "inf"}', "loss_last"),
         (b'{"step_seconds": [1], "gradient_norm": NaN}', "gradient_norm"),
+        (b'{"step_seconds": [1], "loss": NaN}', "loss"),
     ],
 )
 def test_a_result_of_a_training_that_diverged_is_told_from_rubbish(text: bytes, name: str) -> None:
@@ -129,6 +130,10 @@ def test_a_result_of_a_training_that_diverged_is_told_from_rubbish(text: bytes, 
 )
 def test_a_loss_that_nobody_tells_is_unknown(text: bytes) -> None:
     assert decode_result(text).loss_last is None
+
+
+def test_a_loss_without_first_or_last_is_that_of_the_last_step() -> None:
+    assert decode_result(b'{"step_seconds": [1], "loss": 2.5}').loss_last == 2.5
 
 
 _SAMPLES = [1.0] * 10_000
