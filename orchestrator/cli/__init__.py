@@ -217,7 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutputLost as exc:
         give_up_stdout()
         if exc.is_closed:
-            if not stdout_was_open:  # a reader that went away, as `head` does, wants no more words
+            # A reader that went away, as `head` does, wants no more words.
+            if not stdout_was_open:
                 note("stdout is closed: no answer is shown. What was measured is in the store")
             return BROKEN_PIPE
         note(f"error: stdout cannot be written: {exc.reason}. What was measured stays in the store")
