@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 NodeArgument = Annotated[
     str, typer.Argument(metavar="NODE", help="The node's name, as `sweep nodes` shows it.")
 ]
-LONGEST_NAME = 253  # of a host in the domain name system
+# The longest name of a host that the domain name system allows.
+LONGEST_NAME = 253
 # Relative: below it, nodes that cannot be told apart are not worth a remark.
 PLAINLY_SLOWER = 0.05
 
