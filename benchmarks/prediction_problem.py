@@ -139,14 +139,11 @@ def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem
     Rows that are not marked for replay are used only if the table has no others.
     """
     found = []
-    for table_id, cells in read_tables(folder):
-        if table_ids is None or table_id in table_ids:
-            replayed = any(run.replay for cell in cells for run in cell)
-            found += [
-                problem
-                for cell in cells
-                if (problem := _problem(cell, replayed=replayed)) is not None
-            ]
+    for _, cells in read_tables(folder, table_ids):
+        replayed = any(run.replay for cell in cells for run in cell)
+        found += [
+            problem for cell in cells if (problem := _problem(cell, replayed=replayed)) is not None
+        ]
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from zlib import crc32
@@ -105,9 +104,7 @@ def read_problems(
     name of core/physics/trainer.py for all of them.
     """
     found: list[Problem] = []
-    for table_id, cells in read_tables(folder):
-        if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
-            continue
+    for table_id, cells in read_tables(folder, patterns):
         groups = [
             [
                 run

@@ -233,9 +233,9 @@ def cell_limit_warnings(known: Planning, planned: CellPlan) -> list[str]:
             others = f" (and {len(near) - 1:,} more of {len(fitting):,} layouts that should fit)"
         lines.append(
             f"{cell.key}: measurement.limits.{name} is {duration(seconds)}, and a step of"
-            f" {layout.short} is predicted to take {first.seconds:.3g} s,"
-            f" {first.longest_seconds:.3g} s at most{others}: they may end as hung."
-            f" Write auto, or at least {getattr(auto, name):.0f}"
+            f" {layout.short} is predicted to take {first.seconds:.3g} s"
+            f" and may well take {first.longest_seconds:.3g} s{others}: they may end as hung."
+            f" Write auto, or at least {getattr(auto, name):.0f} seconds"
         )
     return lines
 

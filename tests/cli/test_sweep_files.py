@@ -226,9 +226,10 @@ def test_a_plan_warns_of_a_number_that_a_predicted_step_comes_near(
     text = planned(capsys, file, *LARGE, "measurement.limits.steady=60")
     assert re.search(
         r"llama-3\.1-70b_16gpu_s4096_gb256: measurement\.limits\.steady is 1 min 00 s,"
-        r" and a step of tp8 pp2 mbs\d ga\d+ full\S* bf16 is predicted to take [\d.]+ s,"
-        r" [\d.]+ s at most \(and 1 more of 2 layouts that should fit\): they may end as hung\."
-        r" Write auto, or at least \d{3,}",
+        r" and a step of tp8 pp2 mbs\d ga\d+ full\S* bf16 is predicted to take [\d.]+ s"
+        r" and may well take [\d.]+ s \(and 1 more of 2 layouts that should fit\): they may end as"
+        r" hung\."
+        r" Write auto, or at least \d{3,} seconds",
         " ".join(text.split()).replace("dp1 ", ""),
     ), text
     (cell,) = json.loads(planned(capsys, file, *LARGE, "measurement.limits.steady=60", "--json"))[
@@ -257,7 +258,7 @@ def test_no_minutes_of_compilation_are_added_to_a_limit_on_cores(file: Path) -> 
         knowledge=replace(on_gpus.knowledge, device=Device.CPU),
     )
     advised = [
-        int(line.rpartition(" ")[2])
+        int(line.split()[-2])
         for known in (on_gpus, on_cores)
         for line in sweep_file.cell_limit_warnings(known, planned)
     ]
