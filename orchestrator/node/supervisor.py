@@ -31,8 +31,8 @@ from orchestrator.node.stacks import RankStacks, stacks_of
 # Importing torch from a cold network file system takes minutes.
 SERVER_START_SECONDS = 300.0
 # After a rank lost communication, wait this long for the rank that caused it to fail. On a busy
-# machine 0.1 s were too short for one that ran out of memory at the same moment.
-AFTERMATH_SECONDS = 0.5
+# machine 0.5 s were too short for one that ran out of memory at the same moment.
+AFTERMATH_SECONDS = 2.0
 # The end of a rank's output that tells whether it lost communication or caused the loss.
 FIRST_TAIL_BYTES = 8192
 # Time for the stacks of all ranks together.
