@@ -20,6 +20,7 @@ from orchestrator.core.trial.launch_order import LaunchOrder
 from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, passed_message
 from orchestrator.core.trial.protocol import LimitName, Phase, log_file
 from orchestrator.core.trial.redaction import Secrets
+from orchestrator.node.aftermath import Aftermath
 from orchestrator.node.machine_watch import MachineWatch
 from orchestrator.node.processes import kill
 from orchestrator.node.rank_log import RankLog
@@ -30,9 +31,6 @@ from orchestrator.node.stacks import RankStacks, stacks_of
 
 # Importing torch from a cold network file system takes minutes.
 SERVER_START_SECONDS = 300.0
-# After a rank lost communication, wait this long for the rank that caused it to fail. On a busy
-# machine 0.5 s were too short for one that ran out of memory at the same moment.
-AFTERMATH_SECONDS = 2.0
 # The end of a rank's output that tells whether it lost communication or caused the loss.
 FIRST_TAIL_BYTES = 8192
 # Time for the stacks of all ranks together.
@@ -68,7 +66,7 @@ class NodeGang:
         self._selector = selectors.DefaultSelector()
         self._forked_at = 0.0  # monotonic, as the two below
         self._next_tick = 0.0
-        self._stop_at: float | None = None
+        self._aftermath = Aftermath()
         self.tag = order.request.tag
         self.processes_killed = 0
         self.teardown_seconds: float | None = None
@@ -220,13 +218,14 @@ class NodeGang:
             now = time.monotonic()
             if self.tag in self._cancelled:
                 raise Cancelled
-            if self._stop_at is not None and now >= self._stop_at:
+            if self._aftermath.is_over(now, self._alive):
                 return
+            stop_at = self._aftermath.until
             if now >= self._next_tick:
                 self._next_tick = now + TICK_SECONDS
-                if self._stop_at is None and self._check_progress(now):
+                if stop_at is None and self._check_progress(now):
                     return
-            wait = self._next_tick if self._stop_at is None else min(self._stop_at, self._next_tick)
+            wait = self._next_tick if stop_at is None else min(stop_at, self._next_tick)
             self._handle_events(server, wait - now)
 
     def _note_end(self, message: dict[str, Any]) -> None:
@@ -237,8 +236,14 @@ class NodeGang:
         watch.read_last_words(now)
         if not watch.measured:
             failure = classify(watch.evidence(self._node, tail_bytes=FIRST_TAIL_BYTES))
-            stop_at = now + (AFTERMATH_SECONDS if is_aftermath(failure) else 0.0)
-            self._stop_at = stop_at if self._stop_at is None else min(self._stop_at, stop_at)
+            self._aftermath.note_failure(
+                now, may_be_innocent=is_aftermath(failure), alive=self._alive
+            )
+
+    @property
+    def _alive(self) -> list[int]:
+        """The processes of the ranks that have not ended."""
+        return [one.pid for one in self.watches if one.pid is not None and not one.ended]
 
     def _check_progress(self, now: float) -> bool:
         """Read heartbeats, check limits. True: the gang has to end."""

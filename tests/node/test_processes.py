@@ -19,7 +19,12 @@ from orchestrator.node.cgroups import (
     own_cgroup,
     why_no_cgroup,
 )
-from orchestrator.node.processes import is_stopped, launcher_identity, start_time
+from orchestrator.node.processes import (
+    core_wait_seconds,
+    is_stopped,
+    launcher_identity,
+    start_time,
+)
 
 HERE = Path(__file__).parent
 needs_cgroup = pytest.mark.skipif(why_no_cgroup() is not None, reason=str(why_no_cgroup()))
@@ -92,6 +97,26 @@ def test_a_stopped_process_wakes_when_its_parent_dies() -> None:
 
 
 @needs_cgroup
+def test_processes_that_share_a_core_wait_for_it_and_a_sleeper_does_not() -> None:
+    core = min(os.sched_getaffinity(0))
+    loop = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(2)]
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        until = time.monotonic() + 30
+        while core_wait_seconds(one.pid for one in busy) < 0.5:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert core_wait_seconds([sleeper.pid]) < 0.5
+        # With those below it: these three are children of this process.
+        assert core_wait_seconds([os.getpid()]) > 0.5
+    finally:
+        for one in (*busy, sleeper):
+            one.kill()
+            one.wait()
+    assert core_wait_seconds([sleeper.pid]) == 0.0
+
+
 def test_a_cgroup_ends_all_that_was_started_in_it_and_is_gone() -> None:
     group = make_cgroup(launcher_identity(HERE), 1)
     assert group is not None
