@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.node.processes import core_wait_seconds
 
@@ -21,7 +21,8 @@ class Aftermath:
     # When the gang is ended. None: no rank has failed.
     until: float | None = None
     _latest: float = 0.0
-    _core_wait_seconds: float = 0.0  # of the living, when the wait began
+    # Of each living process, when the wait began.
+    _core_wait_seconds: dict[int, float] = field(default_factory=dict)
 
     def note_failure(self, now: float, *, may_be_innocent: bool, alive: Iterable[int]) -> None:
         """Note that a rank has failed. A failure with a cause of its own ends the gang at once."""
@@ -36,7 +37,8 @@ class Aftermath:
         if self.until is None or now < self.until:
             return False
         alive = list(alive)
-        late_seconds = core_wait_seconds(alive) - self._core_wait_seconds
+        before = self._core_wait_seconds
+        late_seconds = sum(core_wait_seconds([pid]) - before[pid] for pid in alive if pid in before)
         if now >= self._latest or late_seconds < LATE_SHARE * WAIT_SECONDS:
             return True
         self._wait(now, alive)
@@ -44,4 +46,4 @@ class Aftermath:
 
     def _wait(self, now: float, alive: Iterable[int]) -> None:
         self.until = min(now + WAIT_SECONDS, self._latest)
-        self._core_wait_seconds = core_wait_seconds(alive)
+        self._core_wait_seconds = {pid: core_wait_seconds([pid]) for pid in alive}
