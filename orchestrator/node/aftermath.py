@@ -21,7 +21,7 @@ class Aftermath:
     # When the gang is ended. None: no rank has failed.
     until: float | None = None
     _latest: float = 0.0
-    # Of each living process, when the wait began.
+    # The wait of each living process for a core until this one began.
     _core_wait_seconds: dict[int, float] = field(default_factory=dict)
 
     def note_failure(self, now: float, *, may_be_innocent: bool, alive: Iterable[int]) -> None:
