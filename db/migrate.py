@@ -48,7 +48,10 @@ def ensure_head(database: Database, *, to_read: bool = False) -> None:
 
 
 def refuse_unwritable(database: Database) -> None:
-    """Raise StoreUnavailable if `sweep run` could not write its results here. Changes nothing."""
+    """Raise StoreUnavailable if `sweep run` could not write its results here. Changes nothing.
+
+    Raises UsageInvalid for a database of another program.
+    """
     version = database.read(partial(current_version, where=url.display(database.url)))
     if version is None:
         _refuse_foreign(database)

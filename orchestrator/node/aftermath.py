@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from orchestrator.node.processes import core_wait_seconds
@@ -24,7 +24,7 @@ class Aftermath:
     # The wait of each living process for a core until this one began.
     _core_wait_seconds: dict[int, float] = field(default_factory=dict)
 
-    def note_failure(self, now: float, *, may_be_innocent: bool, alive: Iterable[int]) -> None:
+    def note_failure(self, now: float, *, may_be_innocent: bool, alive: Collection[int]) -> None:
         """Note that a rank has failed. A failure with a cause of its own ends the gang at once."""
         if not may_be_innocent:
             self.until = self._latest = now
@@ -32,18 +32,17 @@ class Aftermath:
             self._latest = now + LONGEST_SECONDS
             self._wait(now, alive)
 
-    def is_over(self, now: float, alive: Iterable[int]) -> bool:
+    def is_over(self, now: float, alive: Collection[int]) -> bool:
         """Return whether the gang is to end. Otherwise the wait may just have become longer."""
         if self.until is None or now < self.until:
             return False
-        alive = list(alive)
         before = self._core_wait_seconds
-        late_seconds = sum(core_wait_seconds([pid]) - before[pid] for pid in alive if pid in before)
+        late_seconds = sum(core_wait_seconds(pid) - before[pid] for pid in alive if pid in before)
         if now >= self._latest or late_seconds < LATE_SHARE * WAIT_SECONDS:
             return True
         self._wait(now, alive)
         return False
 
-    def _wait(self, now: float, alive: Iterable[int]) -> None:
+    def _wait(self, now: float, alive: Collection[int]) -> None:
         self.until = min(now + WAIT_SECONDS, self._latest)
-        self._core_wait_seconds = {pid: core_wait_seconds([pid]) for pid in alive}
+        self._core_wait_seconds = {pid: core_wait_seconds(pid) for pid in alive}

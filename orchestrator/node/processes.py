@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -127,16 +127,15 @@ def age_seconds(pid: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
-def core_wait_seconds(pids: Iterable[int]) -> float:
-    """Return how long processes, and those below them, were ready to run without a core.
+def core_wait_seconds(pid: int) -> float:
+    """Return how long a process and those below it were ready to run without a core, together.
 
     It is that of their main threads; 0 where the kernel does not tell (schedstat).
     """
     total = 0.0
-    for pid in pids:
-        for one in (pid, *descendants(pid)):
-            with suppress(OSError, ValueError, IndexError):
-                total += int(Path(f"/proc/{one}/schedstat").read_text().split()[1]) / 1e9
+    for one in (pid, *descendants(pid)):
+        with suppress(OSError, ValueError, IndexError):
+            total += int(Path(f"/proc/{one}/schedstat").read_text().split()[1]) / 1e9
     return total
 
 

@@ -90,22 +90,22 @@ def test_what_a_run_could_not_write_is_refused_before_it_begins(
         finally:
             database.close()
 
+    def refuse_until_granted(words: str) -> None:
+        with refusal() as caught:
+            refuse()
+        assert words in said(caught)
+        server.execute(re.search(r"GRANT .*", said(caught))[0])  # type: ignore[index]
+
     for right in ("CREATE", "USAGE"):
         server.execute("GRANT USAGE, CREATE ON SCHEMA public TO PUBLIC")
         server.execute(f"REVOKE {right} ON SCHEMA public FROM PUBLIC")
-        with refusal() as caught:
-            refuse()
-        assert f"role {ROLE} lacks {right} on schema public: GRANT" in said(caught)
-        server.execute(re.search(r"GRANT .*", said(caught))[0])  # type: ignore[index]
+        refuse_until_granted(f"role {ROLE} lacks {right} on schema public: GRANT")
         refuse()
         server.execute(f"REVOKE ALL ON SCHEMA public FROM {ROLE}")
     Store.open(postgresql_url).close()
     server.execute(f"GRANT USAGE ON SCHEMA public TO {ROLE}")
     for right, of in (("SELECT", "alembic_version"), ("INSERT", "attempt")):
-        with refusal() as caught:
-            refuse()
-        assert f"lacks {right} on table {of}: GRANT" in said(caught)
-        server.execute(re.search(r"GRANT .*", said(caught))[0])  # type: ignore[index]
+        refuse_until_granted(f"lacks {right} on table {of}: GRANT")
     refuse()
     server.execute(f"ALTER ROLE {ROLE} SET default_transaction_read_only = on")
     with refusal() as caught:
