@@ -190,6 +190,8 @@ class Truth:
             step_seconds=record.get("step_seconds_median"),
             peak_memory_bytes=record.get("told", {}).get("peak_memory_allocated_bytes"),
             out_of_memory=record["outcome"] == FailureKind.OOM_GPU,
+            # As in a sweep: each layout with its own options.
+            trainer=trainer_of(self.spec, attempt.layout.options, device=self.session.device),
         )
 
     def _row(self, attempt: Attempt, before: Candidates, after: Candidates) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class ComputeWork:
     peak: Floats
     # The elements of a layer's activation; fewer where fused kernels move less.
     elements: Floats
-    # FLOPs of the widest matrix product of a layer.
+    # FLOPs of the widest matrix product of a layer; as if more, where small ones are fast.
     kernel_flops: Floats
     # The share of a forward and backward pass that is done again, of every layout.
     recomputed_share: Floats
@@ -135,7 +135,11 @@ class ComputeWork:
             recomputed_flops=spread(tokens) * extra / spread(tp * pp),
             peak=peaks[table.precision],
             elements=tokens * model.hidden_size / tp * trainer.traffic_share,
-            kernel_flops=2.0 * tokens * model.hidden_size * model.ffn_hidden_size / tp,
+            kernel_flops=2.0
+            * tokens
+            * model.hidden_size
+            * model.ffn_hidden_size
+            / (tp * trainer.half_efficiency_share),
             recomputed_share=extra / per_token,
         )
 

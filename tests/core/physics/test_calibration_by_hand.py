@@ -159,6 +159,7 @@ DEFAULTS = {
     "keeps_recomputed_products": False,
     "launch_share": 1.0,
     "traffic_share": 1.0,
+    "half_efficiency_share": 1.0,
     "host_share": 0.0,
     "counted": False,
     "usable_share": 0.955,

@@ -89,6 +89,10 @@ def test_compute_is_the_flops_at_the_rate_of_the_kernels() -> None:
     assert predict(of=two, half_efficiency_seconds=480e-6).compute[0] == pytest.approx(
         FLOPS / 2 / 0.5e6
     )
+    # A trainer whose small products are fast reaches half of the peak with a quarter of the time.
+    fast = Trainer(half_efficiency_share=0.25)
+    found = predict(trainer=fast, half_efficiency_seconds=4 * 960e-6).compute[0]
+    assert found == pytest.approx(FLOPS / 0.5e6)
 
 
 def test_a_precision_that_the_device_lacks_takes_longer_than_any_other() -> None:
