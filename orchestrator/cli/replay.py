@@ -38,7 +38,7 @@ def replay(
       sweep replay runs.csv --table pretraining-8gpu search.max_trials=20
       sweep replay runs.csv --table pretraining-8gpu --file > replay.yaml
     """
-    from orchestrator.cli.run.command import RunOptions, run_spec
+    from orchestrator.cli.run.sweep_run import RunOptions, run_spec
     from orchestrator.cluster.replayed import table_in
     from orchestrator.core.sweepfile.spec_yaml import load
 

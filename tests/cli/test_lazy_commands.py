@@ -20,6 +20,7 @@ NEVER = (
     "optuna",
     "orchestrator.cli.export.command",
     "orchestrator.cli.run.command",
+    "orchestrator.cli.run.sweep_run",
     "orchestrator.cli.ui.command",
     "orchestrator.core.frameworks",
     "orchestrator.core.sweepfile.search_section",

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.sweep import provenance
 from orchestrator.sweep.provenance import code_fingerprint
@@ -482,41 +481,6 @@ def test_a_program_alone_without_a_source_s_name_is_its_contents(tmp_path: Path)
     binary.write_bytes(b"\x7fELF2")
     assert before is not None
     assert program_digest(tmp_path, str(binary), cwd=tmp_path / "data") != before
-
-
-def test_the_command_line_asks_for_the_program_of_a_command_and_leaves_the_sweep_s_own_folders_out(
-    program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from orchestrator.cli.run.command import _code_of
-
-    def digest(name: str = "command") -> str | None:
-        options = (
-            {"argv": ["python", "train.py"], "cwd": str(program), "env": {"SETTINGS": "run.toml"}}
-            if name == "command"
-            else {}
-        )
-        fields = {
-            "name": "t",
-            "model": "llama-tiny",
-            "gpus": 1,
-            "sequence_length": 64,
-            "global_batch_size": 8,
-            "precision": "fp32",
-        }
-        found = _code_of(
-            SweepSpec.model_validate(fields | {"workload": {"name": name, "options": options}}),
-            None,
-        )
-        return found.dirty_diff_digest if name == "command" else found.git_sha
-
-    monkeypatch.setenv("SWEEP_HOME", str(program / "out"))
-    before = digest()
-    assert before is not None
-    (program / "out" / "runs" / "t" / "trial-1" / "copy.py").write_text("written by a trial\n")
-    assert digest() == before
-    (program / "run.toml").write_text("seed = 2\n")  # named by the environment
-    assert digest() != before
-    assert digest("llama") == code_fingerprint(PACKAGE).git_sha
 
 
 def test_the_files_that_a_person_edits_are_named_ones_and_sources(project: Path) -> None:
