@@ -12,9 +12,9 @@ from db.tables.profiles import profile, profile_part, profile_rank
 from db.tables.sweeps import cell, fingerprint, model, session, sweep
 from db.tables.trials import attempt, event, measurement, trial
 
-SCHEMA_VERSION = "0014"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0015"  # the newest migration in migrations/versions
 # The oldest that can be upgraded; older ones were never released.
-FIRST_VERSION = "0014"
+FIRST_VERSION = "0015"
 
 # In the order of their creation.
 VIEWS = (

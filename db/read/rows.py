@@ -147,6 +147,8 @@ class TrialRow:
     device_used_bytes: int | None = None  # by everything, after the timed steps
     # Why its steps do not show the speed of a long run.
     unsteady: str | None = None
+    # Why only the time that the program ran bounds its step times.
+    unchecked: str | None = None
     # None: it was timed to its end.
     step_seconds_bound: float | None = None
     joules_per_token: float | None = None  # None: no GPU told

@@ -285,6 +285,13 @@ measurement = Table(
         "nothing shows it",
     ),
     optional(
+        "unchecked",
+        Text,
+        "why nothing but the time that the program ran bounds its step times, with the fix: its "
+        "lines came at once, or were held back; NULL: the time between them was compared, or is "
+        "not known",
+    ),
+    optional(
         "step_seconds_bound",
         Double,
         "a step takes at least so long: the trial was ended early, since it cannot be the best; "

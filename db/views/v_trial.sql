@@ -38,6 +38,7 @@ SELECT
     measurement.confident,
     measurement.implausible,
     measurement.unsteady,
+    measurement.unchecked,
     measurement.step_seconds_bound,
     measurement.mfu,
     measurement.hfu,

@@ -47,6 +47,7 @@ _TRIAL_FIELDS = (
     "confident",
     "implausible",
     "unsteady",
+    "unchecked",
     "step_seconds_bound",
     "mfu",
     "hfu",

@@ -85,3 +85,15 @@ def why_unsure_lines(trials: Sequence[TrialRow]) -> list[str]:
         of = f"{show.numbered('trial', ids)}: " if len(unsure) > 1 else ""
         lines.append(f"?: {of}{reason}")
     return lines
+
+
+def unchecked_lines(trials: Sequence[TrialRow]) -> list[str]:
+    """Name the trials of a table whose step times were not checked, and say why."""
+    unchecked: dict[str, list[int]] = {}
+    for trial in trials:
+        if trial.unchecked is not None:
+            unchecked.setdefault(trial.unchecked, []).append(trial.id)
+    return [
+        f"The times of {show.numbered('trial', ids)} were not checked: {reason}"
+        for reason, ids in unchecked.items()
+    ]

@@ -34,6 +34,7 @@ from orchestrator.core.trial.node_report import GpuUsage, NodeReport
 from orchestrator.core.trial.plausibility import judge_groups, judge_run
 from orchestrator.core.trial.protocol import MeasurementPlan, Phase, RankResult
 from orchestrator.core.trial.reserved_time import step_seconds_within
+from orchestrator.core.trial.unseen_pace import why_unchecked
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.provenance import measured_with
 
@@ -187,6 +188,11 @@ def _outcome(
     reason = next((one for one in reasons if one is not None), None)
     if reason is not None:
         measurement = replace(measurement, implausible=reason, confident=False)
+    else:
+        unchecked = (why_unchecked(result) for result in results)
+        measurement = replace(
+            measurement, unchecked=next((one for one in unchecked if one is not None), None)
+        )
     return with_driver_memory(measurement, end.reports)
 
 

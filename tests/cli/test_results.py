@@ -1054,6 +1054,35 @@ def test_numbers_that_cannot_be_true_are_left_out_of_the_best_and_explained(
     assert f"These numbers cannot be true: {reason}" in capsys.readouterr().out
 
 
+def test_times_that_were_not_checked_are_said_below_the_best_and_with_their_trial(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.db.builders import fingerprint, measurement
+
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unchecked.sqlite")
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        for micro_batch_size, why in ((1, None), (2, "all steps arrived at once")):
+            trial_id, attempt = begin_trial(
+                store, bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"]
+            )
+            record_measurement(
+                store,
+                trial_id,
+                attempt,
+                epoch=bench.epoch,
+                measurement=measurement(500.0, unchecked=why),
+                fingerprint=fingerprint(),
+            )
+    said = "The times of trial 2 were not checked: all steps arrived at once"
+    assert said in sweep("best")
+    assert said in sweep("trials")
+    assert "not checked: all steps arrived at once" in sweep("show", "2")
+    assert "not checked" not in sweep("show", "1")
+    told = [one["unchecked"] for one in json.loads(sweep("trials", "--json"))["trials"]]
+    assert told == [None, "all steps arrived at once"]
+
+
 def unsure_trial(
     bench: Bench, micro_batch_size: int, num_steps: int, relative_confidence: float | None
 ) -> None:

@@ -24,6 +24,7 @@ from orchestrator.core.trial.protocol import (
 )
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.verdict import AttemptVerdict, judge_attempt, relative_excess
+from tests.core.trial.test_plausibility import noisy, run
 from tests.db.builders import cell
 
 GIB = 1 << 30
@@ -107,6 +108,18 @@ def test_a_program_that_others_slowed_down_is_not_blamed(
     verdict = judged(slowing_down(load))
     assert isinstance(verdict.outcome, Measurement)
     assert (verdict.outcome.implausible is not None) is is_implausible
+
+
+@pytest.mark.parametrize(("buffered", "is_checked"), [(1, True), (1000, False)])
+def test_a_measurement_says_if_only_the_time_of_its_program_bounds_its_steps(
+    buffered: int, is_checked: bool
+) -> None:
+    told = run(noisy(0.2, 12), buffered=buffered).result()
+    outcome = RankOutcome(rank=0, exit_code=0, result=told)
+    report = NodeReport(node="a", ranks=[outcome])
+    verdict = judged(Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=9.0))
+    assert isinstance(verdict.outcome, Measurement) and verdict.outcome.implausible is None
+    assert (verdict.outcome.unchecked is None) is is_checked
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from orchestrator.report.trial_line import (
     SPEED_TITLES,
     layout_text,
     speed_texts,
+    unchecked_lines,
     why_unsure_lines,
 )
 
@@ -76,6 +77,8 @@ def write_markdown(trials: Sequence[tuple[TrialRow, CellRow]]) -> None:
 
 
 def print_why_unsure(trials: Sequence[TrialRow]) -> None:
-    """Explain each `?` of a table; if the reasons differ, name the trials of each."""
+    """Explain each `?` of a table, and name the trials whose step times were not checked."""
     for line in why_unsure_lines(trials):
         write_line(line, style="dim")
+    for line in unchecked_lines(trials):
+        write_line(line, style="yellow")

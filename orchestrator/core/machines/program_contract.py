@@ -31,6 +31,7 @@ from orchestrator.core.trial.protocol import (
     RankResult,
 )
 from orchestrator.core.trial.unread_output import TELL_STEPS, why_unread
+from orchestrator.core.trial.unseen_pace import ADVICE, how_steps_arrived
 
 # An axis need not be passed if these are, from which it follows.
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
@@ -289,10 +290,8 @@ def _pace(run: ContractRun) -> Check:
     judged = judge_pace(result, layout=run.layout) if result is not None else None
     if result is not None and (reason := judge_groups(result)) is not None:
         return fail("pace", _for_device(reason, run.device))
-    if judged is None and _came_at_once(result):
-        return warn("pace", "not comparable: all steps arrived at once", _NO_PACE)
-    if judged is None and result is not None and (num := _held_back(result)) is not None:
-        return warn("pace", f"not comparable: {num:.3g} steps arrived at a time", _NO_PACE)
+    if result is not None and (how := how_steps_arrived(result)) is not None:
+        return warn("pace", f"not comparable: {how}", ADVICE)
     if judged is None:
         return ok("pace", "not comparable: too few steps arrived one by one")
     if judged.reason is not None:
@@ -306,27 +305,6 @@ def _pace(run: ContractRun) -> Check:
 
 def _for_device(reason: str, device: Device) -> str:
     return without_gpus(reason) if device is Device.CPU else reason
-
-
-_NO_PACE = (
-    "only the time that the program ran bounds the reported times, so a clock that does not wait"
-    " for the device is not found: write a line when each step has ended, and flush it"
-)
-
-
-def _held_back(result: RankResult) -> float | None:
-    """Return how many lines came at a time, if they were not written one by one; else None."""
-    groups = LineGroups.of(result)
-    return groups.num_lines if groups is not None and groups.are_held_back else None
-
-
-def _came_at_once(result: RankResult | None) -> bool:
-    """Return whether a program told several steps by one document, or by lines at one time."""
-    if result is None or result.seen is None or len(result.step_seconds) < 2:
-        return False
-    # Short steps that end between two reads come at once as well.
-    took = sum(result.step_seconds)
-    return len(result.seen.reads) < 2 and took > _SEEN_SECONDS
 
 
 def _numbers(run: ContractRun, pace: Check) -> Check:

@@ -22,8 +22,8 @@ _NUMBERS = (
     "predicted_tokens_per_second_per_gpu", "predicted_memory_bytes",
 )  # fmt: skip
 _WORDS = (
-    "why", "failure_kind", "failure_message", "implausible", "unsteady", "fingerprint_digest",
-    "is_current_fingerprint", "reused_from",
+    "why", "failure_kind", "failure_message", "implausible", "unsteady", "unchecked",
+    "fingerprint_digest", "is_current_fingerprint", "reused_from",
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from orchestrator.report.trial_line import (
     cell_title,
     layout_text,
     speed_texts,
+    unchecked_lines,
     why_unsure_lines,
 )
 
@@ -97,7 +98,12 @@ def _headline(sweep: SweepRows, status: CellStatus) -> CellHeadline:
             )
             for trial in shown
         ],
-        remarks=[*(text for text in known if text), *remarks, *why_unsure_lines(shown)],
+        remarks=[
+            *(text for text in known if text),
+            *remarks,
+            *why_unsure_lines(shown),
+            *unchecked_lines(shown),
+        ],
         limits=limits(best, workload=workload),
         command=export_command(best.trial.id, workload=workload, sweep=sweep.name),
     )

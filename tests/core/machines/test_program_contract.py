@@ -124,8 +124,9 @@ def test_steps_that_come_at_once_have_no_pace_and_the_doctor_says_what_that_mean
     found = RankResult(step_seconds=told, seen=ProgramSeen(seconds=60.0, **seen))
     check = pace_of(found)
     assert check.status is Status.WARN and "flush it" in check.advice
+    # They may be so short, or a clock that does not wait says so.
     short = [step / 100 for step in told]
-    assert pace_of(found.model_copy(update={"step_seconds": short})).status is Status.OK
+    assert pace_of(found.model_copy(update={"step_seconds": short})).status is Status.WARN
 
 
 def test_the_doctor_warns_of_lines_that_come_in_groups() -> None:

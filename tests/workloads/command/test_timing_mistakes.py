@@ -403,6 +403,26 @@ RUNS = {
 def test_a_program_without_a_mistake_is_believed(launcher: NodeLauncher) -> None:
     outcome = told(launcher, HONEST)
     assert isinstance(outcome, Measurement) and outcome.implausible is None, outcome
+    assert outcome.unchecked is None
+
+
+def test_a_clock_that_does_not_wait_is_said_to_be_unchecked_if_all_lines_come_at_the_end(
+    launcher: NodeLauncher,
+) -> None:
+    program = """
+    times = []
+    for step in range(num_steps):
+        began = time.perf_counter()
+        time.sleep(0.001)
+        times.append(time.perf_counter() - began)
+        work(0.05)
+    for seconds in times:
+        tell(step_seconds=seconds)
+    """
+    outcome = told(launcher, program)
+    assert isinstance(outcome, Measurement) and outcome.implausible is None, outcome
+    assert outcome.unchecked is not None
+    assert outcome.unchecked.startswith("all steps arrived at once")
 
 
 @pytest.mark.parametrize("ending", ["", "time.sleep(60)", "os.abort()"])

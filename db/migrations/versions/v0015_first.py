@@ -10,7 +10,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from db.schema import metadata
 
-revision = "0014"
+revision = "0015"
 down_revision = None
 branch_labels = None
 depends_on = None
