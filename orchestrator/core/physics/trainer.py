@@ -204,6 +204,11 @@ def with_options(trainer: Trainer, options: Mapping[str, object]) -> Trainer:
 # The shares that compiled layers have left: of the number of kernels and the host's time for them,
 # and of the bytes that elementwise kernels move.
 COMPILED_LAUNCHES, COMPILED_TRAFFIC = 0.3, 0.4
+# The traffic of workload llama's layers on GPUs if they are not compiled, over that of a published
+# trainer. Counted kernel by kernel it is some 250 bytes per element, 104 of them of SwiGLU alone.
+# Eager steps of the 1B on an H200 are predicted up to 12 % too short with 60, and within 7 % with
+# 240 (benchmarks/results/gpu.md).
+EAGER_TRAFFIC = 4.0
 # Workspaces of cuBLAS and cuBLASLt, 32 MiB each on GPUs of SM 9.0 (torch's notes on CUDA). On an
 # H200, 64.1 to 66.4 MiB more than the formulas count without them were measured, in all but four
 # layouts (benchmarks/results/gpu.md). Older GPUs have smaller workspaces.
@@ -254,7 +259,7 @@ def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
         # layer's input.
         keeps_recomputed_products=compiled and on_gpu,
         launch_share=COMPILED_LAUNCHES if compiled else 1.0,
-        traffic_share=COMPILED_TRAFFIC if compiled else 1.0,
+        traffic_share=COMPILED_TRAFFIC if compiled else EAGER_TRAFFIC if on_gpu else 1.0,
         half_efficiency_share=SMALL_PRODUCTS if on_gpu else 1.0,
         host_share=COMPILED_LAUNCHES if compiled else 1.0,
         counted=True,
