@@ -254,14 +254,14 @@ _SUMMARY: Sequence[tuple[str, str, Format]] = (
     ("orchestration", "trials per second; each starts fresh processes, which do nothing", _trials),
     (
         "search-efficiency-cold",
-        "launches until the search has found a layout within 5 % of the best (median). It searches "
-        "published tables; the formulas were tuned on the same tables",
+        "trainings that the search starts until one is within 5 % of the best (median), on tables "
+        "of measurements that others published; the formulas were tuned on the same tables",
         _launches,
     ),
     (
         "prediction",
-        "how often a published step time lies in the range that `sweep plan` shows for it, "
-        "before anything similar was measured",
+        "how often a step time that others published lies in the range that `sweep plan` predicts "
+        "for it, before anything similar was measured",
         _inside_band,
     ),
     (

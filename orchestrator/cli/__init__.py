@@ -24,7 +24,7 @@ from typing import Annotated
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli.lazy_commands import LazyGroup
+from orchestrator.cli.lazy_group import LazyGroup
 from orchestrator.cli.store.home import sweep_home
 from orchestrator.cli.terminal import surroundings
 from orchestrator.cli.terminal.console_log import LogFormat, Redactor, configure_logging
