@@ -287,9 +287,9 @@ measurement = Table(
     optional(
         "unchecked",
         Text,
-        "why nothing but the time that the program ran bounds its step times, with the fix: its "
-        "lines came at once, or were held back; NULL: the time between them was compared, or is "
-        "not known",
+        "why its step times could not be compared with the times at which its lines came, with the "
+        "fix: only the time that the program ran bounds them; NULL: they were compared or too few, "
+        "nobody saw when they came, or the numbers are implausible",
     ),
     optional(
         "step_seconds_bound",

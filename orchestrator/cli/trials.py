@@ -138,7 +138,7 @@ def _print(found: Sequence[TrialRow], cells: Mapping[int, CellRow], *, is_worked
             if trial.cell_id == cell_id
         ]
         write_table([first, Column("state"), *rest], rows)
-    trial_text.print_why_unsure(found)
+    trial_text.print_doubts(found)
     if not is_worked_on and any(trial.state in UNDER_WAY for trial in found):
         write_line(f"{INTERRUPTED}: {WHAT_INTERRUPTED_IS}", style="yellow")
 

@@ -267,7 +267,7 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
         trial_id,
         1,
         epoch=epoch,
-        measurement=measurement(),
+        measurement=measurement(unchecked="all steps arrived at once"),
         gpu=usage,
         memory_by_part={"weights": 16 << 30, "activations": 40 << 30},
         phases={Phase.START: 0.05, Phase.STEADY: 12.5},
@@ -283,7 +283,7 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
     assert counts
     detail = store.trial(trial_id)
     (attempt,) = detail.attempts
-    assert attempt.measurement == measurement()
+    assert attempt.measurement == measurement(unchecked="all steps arrived at once")
     assert attempt.gpu == usage
     assert attempt.fingerprint == with_settings
     assert attempt.environment == environment

@@ -122,6 +122,16 @@ def test_a_measurement_says_if_only_the_time_of_its_program_bounds_its_steps(
     assert (verdict.outcome.unchecked is None) is is_checked
 
 
+def test_a_measurement_that_cannot_be_true_gives_one_reason() -> None:
+    """All its steps are equal to the last digit, and came at once."""
+    told = run([0.123456] * 12, buffered=1000).result()
+    outcome = RankOutcome(rank=0, exit_code=0, result=told)
+    report = NodeReport(node="a", ranks=[outcome])
+    verdict = judged(Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=9.0))
+    assert isinstance(verdict.outcome, Measurement)
+    assert verdict.outcome.implausible is not None and verdict.outcome.unchecked is None
+
+
 @pytest.mark.parametrize(
     ("kind", "kept"),
     [

@@ -240,7 +240,7 @@ def _print(found: _RankedSweep, *, stands_alone: bool) -> None:
     # Once: its command is for all cells.
     for change in found.changes.of_sweep if stands_alone else ():
         write_line(change.sentences(), style="yellow")
-    trial_text.print_why_unsure(shown)
+    trial_text.print_doubts(shown)
 
 
 def _print_cell(of_sweep: _RankedSweep, cell: CellRow, of_cell: Ranking) -> list[TrialRow]:

@@ -111,6 +111,8 @@ def _print(front: ShownFront) -> None:
         possible = [point for point in front.points if not point.is_on_front]
         shown = [*on, *possible[:MAX_POSSIBLE_SHOWN]]
         write_table(columns, [_row(point, front.objectives, has_cells) for point in shown])
+        for line in trial_line.unchecked_lines([point.trial for point in shown]):
+            write_line(f"  {line}", style="yellow")
     write_line(f"  {front.text}", style="dim")
 
 

@@ -1,4 +1,7 @@
-"""The code that a sweep measures: its fingerprint, and a check for edits while it runs."""
+"""The code that a sweep measures: its fingerprint, and a check for edits while it runs.
+
+The functions import what they need, so that a call that is refused loads little of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One run of a sweep: connects spec, store, search, scheduler, progress and signals."""
+"""One run of a sweep: connects spec, store, search, scheduler, progress and signals.
+
+The functions import what they need, so that a call that is refused loads little of it.
+"""
 
 from __future__ import annotations
 

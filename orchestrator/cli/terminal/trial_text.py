@@ -76,7 +76,7 @@ def write_markdown(trials: Sequence[tuple[TrialRow, CellRow]]) -> None:
     write_rows(Format.MD, names, rows)
 
 
-def print_why_unsure(trials: Sequence[TrialRow]) -> None:
+def print_doubts(trials: Sequence[TrialRow]) -> None:
     """Explain each `?` of a table, and name the trials whose step times were not checked."""
     for line in why_unsure_lines(trials):
         write_line(line, style="dim")

@@ -31,7 +31,7 @@ from orchestrator.core.trial.protocol import (
     RankResult,
 )
 from orchestrator.core.trial.unread_output import TELL_STEPS, why_unread
-from orchestrator.core.trial.unseen_pace import ADVICE, how_steps_arrived
+from orchestrator.core.trial.unseen_pace import UNCHECKED_ADVICE, how_steps_arrived
 
 # An axis need not be passed if these are, from which it follows.
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
@@ -291,7 +291,7 @@ def _pace(run: ContractRun) -> Check:
     if result is not None and (reason := judge_groups(result)) is not None:
         return fail("pace", _for_device(reason, run.device))
     if result is not None and (how := how_steps_arrived(result)) is not None:
-        return warn("pace", f"not comparable: {how}", ADVICE)
+        return warn("pace", f"not comparable: {how}", UNCHECKED_ADVICE)
     if judged is None:
         return ok("pace", "not comparable: too few steps arrived one by one")
     if judged.reason is not None:

@@ -104,7 +104,7 @@ class ComputeWork:
     peak: Floats
     # The elements of a layer's activation; fewer where fused kernels move less.
     elements: Floats
-    # FLOPs of the widest matrix product of a layer; as if more, where small ones are fast.
+    # FLOPs of the widest matrix product of a layer, over the trainer's half_efficiency_share.
     kernel_flops: Floats
     # The share of a forward and backward pass that is done again, of every layout.
     recomputed_share: Floats

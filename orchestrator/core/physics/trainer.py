@@ -117,10 +117,11 @@ class Trainer:
     launch_share: float = 1.0
     """Share of a layer's kernels in plain torch that are launched."""
     traffic_share: float = 1.0
-    """Share of the bytes that a layer's elementwise kernels move in plain torch."""
+    """Factor on `activation_traffic_bytes`: less than 1 for fused kernels, more where plain torch
+    is known to move more."""
     half_efficiency_share: float = 1.0
-    """On the time that a product takes at the data sheet's peak when it reaches half of that peak:
-    less where small products are known to be fast."""
+    """Factor on `half_efficiency_seconds`: less than 1 where small products are known to be
+    fast."""
     host_share: float = 0.0
     """The host's time for a layer, over that of workload llama in plain torch; 0: it is not known,
     and does not count."""
@@ -201,13 +202,13 @@ def with_options(trainer: Trainer, options: Mapping[str, object]) -> Trainer:
     return replace(trainer, eager_attention=True)
 
 
-# The shares that compiled layers have left: of the number of kernels and the host's time for them,
-# and of the bytes that elementwise kernels move.
+# What compiled layers launch and move, over the constants of step time: kernels and the host's time
+# for them, and the bytes of elementwise kernels.
 COMPILED_LAUNCHES, COMPILED_TRAFFIC = 0.3, 0.4
-# The traffic of workload llama's layers on GPUs if they are not compiled, over that of a published
-# trainer. Counted kernel by kernel it is some 250 bytes per element, 104 of them of SwiGLU alone.
-# Eager steps of the 1B on an H200 are predicted up to 12 % too short with 60, and within 7 % with
-# 240 (benchmarks/results/gpu.md).
+# Factor on `activation_traffic_bytes` for workload llama's layers on GPUs if they are not compiled.
+# SwiGLU alone moves 112 bytes per element in the 1B: 14 reads and writes of 2 bytes, 4 times as
+# wide. On an H200 eager steps of the 1B are predicted up to 12 % too short with 60 bytes, and
+# within 7 % with 240 (benchmarks/results/gpu.md).
 EAGER_TRAFFIC = 4.0
 # Workspaces of cuBLAS and cuBLASLt, 32 MiB each on GPUs of SM 9.0 (torch's notes on CUDA). On an
 # H200, 64.1 to 66.4 MiB more than the formulas count without them were measured, in all but four
@@ -220,10 +221,11 @@ WORKSPACE_BYTES = 64.0 * (1 << 20)
 EXPANDABLE_SHARE = 0.98
 
 
-# On the 60 us of `half_efficiency_seconds`, which published tables of other trainers show. On an
-# H200 the steps of the 1B with one sequence in a micro-batch are predicted within 11 % with 15 us,
-# and 13 to 40 % too long with 60 (benchmarks/results/gpu.md). Other GPUs were not measured.
-SMALL_PRODUCTS = 0.25
+# Small products of workload llama are faster than those in published tables of other trainers,
+# which gave the 60 us of `half_efficiency_seconds`. On an H200 the steps of the 1B with one
+# sequence in a micro-batch are predicted 5 % too short to 9 % too long with 15 us; they were 13 to
+# 40 % too long with 60 us and less traffic (benchmarks/results/gpu.md). No other GPU was measured.
+HALF_EFFICIENCY_SHARE = 0.25
 
 
 def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
@@ -260,7 +262,7 @@ def llama_trainer(options: Mapping[str, object], *, on_gpu: bool) -> Trainer:
         keeps_recomputed_products=compiled and on_gpu,
         launch_share=COMPILED_LAUNCHES if compiled else 1.0,
         traffic_share=COMPILED_TRAFFIC if compiled else EAGER_TRAFFIC if on_gpu else 1.0,
-        half_efficiency_share=SMALL_PRODUCTS if on_gpu else 1.0,
+        half_efficiency_share=HALF_EFFICIENCY_SHARE if on_gpu else 1.0,
         host_share=COMPILED_LAUNCHES if compiled else 1.0,
         counted=True,
         # On CPUs a layout fails when its tensors exceed the limit: nothing else counts.

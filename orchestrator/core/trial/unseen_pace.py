@@ -1,6 +1,7 @@
-"""Says why nothing but the time that a program ran bounds the step times that it reports.
+"""Says why the step times of a program could not be compared with the times of its lines.
 
-That is so for a document, and for lines that are written at the end, or are held back.
+A document has no lines. Lines that are written at the end, or several at a time, do not show when
+each step ended.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.pace import Pace, ToldSteps
 from orchestrator.core.trial.protocol import RankResult
 
-ADVICE = (
+UNCHECKED_ADVICE = (
     "only the time that the program ran bounds the reported times, so a clock that does not wait"
-    " for the device is not found: write a line when each step has ended, and flush it"
+    " for the device is not found: write a line when each step has ended, and flush it. If it does"
+    " so, its steps are too short: raise measurement.min_steps"
 )
+_AT_ONCE = "all steps arrived at once"
 
 
 def how_steps_arrived(result: RankResult) -> str | None:
@@ -23,17 +26,25 @@ def how_steps_arrived(result: RankResult) -> str | None:
     seen = result.seen
     if seen is None or not result.step_seconds:
         return None
-    if Pace.of(seen, told := ToldSteps.of(result, seen)) is not None:
+    told = ToldSteps.of(result, seen)
+    pace = Pace.of(seen, told)
+    # If `least` is 0, nothing shows that most steps took as long as they report, or longer.
+    if pace is not None and pace.least > 0:
         return None
     if len(seen.reads) < 2:
-        return "all steps arrived at once" if len(told.seconds) > 1 else None
+        return _AT_ONCE if len(told.seconds) > 1 else None
     groups = LineGroups.of(result)
-    if groups is None or not groups.are_held_back:
-        return None
-    return f"{groups.num_lines:.3g} steps arrived at a time"
+    return None if groups is None else f"{groups.num_lines:.3g} steps arrived at a time"
 
 
 def why_unchecked(result: RankResult) -> str | None:
-    """Return why the times of a measurement were not checked, with the fix; None: they were."""
+    """Return why step times could not be compared with the pace of their lines, with the fix.
+
+    None: as in `how_steps_arrived`. The reason is the same for all trials whose lines come so.
+    """
     how = how_steps_arrived(result)
-    return None if how is None else f"{how}, and {ADVICE}"
+    if how is None:
+        return None
+    return (
+        f"{how if how == _AT_ONCE else 'several steps arrived at a time'}, and {UNCHECKED_ADVICE}"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from db.store import Store
+from orchestrator.core.trial.protocol import ProgramSeen, RankResult, TrialRequest
 from tests.cli.conftest import Sweep
 from tests.sweep.test_front_search import asked, trained
 from tests.sweep.test_loop import run
@@ -74,6 +75,15 @@ def test_a_sweep_with_one_objective_has_a_front_too(store: Store, sweep: Sweep) 
     assert sum(point["is_on_front"] for point in front["points"]) == 4
     out, _ = sweep("best")
     assert "--pareto" not in out
+
+
+def test_times_that_were_not_checked_are_said_below_the_front(store: Store, sweep: Sweep) -> None:
+    def told_at_the_end(request: TrialRequest) -> RankResult:
+        return trained(request).model_copy(update={"seen": ProgramSeen(seconds=600.0)})
+
+    run(store, told_at_the_end, spec=asked())
+    out, _ = sweep("best", "--pareto")
+    assert "were not checked: all steps arrived at once" in out
 
 
 def test_layouts_without_one_of_the_objectives_are_left_out_by_name(

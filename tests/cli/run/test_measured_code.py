@@ -60,7 +60,7 @@ def test_the_code_of_a_command_is_its_program_without_the_sweep_s_own_folders(
 
 
 def test_the_code_of_other_workloads_is_this_package_s() -> None:
-    assert code_of(spec(), None).git_sha == code_fingerprint(PACKAGE).git_sha
+    assert code_of(spec(), None) == code_fingerprint(PACKAGE)
     assert edits_of(spec()) is None
 
 

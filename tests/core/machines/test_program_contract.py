@@ -141,7 +141,8 @@ def test_the_doctor_warns_of_lines_that_come_in_groups() -> None:
     assert check.status is Status.WARN and "5 steps arrived at a time" in check.found
     assert "flush it" in check.advice
     short = RankResult(step_seconds=[step / 100 for step in told], seen=seen)
-    assert pace_of(short).status is Status.OK, "ten steps of 5 ms that end between two reads"
+    # They may have ended between two reads, or a clock that does not wait says so.
+    assert pace_of(short).status is Status.WARN
 
 
 @pytest.mark.parametrize(
