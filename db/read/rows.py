@@ -147,7 +147,7 @@ class TrialRow:
     device_used_bytes: int | None = None  # by everything, after the timed steps
     # Why its steps do not show the speed of a long run.
     unsteady: str | None = None
-    # Why only the time that the program ran bounds its step times.
+    # What of its step times nothing checks.
     unchecked: str | None = None
     # None: it was timed to its end.
     step_seconds_bound: float | None = None

@@ -287,9 +287,9 @@ measurement = Table(
     optional(
         "unchecked",
         Text,
-        "why its step times could not be compared with the times at which its lines came, with the "
-        "fix: only the time that the program ran bounds them; NULL: they were compared or too few, "
-        "nobody saw when they came, or the numbers are implausible",
+        "what of its step times nothing checks, with the fix: when its lines came, so that only "
+        "the time that the program ran bounds them, or whether each is that of one step; NULL: "
+        "they were checked or too few, nobody saw the program, or the numbers are implausible",
     ),
     optional(
         "step_seconds_bound",

@@ -284,7 +284,7 @@ def _measurement_facts(measurement: Measurement, attempt: AttemptRow) -> list[Fa
     return [
         ("tokens/s/GPU", speed),
         ("step", _step_text(measurement)),
-        ("", f"not checked: {measurement.unchecked}" if measurement.unchecked else None),
+        ("", f"not fully checked: {measurement.unchecked}" if measurement.unchecked else None),
         ("MFU, HFU", mfu),
         ("", f"formula {measurement.mfu_formula}"),
         ("peak", peak),

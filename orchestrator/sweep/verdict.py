@@ -34,7 +34,7 @@ from orchestrator.core.trial.node_report import GpuUsage, NodeReport
 from orchestrator.core.trial.plausibility import judge_groups, judge_run
 from orchestrator.core.trial.protocol import MeasurementPlan, Phase, RankResult
 from orchestrator.core.trial.reserved_time import step_seconds_within
-from orchestrator.core.trial.unseen_pace import why_unchecked
+from orchestrator.core.trial.unchecked import why_unchecked
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.provenance import measured_with
 

@@ -1074,11 +1074,11 @@ def test_times_that_were_not_checked_are_said_below_the_best_and_with_their_tria
                 measurement=measurement(500.0, unchecked=why),
                 fingerprint=fingerprint(),
             )
-    said = "The times of trial 2 were not checked: all steps arrived at once"
+    said = "The times of trial 2 are not fully checked: all steps arrived at once"
     assert said in sweep("best")
     assert said in sweep("trials")
-    assert "not checked: all steps arrived at once" in sweep("show", "2")
-    assert "not checked" not in sweep("show", "1")
+    assert "not fully checked: all steps arrived at once" in sweep("show", "2")
+    assert "fully checked" not in sweep("show", "1")
     told = [one["unchecked"] for one in json.loads(sweep("trials", "--json"))["trials"]]
     assert told == [None, "all steps arrived at once"]
 

@@ -30,8 +30,8 @@ from orchestrator.core.trial.protocol import (
     DriverMemoryKind,
     RankResult,
 )
+from orchestrator.core.trial.unchecked import UNCHECKED_ADVICE, how_steps_arrived
 from orchestrator.core.trial.unread_output import TELL_STEPS, why_unread
-from orchestrator.core.trial.unseen_pace import UNCHECKED_ADVICE, how_steps_arrived
 
 # An axis need not be passed if these are, from which it follows.
 _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {

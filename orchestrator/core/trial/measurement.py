@@ -96,7 +96,7 @@ class Measurement:
     compile_seconds: float | None = None
     # Why the steps do not show the speed of a long run; None: nothing shows it.
     unsteady: str | None = None
-    # Why only the time that the program ran bounds the step times (unseen_pace.py), with the fix.
+    # What of the step times nothing checks (unchecked.py), with the fix.
     unchecked: str | None = None
     # A step takes at least so long: the trial was ended early, since it cannot be the best. Its
     # other numbers are of a few steps, and are not ranked. None: it was timed to its end.

@@ -83,7 +83,7 @@ def test_times_that_were_not_checked_are_said_below_the_front(store: Store, swee
 
     run(store, told_at_the_end, spec=asked())
     out, _ = sweep("best", "--pareto")
-    assert "were not checked: all steps arrived at once" in out
+    assert "are not fully checked: all steps arrived at once" in out
 
 
 def test_layouts_without_one_of_the_objectives_are_left_out_by_name(

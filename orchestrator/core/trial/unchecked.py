@@ -1,11 +1,13 @@
-"""Says why the step times of a program could not be compared with the times of its lines.
+"""Says what of a program's step times nothing checks, with the fix.
 
 A document has no lines. Lines that are written at the end, or several at a time, do not show when
-each step ended.
+each step ended. And a line may be a step, a micro-batch or several steps: step numbers show it, or
+how many lines a program writes that was told its number of steps.
 """
 
 from __future__ import annotations
 
+from orchestrator.core.trial.line_count import RUN_AS_ASKED
 from orchestrator.core.trial.line_groups import LineGroups
 from orchestrator.core.trial.pace import Pace, ToldSteps
 from orchestrator.core.trial.protocol import RankResult
@@ -16,6 +18,10 @@ UNCHECKED_ADVICE = (
     " so, its steps are too short: raise measurement.min_steps"
 )
 _AT_ONCE = "all steps arrived at once"
+_UNCOUNTED = (
+    "nothing shows that each time is that of one step, and not of a micro-batch or of several:"
+    f' give each line a field "step", or {RUN_AS_ASKED}'
+)
 
 
 def how_steps_arrived(result: RankResult) -> str | None:
@@ -38,13 +44,20 @@ def how_steps_arrived(result: RankResult) -> str | None:
 
 
 def why_unchecked(result: RankResult) -> str | None:
-    """Return why step times could not be compared with the pace of their lines, with the fix.
+    """Return what nothing checks of the step times, with the fix; None: nothing is known of it.
 
-    None: as in `how_steps_arrived`. The reason is the same for all trials whose lines come so.
+    The reasons are the same for all trials whose program writes in the same way.
     """
-    how = how_steps_arrived(result)
-    if how is None:
-        return None
-    return (
-        f"{how if how == _AT_ONCE else 'several steps arrived at a time'}, and {UNCHECKED_ADVICE}"
-    )
+    seen, how = result.seen, how_steps_arrived(result)
+    reasons = []
+    if how is not None:
+        what = how if how == _AT_ONCE else "several steps arrived at a time"
+        reasons.append(f"{what}, and {UNCHECKED_ADVICE}")
+    if (
+        seen is not None
+        and result.step_seconds
+        and seen.steps_per_line is None
+        and not seen.knows_num_steps
+    ):
+        reasons.append(_UNCOUNTED)
+    return ". ".join(reasons) or None

@@ -1,11 +1,11 @@
-"""Programs whose step times cannot be compared with the times of their lines."""
+"""Programs of whose step times nothing checks a part."""
 
 from __future__ import annotations
 
 import pytest
 
 from orchestrator.core.trial.protocol import ProgramSeen, RankResult
-from orchestrator.core.trial.unseen_pace import how_steps_arrived, why_unchecked
+from orchestrator.core.trial.unchecked import how_steps_arrived, why_unchecked
 from tests.core.trial.test_plausibility import judge, noisy, run
 
 
@@ -45,6 +45,19 @@ def test_lines_that_come_in_few_groups_are_not_checked_whatever_they_tell(
 @pytest.mark.parametrize("step", [0.002, 0.005])
 def test_short_steps_that_end_between_two_looks_are_no_group(step: float) -> None:
     assert how_steps_arrived(run(noisy(step)).result()) is None
+
+
+def test_lines_that_may_not_be_one_step_each_are_said_to_be_unchecked() -> None:
+    lines = run(noisy(0.15))
+    reason = why_unchecked(lines.result(knows_num_steps=False))
+    assert reason is not None
+    assert reason.startswith("nothing shows that each time is that of one step")
+    assert 'give each line a field "step"' in reason and "{num_steps}" in reason
+    assert why_unchecked(lines.result(knows_num_steps=False, steps_per_line=1.0)) is None
+    # Both are said of lines that come at the end.
+    both = why_unchecked(run(noisy(0.15), buffered=1000).result(knows_num_steps=False))
+    assert both is not None
+    assert both.startswith("all steps arrived at once") and both.endswith(reason)
 
 
 def test_nothing_is_said_of_one_step_or_of_a_rank_that_nobody_watched() -> None:
