@@ -220,7 +220,9 @@ def test_a_template_that_names_nothing_known_refuses_the_layout(launcher: NodeLa
 def test_it_is_judged_as_the_program_ended(
     launcher: NodeLauncher, program: str, kind: FailureKind, signal: int | None
 ) -> None:
-    report = run(launcher, program, world_size=1, limits={"first_step": 1.0})
+    # The others end by themselves, on a busy machine after seconds.
+    limits = {"first_step": 1.0} if kind is FailureKind.HUNG else {}
+    report = run(launcher, program, world_size=1, limits=limits)
     assert report.failure is not None
     assert (report.failure.kind, report.failure.signal) == (kind, signal), report.failure
 
