@@ -173,8 +173,7 @@ def run(main: Callable[[Rank], RankResult]) -> int:
     nothing; otherwise its return value is written here.
     """
     faulthandler.enable()
-    # So the launcher asks for stacks before it kills a hung rank.
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    write_stacks_if_asked()
     rank = context()
     try:
         result = main(rank)
@@ -185,6 +184,14 @@ def run(main: Callable[[Rank], RankResult]) -> int:
         rank.refuse(exc)
         return 1
     return 0
+
+
+def write_stacks_if_asked() -> None:
+    """Write this process's stacks to stderr at SIGUSR1, instead of ending by it.
+
+    The launcher asks so before it kills a hung rank whose stacks it cannot read from outside.
+    """
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
 def seconds_since_process_start() -> float | None:

@@ -29,12 +29,13 @@ from workloads.command.program import CannotStart, Program, ProgramPlace, report
 from workloads.command.stop import FinalDocument, ask_to_end, wait_for_end
 from workloads.command.traces import follow_profiled
 from workloads.options import parse_options
-from workloads.rank import ConfigRejected, Rank, context
+from workloads.rank import ConfigRejected, Rank, context, write_stacks_if_asked
 
 _LAST_LINE_SECONDS = 0.3
 
 
 def main() -> int:
+    write_stacks_if_asked()
     rank = context()
     try:
         options = parse_options(CommandOptions, rank.request.options)

@@ -227,6 +227,17 @@ def test_it_is_judged_as_the_program_ended(
     assert (report.failure.kind, report.failure.signal) == (kind, signal), report.failure
 
 
+def test_a_hung_program_is_judged_so_where_stacks_cannot_be_read_from_outside(
+    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without py-spy, or without the right to look into a process, the rank is asked for them."""
+    monkeypatch.setattr("orchestrator.node.stacks.shutil.which", lambda *_, **__: None)
+    report = run(launcher, "import time; time.sleep(100)", world_size=1, limits={"first_step": 1.0})
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.signal) == (FailureKind.HUNG, None)
+    assert "most recent call first" in report.failure.log_tail
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [
