@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,18 +26,13 @@ from orchestrator.core.trial.protocol import (
     log_file,
 )
 from orchestrator.core.trial.redaction import Secrets, redacted
-from orchestrator.core.trial.terminal_text import plain_text
-from orchestrator.core.trial.unread_output import TELL_STEPS, why_unread
+from orchestrator.core.trial.unread_output import TELL_STEPS
 from workloads.command.appended_lines import APPEND
 from workloads.command.metrics import Metrics
+from workloads.command.own_log import why_steps_are_unread
 from workloads.command.resident import peak_resident_bytes
 from workloads.command.told_fields import ToldFields
 from workloads.rank import NotFinite, Rank
-
-# The end of a program's output that is searched for steps, and the wait for its last lines: the
-# launcher copies them into the log.
-_MOST_LOG_BYTES, _LOG_SECONDS = 1 << 20, 0.5
-_POLL_SECONDS = 0.02
 
 
 @dataclass(kw_only=True)
@@ -197,7 +191,8 @@ class Handover:
                 f"was {metrics.file.path.name} written anew for each step? If so, {APPEND}"
             )
         writes_nothing = metrics.printed is None and not metrics.file.written_at_ns
-        if writes_nothing and not reasons and (unread := self._why_unread()):
+        log = self.rank.run_dir / log_file(self.rank.rank)
+        if writes_nothing and not reasons and (unread := why_steps_are_unread(log)):
             reasons.append(unread)
         asked = plan.warmup_steps + plan.max_steps
         fix = f"let it run {asked} steps ({TELL_NUM_STEPS}), and report each"
@@ -206,19 +201,6 @@ class Handover:
         if writes_nothing:
             fix += f": {TELL_STEPS}"
         return "; ".join([text, *(reasons or [fix])])
-
-    def _why_unread(self) -> str | None:
-        """Return why the steps that the program prints are not read; None if it prints none."""
-        log, until = self.rank.run_dir / log_file(self.rank.rank), time.monotonic() + _LOG_SECONDS
-        while True:
-            with suppress(OSError):
-                offset = max(0, log.stat().st_size - _MOST_LOG_BYTES)
-                found = read_regular(log, offset=offset, num_bytes=_MOST_LOG_BYTES)
-                if why := why_unread(plain_text(found.content).splitlines()):
-                    return why
-            if time.monotonic() > until:
-                return None
-            time.sleep(_POLL_SECONDS)
 
     def _completed(self, result: RankResult) -> RankResult:
         fields = self.metrics.fields
