@@ -297,8 +297,13 @@ def many_layouts() -> SweepSpec:
     )
 
 
-def physics(scheduler: Callable[[], FakeScheduler], slower: Mapping[str, float]) -> Script:
-    """What H100s would take, with 1 % noise and some nodes slower."""
+def physics(
+    scheduler: Callable[[], FakeScheduler], slower: Mapping[str, float], **unlike: float
+) -> Script:
+    """What H100s would take, with 1 % noise and some nodes slower.
+
+    `unlike`: fields of the trainer that are not what a search believes.
+    """
     noise = random.Random(0)
 
     def script(request: TrialRequest) -> float:
@@ -314,7 +319,7 @@ def physics(scheduler: Callable[[], FakeScheduler], slower: Mapping[str, float])
                 cell,
                 H100,
                 gpus_per_node=1,
-                trainer=llama_trainer(request.options, on_gpu=False),
+                trainer=replace(llama_trainer(request.options, on_gpu=True), **unlike),
             ).total[0]
         )
         (where,) = scheduler().nodes_of[request.trial_id]
@@ -327,7 +332,7 @@ def eight_nodes(slower: Mapping[str, float]) -> FakeScheduler:
     made: list[FakeScheduler] = []
     made.append(
         FakeScheduler(
-            physics(lambda: made[0], slower),
+            physics(lambda: made[0], slower, launch_share=1.0, traffic_share=1.0, host_share=1.0),
             device=Device.CUDA,
             nodes={f"n{i}": 1 for i in range(8)},
         )
