@@ -60,4 +60,4 @@ def why_unchecked(result: RankResult) -> str | None:
         and not seen.knows_num_steps
     ):
         reasons.append(_UNCOUNTED)
-    return ". ".join(reasons) or None
+    return "; and ".join(reasons) or None
