@@ -31,13 +31,12 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.report import ranking
-from tests.cli.cli_store import BUSY, FORMULA, Filled, fill, layout
+from tests.cli.cli_store import BUSY, FORMULA, Filled, fill
 from tests.db.builders import (
     CONDITIONS,
     SLOW_END,
     Bench,
     Runs,
-    begin_trial,
     cell,
     measure_runs,
     record_measurement,
@@ -956,20 +955,10 @@ def test_what_does_not_exist_is_named(sweep: Sweep) -> None:
 def test_a_thrashing_or_unsure_number_is_marked(
     tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.db.builders import fingerprint, measurement
-
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/edge.sqlite")
+    edge = {"thrashing": True, "allocator_retries": 7, "confident": False, "mfu": None, "hfu": None}
     with Store.open(url) as store:
-        bench = Bench.on(store)
-        trial_id, attempt = begin_trial(
-            store, bench.cell_id, layout(4), epoch=bench.epoch, nodes=["a"]
-        )
-        edge = measurement(
-            500.0, thrashing=True, allocator_retries=7, confident=False, mfu=None, hfu=None
-        )
-        record_measurement(
-            store, trial_id, attempt, epoch=bench.epoch, measurement=edge, fingerprint=fingerprint()
-        )
+        trial_id = Bench.on(store).measure(4, 500.0, **edge)
     text = sweep("best")
     assert "thrashing" in text
     assert "±1.5%?" in text
@@ -1021,24 +1010,12 @@ def test_numbers_that_cannot_be_true_are_left_out_of_the_best_and_explained(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from tests.db.builders import fingerprint, measurement
-
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/implausible.sqlite")
     reason = "its lines came every 500 ms, and say that a step takes 5 ms"
     with Store.open(url) as store:
         bench = Bench.on(store)
-        for micro_batch_size, why in ((1, None), (2, reason)):
-            trial_id, attempt = begin_trial(
-                store, bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"]
-            )
-            record_measurement(
-                store,
-                trial_id,
-                attempt,
-                epoch=bench.epoch,
-                measurement=measurement(500.0 * trial_id, implausible=why, confident=why is None),
-                fingerprint=fingerprint(),
-            )
+        bench.measure(1, 500.0)
+        bench.measure(2, 1000.0, implausible=reason, confident=False)
     best = sweep("best", "--top", "5")
     assert f"Left out, because the numbers cannot be true: trial 2; {reason}" in best
     assert "Trial 1 is the only layout" in best
@@ -1057,23 +1034,11 @@ def test_numbers_that_cannot_be_true_are_left_out_of_the_best_and_explained(
 def test_times_that_were_not_checked_are_said_below_the_best_and_with_their_trial(
     tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.db.builders import fingerprint, measurement
-
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unchecked.sqlite")
     with Store.open(url) as store:
         bench = Bench.on(store)
-        for micro_batch_size, why in ((1, None), (2, "all steps arrived at once")):
-            trial_id, attempt = begin_trial(
-                store, bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"]
-            )
-            record_measurement(
-                store,
-                trial_id,
-                attempt,
-                epoch=bench.epoch,
-                measurement=measurement(500.0, unchecked=why),
-                fingerprint=fingerprint(),
-            )
+        bench.measure(1, 500.0)
+        bench.measure(2, 500.0, unchecked="all steps arrived at once")
     said = "The times of trial 2 are not fully checked: all steps arrived at once"
     assert said in sweep("best")
     assert said in sweep("trials")
@@ -1087,23 +1052,11 @@ def unsure_trial(
     bench: Bench, micro_batch_size: int, num_steps: int, relative_confidence: float | None
 ) -> None:
     from orchestrator.core.trial.measurement import StepTime
-    from tests.db.builders import fingerprint, measurement
 
-    trial_id, attempt = begin_trial(
-        bench.store, bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"]
-    )
     steps = StepTime(
         median=0.5, iqr=0.0, num_steps=num_steps, relative_confidence=relative_confidence
     )
-    unsure = measurement(500.0 - trial_id, step_time=steps, confident=False)
-    record_measurement(
-        bench.store,
-        trial_id,
-        attempt,
-        epoch=bench.epoch,
-        measurement=unsure,
-        fingerprint=fingerprint(),
-    )
+    bench.measure(micro_batch_size, 500.0 - micro_batch_size, step_time=steps, confident=False)
 
 
 def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(

@@ -305,15 +305,16 @@ class Bench:
         micro_batch_size: int = 1,
         tokens_per_second_per_gpu: float = 1000.0,
         torch: str = "2.13.0",
+        **changes: Any,
     ) -> int:
-        """A measured trial's id."""
+        """A measured trial's id. `changes`: fields of its measurement."""
         trial_id, attempt = self.start(micro_batch_size)
         record_measurement(
             self.store,
             trial_id,
             attempt,
             epoch=self.epoch,
-            measurement=measurement(tokens_per_second_per_gpu),
+            measurement=measurement(tokens_per_second_per_gpu, **changes),
             fingerprint=fingerprint(torch),
             gpu_seconds=4.0,
         )
