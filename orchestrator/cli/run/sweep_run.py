@@ -23,8 +23,8 @@ from orchestrator.cli.best import command as best
 from orchestrator.cli.mirror.worker import MirrorWorker
 from orchestrator.cli.ray_start import start_ray_scheduler
 from orchestrator.cli.run import checks as run_checks
+from orchestrator.cli.run.code_fingerprint import code_of, edits_of
 from orchestrator.cli.run.ending import exit_code, print_ending
-from orchestrator.cli.run.measured_code import code_of, edits_of
 from orchestrator.cli.store import home
 from orchestrator.cli.sweep_file import planned_hardware, replayed_table
 from orchestrator.cli.terminal.console_log import Redactor

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.run.measured_code import code_of, edits_of
+from orchestrator.cli.run.code_fingerprint import code_of, edits_of
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.sweep.provenance import PACKAGE, code_fingerprint
 

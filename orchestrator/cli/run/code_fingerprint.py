@@ -1,4 +1,4 @@
-"""The code that a sweep measures: its fingerprint, and a check for edits while it runs.
+"""The fingerprint of the code that a call of `sweep run` measures, and a check for edits of it.
 
 The functions import what they need, so that a call that is refused loads little of it.
 """
