@@ -64,7 +64,14 @@ def told(namespaces: None) -> Iterator[Told]:
             timeout=STEP_SECONDS,
         )
         run = ["run", "sent.yaml", "--wait-for-nodes", "4min"]
-        submitted = head.ok(RAY, "submit", "cluster.yaml", DRIVER, "--", *run, timeout=STEP_SECONDS)
+        try:
+            submitted = head.ok(
+                RAY, "submit", "cluster.yaml", DRIVER, "--", *run, timeout=STEP_SECONDS
+            )
+        except AssertionError as failed:
+            for log in head.folder.glob("ray/session_latest/logs/monitor.*"):
+                failed.add_note(f"{log.name} of the head ends with\n{log.read_text()[-4000:]}")
+            raise
         best = head.ok(RAY, "exec", "cluster.yaml", "sweep best --json", timeout=STEP_SECONDS)
         attempts = json.loads(head.ok(BIN / "sweep", "show", "1", "--json"))["attempts"]
         mode = worker.ok("stat", "--format=%a", worker.base / ".ray/auth_token")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -104,6 +105,33 @@ def test_a_ray_cluster_has_a_token_and_its_dashboard_stays_on_loopback(path: Pat
     assert "~/.ray/auth_token" in config["file_mounts"]
     for command in starts:
         assert flags(command.partition("ray start")[2]) <= known_flags("start")
+
+
+@pytest.mark.parametrize(("num_failures", "code"), [(0, 0), (2, 0), (3, 1)])
+def test_a_worker_joins_though_its_first_starts_failed(
+    tmp_path: Path, num_failures: int, code: int
+) -> None:
+    """Ray's autoscaler never tries a machine of fixed addresses again that has failed once."""
+    (config,) = documents_of(RAY_CLUSTERS[0])
+    *_, start = config["worker_start_ray_commands"]
+    programs = {
+        "ip": "echo 10.0.0.1 dev eth0 src 10.0.0.2 uid 0",
+        "sleep": "",
+        "ray": f'echo "$*" >> {tmp_path}/calls; [ $1 = stop ] ||'
+        f" [ $(grep -c ^start {tmp_path}/calls) -gt {num_failures} ]",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    done = subprocess.run(
+        ["bash", "-c", start.replace("ulimit -n 65536;", "")],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "RAY_HEAD_IP": "10.0.0.1"},
+        check=False,
+    )
+    assert done.returncode == code
+    join = "start --address=10.0.0.1:6379 --node-ip-address=10.0.0.2"
+    again = ["stop --force", join] * min(num_failures, 2)
+    assert (tmp_path / "calls").read_text().splitlines() == [join, *again]
 
 
 def test_the_autoscaled_nodes_are_those_that_the_documents_say(
