@@ -35,6 +35,12 @@ SERVER_START_SECONDS = 300.0
 FIRST_TAIL_BYTES = 8192
 # Time for the stacks of all ranks together.
 STACKS_SECONDS = 5.0
+# At most, for ranks to write their stacks themselves: a stopped one never does.
+ANSWER_SECONDS = 5.0
+# Between two looks for such an answer, and how long one that has begun is followed.
+ANSWER_POLL_SECONDS = 0.1
+# faulthandler begins the stack of each thread so.
+STACK_BEGINS = "(most recent call first):"
 # Between two checks of heartbeats and limits.
 TICK_SECONDS = 0.1
 
@@ -285,13 +291,32 @@ class NodeGang:
             (watch, _explained(text, found.get(watch.pid) if watch.pid is not None else None))
             for watch, text in self._suspects
         ]
-        unanswered = [watch for pid, watch in pids.items() if not found[pid].has_answered]
-        for watch in unanswered:
-            if watch.pid is not None and watch.phase is not Phase.START:
+        asked = []
+        for pid, watch in pids.items():
+            if not found[pid].has_answered and watch.phase is not Phase.START:
                 # faulthandler, which workloads.rank installs, writes the stacks to the log.
-                kill(watch.pid, signal.SIGUSR1)
-        if unanswered:
-            time.sleep(0.3)
+                kill(pid, signal.SIGUSR1)
+                asked.append(watch)
+        self._await_stacks(asked)
+
+    def _await_stacks(self, asked: Sequence[RankWatch]) -> None:
+        """Copy the stacks of ranks that were asked to write them, as they come."""
+        until = time.monotonic() + ANSWER_SECONDS
+        written: dict[int, str] = {}
+        while asked and time.monotonic() < until:
+            time.sleep(ANSWER_POLL_SECONDS)
+            for watch in asked:
+                self._copy_output(watch)
+            before, written = written, {one.rank: one.log.tail(FIRST_TAIL_BYTES) for one in asked}
+            asked = [
+                watch
+                for watch in asked
+                if watch.pipe is not None
+                and not (
+                    STACK_BEGINS in written[watch.rank]
+                    and written[watch.rank] == before.get(watch.rank)
+                )
+            ]
 
     def _log_why_ended(self) -> None:
         """Write into the log of each rank that will be killed the reason."""

@@ -238,6 +238,21 @@ def test_a_hung_program_is_judged_so_where_stacks_cannot_be_read_from_outside(
     assert "most recent call first" in report.failure.log_tail
 
 
+def test_a_rank_that_writes_its_stack_late_is_waited_for(
+    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it may get no core for a while. Here it is stopped for two seconds."""
+    monkeypatch.setattr("orchestrator.node.stacks.shutil.which", lambda *_, **__: None)
+    program = (
+        "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(2);"
+        " os.kill(os.getppid(), signal.SIGCONT); time.sleep(100)"
+    )
+    report = run(launcher, program, world_size=1, limits={"first_step": 1.0})
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.signal) == (FailureKind.HUNG, None)
+    assert "most recent call first" in report.failure.log_tail
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [
