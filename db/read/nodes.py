@@ -117,7 +117,7 @@ def _run(row: sa.Row[*tuple[Any, ...]]) -> NodeRun:
 
 
 def faults(connection: Connection, sweep_id: int) -> dict[str, int]:
-    """The number of attempts that failed by the machine's fault, by node of the first bad rank."""
+    """The number of attempts that the machine may have failed, by node of the first bad rank."""
     statement = (
         sa.select(attempt.c.failure_node, sa.func.count().label("num"))
         .join(trial, trial.c.id == attempt.c.trial_id)

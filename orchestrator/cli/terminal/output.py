@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # Characters of a message; what it quotes may have millions.
 LONGEST_LINE = 1_000
+# A longer word was not written to be read. This is the longest name of a file.
+LONGEST_WORD = 255
 # Characters: most layouts fit on one line, or break once.
 MIN_WRAPPED_WIDTH = 24
 
@@ -201,6 +203,7 @@ _TERMINAL_CODES = re.compile(
 _CONTROL_CHARACTERS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def plain(text: str, *, lines: bool = False) -> str:
@@ -211,15 +214,21 @@ def plain(text: str, *, lines: bool = False) -> str:
 
 
 def shortened(text: str) -> str:
-    """A message with each long line cut in its middle."""
-    return "\n".join(map(_shortened_line, text.split("\n")))
+    """A message with each long word, and each line that is still long, cut in its middle."""
+    return "\n".join(
+        _cut(_LONG_WORD.sub(_cut_word, line), LONGEST_LINE) for line in text.split("\n")
+    )
 
 
-def _shortened_line(line: str) -> str:
-    if len(line) <= LONGEST_LINE:
-        return line
-    head, tail = LONGEST_LINE * 2 // 3, LONGEST_LINE // 4
-    return f"{line[:head]} ... [{len(line) - head - tail:,} characters] ... {line[-tail:]}"
+def _cut_word(word: re.Match[str]) -> str:
+    return _cut(word[0], LONGEST_WORD)
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    head, tail = longest // 2, longest // 4
+    return f"{text[:head]} ... [{len(text) - head - tail:,} characters] ... {text[-tail:]}"
 
 
 def _csv_cell(value: Any) -> Any:

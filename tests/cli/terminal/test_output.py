@@ -46,17 +46,21 @@ def _loggers() -> Iterator[None]:
         yield
 
 
-def test_a_long_line_of_a_message_is_cut_in_the_middle_and_others_stay() -> None:
-    text = shortened("short\n" + "a" * 20_000 + "z" * 8_000 + "\nthe rule and the fix")
-    first, long, last = text.split("\n")
-    assert (first, last) == ("short", "the rule and the fix")
-    assert (
-        long.startswith("aaa")
-        and long.endswith("zzz")
-        and "characters] ..." in long
-        and len(long) < 1_000
+def test_a_long_word_and_a_long_line_of_a_message_are_cut_in_the_middle_and_others_stay() -> None:
+    text = shortened(
+        "short\nno file " + "a" * 20_000 + "z" * 8_000 + "\n" + "word " * 5_000 + "\nthe rule"
     )
-    assert shortened("x" * 1_000) == "x" * 1_000
+    first, word, line, last = text.split("\n")
+    assert (first, last) == ("short", "the rule")
+    assert word.startswith("no file aaa")
+    assert word.endswith("zzz")
+    assert "characters] ..." in word
+    assert len(word) < 255
+    assert line.startswith("word ")
+    assert "characters] ..." in line
+    assert 700 < len(line) < 1_000
+    for stays in ("x" * 255, "word " * 200):
+        assert shortened(stays) == stays
 
 
 def test_an_argument_of_100_kb_is_searched_for_passwords_at_once() -> None:
