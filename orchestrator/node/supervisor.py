@@ -308,15 +308,12 @@ class NodeGang:
             for watch in asked:
                 self._copy_output(watch)
             before, written = written, {one.rank: one.log.tail(FIRST_TAIL_BYTES) for one in asked}
-            asked = [
-                watch
-                for watch in asked
-                if watch.pipe is not None
-                and not (
-                    STACK_BEGINS in written[watch.rank]
-                    and written[watch.rank] == before.get(watch.rank)
-                )
-            ]
+            complete = {
+                rank
+                for rank, text in written.items()
+                if STACK_BEGINS in text and text == before.get(rank)
+            }
+            asked = [one for one in asked if one.pipe is not None and one.rank not in complete]
 
     def _log_why_ended(self) -> None:
         """Write into the log of each rank that will be killed the reason."""
