@@ -1,5 +1,6 @@
 # make demo: measure layouts of a small Llama on this machine.
-# make test: install everything the tests need, then run all tests.
+# make test: install everything the tests need, then run all tests but those that take long.
+# make test-all: run those too, as CI does.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 # tried has one of its own.
 RECIPES := transformers transformers-oldest fsdp2 deepspeed litgpt torchtitan
 
-.PHONY: demo test chaos compat mutants recipes check install install-dev clean
+.PHONY: demo test test-all chaos compat mutants recipes check install install-dev clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -37,8 +38,16 @@ demo: install
 	echo "sweep run sweeps/quickstart.yaml $$cell"; $(BIN)/sweep run sweeps/quickstart.yaml $$cell
 
 # Keep the bytecode of tests and package: hundreds of processes would compile it again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+
+# Without what takes long (the marker says which) and without hosts of network namespaces, which only
+# root may make; a quarter of the examples of each property.
 test: install-dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'not recipes' -n 6 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -n 4 -m 'not (recipes or long or cluster)' --hypothesis-profile few
+
+# More of these tests wait, so more files run at a time.
+test-all: install-dev
+	$(PYTEST) -n 6 -m 'not recipes'
 
 # Kill everything that may be killed, 5,000 times within an hour; prints one line of JSON.
 chaos: install-dev

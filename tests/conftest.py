@@ -27,6 +27,7 @@ FOLDER = pytest.StashKey[
 # A busy machine takes long over an example that is quick to draw.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+settings.register_profile("few", max_examples=25)  # `make test`
 
 
 def pytest_configure(config: pytest.Config) -> None:

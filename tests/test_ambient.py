@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).parents[1]
 POISON = {
     "SWEEP_DB": "postgresql://nobody@127.0.0.1:1/none",
@@ -63,6 +65,7 @@ def test_the_children_of_a_test_hear_what_nohup_ignores() -> None:
     assert done.stdout.split() == ["SIG_DFL", "default_int_handler"]
 
 
+@pytest.mark.long
 def test_tests_pass_where_every_setting_of_a_person_would_break_them(tmp_path: Path) -> None:
     (tmp_path / ".sweep").mkdir()
     (tmp_path / ".sweep/sweep.sqlite").write_bytes(b"no database" * 100)

@@ -17,6 +17,7 @@ from orchestrator.sweep.lease import RENEW_SECONDS
 from orchestrator.sweep.loop import POLL_SECONDS
 from tests.acceptance.accounts import reserved, sessions
 from tests.acceptance.command import Command, measured, write_sweep
+from tests.both_databases import POSTGRESQL_IS_LONG
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
@@ -27,6 +28,7 @@ UNSEEN_SECONDS = RENEW_SECONDS + POLL_SECONDS + 0.5
 BETWEEN_SECONDS = 1.0
 
 
+@POSTGRESQL_IS_LONG
 def test_killed_midway_and_run_again_nothing_is_lost_repeated_or_uncounted(
     command_on: Command, tmp_path: Path
 ) -> None:

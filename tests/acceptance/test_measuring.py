@@ -101,6 +101,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
         return Ended(command=command, stdout=command.ok("run", file, stderr=full).stdout)
 
 
+@pytest.mark.long
 def test_an_out_of_memory_is_a_result_and_condemns_without_a_launch(ended: Ended) -> None:
     states = dict(ended.command.sql("select state, count(*) from v_trial group by state"))
     assert states["out_of_memory"] >= 1
@@ -113,6 +114,7 @@ def test_an_out_of_memory_is_a_result_and_condemns_without_a_launch(ended: Ended
     ) == [[0]]
 
 
+@pytest.mark.long
 def test_a_full_stderr_that_ray_and_launchers_inherit_stops_nothing(ended: Ended) -> None:
     states = dict(ended.command.sql("select state, count(*) from v_trial group by state"))
     assert set(states) == {"measured", "out_of_memory", "pruned"}

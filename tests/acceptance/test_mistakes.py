@@ -33,6 +33,7 @@ def test_a_cluster_that_is_not_there(command: Command, tmp_path: Path) -> None:
     assert "127.0.0.1:9" in text
 
 
+@pytest.mark.long
 def test_a_sweep_that_was_refused_at_its_start_may_be_mended_under_its_name(
     command: Command, here: CommandHere, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_disk_that_fills_up_loses_nothing_acknowledged(command: Command, tmp_p
     assert command.sql("select count(*) from v_trial where state = 'measured'") == [[8]]
 
 
+@pytest.mark.long
 def test_ray_that_is_ended_from_outside_is_said_and_nothing_hangs(
     command: Command, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return Measured(command=command, given=given, said=done.stderr + done.stdout, told=told)
 
 
+@pytest.mark.long
 @pytest.mark.acceptance
 @pytest.mark.ray
 def test_a_sweep_in_such_a_project_measures(measured: Measured) -> None:

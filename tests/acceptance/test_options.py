@@ -21,6 +21,7 @@ json.dump({"step_seconds": steps}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
 """
 
 
+@pytest.mark.long
 def test_a_program_of_ones_own_is_told_each_combination(
     command: Command, here: CommandHere, tmp_path: Path
 ) -> None:

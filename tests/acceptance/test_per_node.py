@@ -44,6 +44,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_an_endless_program_with_a_launcher_of_its_own_is_measured_and_may_be_edited(
     command: Command, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_plan_costs_no_more_than_its_budget(nothing_measured: Command) -> None
     assert cost["gpu_hours"] == cost["gpu_hours_p90"] == cost["max_gpu_hours"] == 0.01
 
 
+@pytest.mark.long
 def test_a_plan_learns_from_its_own_trials(measured: Command) -> None:
     plan = measured.json("plan", "t.yaml", "--top", "16")
     assert plan["calibration"]["is_calibrated"]
@@ -117,6 +118,7 @@ def test_a_plan_learns_from_its_own_trials(measured: Command) -> None:
     assert "calibrated by" in measured.ok("plan", "t.yaml").stdout
 
 
+@pytest.mark.long
 def test_a_sweep_over_another_model_and_batch_starts_from_what_this_one_taught(
     measured: Command,
 ) -> None:

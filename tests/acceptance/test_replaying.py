@@ -56,6 +56,7 @@ def test_a_table_is_searched_and_told_like_any_sweep(
     assert 'attention_kernel"": ""flash"' in exported
 
 
+@pytest.mark.long
 def test_the_same_goes_through_ray_and_the_launcher(command: Command, table: Path) -> None:
     command.ok(
         "replay",

@@ -23,6 +23,7 @@ EIGHT = {
 }  # as many layouts
 
 
+@pytest.mark.long
 def test_what_a_sweep_reserved_adds_up_to_the_time_of_its_gang(
     command: Command, tmp_path: Path
 ) -> None:

@@ -74,7 +74,14 @@ def _names(pids: set[int]) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("moment", ["imports", "guard", "gcs", "raylet", "rank server"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "imports",
+        *(pytest.param(later, marks=pytest.mark.long) for later in ("guard", "gcs", "raylet")),
+        "rank server",
+    ],
+)
 def test_a_kill_while_a_sweep_starts_leaves_nothing_of_its_ray(
     command: Command, tmp_path: Path, moment: str
 ) -> None:
@@ -91,7 +98,7 @@ def test_a_kill_while_a_sweep_starts_leaves_nothing_of_its_ray(
     [
         ("imports", signal.SIGHUP, 129),
         ("gcs", signal.SIGTERM, 143),
-        ("joining", signal.SIGINT, 130),
+        pytest.param("joining", signal.SIGINT, 130, marks=pytest.mark.long),
     ],
 )
 def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(
@@ -123,6 +130,7 @@ def test_a_terminal_that_is_closed_ends_a_sweep_with_129_and_leaves_nobody(
     assert seen.left() == ([], [])
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_a_start_that_hangs(command: Command, tmp_path: Path) -> None:
     """Even if the start swallows the first signal, three of them end the call at once."""
     call, seen = _begin(command, write_sweep(tmp_path, workload=SLOW), "gcs")

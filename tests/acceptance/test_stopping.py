@@ -59,7 +59,11 @@ def assert_loopback_only(running: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signals", "code"), [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGTERM], 143)]
+    ("signals", "code"),
+    [
+        ([signal.SIGINT, signal.SIGINT], 130),
+        pytest.param([signal.SIGTERM], 143, marks=pytest.mark.long),
+    ],
 )
 def test_a_second_ctrl_c_or_a_sigterm_cancels_and_the_trial_waits(
     command: Command, slow_sweep: Path, signals: list[signal.Signals], code: int
@@ -85,6 +89,7 @@ def test_cancel_from_another_terminal_is_obeyed(command: Command, slow_sweep: Pa
         assert store.sweep_named("t").holder is None
 
 
+@pytest.mark.long
 def test_a_sigterm_to_the_whole_group_ends_ray_too_and_hangs_nothing(
     command: Command, slow_sweep: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_json_holds_what_adds_up(traced: CommandHere) -> None:
     assert abs(found["check"]["none"]) < 1e-3
 
 
+@pytest.mark.long
 def test_what_keeps_a_model_from_being_traced_is_one_line(traced: CommandHere) -> None:
     done = traced.run("trace", "traced:looking", "--sequence-length", "64")
     assert done.returncode == 2, done.stderr

@@ -99,6 +99,7 @@ def test_smoke_runs_every_layout_and_classifies_each_out_of_memory(
     assert document("smoke", tmp_path)["records"] == found["records"]
 
 
+@pytest.mark.long
 def test_truth_1b_measures_every_layout_and_replays_the_search(
     rehearsed: Rehearse, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_truth_1b_measures_every_layout_and_replays_the_search(
     check_predictions(summary)
 
 
+@pytest.mark.long
 def test_truth_8b_has_predicted_beside_measured(rehearsed: Rehearse, tmp_path: Path) -> None:
     summary = rehearsed("truth_8b", tmp_path)["summary"]
     assert summary["num_recorded"] == 4
@@ -133,6 +135,7 @@ def check_predictions(summary: dict[str, Any]) -> None:
         assert errors["false_fits"] == errors["false_refusals"] == 0
 
 
+@pytest.mark.long
 def test_others_trains_our_program_and_names_those_that_are_missing(
     rehearsed: Rehearse, tmp_path: Path
 ) -> None:
@@ -143,6 +146,7 @@ def test_others_trains_our_program_and_names_those_that_are_missing(
     assert set(summary["not_installed"]) <= {"torchtitan", "transformers"}
 
 
+@pytest.mark.long
 def test_noise_has_the_spread_the_drift_and_the_cost_of_waiting(
     rehearsed: Rehearse, tmp_path: Path
 ) -> None:
@@ -154,6 +158,7 @@ def test_noise_has_the_spread_the_drift_and_the_cost_of_waiting(
     assert len(summary["synchronised_over_events"]) == 1
 
 
+@pytest.mark.long
 def test_claims_has_activations_by_length_and_the_cost_of_recomputation(
     rehearsed: Rehearse, tmp_path: Path
 ) -> None:
@@ -167,6 +172,7 @@ def test_claims_has_activations_by_length_and_the_cost_of_recomputation(
     assert costs["full"]["over_none"] > 0
 
 
+@pytest.mark.long
 def test_losses_of_layouts_that_compute_the_same_agree(rehearsed: Rehearse, tmp_path: Path) -> None:
     summary = rehearsed("losses", tmp_path)["summary"]
     assert set(summary["losses"]) == {"mbs1 full eager", "mbs1 none eager"}
@@ -174,6 +180,7 @@ def test_losses_of_layouts_that_compute_the_same_agree(rehearsed: Rehearse, tmp_
     assert max(summary["furthest_apart"]) < 1e-5
 
 
+@pytest.mark.long
 def test_fp8_has_the_second_precision_over_the_first(rehearsed: Rehearse, tmp_path: Path) -> None:
     (found,) = rehearsed("fp8", tmp_path)["summary"]["fp8_over_bf16"].values()
     assert found["tokens_per_second"] > 0

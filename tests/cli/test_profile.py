@@ -146,6 +146,7 @@ def test_show_tells_in_which_part_of_a_step_memory_ran_out(store: Store, sweep: 
     ]
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_trial_is_profiled_on_a_local_ray(store: Store, sweep: Sweep, tmp_path: Path) -> None:

@@ -307,6 +307,7 @@ class Losing(SimulatedScheduler):
         return events
 
 
+@pytest.mark.long
 def test_a_sweep_tries_again_as_often_after_a_lost_node_and_after_a_simulated_one(
     sqlite_store: Store,
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import programs
+from tests.both_databases import POSTGRESQL_IS_LONG
 from tests.faults.campaign import LEVELS, outcome_of
 
 pytestmark = pytest.mark.timeout(600)
@@ -20,6 +21,7 @@ MOST_SECONDS = 450.0
 ENDING_SECONDS = 300.0  # for the last sweep, and judging
 
 
+@POSTGRESQL_IS_LONG
 def test_kills_at_random_lose_nothing_double_nothing_and_leave_nobody(
     store_url: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

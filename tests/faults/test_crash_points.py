@@ -20,7 +20,7 @@ MOST_SECONDS = 580.0
 EVERY = 20
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
 def test_a_death_at_any_statement_loses_nothing_and_doubles_nothing(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -35,6 +35,7 @@ def test_a_death_at_any_statement_loses_nothing_and_doubles_nothing(
     )  # otherwise nothing could have been lost
 
 
+@pytest.mark.long
 def test_a_death_in_the_middle_of_what_is_written_of_nodes_or_taken_from_a_spool_loses_nothing(
     tmp_path: Path,
 ) -> None:

@@ -35,6 +35,7 @@ from tests.db.builders import (
     record_measurement,
     start_repeat,
 )
+from tests.examples import examples
 from tests.faults.history import judge
 
 pytestmark = pytest.mark.timeout(900)  # 15 s on idle cores
@@ -199,7 +200,7 @@ class LateMessages(RuleBasedStateMachine):
 
 TestLateMessages = LateMessages.TestCase
 TestLateMessages.settings = settings(
-    max_examples=30,
+    max_examples=examples(30),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import programs
+from tests.both_databases import POSTGRESQL_IS_LONG
 from tests.faults.deaths import some_points
 
 pytestmark = pytest.mark.timeout(900)
@@ -18,6 +19,7 @@ MOST_SECONDS = 380.0
 EVERY = 8
 
 
+@POSTGRESQL_IS_LONG
 @pytest.mark.parametrize(
     ("play", "least"),
     [

@@ -164,6 +164,7 @@ def pause(folder: Path) -> list[str]:
     return next(filter(None, complaints), [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mutant", "harness", "says"),
     [

@@ -25,6 +25,7 @@ MOST_SECONDS = 200.0
 ENDING_SECONDS = 300.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "kills"), [("agents", KILLS), pytest.param("ray", RAY_KILLS, marks=pytest.mark.ray)]
 )

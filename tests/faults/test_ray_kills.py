@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 NUM_KILLS, MOST_SECONDS = 2, 60.0
 
 
+@pytest.mark.long
 def test_kills_on_ray_and_the_loss_of_its_head_lose_nothing(
     tmp_path: Path, sqlite_url: str
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,12 @@ STEP_SECONDS = 300.0
 OF_OURS = ("orchestrator.node.rank_server", "NodeAgent")
 _USERS = "root:x:0:0:root:{home}:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
 _PASSWORDS = "root:*:19000:0:99999:7:::\nsshd:*:19000:0:99999:7:::\n"
+_LOG = "sshd.log"
 _SSHD = """HostKey {home}/.ssh/host_key
 PidFile none
 UsePAM no
 PasswordAuthentication no
+LogLevel VERBOSE
 AuthorizedKeysFile {home}/.ssh/authorized_keys
 """
 
@@ -54,24 +57,14 @@ def told(namespaces: None) -> Iterator[Told]:
         head, worker = network.hosts
         _let_in(head, worker)
         _write(head, worker)
-        head.ok(RAY, "up", "--yes", "--no-config-cache", "cluster.yaml", timeout=STEP_SECONDS)
-        head.ok(
-            RAY,
-            "rsync-up",
-            "cluster.yaml",
-            "mine.yaml",
-            f"{head.base}/sent.yaml",
-            timeout=STEP_SECONDS,
-        )
+        sent = ["mine.yaml", f"{head.base}/sent.yaml"]
         run = ["run", "sent.yaml", "--wait-for-nodes", "4min"]
-        try:
+        with _logs_shown(head):
+            head.ok(RAY, "up", "--yes", "--no-config-cache", "cluster.yaml", timeout=STEP_SECONDS)
+            head.ok(RAY, "rsync-up", "cluster.yaml", *sent, timeout=STEP_SECONDS)
             submitted = head.ok(
                 RAY, "submit", "cluster.yaml", DRIVER, "--", *run, timeout=STEP_SECONDS
             )
-        except AssertionError as failed:
-            for log in head.folder.glob("ray/session_latest/logs/monitor.*"):
-                failed.add_note(f"{log.name} of the head ends with\n{log.read_text()[-4000:]}")
-            raise
         best = head.ok(RAY, "exec", "cluster.yaml", "sweep best --json", timeout=STEP_SECONDS)
         attempts = json.loads(head.ok(BIN / "sweep", "show", "1", "--json"))["attempts"]
         mode = worker.ok("stat", "--format=%a", worker.base / ".ray/auth_token")
@@ -111,6 +104,17 @@ def test_the_end_of_the_cluster_leaves_no_rank_and_no_ray_on_the_head(told: Told
     assert told.left == {"head": [], "worker": []}
 
 
+@contextmanager
+def _logs_shown(head: Host) -> Iterator[None]:
+    """Add the ends of the head's logs, its monitor's and its sshd's, to a failure."""
+    try:
+        yield
+    except AssertionError as failed:
+        for log in (*head.folder.glob("ray/session_latest/logs/monitor.*"), head.folder / _LOG):
+            failed.add_note(f"{log.name} of the head ends with\n{log.read_text()[-4000:]}")
+        raise
+
+
 def _let_in(*hosts: Host) -> None:
     """Start an sshd on each host that accepts the first one's key, whoever owns the files."""
     first = hosts[0]
@@ -129,7 +133,7 @@ def _let_in(*hosts: Host) -> None:
             host.ok("mount", "--bind", host.base / name, f"/etc/{name}")
         host.ok("mount", "-t", "tmpfs", "tmpfs", "/run")
         host.ok("mkdir", "/run/sshd")
-        host.ok("/usr/sbin/sshd", "-f", host.base / "sshd_config")
+        host.ok("/usr/sbin/sshd", "-f", host.base / "sshd_config", "-E", host.base / _LOG)
         # What the template's setup commands do, with the environment that is already here.
         (host.folder / ".bashrc").write_text(
             f"export PATH={BIN}:$PATH PYTHONPATH={PROJECT}"

@@ -31,6 +31,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_kills_at_random_moments_leave_nobody(tmp_path: Path) -> None:
     """Each attempt leaves children of every kind; then a random process of its tree is killed."""
     chance = random.Random(20)
@@ -156,10 +157,15 @@ AT_ONCE = [
     ("outer warden", "inner warden"),
     ("outer warden", "server"),
     ("inner warden", "server"),
-    ("outer warden", "inner warden", "launcher"),
-    ("outer warden", "server", "launcher"),
-    ("inner warden", "server", "launcher"),
-    ("server", "rank", "program", "launcher"),
+    *(
+        pytest.param((*several, "launcher"), marks=pytest.mark.long)
+        for several in (
+            ("outer warden", "inner warden"),
+            ("outer warden", "server"),
+            ("inner warden", "server"),
+            ("server", "rank", "program"),
+        )
+    ),
 ]
 
 

@@ -100,6 +100,7 @@ def test_tpe_minimises_the_step_time_as_it_maximises_tokens() -> None:
     assert trials_until(0.90, cell, asked) is not None
 
 
+@pytest.mark.long
 def test_a_gaussian_process_proposes_distinct_layouts_and_finds_good_ones() -> None:
     cell = planted(gpus=8, zero_stages=(0, 1))
     asked, _ = drive(searcher(cell, Strategy.GP), cell, 22)

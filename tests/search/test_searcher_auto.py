@@ -143,6 +143,7 @@ def test_what_crashes_with_one_word_is_put_off_until_the_other_is_known() -> Non
     assert asked.count(0.0) <= 3
 
 
+@pytest.mark.long
 def test_nothing_that_dominance_does_not_prove_is_ruled_out() -> None:
     for seed in range(3):
         cell = planted(seed=seed, zero_stages=(0, 1))

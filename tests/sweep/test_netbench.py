@@ -216,6 +216,7 @@ def test_a_node_that_is_dead_and_not_known_to_be_is_taken_last(store: Store) -> 
     ]
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_the_command_measures_this_machine_and_predictions_can_rest_on_it(

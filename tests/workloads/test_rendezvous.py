@@ -58,9 +58,10 @@ def endless(asked: LaunchOrder) -> LaunchOrder:
     ("program", "options"),
     [
         ("workloads.llama", {}),
-        (
+        pytest.param(
             "workloads.netbench",
             {"collectives": ["all_reduce"], "sizes": [1024] * ENDLESS, "seconds": 0.2},
+            marks=pytest.mark.long,
         ),
     ],
     ids=["llama", "netbench"],

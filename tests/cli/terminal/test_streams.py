@@ -112,10 +112,11 @@ def wrong_with(told: str, says: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("streams", "code", "says"),
-    [("2>/dev/full", 0, ""), ("2>&-", 0, ""), ("<&- >&- 2>&-", 141, ""),
+    [pytest.param("2>/dev/full", 0, "", marks=pytest.mark.long), ("2>&-", 0, ""),
+     pytest.param("<&- >&- 2>&-", 141, "", marks=pytest.mark.long),
      (">&-", 141, "stdout is closed: no answer is shown"),
      (">/dev/full", 75, "stdout cannot be written: No space left"),
-     ("2>&1 | true; exit ${PIPESTATUS[0]}", 141, "")],
+     pytest.param("2>&1 | true; exit ${PIPESTATUS[0]}", 141, "", marks=pytest.mark.long)],
 )  # fmt: skip
 def test_whatever_becomes_of_what_it_says_a_sweep_is_measured_and_kept(
     streams: str, code: int, says: str, folder: Path

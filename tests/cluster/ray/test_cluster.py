@@ -26,6 +26,7 @@ def test_cores_have_no_name_of_a_gpu_that_ray_names(
     assert (slots.device, slots.device_name) == (device, name)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_who_waits_for_nodes_of_a_cluster_whose_head_dies_is_told_so() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.programs import told
 
 # It takes 80 s on idle cores, half of it waiting.
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(700)]
 
 
 @pytest.fixture(scope="module")

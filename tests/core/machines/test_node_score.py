@@ -90,6 +90,7 @@ def test_healthy_nodes_are_left_alone_at_2_percent_noise(how: dict[str, object])
     assert alarms == 0
 
 
+@pytest.mark.long
 def test_among_two_thousand_healthy_nodes_none_is_called_slow() -> None:
     """Test each sweep with all of its past runs.
 

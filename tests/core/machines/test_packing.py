@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.packing import Job, first_come, lower_bound, packing, simulate
 from orchestrator.core.machines.packing import PATIENCE, FreeOnNode, FreeSlots, Shape, WaitingGang
+from tests.examples import examples
 
 EIGHT = {f"node-{number}": 8 for number in range(4)}
 
@@ -274,7 +275,7 @@ def test_a_node_that_blinks_is_reserved_for_nobody_that_it_cannot_hold() -> None
     assert started(free_slots, gang(8), gang(4, seconds=40.0)) == (1, ("large",))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(queues())
 def test_every_gang_starts_and_none_waits_for_ever(jobs: Sequence[Sequence[Job]]) -> None:
     # `FreeSlots.take` raises where a slot would be given twice, and the simulation ends only when
@@ -286,7 +287,7 @@ def test_every_gang_starts_and_none_waits_for_ever(jobs: Sequence[Sequence[Job]]
     assert outcome.longest_wait_starts <= PATIENCE * len(jobs) + 32 * len(jobs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(queues())
 def test_it_keeps_the_cluster_at_least_as_busy_as_greed_must(jobs: Sequence[Sequence[Job]]) -> None:
     # A schedule that never idles what the next gang could use needs at most the work plus the

@@ -23,6 +23,7 @@ from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
+from tests.examples import examples
 
 H100 = DEVICES["h100-sxm"]
 # 31 layers: no number of stages divides them.
@@ -177,7 +178,7 @@ TRAINERS_OF_ALL_KINDS = {
 
 
 @given(tables(), st.sampled_from(sorted(TRAINERS_OF_ALL_KINDS)), st.sampled_from(Stage))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_memory_of_layouts_together_is_that_of_each_alone(
     table: LayoutTable, name: str, stage: Stage
 ) -> None:
@@ -197,7 +198,7 @@ def test_memory_of_layouts_together_is_that_of_each_alone(
 
 
 @given(tables(), st.sampled_from(sorted(TRAINERS_OF_ALL_KINDS)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_step_times_of_layouts_together_are_those_of_each_alone(
     table: LayoutTable, name: str
 ) -> None:
@@ -218,7 +219,7 @@ def test_step_times_of_layouts_together_are_those_of_each_alone(
 
 
 @given(tables(), tables(), st.sampled_from(["llama", "auto whole scatter 1 True True"]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_joined_step_time_models_keep_the_groups_of_each(
     first: LayoutTable, second: LayoutTable, name: str
 ) -> None:

@@ -31,6 +31,7 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.sweepfile.llama_rules import refusal
 from orchestrator.core.sweepfile.workload_options import LlamaOptions
+from tests.examples import examples
 
 LLAMA_8B = PRESETS["llama-3.1-8b"]
 PARAMETERS_8B = 8_030_261_248
@@ -224,7 +225,7 @@ def cells_layouts(draw: st.DrawFn) -> list[Layout]:
     st.sampled_from([64, 4096]),
     st.sampled_from(sorted(TRAINERS)),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_what_a_proof_condemns_is_never_predicted_to_need_less(
     layouts: list[Layout], tied: bool, eager: bool, length: int, trainer: str
 ) -> None:
@@ -255,7 +256,7 @@ def test_what_a_proof_condemns_is_never_predicted_to_need_less(
         },
     ),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_no_layout_of_workload_llama_needs_less_than_one_that_a_proof_puts_below_it(
     layouts: list[Layout], tied: bool, on_gpu: bool, length: int, options: dict[str, object]
 ) -> None:
@@ -443,7 +444,7 @@ TWO_MODES = TracedMemory(
     st.booleans(),
     st.sampled_from([None, ONE_MODE, TWO_MODES]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_memory_of_any_trainer_never_falls_when_the_micro_batch_grows_or_recomputation_lessens(
     layouts: list[Layout],
     name: str,

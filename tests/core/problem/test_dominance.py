@@ -25,6 +25,7 @@ from orchestrator.core.problem.layout import (
 )
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
+from tests.examples import examples
 
 NUM_LAYERS = 8
 BATCH_OF_A_REPLICA = 8
@@ -79,7 +80,7 @@ def test_every_layout_needs_at_least_what_it_needs(one: Layout) -> None:
     assert needs(one, one)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(layouts(), min_size=3, max_size=12))
 def test_the_order_is_transitive(some: list[Layout]) -> None:
     table = LayoutTable.of(some)
@@ -106,7 +107,7 @@ def test_recomputation_is_ordered_transitively_and_both_ways_only_among_equals()
             )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(layouts(), layouts())
 def test_two_layouts_that_need_each_others_memory_differ_in_nothing_that_costs_any(
     a: Layout, b: Layout
@@ -127,7 +128,7 @@ def kept(recompute: Recompute, *, of_policy: dict[SelectivePolicy, float], of_fu
     return (NUM_LAYERS - recomputed) + recomputed * share
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     proof=layouts(),
     others=st.lists(layouts(), min_size=1, max_size=20),
@@ -159,7 +160,7 @@ def test_a_memory_that_grows_with_what_is_kept_never_contradicts_it(
         assert not worse or memory(one) >= memory(proof) * (1 - 1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(layouts(), st.lists(layouts(), min_size=1, max_size=20))
 def test_the_predicted_memory_agrees(proof: Layout, others: list[Layout]) -> None:
     cell = Cell(
@@ -214,7 +215,7 @@ def cells_and_layouts(draw: st.DrawFn) -> tuple[Cell, list[Layout]]:
     return cell, draw(st.lists(some, min_size=10, max_size=40))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(cells_and_layouts(), st.sampled_from(list(TRAINERS.values())), st.booleans())
 def test_the_predicted_memory_of_few_layers_agrees(
     known: tuple[Cell, list[Layout]], trainer: Trainer, eager_attention: bool

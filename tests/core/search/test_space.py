@@ -29,6 +29,7 @@ from orchestrator.core.search.space import (
 )
 from orchestrator.core.sweepfile.capabilities import Capabilities
 from orchestrator.core.sweepfile.spec import SweepSpec
+from tests.examples import examples
 
 
 def sweep(**changes: Any) -> SweepSpec:
@@ -585,7 +586,7 @@ def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) ->
 
 
 @given(data=specs, gpus_per_node=st.sampled_from([1, 2, 4, 8]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_the_legal_layouts_are_those_that_a_plain_reference_finds(
     data: dict[str, Any], gpus_per_node: int
 ) -> None:

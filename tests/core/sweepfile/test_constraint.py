@@ -17,6 +17,7 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.problem.pipeline_schedule import PipelineSchedule
 from orchestrator.core.sweepfile.constraint import Constraint, facts_of
 from orchestrator.core.sweepfile.constraint_language import NUMBERS, WORDS
+from tests.examples import examples
 
 CELL = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64)
 LAYOUT = Layout(
@@ -292,7 +293,7 @@ def reference(node: ast.AST, names: dict[str, int]) -> int:
 
 
 @given(text=_conditions, layouts=st.lists(_layouts, min_size=1, max_size=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_columns_are_judged_as_python_judges_each_row(text: str, layouts: list[Layout]) -> None:
     table = LayoutTable.of(layouts)
     held, broken = Constraint(text).check(facts_of(table, cell=CELL, gpus_per_node=8), len(table))
@@ -307,7 +308,7 @@ def test_columns_are_judged_as_python_judges_each_row(text: str, layouts: list[L
 
 
 @given(text=st.text(alphabet="tpdmbsga0123 ()<>=!+-*/%andornti'.,[]", max_size=60))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 def test_no_text_crashes_the_reader(text: str) -> None:
     try:
         constraint = Constraint(text)

@@ -15,6 +15,7 @@ from orchestrator.core.problem.layout import Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load, to_json_schema
+from tests.examples import examples
 
 BASE = """\
 name: demo
@@ -1098,7 +1099,7 @@ files = st.fixed_dictionaries(
 
 
 @given(data=files)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_every_valid_file_is_read_as_it_was_meant(data: dict[str, object]) -> None:
     spec = load(json.dumps(data), source="s.yaml")  # JSON is YAML
     assert spec == SweepSpec.model_validate(data)
@@ -1111,7 +1112,7 @@ def test_every_valid_file_is_read_as_it_was_meant(data: dict[str, object]) -> No
         st.text(max_size=200), st.text(alphabet="ab:[]{}&*!?|>-'\"#%@,\n 01~<", max_size=120)
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_no_text_is_answered_with_anything_but_a_list_of_mistakes(text: str) -> None:
     with pytest.raises(SpecInvalid):
         load(text, source="s.yaml")
@@ -1120,7 +1121,7 @@ def test_no_text_is_answered_with_anything_but_a_list_of_mistakes(text: str) -> 
 @given(
     line=st.integers(1, 17), text=st.text(alphabet="abcmodelgpus:[]{}&*!'\"#, 019-.~", max_size=30)
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_a_damaged_file_is_read_or_refused_with_places(line: int, text: str) -> None:
     told = ""
     try:

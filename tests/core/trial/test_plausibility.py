@@ -24,6 +24,7 @@ from orchestrator.core.trial.protocol import (
     ProgramSeen,
     RankResult,
 )
+from tests.examples import examples
 from workloads.command.polling import poll_seconds
 
 POLL_SECONDS = 0.05
@@ -645,7 +646,7 @@ def test_an_honest_program_is_believed(which: str) -> None:
     assert judge(HONEST[which].result(steps_per_line=1.0)) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     seconds=st.floats(0.01, 5.0),
     noise=st.floats(0.0001, 0.25),
@@ -684,7 +685,7 @@ def test_no_honest_program_is_refused_or_marked(
     assert judge(honest.result(steps_per_line=1.0)) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     seconds=st.floats(0.1, 5.0),
     factor=st.one_of(st.floats(0.001, 0.55), st.floats(1.8, 2000.0)),

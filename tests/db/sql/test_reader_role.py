@@ -141,6 +141,7 @@ def test_who_granted_a_reader_without_being_superuser_asks_as_it_if_the_server_l
             connection.execute(f"DROP ROLE {owner}")
 
 
+@pytest.mark.long
 def test_a_fooled_lexer_calls_nothing_that_harms_through_the_reader(
     postgresql_url: str, reader_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

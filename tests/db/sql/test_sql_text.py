@@ -73,6 +73,7 @@ def test_what_both_read_alike_is_let_through(sql: str) -> None:
     assert sql_traps.is_let_through(sql)
 
 
+@pytest.mark.long
 def test_postgresql_reads_nothing_in_a_hostile_statement_that_we_do_not() -> None:
     if os.environ.get("CI") != "true":  # there its absence is a failure
         pytest.importorskip("pglast", reason="PostgreSQL's own parser, of the test extra")

@@ -214,6 +214,7 @@ def on_both(nodes: list[NodeLauncher], asked: LaunchOrder) -> list[NodeReport]:
     return [reports[0], reports[1]]
 
 
+@pytest.mark.long
 def test_torchrun_trains_on_two_nodes_and_an_endless_run_is_ended_on_both(
     nodes: list[NodeLauncher], tmp_path: Path
 ) -> None:
@@ -223,6 +224,7 @@ def test_torchrun_trains_on_two_nodes_and_an_endless_run_is_ended_on_both(
     assert second.ranks[0].rank == 1 and second.ranks[0].result is None
 
 
+@pytest.mark.long
 def test_a_torchrun_that_is_killed_ends_those_of_both_nodes_and_leaves_nothing(
     nodes: list[NodeLauncher], tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_secret_reaches_every_rank_and_no_file_table_or_message(
     assert files_with(CANARY, tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.acceptance
 def test_a_secret_that_a_program_prints_is_removed_before_anything_is_stored(
     tmp_path: Path, reader: Reader

@@ -293,6 +293,7 @@ def test_one_rank_trains_the_same_in_every_layout(
     assert_same_training(each, train(each), references[each.layout.precision])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("each", SEVERAL_RANKS, ids=lambda it: it.name)
 def test_several_ranks_train_the_same_as_one_in_every_layout(
     each: Case, references: dict[Precision, Training], ranks: list[dict]
@@ -350,6 +351,7 @@ class Recorder:
         self._optimizer.step(gradients, divisor=divisor)
 
 
+@pytest.mark.long
 def test_gradients_are_reduced_as_often_as_the_options_say(ranks: list[dict]) -> None:
     # The embedding, three layers and the head. With gloo, FSDP scatters by all_reduce.
     units = SHAPE.num_layers + 2
@@ -374,6 +376,7 @@ def test_gradients_are_reduced_as_often_as_the_options_say(ranks: list[dict]) ->
         }
 
 
+@pytest.mark.long
 def test_states_are_sharded_and_gradients_come_and_go(ranks: list[dict]) -> None:
     for rank in ranks[:2]:
         for (stage, _, steps), report in rank["memory"].items():

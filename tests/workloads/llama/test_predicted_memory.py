@@ -113,6 +113,7 @@ def counted_bytes(combination: Combination, place: RankPlace) -> int:
     return int(fullest)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", COMBINATIONS)
 def test_the_peak_is_predicted_within_2_percent(num_ranks: int, tmp_path: Path) -> None:
     combinations = counted(num_ranks)
@@ -134,9 +135,14 @@ def test_seventy_combinations_are_counted() -> None:
     ("recompute", "attention"),
     [
         ("none", AttentionKind.FLASH),
-        ("none", AttentionKind.EAGER),
-        ("selective_attention", AttentionKind.FLASH),
-        ("selective_ops", AttentionKind.FLASH),
+        *(
+            pytest.param(*longer, marks=pytest.mark.long)
+            for longer in (
+                ("none", AttentionKind.EAGER),
+                ("selective_attention", AttentionKind.FLASH),
+                ("selective_ops", AttentionKind.FLASH),
+            )
+        ),
     ],
 )
 def test_a_compiled_layer_keeps_what_is_predicted(recompute: str, attention: AttentionKind) -> None:

@@ -199,6 +199,7 @@ def test_a_trial_measures_its_layout(
     assert {r.compile_seconds for r in results} == {0.0}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_layers_compiled_by_inductor_train_the_same_and_the_time_of_compiling_is_told(
     tmp_path: Path, server: ForkServerContext
@@ -408,6 +409,7 @@ def test_synthetic_tokens_depend_on_seed_step_and_place_alone() -> None:
     assert all(0 <= i < 1000 for i in ids(1, 2, 3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", [one for one in Precision if one is not Precision.FP8])
 def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Precision) -> None:
     torch.set_num_threads(1)

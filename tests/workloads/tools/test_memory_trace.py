@@ -104,7 +104,10 @@ BF16_EAGER = (Precision.BF16, AttentionKind.EAGER, ("none", "selective_ops"))
 FP32 = (Precision.FP32, AttentionKind.FLASH, ("none", "full"))
 
 
-@pytest.mark.parametrize(("precision", "attention", "recomputes"), [BF16, BF16_EAGER, FP32])
+@pytest.mark.parametrize(
+    ("precision", "attention", "recomputes"),
+    [BF16, *(pytest.param(*longer, marks=pytest.mark.long) for longer in (BF16_EAGER, FP32))],
+)
 def test_a_trace_predicts_what_the_closed_forms_of_a_llama_do(
     precision: Precision, attention: AttentionKind, recomputes: tuple[str, ...]
 ) -> None:
@@ -296,6 +299,7 @@ def test_a_fused_norm_keeps_its_input_and_one_number_per_token() -> None:
     }
 
 
+@pytest.mark.long
 def test_the_square_of_the_sequence_length_is_found_and_told() -> None:
     traced = trace_of_llama(*BF16_EAGER)
     assert (

@@ -23,9 +23,13 @@ from tests.workloads.llama.equivalence.gang import run_gang
 
 EVERY = [combination for combinations in COMBINATIONS.values() for combination in combinations]
 ABLE = CAPABILITIES["llama"]
+MOST_RANKS = max(COMBINATIONS)
 
 
-@pytest.mark.parametrize("num_ranks", COMBINATIONS)
+@pytest.mark.parametrize(
+    "num_ranks",
+    [pytest.param(num, marks=pytest.mark.long if num < MOST_RANKS else ()) for num in COMBINATIONS],
+)
 def test_every_combination_trains_as_one_process_does(num_ranks: int, tmp_path: Path) -> None:
     begin = time.perf_counter()
     combinations = [each for each in COMBINATIONS[num_ranks] if each.is_possible]
