@@ -39,7 +39,12 @@ def test_endless(postgresql_server, number):
 
 @pytest.mark.parametrize(
     ("number", "workers"),
-    [(signal.SIGKILL, 0), (signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, 2)],
+    [
+        (signal.SIGKILL, 0),
+        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, 2, marks=pytest.mark.long),
+    ],
     ids=["SIGKILL", "SIGTERM", "SIGINT", "SIGKILL, two workers"],
 )
 def test_of_a_test_run_that_is_killed_nothing_is_left(

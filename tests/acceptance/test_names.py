@@ -111,6 +111,7 @@ def test_a_sweep_in_such_a_project_measures(measured: Measured) -> None:
     assert measured.told["db"] == "db of the user", "the program imports what is theirs"
 
 
+@pytest.mark.long
 @pytest.mark.acceptance
 @pytest.mark.ray
 def test_the_program_sees_the_callers_environment_and_what_is_documented(

@@ -56,6 +56,7 @@ def _samples(command: Command) -> list[list[list[float]]]:
     ]
 
 
+@pytest.mark.long
 def test_a_spent_budget_of_money_ends_the_sweep_and_the_next_call_says_so(
     command: Command, tmp_path: Path
 ) -> None:

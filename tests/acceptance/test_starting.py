@@ -112,6 +112,7 @@ def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(
     assert seen.left() == ([], [])
 
 
+@pytest.mark.long
 def test_a_terminal_that_is_closed_ends_a_sweep_with_129_and_leaves_nobody(
     command: Command, tmp_path: Path
 ) -> None:

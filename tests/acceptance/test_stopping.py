@@ -80,6 +80,7 @@ def test_a_second_ctrl_c_or_a_sigterm_cancels_and_the_trial_waits(
         assert running.survivors(seconds=10) == []
 
 
+@pytest.mark.long
 def test_cancel_from_another_terminal_is_obeyed(command: Command, slow_sweep: Path) -> None:
     with Store.open(command.store_url) as store:
         running = started(command, slow_sweep, store)

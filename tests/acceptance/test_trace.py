@@ -75,6 +75,7 @@ def _each_is_traced_once(
 ASKED = ("traced:build", "--precision=bf16", "--sequence-length=1024", "--layers=12")
 
 
+@pytest.mark.long
 def test_what_is_traced_goes_into_a_sweep_file_as_it_stands(traced: CommandHere) -> None:
     shown = traced.ok("trace", *ASKED).stdout
     assert "12 layers" in shown
@@ -105,6 +106,7 @@ def test_what_is_traced_goes_into_a_sweep_file_as_it_stands(traced: CommandHere)
     }
 
 
+@pytest.mark.long
 def test_json_holds_what_adds_up(traced: CommandHere) -> None:
     found = traced.json("trace", *ASKED)
     per_layer = 128 * 512 * 2 + 512 + 128 + 2 * 128

@@ -142,6 +142,7 @@ def test_the_planner_does_not_pay_for_the_gaussian_process() -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.long
 def test_ooms_make_proposals_that_do_not_fit_rarer() -> None:
     first, last = 0, 0
     for seed in range(6):

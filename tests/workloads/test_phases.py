@@ -72,7 +72,7 @@ def command(source: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("program", "options", "known"),
     [
-        ("workloads.llama", {}, ALL),
+        pytest.param("workloads.llama", {}, ALL, marks=pytest.mark.long),
         ("workloads.synthetic", {"sleep": True, "time_scale": 30.0}, ALL),
         (
             "workloads.command",

@@ -57,11 +57,10 @@ def endless(asked: LaunchOrder) -> LaunchOrder:
 @pytest.mark.parametrize(
     ("program", "options"),
     [
-        ("workloads.llama", {}),
-        pytest.param(
+        pytest.param("workloads.llama", {}, marks=pytest.mark.long),
+        (
             "workloads.netbench",
             {"collectives": ["all_reduce"], "sizes": [1024] * ENDLESS, "seconds": 0.2},
-            marks=pytest.mark.long,
         ),
     ],
     ids=["llama", "netbench"],

@@ -157,7 +157,10 @@ HELD_BACK = """
 
 @pytest.mark.parametrize(
     ("every", "status", "said"),
-    [(5, "fail", "its lines came 5 at a time"), (1000, "warn", "all steps arrived at once")],
+    [
+        (5, "fail", "its lines came 5 at a time"),
+        pytest.param(1000, "warn", "all steps arrived at once", marks=pytest.mark.long),
+    ],
 )
 def test_a_clock_that_does_not_wait_is_found_or_warned_of_though_lines_are_held_back(
     doctor: Doctor, every: int, status: str, said: str

@@ -186,6 +186,7 @@ def test_no_attack_changes_or_creates_anything(store_url: str, tmp_path: Path) -
     assert len(refusals) >= len(ATTACKS) - 1
 
 
+@pytest.mark.long
 def test_a_lexer_that_is_fooled_is_not_the_only_guard(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ from orchestrator.core.trial.trace_split import AttentionKernel, Part, split
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import order
 
+pytestmark = pytest.mark.long
+
 
 class Profiler:
     """Profiles layouts on one launcher, whose rank server imports torch once for all of them."""

@@ -138,18 +138,24 @@ def run_trial(
     "layout",
     [
         Layout(micro_batch_size=2, grad_accum_steps=2, precision=Precision.FP32),
-        Layout(
-            data_parallel_size=2,
-            micro_batch_size=2,
-            recompute=Recompute.parse("full"),
-            precision=Precision.FP32,
+        pytest.param(
+            Layout(
+                data_parallel_size=2,
+                micro_batch_size=2,
+                recompute=Recompute.parse("full"),
+                precision=Precision.FP32,
+            ),
+            marks=pytest.mark.long,
         ),
-        Layout(
-            data_parallel_size=2,
-            micro_batch_size=1,
-            grad_accum_steps=2,
-            recompute=Recompute.parse("selective:2"),
-            zero_stage=1,
+        pytest.param(
+            Layout(
+                data_parallel_size=2,
+                micro_batch_size=1,
+                grad_accum_steps=2,
+                recompute=Recompute.parse("selective:2"),
+                zero_stage=1,
+            ),
+            marks=pytest.mark.long,
         ),
         Layout(
             tensor_parallel_size=2,
@@ -158,7 +164,10 @@ def run_trial(
             grad_accum_steps=4,
             pipeline_schedule=PipelineSchedule.parse("interleaved:2"),
         ),
-        Layout(context_parallel_size=2, micro_batch_size=4, zero_stage=3),
+        pytest.param(
+            Layout(context_parallel_size=2, micro_batch_size=4, zero_stage=3),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=lambda layout: layout.key,
 )

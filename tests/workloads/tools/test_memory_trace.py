@@ -106,7 +106,7 @@ FP32 = (Precision.FP32, AttentionKind.FLASH, ("none", "full"))
 
 @pytest.mark.parametrize(
     ("precision", "attention", "recomputes"),
-    [BF16, *(pytest.param(*longer, marks=pytest.mark.long) for longer in (BF16_EAGER, FP32))],
+    [*(pytest.param(*longer, marks=pytest.mark.long) for longer in (BF16, BF16_EAGER)), FP32],
 )
 def test_a_trace_predicts_what_the_closed_forms_of_a_llama_do(
     precision: Precision, attention: AttentionKind, recomputes: tuple[str, ...]
@@ -140,6 +140,7 @@ def test_a_trace_predicts_what_the_closed_forms_of_a_llama_do(
     assert above[0] == pytest.approx(above[1], rel=0.03)
 
 
+@pytest.mark.long
 def test_a_trace_is_what_a_real_step_of_the_llama_holds() -> None:
     shape = dataclasses.replace(SHAPE, num_layers=4)
     layout = Layout(recompute=Recompute.parse("full"), precision=Precision.BF16, micro_batch_size=2)
