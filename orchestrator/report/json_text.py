@@ -18,6 +18,9 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 def jsonable(value: Any) -> Any:
     """A value in JSON's types: times as ISO 8601 in UTC, enums as their values, NaN as null."""
+    # Most values of a report. Subclasses, such as enums, are for the cases below.
+    if type(value) is str or type(value) is int:
+        return value
     match value:
         case Enum():
             return value.value

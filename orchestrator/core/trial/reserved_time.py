@@ -7,7 +7,7 @@ v_gpu_seconds computes the same in SQL.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from math import fsum
 from typing import Self
@@ -53,7 +53,7 @@ class ReservedGpuSeconds:
 
     @property
     def reserved(self) -> float:
-        return fsum(astuple(self))
+        return fsum(self.parts.values())
 
     def dollars(self, price_per_gpu_hour: float) -> float:
         """Return what the reserved GPU-seconds cost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,8 +47,12 @@ def histories(sweeps: Sequence[SweepRows]) -> tuple[History, ...]:
     keys = Counter(status.cell.cell.key for sweep in sweeps for status in sweep.cells)
     found = []
     for sweep in sweeps:
+        of_cells = defaultdict(list)
+        for one in spans(sweep):
+            if one.has_ended:
+                of_cells[one.cell_id].append(one)
         for status in sweep.cells:
-            ended = [one for one in spans(sweep) if one.cell_id == status.cell.id and one.has_ended]
+            ended = of_cells[status.cell.id]
             ended.sort(key=lambda one: (one.end, one.trial_id, one.attempt))
             name = status.cell.cell.key
             if keys[name] > 1:
