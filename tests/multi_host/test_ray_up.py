@@ -127,10 +127,13 @@ def _let_in(*hosts: Host) -> None:
         (host.folder / ".ssh/authorized_keys").write_text(
             (first.folder / ".ssh/id_ed25519.pub").read_text()
         )
-        for name, text in (("passwd", _USERS), ("shadow", _PASSWORDS), ("sshd_config", _SSHD)):
-            (host.folder / name).write_text(text.format(home=host.base))
-        for name in ("passwd", "shadow"):
-            host.ok("mount", "--bind", host.base / name, f"/etc/{name}")
+        # All of /etc, since a mount on a file is gone as soon as anybody replaces that file: the
+        # first PostgreSQL of a machine adds a user, beside this test.
+        host.ok("cp", "--archive", "/etc", host.base / "etc")
+        for name, text in (("passwd", _USERS), ("shadow", _PASSWORDS)):
+            (host.folder / "etc" / name).write_text(text.format(home=host.base))
+        host.ok("mount", "--bind", host.base / "etc", "/etc")
+        (host.folder / "sshd_config").write_text(_SSHD.format(home=host.base))
         host.ok("mount", "-t", "tmpfs", "tmpfs", "/run")
         host.ok("mkdir", "/run/sshd")
         host.ok("/usr/sbin/sshd", "-f", host.base / "sshd_config", "-E", host.base / _LOG)
