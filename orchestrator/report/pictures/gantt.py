@@ -92,7 +92,11 @@ def picture(sweeps: Sequence[SweepRows]) -> Picture:
                 " `sweep run` measures on a cluster, and `sweep run --simulate` pretends to."
             )
         return replace(blank, why_empty=why)
-    merged = _merged(found) if len(found) > MOST_BARS else [_Drawn.of(bar) for bar in found]
+    merged = (
+        _merged(found)
+        if len(found) > MOST_BARS
+        else [_Drawn.of(bar, bar.span.end) for bar in found]
+    )
     nodes, shown = _nodes(merged)
     traces = []
     for outcome, (name, color) in _COLORS.items():
@@ -141,13 +145,14 @@ class _Drawn:
     trial_id: int
 
     @classmethod
-    def of(cls, bar: Bar) -> Self:
+    def of(cls, bar: Bar, end: float) -> Self:
+        """Return a bar, or several of which it is the first, until `end`."""
         span = bar.span
         return cls(
             node=bar.node,
             outcome=span.outcome,
             start=span.start,
-            end=span.end,
+            end=end,
             trial_id=span.trial_id,
         )
 
@@ -156,18 +161,20 @@ def _merged(found: Sequence[Bar]) -> list[_Drawn]:
     """Join bars of one node and outcome with a gap too small to be seen between them."""
     first, last = min(bar.span.start for bar in found), max(bar.span.end for bar in found)
     gap = (last - first) / RESOLUTION
-    open_bars: dict[tuple[str, Outcome | None], _Drawn] = {}
+    # The first bar of those that are joined, and the end of all.
+    joined: dict[tuple[str, Outcome | None], tuple[Bar, float]] = {}
     merged: list[_Drawn] = []
     for bar in sorted(found, key=lambda it: it.span.start):
         key, span = (bar.node, bar.span.outcome), bar.span
-        before = open_bars.get(key)
-        if before is not None and span.start - before.end <= gap:
-            open_bars[key] = replace(before, end=max(before.end, span.end))
-            continue
-        if before is not None:
-            merged.append(before)
-        open_bars[key] = _Drawn.of(bar)
-    return [*merged, *open_bars.values()]
+        before = joined.get(key)
+        if before is None:
+            joined[key] = bar, span.end
+        elif span.start - before[1] <= gap:
+            joined[key] = before[0], max(before[1], span.end)
+        else:
+            merged.append(_Drawn.of(*before))
+            joined[key] = bar, span.end
+    return [*merged, *(_Drawn.of(*each) for each in joined.values())]
 
 
 def _nodes(drawn: Sequence[_Drawn]) -> tuple[list[str], list[str]]:
