@@ -202,10 +202,6 @@ def _weighted(hypotheses: Hypotheses, rows: _Rows) -> Hypotheses:
 # --- the Gaussian model ---------------------------------------------------------------------------
 
 
-# Arrays with a value for each run.
-_OF_RUNS = ("seconds", "y", "at", "times", "member", "variance", "load_variance")
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Rows:
     """Runs as arrays, in the order of their layouts."""
@@ -252,16 +248,6 @@ class _Rows:
         found = _Rows.of({place: [run] for place, run in enumerate(runs)}, self.span)
         return replace(found, member=_member(runs, self.nodes), nodes=self.nodes)
 
-    def only(self, row: int) -> _Rows:
-        """Return one of these runs, with the columns of all."""
-        one = slice(row, row + 1)
-        return replace(
-            self,
-            keys=(self.keys[self.of_layout[row]],),
-            of_layout=np.zeros(1, dtype=self.of_layout.dtype),
-            **{name: getattr(self, name)[one] for name in _OF_RUNS},
-        )
-
     @property
     def last(self) -> int:
         return int(np.argmax(self.at))
@@ -283,7 +269,7 @@ def _member(runs: Sequence[Run], nodes: Mapping[str, int]) -> Floats:
 
 def _drift_covariance(rows: _Rows, others: _Rows, hypotheses: Hypotheses) -> Floats:
     """The covariance of drift and nodes: hypotheses x rows x others."""
-    # Hypotheses differ in other things too: few of these correlations are different.
+    # Few correlations differ, since most hypotheses differ in other things.
     kinds, kind_of = np.unique(
         np.stack([hypotheses.length, hypotheses.is_smooth], axis=1), axis=0, return_inverse=True
     )
@@ -335,7 +321,7 @@ def _alpha(rows: _Rows, hypotheses: Hypotheses) -> Floats:
 
 def _drift_at(runs: _Rows, rows: _Rows, hypotheses: Hypotheses, alpha: Floats) -> Floats:
     """Hypotheses x runs: the mean of each run's drift, less that of the last row."""
-    at_last = _drift_covariance(rows.only(rows.last), rows, hypotheses)[:, 0, :]
+    at_last = _drift_covariance(rows, rows, hypotheses)[:, rows.last, :]
     found: Floats = np.einsum("gkm,gm->gk", _drift_covariance(runs, rows, hypotheses), alpha)
     found -= np.einsum("gm,gm->g", at_last, alpha)[:, None]
     return found
