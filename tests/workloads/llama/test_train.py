@@ -12,6 +12,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from orchestrator.core.trial.protocol import (
     failure_file,
     result_file,
 )
+from orchestrator.node.held_port import hold_port
 from workloads.llama import main
 from workloads.llama.data import Tokens
 from workloads.llama.gradient_norm import gradient_norm
@@ -99,30 +101,28 @@ def run_trial(
     trial: TrialRequest, run_dir: Path, server: ForkServerContext
 ) -> list[RankResult | RankFailure]:
     (run_dir / REQUEST_FILE).write_bytes(encode(trial))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     world_size = trial.layout.world_size
     ranks = []
-    for rank in range(world_size):
-        environment = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": world_size,
-            "LOCAL_WORLD_SIZE": world_size,
-            "MASTER_PORT": port,
-        }
-        process = server.Process(
-            target=run_rank,
-            args=(
-                {name: str(v) for name, v in environment.items()}
-                | {"MASTER_ADDR": "127.0.0.1", RUN_DIR_VARIABLE: str(run_dir)},
-            ),
-        )
-        process.start()
-        ranks.append(process)
-    for process in ranks:
-        process.join(timeout=400)  # a bound for what hangs
+    with closing(hold_port()) as held:
+        for rank in range(world_size):
+            environment = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": world_size,
+                "LOCAL_WORLD_SIZE": world_size,
+                "MASTER_PORT": held.getsockname()[1],
+            }
+            process = server.Process(
+                target=run_rank,
+                args=(
+                    {name: str(v) for name, v in environment.items()}
+                    | {"MASTER_ADDR": "127.0.0.1", RUN_DIR_VARIABLE: str(run_dir)},
+                ),
+            )
+            process.start()
+            ranks.append(process)
+        for process in ranks:
+            process.join(timeout=400)  # a bound for what hangs
     outcomes: list[RankResult | RankFailure] = []
     for rank, process in enumerate(ranks):
         assert process.exitcode in (0, 1)

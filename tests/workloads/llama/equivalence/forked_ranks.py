@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from orchestrator.node.held_port import hold_port
 
 
 def run_ranks(
@@ -29,25 +30,24 @@ def run_ranks(
     Ranks are forked after the modules `preload`, if any, and that of `run` were imported.
     Raises RuntimeError with the tracebacks that ranks left, or their exit codes.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     # A fork would inherit dead threads of torch.
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([*([preload] if preload else []), run.__module__])
-    ranks = [
-        server.Process(target=run, args=(rank, num_ranks, port, folder))
-        for rank in range(num_ranks)
-    ]
-    for process in ranks:
-        process.start()
-    end = time.monotonic() + patience_seconds
-    for process in ranks:
-        process.join(timeout=max(end - time.monotonic(), 0.1))
-    for process in ranks:
-        if process.is_alive():
-            process.kill()
-            process.join()
+    with closing(hold_port()) as held:
+        port = held.getsockname()[1]
+        ranks = [
+            server.Process(target=run, args=(rank, num_ranks, port, folder))
+            for rank in range(num_ranks)
+        ]
+        for process in ranks:
+            process.start()
+        end = time.monotonic() + patience_seconds
+        for process in ranks:
+            process.join(timeout=max(end - time.monotonic(), 0.1))
+        for process in ranks:
+            if process.is_alive():
+                process.kill()
+                process.join()
     notes = [path.read_text() for path in sorted(folder.glob("failure-*.txt"))]
     if notes or any(process.exitcode for process in ranks):
         raise RuntimeError("\n\n".join(notes) or f"exit codes {[p.exitcode for p in ranks]}")
