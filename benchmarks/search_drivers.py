@@ -17,13 +17,12 @@ from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.search.lattice import Lattice, LatticeAxis
+from orchestrator.core.search.outcome import Failed, Measured, Outcome, OutOfMemory
 from orchestrator.core.search.planner import Candidates, rank_candidates
-from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import all_axes, free_axes
-from orchestrator.search.layout_outcome import Failed, Measured, Outcome, OutOfMemory
 from orchestrator.search.row_searcher import RowSearcher
 from orchestrator.search.searcher import Searcher
 
@@ -60,13 +59,13 @@ class LayoutDriver:
     ) -> None:
         cell = problem.runs[0].cell
         assert cell is not None
-        self._layouts = problem.layouts
+        self._cell, self._layouts = cell, problem.layouts
         self._rows = {layout: row for row, layout in enumerate(problem.layouts)}
         self._searcher = Searcher(
             _candidates_of(problem, calibration),
+            cell=cell,
             search=Search(strategy=strategy, seed=seed),
             objective=Objective.TOKENS_PER_SECOND_PER_GPU,
-            num_layers=cell.model.num_layers,
             # The rule of `sweep replay`.
             dominance=Dominance.CONFIRMED
             if problem.profile == DEFAULT_PROFILE
@@ -79,7 +78,8 @@ class LayoutDriver:
         return None if proposal is None else self._rows[proposal.layout]
 
     def tell(self, row: int, run: MeasuredRun) -> None:
-        self._searcher.tell(self._layouts[row], _outcome(run))
+        tokens = self._cell.tokens_per_step / self._cell.num_gpus
+        self._searcher.tell(self._layouts[row], _outcome(run, tokens=tokens))
 
     def again(self) -> bool:
         return self._searcher.doubtful() is not None
@@ -119,16 +119,10 @@ class RowDriver:
 
     def ask(self) -> int | None:
         asked = self._rows.ask()
-        return None if asked is None else asked.row
+        return None if asked is None else asked[0]
 
     def tell(self, row: int, run: MeasuredRun) -> None:
-        match _outcome(run):
-            case Measured(value=value, peak_memory_bytes=peak):
-                self._rows.tell(Told(row=row, score=-float(np.log(value)), peak_memory_bytes=peak))
-            case OutOfMemory():
-                self._rows.tell(Told(row=row, out_of_memory=True))
-            case Failed():
-                self._rows.tell(Told(row=row))
+        self._rows.tell(row, _outcome(run, tokens=1.0))
 
     def again(self) -> bool:
         return False
@@ -199,12 +193,13 @@ def _candidates_of(problem: Problem, calibration: Calibration | None) -> Candida
     )
 
 
-def _outcome(run: MeasuredRun) -> Outcome:
+def _outcome(run: MeasuredRun, *, tokens: float) -> Outcome:
+    """The outcome of a run, whose step has so many tokens per GPU."""
     match run.status:
         case RunStatus.OK:
             assert run.tokens_per_second_per_gpu is not None
-            return Measured(
-                value=run.tokens_per_second_per_gpu, peak_memory_bytes=run.peak_memory_bytes
+            return Measured.of_step(
+                tokens / run.tokens_per_second_per_gpu, peak_memory_bytes=run.peak_memory_bytes
             )
         case RunStatus.OOM:
             return OutOfMemory()

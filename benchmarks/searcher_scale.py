@@ -18,14 +18,18 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.search.outcome import Measured, Outcome, OutOfMemory
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.search_section import Search, Strategy
-from orchestrator.search.layout_outcome import Known, Measured, Outcome, OutOfMemory
+from orchestrator.search.layout_state import Known
 from orchestrator.search.searcher import Searcher
 
 NUM_LAYERS = 32
 GPUS, BATCH = 64, 2048
+CELL = Cell(
+    model=PRESETS["llama-3.1-8b"], num_gpus=GPUS, sequence_length=4096, global_batch_size=BATCH
+)
 LIMIT_BYTES = 79.0 * 2**30
 TOLD = (100, 1_000, 5_000, 10_000)
 ASKS = {Strategy.GP: 8}  # seconds each
@@ -60,12 +64,9 @@ def candidates() -> Candidates:
         for zero in ((0, 1, 2, 3) if pp == 1 else (0, 1))
         if BATCH * tp * pp % (GPUS * mbs) == 0
     ]
-    cell = Cell(
-        model=PRESETS["llama-3.1-8b"], num_gpus=GPUS, sequence_length=4096, global_batch_size=BATCH
-    )
     return rank_candidates(
         LayoutTable.of(layouts),
-        cell,
+        CELL,
         hardware=DEVICES["h100-sxm"],
         memory_limit_bytes=LIMIT_BYTES,
         gpus_per_node=8,
@@ -73,28 +74,28 @@ def candidates() -> Candidates:
     )
 
 
-def outcome(cell: Candidates, row: int, *, any_fits: bool = False) -> Outcome:
-    excess = cell.memory_bytes[row] / LIMIT_BYTES - 1
+def outcome(ranked: Candidates, row: int, *, any_fits: bool = False) -> Outcome:
+    excess = ranked.memory_bytes[row] / LIMIT_BYTES - 1
     if excess > 0 and not any_fits:
         return OutOfMemory(excess=float(excess))
-    return Measured(
-        value=float(cell.tokens_per_second_per_gpu[row]),
-        peak_memory_bytes=float(min(cell.memory_bytes[row], LIMIT_BYTES)),
+    return Measured.of_step(
+        float(ranked.step_seconds[row]),
+        peak_memory_bytes=float(min(ranked.memory_bytes[row], LIMIT_BYTES)),
     )
 
 
-def at_scale(cell: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
+def at_scale(ranked: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
     """Replay `told` outcomes, then ask and tell on top of them."""
-    rows = {cell.table.layout(row): row for row in range(len(cell))}
-    order = np.random.default_rng(0).permutation(len(cell))[:told]
+    rows = {ranked.table.layout(row): row for row in range(len(ranked))}
+    order = np.random.default_rng(0).permutation(len(ranked))[:told]
     known: list[tuple[Layout, Known]] = [
-        (cell.table.layout(int(row)), outcome(cell, int(row), any_fits=True)) for row in order
+        (ranked.table.layout(int(row)), outcome(ranked, int(row), any_fits=True)) for row in order
     ]
     searcher = Searcher(
-        cell,
+        ranked,
+        cell=CELL,
         search=Search(strategy=strategy),
         objective=Objective.TOKENS_PER_SECOND_PER_GPU,
-        num_layers=NUM_LAYERS,
     )
     began = time.perf_counter()
     searcher.restore(known)
@@ -104,7 +105,7 @@ def at_scale(cell: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
         began = time.perf_counter()
         proposal = searcher.ask()
         assert proposal is not None
-        searcher.tell(proposal.layout, outcome(cell, rows[proposal.layout], any_fits=True))
+        searcher.tell(proposal.layout, outcome(ranked, rows[proposal.layout], any_fits=True))
         milliseconds.append((time.perf_counter() - began) * 1e3)
     cpu_milliseconds = (time.process_time() - cpu_began) * 1e3 / len(milliseconds)
     return {
@@ -118,23 +119,23 @@ def at_scale(cell: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
     }
 
 
-def growth(cell: Candidates, strategy: Strategy) -> dict[str, Any]:
+def growth(ranked: Candidates, strategy: Strategy) -> dict[str, Any]:
     """Measure the memory gained while layouts are asked and told one by one."""
-    rows = {cell.table.layout(row): row for row in range(len(cell))}
+    rows = {ranked.table.layout(row): row for row in range(len(ranked))}
     searcher = Searcher(
-        cell,
+        ranked,
+        cell=CELL,
         search=Search(strategy=strategy),
         objective=Objective.TOKENS_PER_SECOND_PER_GPU,
-        num_layers=NUM_LAYERS,
     )
     # Loads imports and caches, which are not growth.
     for _ in range(100):
         proposal = searcher.ask()
         assert proposal is not None
-        searcher.tell(proposal.layout, outcome(cell, rows[proposal.layout]))
+        searcher.tell(proposal.layout, outcome(ranked, rows[proposal.layout]))
     before, began, asked = resident_bytes(), time.perf_counter(), 0
     while asked < GROWTH_OVER and (proposal := searcher.ask()) is not None:
-        searcher.tell(proposal.layout, outcome(cell, rows[proposal.layout]))
+        searcher.tell(proposal.layout, outcome(ranked, rows[proposal.layout]))
         asked += 1
     return {
         "strategy": str(strategy),
@@ -148,7 +149,7 @@ def growth(cell: Candidates, strategy: Strategy) -> dict[str, Any]:
 
 def main() -> None:
     arguments = parser_of(__doc__).parse_args()
-    machine, cell = describe_machine(), candidates()
+    machine, ranked = describe_machine(), candidates()
     runs = [
         (strategy, told)
         for strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE, Strategy.AUTO)
@@ -156,12 +157,14 @@ def main() -> None:
     ]
     result = {
         "what": "ask + tell of orchestrator.search.searcher, in memory",
-        "candidates": len(cell),
+        "candidates": len(ranked),
         "memory": [
-            growth(cell, strategy)
+            growth(ranked, strategy)
             for strategy in (Strategy.EXHAUSTIVE, Strategy.TPE, Strategy.AUTO)
         ],
-        "times": [at_scale(cell, strategy, told) for strategy, told in [*runs, (Strategy.GP, 100)]],
+        "times": [
+            at_scale(ranked, strategy, told) for strategy, told in [*runs, (Strategy.GP, 100)]
+        ],
     }
     print(json.dumps(result, indent=1))
     write_result(arguments.out, benchmark="searcher_scale", machine=machine, result=result)

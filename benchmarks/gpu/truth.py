@@ -22,6 +22,7 @@ from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import Hardware, from_driver_name, from_label
+from orchestrator.core.search.outcome import Failed, Measured, OutOfMemory
 from orchestrator.core.search.planner import Candidates, plan_cell, rank_space, trainer_of
 from orchestrator.core.search.space import CellSpace
 from orchestrator.core.sweepfile.objective import Objective
@@ -127,16 +128,15 @@ class Truth:
     def _launches(self, seed: int) -> int:
         """Launches until a layout within NEAR of the best was measured."""
         # Its samplers import Optuna, which may be missing where GPUs are.
-        from orchestrator.search.layout_outcome import Failed, Measured, OutOfMemory
         from orchestrator.search.searcher import Searcher
 
         records = {attempt.layout: self._record(attempt) for attempt in self.attempts}
         best = max(r["tokens_per_second"] for r in records.values() if is_measured(r))
         searcher = Searcher(
             self._candidates(None),
+            cell=self.cell,
             search=Search(strategy=Strategy.AUTO, seed=seed),
             objective=Objective.TOKENS_PER_SECOND_PER_GPU,
-            num_layers=self.cell.model.num_layers,
         )
         num = 0
         while (proposal := searcher.ask()) is not None:
@@ -146,8 +146,10 @@ class Truth:
                 if record["tokens_per_second"] >= (1 - NEAR) * best:
                     return num
                 peak = record["told"]["peak_memory_allocated_bytes"]
-                value = Measured(value=record["tokens_per_second"], peak_memory_bytes=peak)
-                searcher.tell(proposal.layout, value)
+                tokens = self.cell.tokens_per_step / self.cell.num_gpus
+                seconds = tokens / record["tokens_per_second"]
+                outcome = Measured.of_step(seconds, peak_memory_bytes=peak)
+                searcher.tell(proposal.layout, outcome)
             elif record["outcome"] == FailureKind.OOM_GPU:
                 searcher.tell(proposal.layout, OutOfMemory())
             else:

@@ -5,14 +5,13 @@ It alone can say which results are doubtful, what an untried row should gain, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from orchestrator.core.problem.arrays import Floats, Ints, Mask
-from orchestrator.core.search.proposer import Choice, Proposer
-from orchestrator.core.search.told import Told
+from orchestrator.core.search.outcome import Outcome
+from orchestrator.core.search.proposer import Proposer, Reason
 from orchestrator.search.blas_threads import one_blas_thread
 
 # Rows that `auto` considers: the first of the order, those that need least memory, and an even
@@ -38,29 +37,30 @@ class AutoSampler:
         self._place = np.full(num_rows, -1, dtype=np.int64)
         self._place[considered] = np.arange(len(considered))
 
-    def choose(self, open_rows: Mask) -> Choice | None:
+    def choose(self, open_rows: Mask) -> tuple[int, Reason] | None:
         among = open_rows[self._considered]
         if not among.any():
             return None
         with one_blas_thread():
-            choice = self._proposer.choose(among)
-        return replace(choice, row=int(self._considered[choice.row]))
+            row, why = self._proposer.choose(among)
+        return int(self._considered[row]), why
 
     def start(self, row: int) -> None:
         if self._place[row] >= 0:
             self._proposer.add_pending(int(self._place[row]))
 
-    def tell(self, told: Told) -> None:
-        for considered in self._of_considered([told]):
-            self._proposer.tell(considered)
+    def tell(self, row: int, outcome: Outcome) -> None:
+        if self._place[row] >= 0:
+            self._proposer.tell(int(self._place[row]), outcome)
 
     def forget(self, row: int) -> None:
         if self._place[row] >= 0:
             self._proposer.forget(int(self._place[row]))
 
-    def rebuild(self, told: Sequence[Told], under_way: Sequence[int]) -> None:
+    def rebuild(self, told: Mapping[int, Outcome], under_way: Sequence[int]) -> None:
+        among = {int(self._place[row]): one for row, one in told.items() if self._place[row] >= 0}
         started = [int(self._place[row]) for row in under_way if self._place[row] >= 0]
-        self._proposer.rebuild(self._of_considered(told), started)
+        self._proposer.rebuild(among, started)
 
     # -- what only a model can say ---------------------------------------------------------------
 
@@ -98,11 +98,6 @@ class AutoSampler:
         with one_blas_thread():
             found = self._proposer.hopeless(open_rows[self._considered])
         return None if found is None else int(self._considered[found])
-
-    def _of_considered(self, told: Iterable[Told]) -> list[Told]:
-        """Return the told rows among the considered, with the numbers of the proposer."""
-        places = ((one, int(self._place[one.row])) for one in told)
-        return [replace(one, row=place) for one, place in places if place >= 0]
 
 
 def considered_rows(order: Ints, memory: Floats | None) -> Ints:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from orchestrator.core.problem.arrays import Ints, Mask
-from orchestrator.core.search.proposer import Choice
-from orchestrator.core.search.told import Told
+from orchestrator.core.search.outcome import Outcome
+from orchestrator.core.search.proposer import Reason
 
 
 class FixedOrder:
@@ -20,18 +20,18 @@ class FixedOrder:
     def __init__(self, order: Ints, *, is_random: bool = False) -> None:
         self._order, self._is_random = order, is_random
 
-    def choose(self, open_rows: Mask) -> Choice:
+    def choose(self, open_rows: Mask) -> tuple[int, Reason]:
         why = f"random among {np.count_nonzero(open_rows)} untried" if self._is_random else ""
-        return Choice(row=int(self._order[np.argmax(open_rows[self._order])]), why=why)
+        return int(self._order[np.argmax(open_rows[self._order])]), why
 
     def start(self, row: int) -> None:
         pass
 
-    def tell(self, told: Told) -> None:
+    def tell(self, row: int, outcome: Outcome) -> None:
         pass
 
     def forget(self, row: int) -> None:
         pass
 
-    def rebuild(self, told: Sequence[Told], under_way: Sequence[int]) -> None:
+    def rebuild(self, told: Mapping[int, Outcome], under_way: Sequence[int]) -> None:
         pass

@@ -6,10 +6,11 @@ told: it may be thrown away and rebuilt at any time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from math import exp
+from typing import assert_never
 
 import numpy as np
 import optuna
@@ -20,8 +21,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.arrays import Ints, Mask
 from orchestrator.core.search.lattice import LatticeAxis
-from orchestrator.core.search.proposer import Choice
-from orchestrator.core.search.told import Told
+from orchestrator.core.search.outcome import Failed, Measured, Outcome, OutOfMemory
+from orchestrator.core.search.proposer import Reason
 
 # Told rows: the GP's cost is cubic in them, and the loop waits for an ask; 0.25 s at 190.
 GP_AT_MOST = 200
@@ -66,7 +67,7 @@ class OptunaProposals:
         for row, steps in enumerate(zip(*(axis.steps.tolist() for axis in axes), strict=True)):
             self._rows_of.setdefault(steps, []).append(row)
         self._distributions = {axis.name: _distribution(axis) for axis in axes}
-        self._told: dict[int, Told] = {}  # in the order of telling
+        self._told: dict[int, Outcome] = {}  # in the order of telling
         self._worst: float | None = None  # measured
         # Row under way -> the number of its running trial in the study.
         self._running: dict[int, int | None] = {}
@@ -76,7 +77,7 @@ class OptunaProposals:
         # Trials in the study, spent ones included.
         self._num_entries = 0
 
-    def choose(self, open_rows: Mask) -> Choice | None:
+    def choose(self, open_rows: Mask) -> tuple[int, Reason] | None:
         if np.count_nonzero(open_rows) <= 1:
             return None
         study = self._ready()
@@ -93,15 +94,14 @@ class OptunaProposals:
         why = f"{kind} from {len(self._told)} told"
         for row in self._rows_of.get(proposed, []):
             if open_rows[row]:
-                return Choice(row=row, why=why)
+                return row, why
         place = np.array(
             [axis.places[step] for axis, step in zip(self._axes, proposed, strict=True)]
         )
         # Among several at the same distance, the one with the best prediction is nearest.
         distance = np.abs(self._places - place).sum(axis=1) + 0.5 * self._rank / len(self._rank)
         distance[~open_rows] = np.inf
-        row = int(np.argmin(distance))
-        return Choice(row=row, why=f"{why}, the nearest untried to its proposal")
+        return int(np.argmin(distance)), f"{why}, the nearest untried to its proposal"
 
     def start(self, row: int) -> None:
         # Others should keep some distance from it.
@@ -109,21 +109,22 @@ class OptunaProposals:
         if self._study is not None:
             self._add_running(row)
 
-    def tell(self, told: Told) -> None:
-        is_first = told.row not in self._told
-        self._drop(told.row)
-        self._told[told.row] = told
-        if told.score is not None:
-            self._worst = told.score if self._worst is None else max(self._worst, told.score)
+    def tell(self, row: int, outcome: Outcome) -> None:
+        is_first = row not in self._told
+        self._drop(row)
+        self._told[row] = outcome
+        if isinstance(outcome, Measured):
+            score = outcome.score
+            self._worst = score if self._worst is None else max(self._worst, score)
         if not is_first:
             self._study = None
         elif self._study is not None:
-            self._add(self._finished(told))
+            self._add(self._finished(row, outcome))
 
     def forget(self, row: int) -> None:
         self._drop(row)
         if self._told.pop(row, None) is not None:
-            self.rebuild(list(self._told.values()), sorted(self._running))
+            self.rebuild(self._told, sorted(self._running))
 
     def _drop(self, row: int) -> None:
         """Note that a row is no longer under way."""
@@ -132,11 +133,9 @@ class OptunaProposals:
             # The row's result, if any, is a trial of its own.
             self._study.tell(number, state=TrialState.FAIL)
 
-    def rebuild(self, told: Sequence[Told], under_way: Sequence[int]) -> None:
-        self._told = {one.row: one for one in told}
-        self._worst = max(
-            (one.score for one in self._told.values() if one.score is not None), default=None
-        )
+    def rebuild(self, told: Mapping[int, Outcome], under_way: Sequence[int]) -> None:
+        self._told = dict(told)
+        self._worst = max(self._scores().values(), default=None)
         self._running = dict.fromkeys(under_way)
         self._study = None
 
@@ -162,7 +161,7 @@ class OptunaProposals:
             )
             self._num_entries = 0
             for row in self._shown():
-                self._add(self._finished(self._told[row]))
+                self._add(self._finished(row, self._told[row]))
             for row in list(self._running):
                 self._add_running(row)
         return self._study
@@ -172,8 +171,8 @@ class OptunaProposals:
         rows = list(self._told)
         if len(rows) <= SHOWN_BEST + SHOWN_SPREAD:
             return rows
-        measured = {row: one.score for row, one in self._told.items() if one.score is not None}
-        shown = set(sorted(measured, key=measured.__getitem__)[:SHOWN_BEST])
+        scores = self._scores()
+        shown = set(sorted(scores, key=scores.__getitem__)[:SHOWN_BEST])
         rest = [row for row in rows if row not in shown]
         spread = np.linspace(0, len(rest) - 1, SHOWN_SPREAD).astype(int).tolist()
         shown |= {rest[i] for i in spread}
@@ -194,14 +193,18 @@ class OptunaProposals:
             )
         )
 
-    def _finished(self, told: Told) -> FrozenTrial:
+    def _scores(self) -> dict[int, float]:
+        """The scores of the rows that ran, in the order of telling."""
+        return {row: one.score for row, one in self._told.items() if isinstance(one, Measured)}
+
+    def _finished(self, row: int, outcome: Outcome) -> FrozenTrial:
         # The worst measured score replaces a missing one: a far worse one would hide what a GP
         # sees elsewhere.
-        score = told.score if told.score is not None else self._worst
+        score = outcome.score if isinstance(outcome, Measured) else self._worst
         return create_trial(
             value=0.0 if score is None else -exp(-score),
-            constraints={"infeasible": _excess(told)},
-            params=self._params(told.row),
+            constraints={"infeasible": _excess(outcome)},
+            params=self._params(row),
             distributions=self._distributions,
         )
 
@@ -214,10 +217,16 @@ def _shown_excess(excess: float | None) -> float:
     return UNKNOWN_EXCESS if excess is None else max(excess, 1e-3)
 
 
-def _excess(told: Told) -> float:
-    if told.score is not None:
-        return HEADROOM
-    return _shown_excess(told.excess) if told.out_of_memory else 1.0
+def _excess(outcome: Outcome) -> float:
+    match outcome:
+        case Measured():
+            return HEADROOM
+        case OutOfMemory(excess=excess):
+            return _shown_excess(excess)
+        case Failed():
+            return 1.0
+        case _:
+            assert_never(outcome)
 
 
 def _distribution(axis: LatticeAxis) -> BaseDistribution:

@@ -39,7 +39,7 @@ from optuna.trial import FrozenTrial, TrialState
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
-from orchestrator.core.search.told import Told
+from orchestrator.core.search.outcome import Failed, Measured, Outcome, OutOfMemory
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 
@@ -141,8 +141,9 @@ class LayoutSampler(BaseSampler):
         if asked is None:
             study.tell(trial.number, state=TrialState.FAIL)  # else it would run forever
             raise LayoutsExhausted(f"all {len(self._params)} layouts of the sampler were asked for")
-        self._unfinished[trial.number] = asked.row
-        return dict(self._params[asked.row])
+        row, _ = asked
+        self._unfinished[trial.number] = row
+        return dict(self._params[row])
 
     def sample_independent(
         self,
@@ -204,17 +205,16 @@ class LayoutSampler(BaseSampler):
             if self._rows.status(row) is not RowStatus.TOLD:
                 self._rows.set_aside(row)
             return
-        self._rows.tell(self._told(study, trial, row))
+        self._rows.tell(row, self._outcome(study, trial, row))
 
-    def _told(self, study: Study, trial: FrozenTrial, row: int) -> Told:
+    def _outcome(self, study: Study, trial: FrozenTrial, row: int) -> Outcome:
         if _is_infeasible(trial):
-            return Told(row=row, out_of_memory=True, excess=max(trial.constraints.values()))
+            return OutOfMemory(excess=max(trial.constraints.values()))
         if trial.state is not TrialState.COMPLETE or not isfinite(trial.value or 0.0):
-            return Told(row=row)
+            return Failed()
         assert trial.value is not None
         peak = trial.user_attrs.get(PEAK_MEMORY)
-        return Told(
-            row=row,
+        return Measured(
             score=self._score(study, trial.value, row),
             peak_memory_bytes=None if peak is None else float(peak),
         )

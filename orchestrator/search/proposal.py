@@ -8,7 +8,7 @@ from math import exp, isnan
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.memory_text import memory_of_limit_text, memory_text
 from orchestrator.core.search.planner import Candidates
-from orchestrator.core.search.proposer import Choice
+from orchestrator.core.search.proposer import Expected, Reason
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.search.score_scale import ScoreScale
 
@@ -38,68 +38,70 @@ class Proposals:
         self._candidates, self._scores = candidates, scores
         self._step_log_sd = candidates.step_log_sd()
 
-    def of(self, choice: Choice, *, rank: int) -> Proposal:
+    def of(self, row: int, reason: Reason, *, rank: int) -> Proposal:
         """Return the proposal of a row that the search chose.
 
         `rank`: its place by prediction, from 0.
         """
-        row = choice.row
         tokens = float(self._candidates.tokens_per_second_per_gpu[row])
         memory = float(self._candidates.memory_bytes[row])
-        if choice.why is not None:
+        if isinstance(reason, str):
+            expected = None
             ranked = self._ranked(row, rank)
-            why = f"{choice.why}; {ranked}" if choice.why else ranked
+            why = f"{reason}; {ranked}" if reason else ranked
         else:
-            why = self._expected(choice)
+            expected = reason
+            why = self._in_words(row, expected)
             # Measured neighbours predict a layout also on a device that physics does not know.
-            is_predicted = not isnan(tokens) or choice.improvement is not None
-            if choice.score is not None and is_predicted:
-                expected = self._scores.tokens_per_second_per_gpu(choice.score)
-                tokens = tokens if expected is None else expected
-            if choice.memory_bytes is not None and not isnan(memory):
-                memory = choice.memory_bytes
+            is_predicted = not isnan(tokens) or expected.improvement is not None
+            if expected.score is not None and is_predicted:
+                speed = self._scores.tokens_per_second_per_gpu(expected.score)
+                tokens = tokens if speed is None else speed
+            if expected.memory_bytes is not None and not isnan(memory):
+                memory = expected.memory_bytes
         return Proposal(
             layout=self._candidates.table.layout(row),
             why=why,
             predicted_tokens_per_second_per_gpu=None if isnan(tokens) else tokens,
             predicted_memory_bytes=None if isnan(memory) else int(memory),
-            predicted_step=self.predicted_step(choice),
+            predicted_step=self.predicted_step(row, expected),
         )
 
-    def predicted_step(self, choice: Choice) -> PredictedStep | None:
+    def predicted_step(self, row: int, expected: Expected | None = None) -> PredictedStep | None:
         """The step time by physics, or by the search's model if measured trials show it longer."""
         if self._step_log_sd is None:
             return None
-        seconds, log_sd = float(self._candidates.step_seconds[choice.row]), self._step_log_sd
-        if choice.score is not None and exp(choice.score) > seconds:
-            seconds, log_sd = exp(choice.score), max(choice.score_sd, log_sd)
+        seconds, log_sd = float(self._candidates.step_seconds[row]), self._step_log_sd
+        score = None if expected is None else expected.score
+        if expected is not None and score is not None and exp(score) > seconds:
+            seconds, log_sd = exp(score), max(expected.score_sd, log_sd)
         return PredictedStep(seconds=seconds, log_sd=log_sd)
 
-    def _expected(self, choice: Choice) -> str:
+    def _in_words(self, row: int, expected: Expected) -> str:
         """Describe what `auto` expects, for example:
 
         predicted 9,800 tokens/s/GPU, give or take a factor of 1.10 (6% better than the best so
         far), 71.0 of 79.0 GiB, 93% likely to fit
         """
-        if choice.score is None:
+        if expected.score is None:
             return "far from every known layout; nothing is predicted yet"
-        if choice.improvement is None and isnan(self._candidates.step_seconds[choice.row]):
+        if expected.improvement is None and isnan(self._candidates.step_seconds[row]):
             return "the least work per token; nothing is predicted on this device yet"
-        score, factor = self._scores.text(choice.score), exp(choice.score_sd)
+        score, factor = self._scores.text(expected.score), exp(expected.score_sd)
         facts = [f"predicted {score}, give or take a factor of {factor:.2f}"]
-        if choice.front_gain is not None:
-            facts[0] += f" (expected to enlarge the front by {choice.front_gain:.1%})"
-        elif (better := choice.improvement) is not None:
+        if expected.front_gain is not None:
+            facts[0] += f" (expected to enlarge the front by {expected.front_gain:.1%})"
+        elif (better := expected.improvement) is not None:
             gain = self._scores.gain(better)
             word = "better" if gain > 0 else "worse"
             facts[0] += f" ({abs(gain):.0%} {word} than the best so far)"
         limit = self._candidates.memory_limit_bytes
-        if choice.memory_bytes is not None and limit is not None:
-            facts.append(memory_of_limit_text(choice.memory_bytes, limit))
-        if choice.fits is not None:
-            facts.append(f"{choice.fits:.0%} likely to fit")
-        if choice.fails > 0.15:
-            facts.append(f"{choice.fails:.0%} likely to fail as similar layouts did")
+        if expected.memory_bytes is not None and limit is not None:
+            facts.append(memory_of_limit_text(expected.memory_bytes, limit))
+        if expected.fits is not None:
+            facts.append(f"{expected.fits:.0%} likely to fit")
+        if expected.fails > 0.15:
+            facts.append(f"{expected.fails:.0%} likely to fail as similar layouts did")
         return ", ".join(facts)
 
     def _ranked(self, row: int, rank: int) -> str:

@@ -5,7 +5,7 @@ Knows nothing of layouts: `Searcher` gives it those of a cell, a benchmark the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import assert_never
 
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.search.lattice import Lattice, LatticeAxis
-from orchestrator.core.search.proposer import Choice, Proposer
-from orchestrator.core.search.told import Told
+from orchestrator.core.search.outcome import Outcome
+from orchestrator.core.search.proposer import Proposer, Reason
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.auto_sampler import AutoSampler, considered_rows
@@ -60,7 +60,7 @@ class RowSearcher:
         self.rank[order] = np.arange(num)
         self._status = np.full(num, RowStatus.UNTRIED, dtype=np.int8)
         self._counts = _count(self._status)
-        self.told: dict[int, Told] = {}  # in the order of telling
+        self.told: dict[int, Outcome] = {}  # in the order of telling
         self._best_predicted = FixedOrder(order)
         # Strategy `auto` has a model, which can say more than the next row.
         self._auto: AutoSampler | None = None
@@ -101,25 +101,25 @@ class RowSearcher:
     def status(self, row: int) -> RowStatus:
         return RowStatus(int(self._status[row]))
 
-    def ask(self) -> Choice | None:
-        """Choose an untried row, which is under way from now on; None when there is none."""
+    def ask(self) -> tuple[int, Reason] | None:
+        """Choose an untried row, and say why. It is under way from now on. None: there is none."""
         if self.count(RowStatus.UNTRIED) == 0:
             return None
         open_rows = self._is(RowStatus.UNTRIED)
-        choice = self._sampler.choose(open_rows) or self._best_predicted.choose(open_rows)
-        self.start(choice.row)
-        return choice
+        row, why = self._sampler.choose(open_rows) or self._best_predicted.choose(open_rows)
+        self.start(row)
+        return row, why
 
     def start(self, row: int) -> None:
         """Put a row under way, asked for or not."""
         self._set(row, RowStatus.UNDER_WAY)
         self._sampler.start(row)
 
-    def tell(self, told: Told) -> None:
+    def tell(self, row: int, outcome: Outcome) -> None:
         """Record how a row ended; a second telling replaces the first."""
-        self._set(told.row, RowStatus.TOLD)
-        self.told[told.row] = told
-        self._sampler.tell(told)
+        self._set(row, RowStatus.TOLD)
+        self.told[row] = outcome
+        self._sampler.tell(row, outcome)
 
     def set_aside(self, row: int) -> None:
         """Never ask for a row again, and learn nothing of it."""
@@ -144,19 +144,17 @@ class RowSearcher:
         self._sampler.forget(row)
 
     def rebuild(
-        self, told: Iterable[Told], *, under_way: Sequence[int], set_aside: Sequence[int]
+        self, told: Mapping[int, Outcome], *, under_way: Sequence[int], set_aside: Sequence[int]
     ) -> None:
-        """Start again from what is known."""
-        found = {one.row: one for one in told}
-        self.told.clear()
-        self.told.update(found)
+        """Start again from what is known: `told` has outcomes by row, in the order of telling."""
+        self.told = dict(told)
         self._status[:] = RowStatus.UNTRIED
         self._status[list(self.told)] = RowStatus.TOLD
         self._status[list(under_way)] = RowStatus.UNDER_WAY
         self._status[list(set_aside)] = RowStatus.SET_ASIDE
         self._counts = _count(self._status)
         rows: list[int] = np.flatnonzero(self._is(RowStatus.UNDER_WAY)).tolist()
-        self._sampler.rebuild(list(self.told.values()), rows)
+        self._sampler.rebuild(self.told, rows)
 
     def doubtful(self, *, but: Iterable[int] = ()) -> tuple[int, float] | None:
         """Return a told row far worse than its neighbours suggest, and the score they suggest.

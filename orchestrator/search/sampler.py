@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from orchestrator.core.problem.arrays import Mask
-from orchestrator.core.search.proposer import Choice
-from orchestrator.core.search.told import Told
+from orchestrator.core.search.outcome import Outcome
+from orchestrator.core.search.proposer import Reason
 
 
 class Sampler(Protocol):
@@ -16,8 +16,8 @@ class Sampler(Protocol):
     A row is open until it is asked for, ruled out or set aside.
     """
 
-    def choose(self, open_rows: Mask) -> Choice | None:
-        """Return the open row to measure next. At least one is open.
+    def choose(self, open_rows: Mask) -> tuple[int, Reason] | None:
+        """Return the open row to measure next, and why. At least one is open.
 
         None: it prefers none of them, and the best by prediction is next.
         """
@@ -27,7 +27,7 @@ class Sampler(Protocol):
         """Note that a row is under way, asked for or not."""
         ...
 
-    def tell(self, told: Told) -> None:
+    def tell(self, row: int, outcome: Outcome) -> None:
         """Note how a row ended; a second outcome replaces the first."""
         ...
 
@@ -35,6 +35,6 @@ class Sampler(Protocol):
         """Drop the outcome of a row, or that it is under way. The sampler may not know the row."""
         ...
 
-    def rebuild(self, told: Sequence[Told], under_way: Sequence[int]) -> None:
+    def rebuild(self, told: Mapping[int, Outcome], under_way: Sequence[int]) -> None:
         """Forget everything except these outcomes, in the order of telling, and rows under way."""
         ...

@@ -10,31 +10,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
+from math import log
 
 import numpy as np
 
 from orchestrator.core.problem.arrays import Floats, Ints
+from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.memory_text import memory_text
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
+from orchestrator.core.search.outcome import Measured, Outcome, OutOfMemory
 from orchestrator.core.search.planner import Candidates
-from orchestrator.core.search.proposer import Choice
-from orchestrator.core.search.told import Told
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.search_section import Search
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.merit import Merit
 from orchestrator.search.axes import free_axes, lattice_of
-from orchestrator.search.layout_outcome import (
-    Condemned,
-    Failed,
-    Known,
-    Measured,
-    Outcome,
-    OutOfMemory,
-    SetAside,
-    UnderWay,
-)
+from orchestrator.search.layout_state import Condemned, Known, SetAside, UnderWay
 from orchestrator.search.proposal import DoubtfulResult, Proposal, Proposals
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 from orchestrator.search.score_scale import ScoreScale
@@ -53,9 +45,9 @@ class Searcher:
         self,
         candidates: Candidates,
         *,
+        cell: Cell,
         search: Search,
         objective: Objective,
-        num_layers: int,
         sequence: int = 0,
         launch_seconds: float | None = None,
         steps_per_trial: float | None = None,
@@ -63,14 +55,15 @@ class Searcher:
         sums_shards: bool = False,
         merits: Collection[Merit] = (Merit.SPEED,),
     ) -> None:
-        """`num_layers` is the model's; `sequence` numbers the cells of a sweep, so that each has
-        other random numbers; `dominance` is how many out-of-memories rule a layout out, of a
-        program that sums shards of gradients up over replicas or does not.
-        A trial costs `launch_seconds` and `steps_per_trial` steps; None: as is usual. The values
-        that it is told are of `objective`; it looks for the front of the `merits`.
+        """`sequence` numbers the cells of a sweep, so that each has other random numbers;
+        `dominance` is how many out-of-memories rule a layout out, of a program that sums shards of
+        gradients up over replicas or does not.
+        A trial costs `launch_seconds` and `steps_per_trial` steps; None: as is usual. Reasons name
+        values of `objective`; it looks for the front of the `merits`.
 
         Raises UsageInvalid when the strategy needs packages that are not installed.
         """
+        num_layers = cell.model.num_layers
         self._candidates = candidates
         self._row_of = candidates.table.row_of
         self._rows = RowSearcher(
@@ -84,7 +77,7 @@ class Searcher:
             steps_per_trial=steps_per_trial,
             merits=merits,
         )
-        self._scores = ScoreScale(candidates, objective)
+        self._scores = ScoreScale(cell, objective)
         self._proposals = Proposals(candidates, self._scores)
         self._repeated: set[int] = set()  # rows that `doubtful` has returned
         self._proofs = Proofs(
@@ -102,7 +95,7 @@ class Searcher:
     def predicted_step(self, layout: Layout) -> PredictedStep | None:
         """The step time predicted when the search began. None: nothing is predicted."""
         row = self._row_of.get(layout)
-        return None if row is None else self._proposals.predicted_step(Choice(row=row))
+        return None if row is None else self._proposals.predicted_step(row)
 
     @property
     def memory_limit_bytes(self) -> float | None:
@@ -127,7 +120,8 @@ class Searcher:
         asked = self._rows.ask()
         if asked is None:
             return None
-        return self._proposals.of(asked, rank=int(self._rows.rank[asked.row]))
+        row, why = asked
+        return self._proposals.of(row, why, rank=int(self._rows.rank[row]))
 
     def tell(self, layout: Layout, outcome: Outcome) -> list[Layout]:
         """Record how a layout ended; a second telling replaces the first.
@@ -139,7 +133,7 @@ class Searcher:
         if row is not None and isinstance(outcome, Measured) and outcome.is_useless:
             self._rows.set_aside(row)
         elif row is not None:
-            self._rows.tell(self._told(row, outcome))
+            self._rows.tell(row, outcome)
         match outcome:
             case OutOfMemory(num_proofs=num) if num:
                 self._proofs.add(_proof(layout, outcome))
@@ -160,18 +154,18 @@ class Searcher:
         freed, self._freed = self._freed, []
         return freed
 
-    def correct(self, layout: Layout, value: float) -> None:
-        """Replace the objective of a measured layout, as the machine is now.
+    def correct(self, layout: Layout, step_seconds: float) -> None:
+        """Replace the step time of a measured layout, as the machine is now.
 
         A difference within noise changes nothing.
         """
         row = self._row_of.get(layout)
         told = self._rows.told.get(row) if row is not None else None
-        if row is None or told is None or told.score is None:
+        if row is None or not isinstance(told, Measured):
             return
-        score = self._scores.score(value)
+        score = log(step_seconds)
         if abs(score - told.score) > CORRECTED_FROM:
-            self._rows.tell(replace(told, score=score))
+            self._rows.tell(row, replace(told, score=score))
 
     def restore(self, known: Iterable[tuple[Layout, Known]]) -> dict[Layout, Layout]:
         """Rebuild the state from the store.
@@ -180,7 +174,7 @@ class Searcher:
         it. A layout that is no candidate (the axes were narrowed since) is not counted, but its
         out-of-memory condemns candidates all the same.
         """
-        told: list[Told] = []
+        told: dict[int, Outcome] = {}
         under_way, set_aside, ran, proofs = [], [], [], []
         was_condemned: dict[int, Layout] = {}
         for layout, fact in known:
@@ -200,8 +194,8 @@ class Searcher:
                     set_aside.append(row)
                 case Measured(is_useless=True):
                     set_aside.append(row)
-                case Measured() | OutOfMemory() | Failed():
-                    told.append(self._told(row, fact))
+                case _:
+                    told[row] = fact
         self._rows.rebuild(told, under_way=under_way, set_aside=set_aside)
         self._proofs.replace(proofs, np.array(ran, dtype=np.int64))
         condemned = self._rule_out()
@@ -235,11 +229,11 @@ class Searcher:
             return None
         row, expected = found
         self._repeated.add(row)
-        was = self._rows.told[row].score
-        assert was is not None
+        was = self._rows.told[row]
+        assert isinstance(was, Measured)
         return DoubtfulResult(
             layout=self._candidates.table.layout(row),
-            why=f"measured {self._scores.text(was)}, but its neighbours say "
+            why=f"measured {self._scores.text(was.score)}, but its neighbours say "
             f"{self._scores.text(expected)}: measured once more before it is used",
         )
 
@@ -267,7 +261,7 @@ class Searcher:
             return None
         layout, limit = self._candidates.table.layout(row), self._candidates.memory_limit_bytes
         memory = f" of {memory_text(limit)}" if limit is not None else ""
-        num = sum(told.out_of_memory for told in self._rows.told.values()) - 1
+        num = sum(isinstance(told, OutOfMemory) for told in self._rows.told.values()) - 1
         others = f", and so did {num} other{'s' if num > 1 else ''}" if num else ""
         return (
             f"{layout.short}, predicted to need least, ran out of memory{memory}{others}; "
@@ -282,20 +276,6 @@ class Searcher:
 
     def _layouts(self, rows: Ints) -> list[Layout]:
         return self._candidates.table.take(rows).layouts() if len(rows) else []
-
-    def _told(self, row: int, outcome: Outcome) -> Told:
-        match outcome:
-            case Measured(value=value, peak_memory_bytes=peak, joules_per_token=joules):
-                return Told(
-                    row=row,
-                    score=self._scores.score(value),
-                    peak_memory_bytes=peak,
-                    joules_per_token=joules,
-                )
-            case OutOfMemory(excess=excess):
-                return Told(row=row, out_of_memory=True, excess=excess)
-            case Failed():
-                return Told(row=row)
 
 
 def _proof(layout: Layout, outcome: OutOfMemory) -> MemoryProof:

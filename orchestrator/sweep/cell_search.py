@@ -10,6 +10,7 @@ from db.read.rows import Repeats, TrialRow
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
+from orchestrator.core.search.outcome import Failed, Measured, OutOfMemory
 from orchestrator.core.sweepfile.objective import LayoutNumbers, Objective
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.cell_plausibility import ToldLayout
@@ -20,7 +21,6 @@ from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.core.trial.merit import NOTHING_ELSE, Merit, OtherMerits
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
-from orchestrator.search.layout_outcome import Failed, Measured, OutOfMemory
 from orchestrator.search.proposal import Proposal
 from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.attempt_cost import AttemptCost
@@ -131,7 +131,7 @@ class CellSearch:
         rows = [t for t in rows if t.layout not in self.added]
         # A trial that told us nothing is not proposed again: `sweep invalidate` asks for that.
         condemned = self.searcher.restore(
-            (t.layout, with_proofs(known_of(t, self.objective), t.id, num_proofs)) for t in rows
+            (t.layout, with_proofs(known_of(t), t.id, num_proofs)) for t in rows
         )
         self.out_of_memory = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         for trial in rows:
@@ -454,8 +454,8 @@ class CellSearch:
         self.confirmation.note_ended_early(trial_id, fastest)
         self.told.note(trial_id, told)
         self._note(told.seconds)
-        value = self.value_of(told.seconds)
-        self.searcher.tell(told.layout, Measured(value=value, peak_memory_bytes=peak_memory_bytes))
+        outcome = Measured.of_step(told.seconds, peak_memory_bytes=peak_memory_bytes)
+        self.searcher.tell(told.layout, outcome)
 
     def note_implausible(
         self, trial_id: int, told: ToldLayout, *, peak_memory_bytes: int | None
@@ -463,7 +463,8 @@ class CellSearch:
         """Note that a trial was measured, with numbers that cannot be true: it has no value."""
         self.told.note(trial_id, told, is_implausible=True)
         self._note(None)
-        self.searcher.tell(told.layout, Measured(value=nan, peak_memory_bytes=peak_memory_bytes))
+        outcome = Measured(score=nan, peak_memory_bytes=peak_memory_bytes)
+        self.searcher.tell(told.layout, outcome)
 
     def note_repeated(self, trial_id: int, layout: Layout, run: Run, *, counts: bool) -> None:
         """Note that a trial was measured again. It does not count with other software."""
@@ -482,8 +483,8 @@ class CellSearch:
         joules_per_token: float | None = None,
     ) -> None:
         """Tell the search the results of the trial's runs."""
-        outcome = Measured(
-            value=self.value_of(self.confirmation.runs.seconds_of(trial_id)),
+        outcome = Measured.of_step(
+            self.confirmation.runs.seconds_of(trial_id),
             peak_memory_bytes=peak_memory_bytes,
             joules_per_token=joules_per_token,
         )
@@ -528,7 +529,7 @@ class CellSearch:
         runs = self.confirmation.runs
         if runs.change is not None:
             for trial_id, seconds in runs.seconds.items():
-                self.searcher.correct(runs.layout_of(trial_id), self.value_of(seconds))
+                self.searcher.correct(runs.layout_of(trial_id), seconds)
 
     # -- whether it has had enough ---------------------------------------------------------------
 

@@ -37,9 +37,9 @@ class CellSearches:
         cost = self.trial_cost
         searcher = Searcher(
             candidates,
+            cell=cell,
             search=spec.search,
             objective=spec.ranked_by,
-            num_layers=cell.model.num_layers,
             sequence=cell_id,
             launch_seconds=cost.launch_seconds,
             steps_per_trial=cost.num_steps,

@@ -7,20 +7,11 @@ from dataclasses import replace
 from math import nan
 
 from db.read.rows import TrialRow
-from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.search.outcome import Failed, Measured, OutOfMemory
 from orchestrator.core.trial.failure_kinds import HANG_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.peak_memory import allocator_peak
-from orchestrator.search.layout_outcome import (
-    Condemned,
-    Failed,
-    Known,
-    Measured,
-    OutOfMemory,
-    SetAside,
-    UnderWay,
-)
-from orchestrator.sweep.trial_numbers import numbers_of
+from orchestrator.search.layout_state import Condemned, Known, SetAside, UnderWay
 from orchestrator.sweep.verdict import relative_excess
 
 
@@ -31,7 +22,7 @@ def with_proofs(known: Known | None, trial_id: int, num_proofs: Mapping[int, int
     return known or SetAside()
 
 
-def known_of(trial: TrialRow, objective: Objective) -> Known | None:
+def known_of(trial: TrialRow) -> Known | None:
     """Return what a stored trial tells of its layout; None: nothing.
 
     A trial tells nothing if it was measured under other conditions or the machine was at fault.
@@ -43,10 +34,10 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
         case TrialState.MEASURED if trial.is_current_fingerprint is False:
             return None
         case TrialState.MEASURED:
-            value = nan if trial.implausible else numbers_of(trial).value(objective)
-            assert value is not None, f"trial {trial.id} is measured and has no number"
-            return Measured(
-                value=value,
+            seconds = nan if trial.implausible else trial.step_seconds_median
+            assert seconds is not None, f"trial {trial.id} is measured and has no number"
+            return Measured.of_step(
+                seconds,
                 peak_memory_bytes=allocator_peak(trial),
                 joules_per_token=trial.joules_per_token,
             )

@@ -9,11 +9,11 @@ from db.read.rows import TrialRow
 from db.write.writes import Pruned
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.proofs import MemoryProof
+from orchestrator.core.search.outcome import OutOfMemory
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device
-from orchestrator.search.layout_outcome import OutOfMemory
 from orchestrator.sweep.attempts import Attempt
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import CellSearch

@@ -12,13 +12,12 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.search.outcome import Measured, Outcome, OutOfMemory
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.search_section import Search, Strategy
-from orchestrator.search.layout_outcome import Measured, Outcome, OutOfMemory
 from orchestrator.search.searcher import Searcher
 
-NUM_LAYERS = 32
 LIMIT_BYTES = 79.0 * 2**30
 TOKENS, SECONDS = Objective.TOKENS_PER_SECOND_PER_GPU, Objective.STEP_SECONDS
 
@@ -30,6 +29,7 @@ class Planted:
     So predictions mislead as real ones do.
     """
 
+    cell: Cell
     candidates: Candidates
     value: dict[Layout, float]  # tokens/s/GPU
     # Over the limit, relative; below 0 it fits.
@@ -39,12 +39,14 @@ class Planted:
     def best(self) -> float:
         return max(value for layout, value in self.value.items() if self.excess[layout] <= 0)
 
-    def outcome(self, layout: Layout, objective: Objective = TOKENS) -> Outcome:
+    def outcome(self, layout: Layout) -> Outcome:
         if self.excess[layout] > 0:
             return OutOfMemory(excess=self.excess[layout])
-        return Measured(
-            value=self.value[layout] if objective is TOKENS else 1e6 / self.value[layout]
-        )
+        return measured(self.cell, self.value[layout])
+
+
+def measured(cell: Cell, tokens_per_second_per_gpu: float) -> Measured:
+    return Measured.of_step(cell.tokens_per_step / cell.num_gpus / tokens_per_second_per_gpu)
 
 
 def planted(
@@ -89,6 +91,7 @@ def planted(
     value *= rng.normal(1, 0.01, len(table))
     excess = (1.4 * candidates.memory_bytes + 3 * 2**30) / LIMIT_BYTES - 1  # a third does not fit
     return Planted(
+        cell=cell,
         candidates=candidates,
         value=dict(zip(layouts, value, strict=True)),
         excess=dict(zip(layouts, excess, strict=True)),
@@ -104,19 +107,17 @@ def searcher(
     max_trials: int | None = None,
 ) -> Searcher:
     search = Search(strategy=strategy, seed=seed, max_trials=max_trials)
-    return Searcher(cell.candidates, search=search, objective=objective, num_layers=NUM_LAYERS)
+    return Searcher(cell.candidates, cell=cell.cell, search=search, objective=objective)
 
 
-def drive(
-    search: Searcher, cell: Planted, num_trials: int, *, objective: Objective = TOKENS
-) -> tuple[list[Layout], set[Layout]]:
+def drive(search: Searcher, cell: Planted, num_trials: int) -> tuple[list[Layout], set[Layout]]:
     """Ask and tell one at a time. Returns what was asked, in order, and what was condemned."""
     asked: list[Layout] = []
     condemned: set[Layout] = set()
     while len(asked) < num_trials and (proposal := search.ask()) is not None:
         assert proposal.layout not in condemned
         asked.append(proposal.layout)
-        condemned |= set(search.tell(proposal.layout, cell.outcome(proposal.layout, objective)))
+        condemned |= set(search.tell(proposal.layout, cell.outcome(proposal.layout)))
     return asked, condemned
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
-from orchestrator.core.search.told import Told
+from orchestrator.core.search.outcome import Measured, OutOfMemory
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search.auto_sampler import CONSIDERED
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
@@ -54,8 +54,9 @@ def test_nothing_fits_is_not_said_before_the_row_that_needs_least_of_all_was_tri
     while search.hopeless() is None and len(tried) < 8:
         asked = search.ask()
         assert asked is not None
-        tried.append(asked.row)
-        search.tell(Told(row=asked.row, out_of_memory=True, excess=0.3))
+        row, _ = asked
+        tried.append(row)
+        search.tell(row, OutOfMemory(excess=0.3))
     least = len(rows) - 5
     if told_beforehand:
         assert tried[-1] == least
@@ -84,10 +85,10 @@ def test_rows_of_each_status_are_counted_as_they_move() -> None:
 
     assert counted() == [10, 0, 0, 0, 0]
     asked = [search.ask() for _ in range(4)]
-    first, second, third, _ = [one.row for one in asked if one is not None]
+    first, second, third, _ = [one[0] for one in asked if one is not None]
     assert counted() == [6, 4, 0, 0, 0]
-    search.tell(Told(row=first, score=1.0))
-    search.tell(Told(row=first, score=1.1))
+    search.tell(first, Measured(score=1.0))
+    search.tell(first, Measured(score=1.1))
     assert counted() == [6, 3, 1, 0, 0]
     search.forget(second)
     search.set_aside(third)
@@ -98,5 +99,5 @@ def test_rows_of_each_status_are_counted_as_they_move() -> None:
     assert (len(condemned), len(freed)) == (0, 6)
     assert search.status(second) is RowStatus.CONDEMNED
     assert search.status(third) is RowStatus.SET_ASIDE
-    search.rebuild([Told(row=1, score=1.0)], under_way=[2], set_aside=[3, 4])
+    search.rebuild({1: Measured(score=1.0)}, under_way=[2], set_aside=[3, 4])
     assert counted() == [6, 1, 1, 0, 2]

@@ -17,23 +17,14 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.dominance import needs_at_least
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.layout_table import LayoutTable
+from orchestrator.core.search.outcome import Failed, Measured, Outcome, OutOfMemory
 from orchestrator.core.search.planner import Candidates
-from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search import optuna_proposals
-from orchestrator.search.layout_outcome import (
-    Condemned,
-    Failed,
-    Known,
-    Measured,
-    Outcome,
-    OutOfMemory,
-    UnderWay,
-)
+from orchestrator.search.layout_state import Condemned, Known, UnderWay
 from orchestrator.search.searcher import Searcher
 from tests.search.planted_cell import (
     LIMIT_BYTES,
-    NUM_LAYERS,
     SECONDS,
     TOKENS,
     Planted,
@@ -94,10 +85,14 @@ def test_each_strategy_comes_near_the_planted_best(
     assert np.mean(found) >= share
 
 
-def test_tpe_minimises_the_step_time_as_it_maximises_tokens() -> None:
+def test_the_step_time_is_minimised_as_tokens_are_maximised() -> None:
     cell = planted()
-    asked, _ = drive(searcher(cell, Strategy.TPE, objective=SECONDS), cell, 120, objective=SECONDS)
-    assert trials_until(0.90, cell, asked) is not None
+    by_seconds, by_tokens = (
+        drive(searcher(cell, Strategy.TPE, objective=objective), cell, 120)[0]
+        for objective in (SECONDS, TOKENS)
+    )
+    assert trials_until(0.90, cell, by_seconds) is not None
+    assert by_seconds == by_tokens
 
 
 @pytest.mark.long
@@ -194,9 +189,9 @@ def test_the_same_seed_asks_the_same_and_each_cell_of_a_sweep_has_its_own() -> N
         assert once == again
         other = Searcher(
             cell.candidates,
+            cell=cell.cell,
             search=Search(strategy=strategy, seed=5),
             objective=TOKENS,
-            num_layers=NUM_LAYERS,
             sequence=1,
         )
         assert drive(other, cell, 25)[0] != once
@@ -238,7 +233,8 @@ def test_a_restored_search_finds_what_a_crash_left_uncondemned_and_names_the_pro
     assert set(found) == condemned
     for layout, proof in found.items():
         assert cell.excess[proof] > 0
-        assert needs_at_least(LayoutTable.of([layout]), proof, num_layers=NUM_LAYERS)[0]
+        num_layers = cell.cell.model.num_layers
+        assert needs_at_least(LayoutTable.of([layout]), proof, num_layers=num_layers)[0]
 
 
 def test_a_layout_of_axes_narrowed_since_is_not_counted_but_its_oom_still_condemns() -> None:
@@ -252,7 +248,7 @@ def test_a_layout_of_axes_narrowed_since_is_not_counted_but_its_oom_still_condem
     assert search.told == 0
     assert search.condemned > 0
     elsewhere = Layout(data_parallel_size=3, precision=Precision.FP32)
-    assert search.tell(elsewhere, Measured(value=1.0)) == []
+    assert search.tell(elsewhere, Measured(score=0.0)) == []
     search.forget(elsewhere)
 
 
@@ -331,7 +327,7 @@ def test_unknown_predictions_are_none() -> None:
         order=np.arange(len(unknown)),
     )
     proposal = Searcher(
-        candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+        candidates, cell=cell.cell, search=Search(strategy=Strategy.AUTO), objective=TOKENS
     ).ask()
     assert proposal is not None
     assert proposal.predicted_tokens_per_second_per_gpu is None
@@ -344,6 +340,7 @@ def test_a_space_of_one_layout_is_searched(strategy: Strategy) -> None:
     whole = planted()
     one = next(layout for layout in whole.value if whole.excess[layout] <= 0)
     cell = Planted(
+        cell=whole.cell,
         candidates=only(whole.candidates, one),
         value={one: whole.value[one]},
         excess={one: whole.excess[one]},
@@ -364,7 +361,7 @@ def test_a_space_without_a_layout_is_searched_at_once(strategy: Strategy) -> Non
         order=none,
     )
     search = Searcher(
-        candidates, search=Search(strategy=strategy), objective=TOKENS, num_layers=NUM_LAYERS
+        candidates, cell=cell.cell, search=Search(strategy=strategy), objective=TOKENS
     )
     assert search.restore([]) == {}
     assert (search.ask(), search.nothing_fits(), search.expected_gain(), search.doubtful()) == (
@@ -376,16 +373,16 @@ def test_a_space_without_a_layout_is_searched_at_once(strategy: Strategy) -> Non
 
 
 @pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.TPE])
-@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("seconds", [0.0, float("inf"), float("nan")])
 def test_a_measurement_without_a_number_teaches_nothing_and_is_not_asked_again(
-    strategy: Strategy, value: float
+    strategy: Strategy, seconds: float
 ) -> None:
     cell = planted()
     told, restored = searcher(cell, strategy), searcher(cell, strategy)
     first = told.ask()
     assert first is not None
-    told.tell(first.layout, Measured(value=value))
-    restored.restore([(first.layout, Measured(value=value))])
+    told.tell(first.layout, Measured.of_step(seconds))
+    restored.restore([(first.layout, Measured.of_step(seconds))])
     for search in (told, restored):
         assert (search.told, num_in_flight(search, cell), search.condemned) == (0, 0, 1)
         asked, _ = drive(search, cell, 5)
@@ -413,9 +410,8 @@ def test_what_is_no_candidate_is_not_known() -> None:
     assert not search.knows(Layout(data_parallel_size=3))
 
 
-@pytest.mark.parametrize(("objective", "worst"), [(TOKENS, 70.0), (SECONDS, 90.0)])
 def test_what_did_not_fit_or_failed_is_shown_as_infeasible_and_as_no_better_than_the_worst(
-    monkeypatch: pytest.MonkeyPatch, objective: Objective, worst: float
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown: list[optuna.trial.FrozenTrial] = []
     ask = optuna.Study.ask
@@ -427,12 +423,12 @@ def test_what_did_not_fit_or_failed_is_shown_as_infeasible_and_as_no_better_than
     monkeypatch.setattr(optuna.Study, "ask", spy)
     cell = planted()
     outcomes: list[Outcome] = [
-        *(Measured(value=value) for value in (80.0, 70.0, 90.0)),
+        *(Measured.of_step(seconds) for seconds in (80.0, 70.0, 90.0)),
         OutOfMemory(excess=0.3),
         OutOfMemory(),
         Failed(),
     ]
-    search = searcher(cell, Strategy.TPE, objective=objective)
+    search = searcher(cell, Strategy.TPE)
     for outcome in outcomes:
         proposal = search.ask()
         assert proposal is not None
@@ -440,12 +436,9 @@ def test_what_did_not_fit_or_failed_is_shown_as_infeasible_and_as_no_better_than
     search.ask()
     constraints = [max(trial.constraints.values()) for trial in shown]
     # Shown as throughputs, in a unit that does not matter to a sampler.
-    scale = shown[0].value * (80.0 if objective is SECONDS else 1 / 80.0)
-    values = [
-        value if objective is TOKENS else 1 / value
-        for value in (80.0, 70.0, 90.0, worst, worst, worst)
-    ]
-    assert [trial.value for trial in shown] == pytest.approx([scale * value for value in values])
+    scale = shown[0].value * 80.0
+    expected = [scale / seconds for seconds in (80.0, 70.0, 90.0, 90.0, 90.0, 90.0)]
+    assert [trial.value for trial in shown] == pytest.approx(expected)
     assert scale < 0  # and minimised
     assert all(constraint <= 0 for constraint in constraints[:3])
     assert constraints[3] == 0.3

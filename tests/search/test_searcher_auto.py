@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.searcher_scale import CELL as OF_64_GPUS
 from benchmarks.searcher_scale import candidates as fifteen_thousand
 from orchestrator.core.physics.trainer import Trainer, llama_trainer
 from orchestrator.core.problem.cell import Cell
@@ -19,17 +20,18 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.search.outcome import Failed, Measured, OutOfMemory
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search.axes import lattice_of
-from orchestrator.search.layout_outcome import Failed, Known, Measured, OutOfMemory
+from orchestrator.search.layout_state import Known
 from orchestrator.search.searcher import Searcher
 from tests.search.planted_cell import (
     LIMIT_BYTES,
-    NUM_LAYERS,
     TOKENS,
     Planted,
     drive,
+    measured,
     planted,
     searcher,
 )
@@ -56,7 +58,7 @@ def without_times(cell: Planted) -> Planted:
         predict=None,
         relative_work=work,
     )
-    return Planted(candidates=candidates, value=cell.value, excess=cell.excess)
+    return Planted(cell=cell.cell, candidates=candidates, value=cell.value, excess=cell.excess)
 
 
 def test_auto_comes_near_the_best_in_a_tenth_of_the_asks_of_random() -> None:
@@ -73,8 +75,11 @@ def test_on_an_unknown_device_the_order_of_work_is_a_start() -> None:
     assert np.mean(auto) < 0.6 * np.mean(random)
 
 
+CELL = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=2048, global_batch_size=256)
+
+
 def with_attention(better: str) -> tuple[Candidates, dict[Layout, float]]:
-    """A cell whose layouts differ in an attention kernel too; one of the two is a third faster.
+    """Layouts that differ in an attention kernel too; one of the two is a third faster.
 
     No formula knows that.
     """
@@ -91,12 +96,9 @@ def with_attention(better: str) -> tuple[Candidates, dict[Layout, float]]:
         for mbs in (1, 2, 4)
         for kernel in ("one", "other")
     ]
-    cell = Cell(
-        model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=2048, global_batch_size=256
-    )
     candidates = rank_candidates(
         LayoutTable.of(layouts),
-        cell,
+        CELL,
         hardware=DEVICES["h100-sxm"],
         memory_limit_bytes=400e9,
         gpus_per_node=8,
@@ -113,7 +115,7 @@ def with_attention(better: str) -> tuple[Candidates, dict[Layout, float]]:
 def test_both_words_of_an_option_that_no_formula_knows_are_tried_before_long(better: str) -> None:
     candidates, value = with_attention(better)
     search = Searcher(
-        candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+        candidates, cell=CELL, search=Search(strategy=Strategy.AUTO), objective=TOKENS
     )
     best = max(value.values())
     asked = []
@@ -121,14 +123,14 @@ def test_both_words_of_an_option_that_no_formula_knows_are_tried_before_long(bet
         proposal = search.ask()
         assert proposal is not None
         asked.append(value[proposal.layout])
-        search.tell(proposal.layout, Measured(value=asked[-1]))
+        search.tell(proposal.layout, measured(CELL, asked[-1]))
     assert len(asked) <= 6  # of 24
 
 
 def test_what_crashes_with_one_word_is_put_off_until_the_other_is_known() -> None:
     candidates, value = with_attention("one")
     search = Searcher(
-        candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+        candidates, cell=CELL, search=Search(strategy=Strategy.AUTO), objective=TOKENS
     )
     runs = {
         layout: speed for layout, speed in value.items() if ("attention", "other") in layout.options
@@ -139,7 +141,7 @@ def test_what_crashes_with_one_word_is_put_off_until_the_other_is_known() -> Non
         assert proposal is not None
         speed = runs.get(proposal.layout)
         asked.append(speed or 0.0)
-        search.tell(proposal.layout, Failed() if speed is None else Measured(value=speed))
+        search.tell(proposal.layout, Failed() if speed is None else measured(CELL, speed))
     assert asked.count(0.0) <= 3
 
 
@@ -152,7 +154,8 @@ def test_nothing_that_dominance_does_not_prove_is_ruled_out() -> None:
         proofs = [layout for layout in asked if cell.excess[layout] > 0]
         for layout in condemned:
             table = LayoutTable.of([layout])
-            assert any(needs_at_least(table, proof, num_layers=NUM_LAYERS)[0] for proof in proofs)
+            num_layers = cell.cell.model.num_layers
+            assert any(needs_at_least(table, proof, num_layers=num_layers)[0] for proof in proofs)
         assert set(asked) | condemned == set(cell.value)
 
 
@@ -168,34 +171,30 @@ def test_a_lone_bad_run_is_asked_for_once_more_and_only_once() -> None:
         (layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__
     )
     assert search.doubtful() is None
-    search.tell(best, Measured(value=smooth.value[best] / 4))
+    search.tell(best, measured(smooth.cell, smooth.value[best] / 4))
     again = search.doubtful()
     assert again is not None
     assert again.layout == best
     assert "its neighbours say" in again.why
     assert search.doubtful() is None
-    search.tell(best, Measured(value=smooth.value[best]))
+    search.tell(best, measured(smooth.cell, smooth.value[best]))
     assert search.doubtful() is None
 
 
 def test_a_model_of_some_mib_surely_fits_on_a_large_gpu() -> None:
     """An unknown reserve is 2 GiB more or less, a multiple of the model and little of the GPU."""
     device = DEVICES["h200"]
+    cell = Cell(model=PRESETS["llama-tiny"], num_gpus=1, sequence_length=64, global_batch_size=8)
     tiny = rank_candidates(
         LayoutTable.of([Layout(micro_batch_size=mbs, grad_accum_steps=8 // mbs) for mbs in (1, 8)]),
-        Cell(model=PRESETS["llama-tiny"], num_gpus=1, sequence_length=64, global_batch_size=8),
+        cell,
         hardware=device,
         memory_limit_bytes=float(device.memory_bytes),
         gpus_per_node=8,
         trainer=Trainer(),
     )
     assert tiny.memory_bytes.max() < 2**26
-    search = Searcher(
-        tiny,
-        search=Search(strategy=Strategy.AUTO),
-        objective=TOKENS,
-        num_layers=PRESETS["llama-tiny"].num_layers,
-    )
+    search = Searcher(tiny, cell=cell, search=Search(strategy=Strategy.AUTO), objective=TOKENS)
     chances = search.probability_of_fitting()
     assert chances is not None
     assert chances.min() > 0.98
@@ -226,17 +225,13 @@ def test_a_cell_in_which_nothing_fits_is_given_up_with_evidence() -> None:
     cell = planted(gpus=8)
     few = rank_candidates(
         cell.candidates.table,
-        Cell(
-            model=PRESETS["llama-3.1-8b"], num_gpus=8, sequence_length=4096, global_batch_size=256
-        ),
+        cell.cell,
         hardware=DEVICES["h100-sxm"],
         memory_limit_bytes=4 * 2**30,
         gpus_per_node=8,
         trainer=Trainer(),
     )
-    search = Searcher(
-        few, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
-    )
+    search = Searcher(few, cell=cell.cell, search=Search(strategy=Strategy.AUTO), objective=TOKENS)
     while (evidence := search.nothing_fits()) is None:
         proposal = search.ask()
         assert proposal is not None
@@ -259,9 +254,7 @@ def test_the_evidence_of_a_lone_layout_that_does_not_fit_names_no_others() -> No
         fits=whole.candidates.fits[rows],
         order=np.array([0]),
     )
-    search = Searcher(
-        one, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
-    )
+    search = Searcher(one, cell=whole.cell, search=Search(strategy=Strategy.AUTO), objective=TOKENS)
     search.tell(one.table.layout(0), OutOfMemory())
     evidence = search.nothing_fits()
     assert evidence is not None
@@ -276,17 +269,17 @@ def test_a_layout_that_is_bad_indeed_does_not_stand_before_the_next_bad_run() ->
     )
     search = searcher(smooth, Strategy.AUTO)
     asked, _ = drive(search, smooth, 25)
-    measured = sorted(
+    ran = sorted(
         (layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__
     )
-    worse, lone = measured[-1], measured[-2]
+    worse, lone = ran[-1], ran[-2]
     for layout, factor in ((worse, 6), (lone, 3)):
-        search.tell(layout, Measured(value=smooth.value[layout] / factor))
+        search.tell(layout, measured(smooth.cell, smooth.value[layout] / factor))
     found = []
     while (again := search.doubtful()) is not None:
         found.append(again.layout)
         if again.layout == worse:
-            search.tell(worse, Measured(value=smooth.value[worse] / 6))
+            search.tell(worse, measured(smooth.cell, smooth.value[worse] / 6))
     assert found[:2] == [worse, lone]
 
 
@@ -296,9 +289,9 @@ def test_what_a_launch_costs_here_is_what_the_search_weighs() -> None:
     def first_asked(launch_seconds: float) -> list[Layout]:
         search = Searcher(
             cell.candidates,
+            cell=cell.cell,
             search=Search(strategy=Strategy.AUTO),
             objective=TOKENS,
-            num_layers=NUM_LAYERS,
             launch_seconds=launch_seconds,
             steps_per_trial=20.0,
         )
@@ -316,21 +309,18 @@ def test_a_cell_of_which_something_ran_is_not_given_up() -> None:
 
 
 def test_an_ask_stays_quick_after_ten_thousand_trials() -> None:
-    cell = fifteen_thousand()
-    layouts = [cell.table.layout(row) for row in range(len(cell))]
-    rows = np.random.default_rng(0).permutation(len(cell))[:10_000]
+    ranked = fifteen_thousand()
+    layouts = [ranked.table.layout(row) for row in range(len(ranked))]
+    rows = np.random.default_rng(0).permutation(len(ranked))[:10_000]
     known: list[tuple[Layout, Known]] = [
         (
             layouts[row],
-            Measured(
-                value=float(cell.tokens_per_second_per_gpu[row]),
-                peak_memory_bytes=0.5 * LIMIT_BYTES,
-            ),
+            Measured.of_step(float(ranked.step_seconds[row]), peak_memory_bytes=0.5 * LIMIT_BYTES),
         )
         for row in rows
     ]
     search = Searcher(
-        cell, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+        ranked, cell=OF_64_GPUS, search=Search(strategy=Strategy.AUTO), objective=TOKENS
     )
     search.restore(known)
     assert search.ask() is not None
@@ -338,7 +328,7 @@ def test_an_ask_stays_quick_after_ten_thousand_trials() -> None:
     for _ in range(40):
         proposal = search.ask()
         assert proposal is not None
-        search.tell(proposal.layout, Measured(value=1000.0))
+        search.tell(proposal.layout, measured(OF_64_GPUS, 1000.0))
     # 50 ms amortised are promised, and 24 measured on a quiet core (benchmarks/searcher_scale.py);
     # here four times as much.
     assert (time.process_time() - began) / 40 < 0.2

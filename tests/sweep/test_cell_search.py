@@ -16,9 +16,6 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.search_section import Strategy
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.run import Run
-from orchestrator.search.layout_outcome import (
-    Measured,
-)
 from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.attempt_cost import AttemptCost
 from orchestrator.sweep.attempts import CellAttempts
@@ -27,7 +24,7 @@ from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.measured_runs import MeasuredRuns
 from orchestrator.sweep.retries import Retries
-from tests.search.planted_cell import TOKENS, drive, planted, searcher
+from tests.search.planted_cell import TOKENS, drive, measured, planted, searcher
 
 
 def on_16_gpus(search: Searcher) -> CellSearch:
@@ -53,12 +50,12 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
     search = searcher(smooth, Strategy.AUTO)
     asked, _ = drive(search, smooth, 25)
     run = on_16_gpus(search)
-    measured = sorted(
+    ran = sorted(
         (layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__
     )
-    worse, lone = measured[-1], measured[-2]
+    worse, lone = ran[-1], ran[-2]
     for trial_id, layout, factor in ((1, worse, 6), (2, lone, 3)):
-        search.tell(layout, Measured(value=smooth.value[layout] / factor))
+        search.tell(layout, measured(smooth.cell, smooth.value[layout] / factor))
         run.note_measured(trial_id, layout, Run(step_seconds=1.0))
     run.attempts.repeats[1] = Purpose.CONFIRMATION
     run.confirmation.begin(1)

@@ -10,18 +10,10 @@ import pytest
 
 from db.read.rows import TrialRow
 from db.store import Store
-from orchestrator.core.sweepfile.objective import Objective
+from orchestrator.core.search.outcome import Failed, Measured, OutOfMemory
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
-from orchestrator.search.layout_outcome import (
-    Condemned,
-    Failed,
-    Known,
-    Measured,
-    OutOfMemory,
-    SetAside,
-    UnderWay,
-)
+from orchestrator.search.layout_state import Condemned, Known, SetAside, UnderWay
 from orchestrator.sweep.known_outcome import known_of, with_proofs
 from tests.cli.cli_store import fill
 from tests.db.builders import Bench, failure, record_failure
@@ -30,19 +22,24 @@ from tests.db.builders import Bench, failure, record_failure
 JOULES = 612 / 1234.5
 
 
+def measured(trial: TrialRow, *, peak_memory_bytes: int | None) -> Measured:
+    assert trial.step_seconds_median is not None
+    return Measured.of_step(
+        trial.step_seconds_median, peak_memory_bytes=peak_memory_bytes, joules_per_token=JOULES
+    )
+
+
 def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
         ids = fill(store, tmp_path)
-        said = {
-            t.id: known_of(t, Objective.TOKENS_PER_SECOND_PER_GPU)
-            for t in store.trials(store.sweep_named("tiny").id)
-        }
+        trials = {t.id: t for t in store.trials(store.sweep_named("tiny").id)}
+    said = {id: known_of(trial) for id, trial in trials.items()}
     oom = said[ids.out_of_memory]
     assert isinstance(oom, OutOfMemory)
     assert oom.excess is not None
     assert oom.excess > 0
     expected: dict[int, Known] = {
-        ids.measured: Measured(value=1234.5, peak_memory_bytes=75 << 30, joules_per_token=JOULES),
+        ids.measured: measured(trials[ids.measured], peak_memory_bytes=75 << 30),
         ids.pruned: Condemned(),
         ids.failed: Failed(),
         ids.queued: UnderWay(),
@@ -68,30 +65,17 @@ def test_numbers_of_other_conditions_and_faults_of_the_machine_say_nothing(tmp_p
         rows = {
             t.id: t for name in ("tiny", "lost") for t in store.trials(store.sweep_named(name).id)
         }
-    assert [known_of(rows[i], Objective.STEP_SECONDS) for i in (ids.old_conditions, lost)] == [
+    assert [known_of(rows[i]) for i in (ids.old_conditions, lost)] == [
         None,
         None,
     ]
-
-
-def test_the_objective_says_which_number_counts(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
-        ids = fill(store, tmp_path)
-        trial = store.trial(ids.measured).trial
-    assert trial.step_seconds_median is not None
-    # What the allocator took from the device, where it is known.
-    peak = trial.peak_memory_reserved_bytes
-    assert known_of(trial, Objective.STEP_SECONDS) == Measured(
-        value=trial.step_seconds_median, peak_memory_bytes=peak, joules_per_token=JOULES
-    )
 
 
 def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
         trial = store.trial(fill(store, tmp_path).measured).trial
     silent = replace(trial, peak_memory_reserved_bytes=0, peak_memory_allocated_bytes=0)
-    expected = Measured(value=1234.5, joules_per_token=JOULES)
-    assert known_of(silent, Objective.TOKENS_PER_SECOND_PER_GPU) == expected
+    assert known_of(silent) == measured(trial, peak_memory_bytes=None)
 
 
 @pytest.fixture
@@ -110,9 +94,9 @@ def test_numbers_that_cannot_be_true_tell_only_that_the_layout_fits(
     trials: dict[str, TrialRow],
 ) -> None:
     wrong = replace(trials["measured"], implausible="MFU is 3.2")
-    known = known_of(wrong, Objective.TOKENS_PER_SECOND_PER_GPU)
+    known = known_of(wrong)
     assert isinstance(known, Measured)
-    assert isnan(known.value)
+    assert isnan(known.score)
     assert known.peak_memory_bytes == 75 << 30
 
 
@@ -129,7 +113,7 @@ def test_a_trial_that_waits_counts_as_failed_only_if_it_hung(
     trials: dict[str, TrialRow], kind: FailureKind | None, expected: Known
 ) -> None:
     waiting = replace(trials["queued"], failure_kind=kind)
-    assert known_of(waiting, Objective.STEP_SECONDS) == expected
+    assert known_of(waiting) == expected
 
 
 @pytest.mark.parametrize(
@@ -147,7 +131,7 @@ def test_a_failure_tells_of_the_layout_unless_the_machine_was_at_fault(
     trials: dict[str, TrialRow], kind: FailureKind | None, expected: Known | None
 ) -> None:
     failed = replace(trials["failed"], failure_kind=kind)
-    assert known_of(failed, Objective.STEP_SECONDS) == expected
+    assert known_of(failed) == expected
 
 
 def test_what_tells_nothing_is_set_aside_and_proofs_are_of_an_out_of_memory_alone() -> None:

@@ -30,12 +30,12 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import RecomputeMode
 from orchestrator.core.search import space
+from orchestrator.core.search.outcome import Failed, Measured
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import POLICIES, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint, Software, Stack
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
-from orchestrator.search.layout_outcome import Failed, Measured
 from orchestrator.search.proposal import DoubtfulResult, Proposal
 from orchestrator.search.searcher import Searcher
 from orchestrator.sweep import snapshots
@@ -1375,7 +1375,7 @@ def test_a_value_that_its_neighbours_contradict_is_measured_once_more(
 
     def listening(searcher: Searcher, layout: Any, outcome: Any, **kwargs: Any) -> Any:
         if isinstance(outcome, Measured):
-            told.append(outcome.value)
+            told.append(outcome.score)
         return tell(searcher, layout, outcome, **kwargs)
 
     def doubting(searcher: Searcher) -> DoubtfulResult | None:

@@ -6,7 +6,7 @@ predicted; power is learned from the rows that ran. The three errors are taken t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite, log
 
@@ -16,9 +16,9 @@ from orchestrator.core.problem.arrays import Floats, Ints
 from orchestrator.core.problem.hypervolume import free_boxes, hypervolume, on_front
 from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.search.lattice import Belief, Lattice
+from orchestrator.core.search.outcome import Measured
 from orchestrator.core.search.smoothness import Smoothness
-from orchestrator.core.search.surrogate import Surrogate, Value
-from orchestrator.core.search.told import Told
+from orchestrator.core.search.surrogate import Surrogate
 from orchestrator.core.trial.merit import Merit
 
 # No row counts as more than so much better than the best known or predicted: the mean of a
@@ -37,21 +37,23 @@ class FrontGain:
         self._merits = tuple(merits)
         self._limit = lattice.memory_limit_bytes
         self._power: Surrogate | None = None
+        # By row, where it was read.
+        self._log_power: dict[int, float] = {}
         if Merit.EFFICIENCY in self._merits:
             guess = Smoothness.guess(lattice, residual_sd=POWER_SD)
             self._power = Surrogate(lattice, Belief.nothing(len(lattice)), guess=guess)
 
     def expected(
-        self, told: Collection[Told], *, mean: Floats, sd: Floats, memory: Surrogate
+        self, ran: Mapping[int, Measured], *, mean: Floats, sd: Floats, memory: Surrogate
     ) -> Floats:
         """Return each row's expected gain, relative to the volume of the front so far.
 
-        `mean` and `sd` are of the rows' scores. If nothing ran, the gain is the expected volume
-        itself.
+        `ran` has the outcomes of the rows that ran; `mean` and `sd` are of the scores of all rows.
+        If nothing ran, the gain is the expected volume itself.
         """
-        self._learn_power(told)
+        self._learn_power(ran)
         merits = self._used()
-        points = self._points(told, merits, memory)
+        points = self._points(ran, merits, memory)
         hopeful = self._hopeful(points, merits, mean=mean, sd=sd, memory=memory)
         found = np.zeros(len(mean))
         beliefs = [
@@ -69,53 +71,58 @@ class FrontGain:
         found[hopeful] = gain.sum(axis=0) / (hypervolume(points) or 1.0)
         return found
 
-    def would_be_on_it(self, told: Told, others: Collection[Told], memory: Surrogate) -> bool:
+    def would_be_on_it(
+        self, row: int, measured: Measured, others: Mapping[int, Measured], memory: Surrogate
+    ) -> bool:
         """Return whether a row that ran belongs to the front of it and the others."""
-        points = self._points([*others, told], self._used(), memory)
+        points = self._points({**others, row: measured}, self._used(), memory)
         return bool(on_front(points)[-1])
 
-    def _learn_power(self, told: Iterable[Told]) -> None:
+    def _learn_power(self, ran: Mapping[int, Measured]) -> None:
         """Learn power from the rows that ran, if they have changed."""
         if self._power is None:
             return
-        logs = ((one.row, _log_power(one)) for one in told)
-        values = [Value(row=row, value=power) for row, power in logs if power is not None]
-        if values != list(self._power.values):
-            self._power.replace(values)
+        logs = ((row, _log_power(one)) for row, one in ran.items())
+        known = {row: power for row, power in logs if power is not None}
+        if list(known.items()) == list(self._log_power.items()):
+            return
+        self._log_power = known
+        self._power.clear()
+        for row, power in known.items():
+            self._power.add(row=row, value=power)
 
     def _used(self) -> tuple[Merit, ...]:
         """Return the merits that are compared by now: energy only once a row has told of it."""
-        unknown = {Merit.EFFICIENCY} if self._power is None or not self._power.values else set()
+        unknown = set() if self._log_power else {Merit.EFFICIENCY}
         if self._limit is None:
             unknown.add(Merit.HEADROOM)
         return tuple(one for one in self._merits if one not in unknown) or (Merit.SPEED,)
 
     def _points(
-        self, told: Collection[Told], merits: tuple[Merit, ...], memory: Surrogate
+        self, ran: Mapping[int, Measured], merits: tuple[Merit, ...], memory: Surrogate
     ) -> Floats:
         """Return the merits of the rows that ran; what was not read is as expected."""
-        ran = [(one, one.score) for one in told if one.score is not None]
         points = np.empty((len(ran), len(merits)))
         for place, merit in enumerate(merits):
-            points[:, place] = [self._merit(merit, one, score, memory) for one, score in ran]
+            points[:, place] = [self._merit(merit, row, one, memory) for row, one in ran.items()]
         return points
 
-    def _merit(self, merit: Merit, told: Told, score: float, memory: Surrogate) -> float:
+    def _merit(self, merit: Merit, row: int, measured: Measured, memory: Surrogate) -> float:
         match merit:
             case Merit.SPEED:
-                return float(np.exp(-score))
+                return float(np.exp(-measured.score))
             case Merit.HEADROOM:
-                peak = told.peak_memory_bytes
+                peak = measured.peak_memory_bytes
                 if peak is None or not isfinite(peak) or peak <= 0:
-                    peak = float(np.exp(memory.mean[told.row]))
+                    peak = float(np.exp(memory.mean[row]))
                 assert self._limit is not None
                 return max(1.0 - peak / self._limit, 0.0)
             case Merit.EFFICIENCY:
-                power = _log_power(told)
+                power = _log_power(measured)
                 if power is None:
                     assert self._power is not None
-                    power = float(self._power.mean[told.row])
-                return float(np.exp(-score - power))
+                    power = float(self._power.mean[row])
+                return float(np.exp(-measured.score - power))
 
     def _belief(
         self, merit: Merit, *, mean: Floats, sd: Floats, memory: Surrogate
@@ -177,12 +184,12 @@ class _MeritDistribution:
         return _above(np.log(np.clip(edges, 1e-300, MOST_BETTER * best)), -self.mean, self.sd)
 
 
-def _log_power(told: Told) -> float | None:
+def _log_power(measured: Measured) -> float | None:
     """The logarithm of joules per token and second of a step: watts, in another unit."""
-    joules = told.joules_per_token
-    if told.score is None or joules is None or not 0 < joules < np.inf:
+    joules = measured.joules_per_token
+    if joules is None or not 0 < joules < np.inf:
         return None
-    return log(joules) - told.score
+    return log(joules) - measured.score
 
 
 def _above(log_edges: Floats, mean: Floats, sd: Floats) -> Floats:

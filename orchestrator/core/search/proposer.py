@@ -6,9 +6,10 @@ come last. This module knows neither layouts nor Optuna.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import inf, isfinite, log
+from math import inf, log
+from typing import assert_never
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.search.front_gain import FrontGain
 from orchestrator.core.search.lattice import Belief, Lattice
 from orchestrator.core.search.option_effects import OptionEffects
+from orchestrator.core.search.outcome import Failed, Measured, Outcome, OutOfMemory
 from orchestrator.core.search.smoothness import Smoothness
-from orchestrator.core.search.surrogate import Bound, Surrogate, Value
-from orchestrator.core.search.told import Told
+from orchestrator.core.search.surrogate import Bound, Surrogate
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 from orchestrator.core.trial.merit import Merit
 
@@ -42,12 +43,9 @@ MISLED_FACTOR, MISLED_FROM = 1.5, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A row to try next: with its expected outcome, or of a strategy that expects none."""
+class Expected:
+    """The expected outcome of a row that was chosen."""
 
-    row: int
-    # The reason of a strategy without expectations. None: the outcome below is expected.
-    why: str | None = None
     score: float | None = None  # None while nothing is known
     score_sd: float = 0.0
     improvement: float | None = None  # best score minus expected score
@@ -56,6 +54,10 @@ class Choice:
     memory_bytes: float | None = None
     # By how much it should enlarge the front of several merits, relative; None: speed alone counts.
     front_gain: float | None = None
+
+
+# Why a row was chosen: for what is expected of it, or in words.
+Reason = Expected | str
 
 
 class Proposer:
@@ -96,7 +98,7 @@ class Proposer:
         self._options = OptionEffects(lattice)
         # None: the fastest row is looked for.
         self._front = None if set(merits) == {Merit.SPEED} else FrontGain(lattice, merits)
-        self._told: dict[int, Told] = {}
+        self._told: dict[int, Outcome] = {}  # in the order of telling
         self._best: tuple[int, float] | None = None
         self._num_scored = self._num_out_of_memory = 0
         self._pending: dict[int, None] = {}
@@ -113,53 +115,61 @@ class Proposer:
     def add_pending(self, row: int) -> None:
         """Mark a row as running: others are selected as if it had its expected outcome."""
         self._pending[row] = None
-        self._scores.add(Value(row=row, value=None))
+        self._scores.add(row=row, value=None)
 
-    def tell(self, told: Told) -> None:
-        """Record the outcome of a row; a second outcome replaces the first."""
-        before = self._told.get(told.row)
-        was_pending = self._pending.pop(told.row, 0) is None
-        self._told[told.row] = told
+    def tell(self, row: int, outcome: Outcome) -> None:
+        """Record the outcome of a row; a second outcome replaces the first.
+
+        Raises ValueError for a score that is no number.
+        """
+        _check_score(row, outcome)
+        before = self._told.get(row)
+        was_pending = self._pending.pop(row, 0) is None
+        self._told[row] = outcome
         if before is not None:
-            if was_pending or not self._corrected(before, told):
-                self.rebuild(self._told.values(), self._pending)
+            if was_pending or not self._corrected(row, before, outcome):
+                self.rebuild(self._told, self._pending)
             return
-        if was_pending and told.score is None:
-            self._scores.drop(told.row)
-        self._note_values(told)
+        if was_pending and not isinstance(outcome, Measured):
+            self._scores.drop(row)
+        self._note_values(row, outcome)
 
-    def rebuild(self, told: Iterable[Told], pending: Iterable[int]) -> None:
-        """Forget everything except these outcomes and pending rows."""
-        self._told = {t.row: t for t in told}
+    def rebuild(self, told: Mapping[int, Outcome], pending: Iterable[int]) -> None:
+        """Forget everything except these outcomes, by row, and pending rows.
+
+        Raises ValueError for a score that is no number.
+        """
+        for row, outcome in told.items():
+            _check_score(row, outcome)
+        self._told = dict(told)
         self._pending = dict.fromkeys(pending)
         self._best, self._num_scored, self._num_out_of_memory = None, 0, 0
         for surrogate in (self._scores, self._memory, self._failing):
-            surrogate.replace([])
-        for one in self._told.values():
-            self._note_values(one)
+            surrogate.clear()
+        for row, outcome in self._told.items():
+            self._note_values(row, outcome)
         for row in self._pending:
-            self._scores.add(Value(row=row, value=None))
+            self._scores.add(row=row, value=None)
 
     def forget(self, row: int) -> None:
         """Drop the outcome of a row, or its pending state."""
         was_pending = self._pending.pop(row, 0) is None
         if self._told.pop(row, None) is not None:
-            self.rebuild(self._told.values(), self._pending)
+            self.rebuild(self._told, self._pending)
         elif was_pending:
             self._scores.drop(row)
 
-    def choose(self, open_rows: Mask) -> Choice:
-        """Return the open row to measure next. At least one must be open."""
+    def choose(self, open_rows: Mask) -> tuple[int, Reason]:
+        """Return the open row to measure next, and why. At least one must be open."""
         best = self._best
         fits, fails = self._fits(), self._fails()
         works = (1.0 if fits is None else fits) * (1.0 - fails)
         if self._lattice.seconds is None and self._num_scored < START_MEASURED:
             row = self._farthest(open_rows, works)
-            return self._choice(row, fits, fails, None, None)
+            return row, self._expected(row, fits, fails, None, None)
         mean, sd = self._scores.mean, self._scores.sd
         # Rows that show, or will show, how fast the values of their options are.
-        ran = [row for row, told in self._told.items() if told.score is not None]
-        ran += self._pending
+        ran = [*self._measured(), *self._pending]
         if self._options:
             mean = mean + self._options.log_seconds(ran, self._memory.constants)
         failed_often = best is None and self._num_out_of_memory > START_MEASURED
@@ -168,10 +178,10 @@ class Proposer:
             least = self._least
             if least is None or not open_rows[least]:
                 least = _argmax(works, open_rows)
-            return self._choice(least, fits, fails, mean, sd)
+            return least, self._expected(least, fits, fails, mean, sd)
         careful = (1.0 - fails) * (1.0 if fits is None else _worth_of_fitting(fits))
         if self._front is not None:
-            gain = self._front.expected(self._told.values(), mean=mean, sd=sd, memory=self._memory)
+            gain = self._front.expected(self._measured(), mean=mean, sd=sd, memory=self._memory)
         elif best is None:
             gain = np.exp(-mean + mean.min())
         elif len(self._told) % 2 and self._is_misled():
@@ -184,10 +194,10 @@ class Proposer:
         # If nothing can be gained, likelier and faster rows still come first.
         worth = worth + 1e-12 * works * np.exp(np.clip(mean.min() - mean, -50, 0))
         row = _argmax(worth, open_rows)
-        choice = self._choice(row, fits, fails, mean, sd)
+        expected = self._expected(row, fits, fails, mean, sd)
         if self._front is None or best is None:
-            return choice
-        return replace(choice, front_gain=float(gain[row]))
+            return row, expected
+        return row, replace(expected, front_gain=float(gain[row]))
 
     def expected_gain(self, open_rows: Mask) -> float | None:
         """Return the largest expected improvement among open rows, relative to the best.
@@ -205,7 +215,7 @@ class Proposer:
         if self._front is None:
             gain = _expected_improvement(self._best[1] - mean, sd)
         else:
-            gain = self._front.expected(self._told.values(), mean=mean, sd=sd, memory=self._memory)
+            gain = self._front.expected(self._measured(), mean=mean, sd=sd, memory=self._memory)
         return float((gain * works)[open_rows].max())
 
     def probability_of_fitting(self) -> Floats | None:
@@ -246,9 +256,9 @@ class Proposer:
         """Return whether a told row would be near the best, or on the front, with another score."""
         if self._front is None:
             return expected < best + float(np.log(DOUBT_WITHIN))
-        others = [told for told in self._told.values() if told.row != row]
-        other_score = replace(self._told[row], score=expected)
-        return self._front.would_be_on_it(other_score, others, self._memory)
+        others = self._measured()
+        other_score = replace(others.pop(row), score=expected)
+        return self._front.would_be_on_it(row, other_score, others, self._memory)
 
     def hopeless(self, open_rows: Mask) -> int | None:
         """Return the row that proves that nothing fits, else None.
@@ -256,58 +266,58 @@ class Proposer:
         It needs least memory and ran out of it, no row ran, and no open row should fit.
         """
         told = None if self._least is None else self._told.get(self._least)
-        if self._num_scored or told is None or not told.out_of_memory:
+        if self._num_scored or not isinstance(told, OutOfMemory):
             return None
         fits = self._fits()
         if fits is not None and open_rows.any() and float(fits[open_rows].max()) >= NOTHING_FITS:
             return None
         return self._least
 
-    def _by_prediction_alone(self, open_rows: Mask, worth: Floats) -> Choice:
+    def _by_prediction_alone(self, open_rows: Mask, worth: Floats) -> tuple[int, str]:
         """Choose by the prediction without this cell's results, in case they mislead."""
         assert self._lattice.seconds is not None
         seconds = np.exp(self._lattice.seconds.mean - self._lattice.seconds.mean.min())
         row = _argmax(worth / seconds, open_rows)
-        return Choice(
-            row=row, why="results contradict each other: chosen by the prediction without them"
-        )
+        return row, "results contradict each other: chosen by the prediction without them"
 
     def _is_misled(self) -> bool:
         """Return whether results differ from the prediction, and not all in the same direction."""
         if self._lattice.seconds is None or self._num_scored < MISLED_FROM:
             return False
-        ran = [told for told in self._told.values() if told.score is not None]
-        rows, scores = [told.row for told in ran], [told.score for told in ran]
-        off = np.array(scores, dtype=np.float64) - self._lattice.seconds.mean[rows]
+        scores = {row: measured.score for row, measured in self._measured().items()}
+        off = np.array([*scores.values()]) - self._lattice.seconds.mean[[*scores]]
         spread = float(np.median(np.abs(off - np.median(off))))
         return spread > log(MISLED_FACTOR)
 
     # -- outcomes as values of the surrogates --
 
-    def _note_values(self, told: Told) -> None:
+    def _note_values(self, row: int, outcome: Outcome) -> None:
         limit = 0.0 if self._limit is None else float(np.log(self._limit * self._usable))
-        if told.score is not None:
-            if not self._num_scored:
-                self._find_level(told.row, told.score)
-            self._scores.add(Value(row=told.row, value=told.score))
-            self._num_scored += 1
-            if self._best is None or told.score < self._best[1]:
-                self._best = (told.row, told.score)
-        if told.out_of_memory:
-            self._num_out_of_memory += 1
-            excess = 0.0 if told.excess is None or not isfinite(told.excess) else told.excess
-            needed = limit
-            if excess > 0.0:
-                needed += float(np.log1p(excess) - np.log(self._usable))
-            self._memory.add(Value(row=told.row, value=needed, bound=Bound.AT_LEAST))
-            return  # another failure remains possible
-        if told.score is not None:
-            used = self._used(told)
-            if used is None:
-                self._memory.add(Value(row=told.row, value=limit, bound=Bound.AT_MOST))
-            else:
-                self._memory.add(Value(row=told.row, value=used))
-        self._failing.add(Value(row=told.row, value=float(told.score is None)))
+        match outcome:
+            case Measured(score=score):
+                if not self._num_scored:
+                    self._find_level(row, score)
+                self._scores.add(row=row, value=score)
+                self._num_scored += 1
+                if self._best is None or score < self._best[1]:
+                    self._best = (row, score)
+                used = self._used(outcome)
+                if used is None:
+                    self._memory.add(row=row, value=limit, bound=Bound.AT_MOST)
+                else:
+                    self._memory.add(row=row, value=used)
+                self._failing.add(row=row, value=0.0)
+            case OutOfMemory(excess=excess):
+                # Another failure remains possible.
+                self._num_out_of_memory += 1
+                needed = limit
+                if excess is not None and 0.0 < excess < inf:
+                    needed += float(np.log1p(excess) - np.log(self._usable))
+                self._memory.add(row=row, value=needed, bound=Bound.AT_LEAST)
+            case Failed():
+                self._failing.add(row=row, value=1.0)
+            case _:
+                assert_never(outcome)
 
     def _find_level(self, row: int, score: float) -> None:
         """Take the level of an unknown unit from the first score."""
@@ -317,31 +327,33 @@ class Proposer:
         self._scores.shift(score - expected - self._level)
         self._level = score - expected
 
-    def _corrected(self, before: Told, told: Told) -> bool:
+    def _corrected(self, row: int, before: Outcome, outcome: Outcome) -> bool:
         """Replace the value of a row that was measured again; False if a rebuild is needed."""
-        used = self._used(told)
-        if before.score is None or told.score is None:
+        if not isinstance(before, Measured) or not isinstance(outcome, Measured):
             return False
+        used = self._used(outcome)
         if (self._used(before) is None) != (used is None):
             return False
-        self._scores.correct(Value(row=told.row, value=told.score))
+        self._scores.correct(row=row, value=outcome.score)
         if used is not None:
-            self._memory.correct(Value(row=told.row, value=used))
-        self._best = min(
-            ((t.row, t.score) for t in self._told.values() if t.score is not None),
-            key=lambda one: one[1],
-        )
+            self._memory.correct(row=row, value=used)
+        scores = {row: measured.score for row, measured in self._measured().items()}
+        self._best = min(scores.items(), key=lambda one: one[1])
         return True
 
-    def _used(self, told: Told) -> float | None:
+    def _measured(self) -> dict[int, Measured]:
+        """Return the outcomes of the rows that ran, in the order of telling."""
+        return {row: told for row, told in self._told.items() if isinstance(told, Measured)}
+
+    def _used(self, measured: Measured) -> float | None:
         """Return the logarithm of the peak; None without a limit or a reading (0: no counters)."""
-        peak = told.peak_memory_bytes
+        peak = measured.peak_memory_bytes
         if self._limit is None or peak is None or not 0 < peak < inf:
             return None
         return float(np.log(peak))
 
     def _fits(self) -> Floats | None:
-        if self._limit is None and not any(t.out_of_memory for t in self._told.values()):
+        if self._limit is None and not self._num_out_of_memory:
             return None
         usable = 0.0 if self._limit is None else float(np.log(self._limit * self._usable))
         sd = np.sqrt(self._memory.sd**2 + self._memory.noise_sd**2 + USABLE_SD**2)
@@ -377,15 +389,14 @@ class Proposer:
         worth = (apart + 1e-6 * self._rng.random(len(apart))) * works
         return _argmax(worth, open_rows)
 
-    def _choice(
+    def _expected(
         self, row: int, fits: Floats | None, fails: Floats, mean: Floats | None, sd: Floats | None
-    ) -> Choice:
+    ) -> Expected:
         best = self._best
         knows_memory = self._limit is not None and (
             self._lattice.memory is not None or bool(self._memory.values)
         )
-        return Choice(
-            row=row,
+        return Expected(
             score=None if mean is None else float(mean[row]),
             score_sd=0.0 if sd is None else float(sd[row]),
             improvement=None if best is None or mean is None else best[1] - float(mean[row]),
@@ -393,6 +404,11 @@ class Proposer:
             fails=float(fails[row]),
             memory_bytes=float(np.exp(self._memory.mean[row])) if knows_memory else None,
         )
+
+
+def _check_score(row: int, outcome: Outcome) -> None:
+    if isinstance(outcome, Measured) and outcome.is_useless:
+        raise ValueError(f"score {outcome.score} of row {row}: a logarithm is needed")
 
 
 def _argmax(worth: Floats, open_rows: Mask) -> int:

@@ -113,7 +113,11 @@ class Surrogate:
         self._last_mean = self._last_mean + level
         self._mean = None
 
-    def replace(self, values: Sequence[Value]) -> None:
+    def clear(self) -> None:
+        """Forget all values."""
+        self._keep([])
+
+    def _keep(self, values: Sequence[Value]) -> None:
         """Forget all values except these."""
         self._values = list(values)
         self._pending = {v.row: at for at, v in enumerate(self._values) if v.value is None}
@@ -123,8 +127,14 @@ class Surrogate:
         rows = {value.row for value in self._values}
         self._sites = {row: site for row, site in self._sites.items() if row in rows}
 
-    def add(self, value: Value) -> None:
-        """Add a value, or the outcome of a pending row."""
+    def add(self, *, row: int, value: float | None, bound: Bound = Bound.EXACT) -> None:
+        """Add the value of a row, a bound of it, or the outcome of a pending row.
+
+        `value`: None for a row that is pending.
+        """
+        self._add(Value(row=row, value=value, bound=bound))
+
+    def _add(self, value: Value) -> None:
         at = self._pending.pop(value.row, None)
         if at is not None:
             self._values[at] = value
@@ -148,7 +158,7 @@ class Surrogate:
             del self._values[at], self._pending[row]
             self._mean = None
         else:
-            self.replace([*self._values[:at], *self._values[at + 1 :]])
+            self._keep([*self._values[:at], *self._values[at + 1 :]])
 
     @property
     def mean(self) -> Floats:
@@ -185,15 +195,14 @@ class Surrogate:
         """The standard deviation of the noise of a value."""
         return self._smoothness.noise_sd
 
-    def correct(self, value: Value) -> None:
+    def correct(self, *, row: int, value: float) -> None:
         """Replace the exact value of a row by another exact value."""
-        at = next(
-            (i for i, v in enumerate(self._values) if v.row == value.row and v.is_exact), None
-        )
+        corrected = Value(row=row, value=value)
+        at = next((i for i, v in enumerate(self._values) if v.row == row and v.is_exact), None)
         if at is None:  # among thousands, it was not kept
-            self.add(value)
+            self._add(corrected)
             return
-        self._values[at] = value
+        self._values[at] = corrected
         self._num_fitted = 0  # noise of other values may change
         self._mean = None
 
@@ -230,7 +239,7 @@ class Surrogate:
         if not self._num_fitted or len(self._values) > MOST:
             kept = _kept(self._values)
             if len(kept) < len(self._values):
-                self.replace(kept)
+                self._keep(kept)
             self._fit()
         while self._num_fitted < len(self._values):
             self._append(self._values[self._num_fitted])

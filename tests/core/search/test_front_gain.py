@@ -11,10 +11,10 @@ from orchestrator.core.problem.arrays import Floats
 from orchestrator.core.problem.hypervolume import hypervolume
 from orchestrator.core.search.front_gain import FrontGain
 from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
-from orchestrator.core.search.proposer import Proposer
+from orchestrator.core.search.outcome import Measured
+from orchestrator.core.search.proposer import Expected, Proposer
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Surrogate
-from orchestrator.core.search.told import Told
 from orchestrator.core.trial.merit import Merit
 
 LIMIT = 80.0
@@ -47,15 +47,14 @@ def memory_of(space: Lattice) -> Surrogate:
     return Surrogate(space, space.memory, guess=Smoothness.guess(space, residual_sd=0.05))
 
 
-def told(row: int, seconds: float, memory: float, joules: float | None = None) -> Told:
-    score = float(np.log(seconds))
-    return Told(row=row, score=score, peak_memory_bytes=memory, joules_per_token=joules)
+def ran(seconds: float, memory: float, joules: float | None = None) -> Measured:
+    return Measured.of_step(seconds, peak_memory_bytes=memory, joules_per_token=joules)
 
 
 def test_the_expected_gain_is_the_mean_over_what_the_row_may_be() -> None:
     space = lattice(np.array([1.0, 1.5, 0.9]), np.array([60.0, 30.0, 40.0]))
     memory = memory_of(space)
-    known = [told(0, 1.0, 60.0), told(1, 1.5, 30.0)]
+    known = {0: ran(1.0, 60.0), 1: ran(1.5, 30.0)}
     mean, sd = np.log([1.0, 1.5, 0.9]), np.full(3, 0.2)
     found = FrontGain(space, BOTH).expected(known, mean=mean, sd=sd, memory=memory)
     front = np.array([[1.0, 0.25], [1 / 1.5, 0.625]])
@@ -72,7 +71,7 @@ def test_the_expected_gain_is_the_mean_over_what_the_row_may_be() -> None:
 
 def test_a_row_that_something_beats_in_both_gains_hardly_anything() -> None:
     space = lattice(np.array([1.0, 2.0, 2.0]), np.array([40.0, 60.0, 10.0]))
-    known = [told(0, 1.0, 40.0)]
+    known = {0: ran(1.0, 40.0)}
     found = FrontGain(space, BOTH).expected(
         known, mean=np.log([1.0, 2.0, 2.0]), sd=np.full(3, 0.05), memory=memory_of(space)
     )
@@ -85,12 +84,12 @@ def test_energy_counts_once_a_row_has_told_of_it() -> None:
     space = lattice(seconds, np.full(4, 40.0))
     gain, memory = FrontGain(space, (Merit.EFFICIENCY,)), memory_of(space)
     mean, sd = np.log(seconds), np.full(4, 0.05)
-    unknown = gain.expected([told(0, 1.0, 40.0)], mean=mean, sd=sd, memory=memory)
+    unknown = gain.expected({0: ran(1.0, 40.0)}, mean=mean, sd=sd, memory=memory)
     by_speed = FrontGain(space, (Merit.SPEED,)).expected(
-        [told(0, 1.0, 40.0)], mean=mean, sd=sd, memory=memory
+        {0: ran(1.0, 40.0)}, mean=mean, sd=sd, memory=memory
     )
     assert unknown == pytest.approx(by_speed)
-    frugal = [told(0, 1.0, 40.0, joules=5.0), told(2, 1.2, 40.0, joules=2.0)]
+    frugal = {0: ran(1.0, 40.0, joules=5.0), 2: ran(1.2, 40.0, joules=2.0)}
     known = gain.expected(frugal, mean=mean, sd=sd, memory=memory)
     # The last row is expected to be as frugal as the one next to it; those before it are not.
     assert known[3] > 0.01
@@ -107,10 +106,10 @@ def test_a_search_for_the_front_launches_its_rows_first() -> None:
     points = np.stack([1 / seconds, 1 - memory / LIMIT], axis=1)
     rows: list[int] = []
     while hypervolume(points[rows]) < 0.95 * hypervolume(points):
-        row = proposer.choose(open_rows).row
+        row = proposer.choose(open_rows)[0]
         rows.append(row)
         open_rows[row] = False
-        proposer.tell(told(row, float(seconds[row]), float(memory[row])))
+        proposer.tell(row, ran(float(seconds[row]), float(memory[row])))
     assert len(rows) <= 9
     assert not any(row % 2 for row in rows)
 
@@ -118,9 +117,11 @@ def test_a_search_for_the_front_launches_its_rows_first() -> None:
 def test_a_choice_says_how_much_the_front_should_grow() -> None:
     space = lattice(np.array([1.0, 2.0]), np.array([60.0, 20.0]))
     proposer = Proposer(space, seed=0, merits=ALL)
-    assert proposer.choose(np.array([True, True])).front_gain is None
-    proposer.tell(told(0, 1.0, 60.0, joules=3.0))
-    choice = proposer.choose(np.array([False, True]))
+    _, choice = proposer.choose(np.array([True, True]))
+    assert isinstance(choice, Expected) and choice.front_gain is None
+    proposer.tell(0, ran(1.0, 60.0, joules=3.0))
+    _, choice = proposer.choose(np.array([False, True]))
+    assert isinstance(choice, Expected)
     assert choice.front_gain is not None and choice.front_gain > 0.1
     gain = proposer.expected_gain(np.array([False, True]))
     assert gain is not None and 0 < gain <= choice.front_gain
@@ -129,7 +130,7 @@ def test_a_choice_says_how_much_the_front_should_grow() -> None:
 def test_a_row_that_may_be_twice_as_fast_doubles_the_front_below_a_second_too() -> None:
     space = lattice(np.array([0.1, 0.05]), np.array([40.0, 40.0]))
     found = FrontGain(space, (Merit.SPEED,)).expected(
-        [told(0, 0.1, 40.0)],
+        {0: ran(0.1, 40.0)},
         mean=np.log([0.1, 0.05]),
         sd=np.full(2, 0.01),
         memory=memory_of(space),
@@ -143,9 +144,9 @@ def test_a_row_that_may_be_twice_as_fast_doubles_the_front_below_a_second_too() 
 def test_a_peak_that_was_read_counts_and_else_the_one_that_is_expected(peak: float | None) -> None:
     """At a limit of 80: of the expected 40, half is free; of 20, three quarters."""
     space = lattice(np.array([1.0, 1.0]), np.array([40.0, 30.0]))
-    score = Told(row=0, score=0.0, peak_memory_bytes=peak)
+    score = Measured(score=0.0, peak_memory_bytes=peak)
     found = FrontGain(space, (Merit.HEADROOM,)).expected(
-        [score], mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory_of(space)
+        {0: score}, mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory_of(space)
     )
     # Row 1 should need 30: 0.625 free is more than a half, and less than three quarters.
     if peak == 20.0:
@@ -157,12 +158,9 @@ def test_a_peak_that_was_read_counts_and_else_the_one_that_is_expected(peak: flo
 def test_a_row_is_on_the_front_if_nothing_beats_it_in_both() -> None:
     space = lattice(np.array([1.0, 2.0, 3.0]), np.array([40.0, 30.0, 50.0]))
     gain, memory = FrontGain(space, BOTH), memory_of(space)
-    first, second, third = (
-        told(row, seconds, peak)
-        for row, seconds, peak in ((0, 1.0, 40.0), (1, 2.0, 30.0), (2, 3.0, 50.0))
-    )
-    assert gain.would_be_on_it(second, [first], memory)
-    assert not gain.would_be_on_it(third, [first, second], memory)
+    first, second, third = ran(1.0, 40.0), ran(2.0, 30.0), ran(3.0, 50.0)
+    assert gain.would_be_on_it(1, second, {0: first}, memory)
+    assert not gain.would_be_on_it(2, third, {0: first, 1: second}, memory)
 
 
 Z = np.linspace(-9.0, 9.0, 200_001)
@@ -177,7 +175,7 @@ def test_a_gain_of_free_memory_is_the_mean_of_what_is_more_than_the_best(sd: flo
     wide = replace(space, memory=replace(space.memory, covariance=np.array([[sd**2]])))
     memory = memory_of(wide)
     found = FrontGain(wide, (Merit.HEADROOM,)).expected(
-        [told(0, 1.0, 60.0)], mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory
+        {0: ran(1.0, 60.0)}, mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory
     )
     free = 1.0 - np.exp(memory.mean[1] + memory.sd[1] * Z) / LIMIT
     assert found[1] == pytest.approx(float(DENSITY @ np.maximum(free - 0.25, 0.0)) / 0.25, rel=1e-3)
@@ -190,12 +188,12 @@ def test_a_gain_of_speed_is_of_at_most_three_times_the_best(sd: float) -> None:
     mean, sds, memory = np.log([1.0, 0.8]), np.full(2, sd), memory_of(space)
     gain = FrontGain(space, (Merit.SPEED,))
     speeds = np.minimum(1.25 * np.exp(sd * Z), 3 * 1.25)
-    found = gain.expected([told(0, 1.0, 40.0)], mean=mean, sd=sds, memory=memory)
+    found = gain.expected({0: ran(1.0, 40.0)}, mean=mean, sd=sds, memory=memory)
     assert found[1] == pytest.approx(float(DENSITY @ np.maximum(speeds - 1.0, 0.0)), rel=1e-3)
-    found = gain.expected([], mean=mean, sd=sds, memory=memory)
+    found = gain.expected({}, mean=mean, sd=sds, memory=memory)
     assert found[1] == pytest.approx(float(DENSITY @ speeds), rel=1e-3)
     # A hundred times as long: still three times the best that is expected.
-    found = gain.expected([], mean=mean + np.log(100.0), sd=sds, memory=memory)
+    found = gain.expected({}, mean=mean + np.log(100.0), sd=sds, memory=memory)
     assert found[1] == pytest.approx(float(DENSITY @ speeds) / 100.0, rel=1e-3)
 
 
@@ -207,7 +205,7 @@ def test_what_is_four_standard_deviations_behind_gains_nothing(merit: Merit) -> 
     logs = np.log(40.0) + sd * np.array([0.0, 3.9, 4.1])
     space = replace(space, memory=replace(space.memory, mean=logs))
     found = FrontGain(space, (merit,)).expected(
-        [told(0, 40.0, 40.0)], mean=logs, sd=np.full(3, sd), memory=memory_of(space)
+        {0: ran(40.0, 40.0)}, mean=logs, sd=np.full(3, sd), memory=memory_of(space)
     )
     assert found[1] > 0.0
     assert found[2] == 0.0
@@ -220,17 +218,17 @@ def test_energy_that_was_not_read_is_that_of_the_power_of_its_like(
     """At the same power, the faster row takes less energy for a token."""
     space = lattice(np.ones(2), np.full(2, 40.0))
     gain, memory = FrontGain(space, (Merit.EFFICIENCY,)), memory_of(space)
-    read, unread = told(0, 1.0, 40.0, joules=5.0), told(1, seconds, 40.0)
-    gain.expected([read], mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory)
-    assert gain.would_be_on_it(unread, [read], memory) is is_on_it
-    assert gain.would_be_on_it(read, [unread], memory) is not is_on_it
+    read, unread = ran(1.0, 40.0, joules=5.0), ran(seconds, 40.0)
+    gain.expected({0: read}, mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory)
+    assert gain.would_be_on_it(1, unread, {0: read}, memory) is is_on_it
+    assert gain.would_be_on_it(0, read, {1: unread}, memory) is not is_on_it
 
 
 @pytest.mark.parametrize("joules", [0.0, float("inf"), None])
 def test_energy_that_was_not_read_is_not_compared(joules: float | None) -> None:
     space = lattice(np.array([1.0, 0.8]), np.full(2, 40.0))
     mean, sd, memory = np.log([1.0, 0.8]), np.full(2, 0.1), memory_of(space)
-    some = [told(0, 1.0, 40.0, joules=joules)]
+    some = {0: ran(1.0, 40.0, joules=joules)}
     by_energy = FrontGain(space, (Merit.EFFICIENCY,)).expected(
         some, mean=mean, sd=sd, memory=memory
     )
@@ -244,7 +242,7 @@ def test_a_gain_of_energy_is_nearly_the_same_in_any_unit() -> None:
     mean, sd, memory = np.log(seconds), np.full(4, 0.05), memory_of(space)
 
     def gains(unit: float) -> Floats:
-        some = [told(0, 1.0, 40.0, joules=5.0 * unit), told(2, 1.2, 40.0, joules=2.0 * unit)]
+        some = {0: ran(1.0, 40.0, joules=5.0 * unit), 2: ran(1.2, 40.0, joules=2.0 * unit)}
         gain = FrontGain(space, (Merit.EFFICIENCY,))
         return gain.expected(some, mean=mean, sd=sd, memory=memory)
 

@@ -7,8 +7,9 @@ import pytest
 
 from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.option_effects import OptionEffects
+from orchestrator.core.search.outcome import Measured, OutOfMemory
 from orchestrator.core.search.proposer import Proposer
-from orchestrator.core.search.told import Told
+from tests.core.search.chosen import expected
 
 # Rows of two sizes with three kernels each.
 KERNELS = ["amber", "birch", "cedar"] * 2
@@ -78,17 +79,17 @@ def test_without_options_there_is_nothing_to_try() -> None:
 
 def test_values_are_tried_next_to_the_best_row_one_change_at_a_time() -> None:
     proposer = Proposer(lattice(), seed=0)
-    proposer.tell(Told(row=0, score=0.0, peak_memory_bytes=50.0))
+    proposer.tell(0, Measured(score=0.0, peak_memory_bytes=50.0))
     open_rows = np.arange(6) != 0
-    assert proposer.choose(open_rows).row in (1, 2)
+    assert proposer.choose(open_rows)[0] in (1, 2)
 
 
 def test_what_a_value_does_to_memory_is_carried_to_all_rows_that_have_it() -> None:
     space = lattice()
     proposer = Proposer(space, seed=0)
-    proposer.tell(Told(row=0, score=0.0, peak_memory_bytes=60.0))
+    proposer.tell(0, Measured(score=0.0, peak_memory_bytes=60.0))
     before = proposer.probability_of_fitting()
-    proposer.tell(Told(row=1, out_of_memory=True))
+    proposer.tell(1, OutOfMemory())
     after = proposer.probability_of_fitting()
     assert before is not None and after is not None
     assert after[4] < before[4] - 0.05
@@ -98,11 +99,11 @@ def test_what_a_value_does_to_memory_is_carried_to_all_rows_that_have_it() -> No
 def test_a_value_that_ran_out_of_memory_is_expected_to_be_slower_until_it_ran() -> None:
     """Row 1 shows that birch keeps more; how long it takes shows row 4, and not before it ran."""
     proposer = Proposer(lattice(), seed=0)
-    proposer.tell(Told(row=0, score=0.0, peak_memory_bytes=60.0))
+    proposer.tell(0, Measured(score=0.0, peak_memory_bytes=60.0))
     birch, cedar = np.arange(6) == 4, np.arange(6) == 5
-    before = [proposer.choose(rows).score for rows in (birch, cedar)]
-    proposer.tell(Told(row=1, out_of_memory=True, excess=0.5))
-    after = [proposer.choose(rows).score for rows in (birch, cedar)]
+    before = [expected(proposer, rows).score for rows in (birch, cedar)]
+    proposer.tell(1, OutOfMemory(excess=0.5))
+    after = [expected(proposer, rows).score for rows in (birch, cedar)]
     assert before[0] is not None and after[0] is not None
     assert after[0] > before[0] + 0.02
     assert after[1] == pytest.approx(before[1], abs=0.01)

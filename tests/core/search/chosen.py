@@ -1,0 +1,13 @@
+"""What a proposer expects of the row that it chooses."""
+
+from __future__ import annotations
+
+from orchestrator.core.problem.arrays import Mask
+from orchestrator.core.search.proposer import Expected, Proposer
+
+
+def expected(proposer: Proposer, open_rows: Mask) -> Expected:
+    """Return what is expected of the row that is chosen among the open ones."""
+    _, reason = proposer.choose(open_rows)
+    assert isinstance(reason, Expected), reason
+    return reason
