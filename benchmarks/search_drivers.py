@@ -122,6 +122,7 @@ class RowDriver:
         return None if asked is None else asked[0]
 
     def tell(self, row: int, run: MeasuredRun) -> None:
+        # Without a cell the unit is unknown, and does not matter.
         self._rows.tell(row, _outcome(run, tokens=1.0))
 
     def again(self) -> bool:

@@ -25,7 +25,6 @@ from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search.layout_state import Known
 from orchestrator.search.searcher import Searcher
 
-NUM_LAYERS = 32
 GPUS, BATCH = 64, 2048
 CELL = Cell(
     model=PRESETS["llama-3.1-8b"], num_gpus=GPUS, sequence_length=4096, global_batch_size=BATCH
@@ -44,7 +43,7 @@ def candidates() -> Candidates:
         *(
             Recompute.parse(f"{mode}:{k}")
             for mode in ("full", "selective_ops")
-            for k in range(1, NUM_LAYERS + 1)
+            for k in range(1, CELL.model.num_layers + 1)
         ),
     ]
     layouts = [

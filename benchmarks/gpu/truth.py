@@ -146,8 +146,7 @@ class Truth:
                 if record["tokens_per_second"] >= (1 - NEAR) * best:
                     return num
                 peak = record["told"]["peak_memory_allocated_bytes"]
-                tokens = self.cell.tokens_per_step / self.cell.num_gpus
-                seconds = tokens / record["tokens_per_second"]
+                seconds = record["step_seconds_median"]
                 outcome = Measured.of_step(seconds, peak_memory_bytes=peak)
                 searcher.tell(proposal.layout, outcome)
             elif record["outcome"] == FailureKind.OOM_GPU:

@@ -42,8 +42,8 @@ class AutoSampler:
         if not among.any():
             return None
         with one_blas_thread():
-            row, why = self._proposer.choose(among)
-        return int(self._considered[row]), why
+            row, reason = self._proposer.choose(among)
+        return int(self._considered[row]), reason
 
     def start(self, row: int) -> None:
         if self._place[row] >= 0:

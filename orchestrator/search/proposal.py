@@ -8,7 +8,7 @@ from math import exp, isnan
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.memory_text import memory_of_limit_text, memory_text
 from orchestrator.core.search.planner import Candidates
-from orchestrator.core.search.proposer import Expected, Reason
+from orchestrator.core.search.proposer import ExpectedOutcome, Reason
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.search.score_scale import ScoreScale
 
@@ -67,17 +67,18 @@ class Proposals:
             predicted_step=self.predicted_step(row, expected),
         )
 
-    def predicted_step(self, row: int, expected: Expected | None = None) -> PredictedStep | None:
+    def predicted_step(
+        self, row: int, expected: ExpectedOutcome | None = None
+    ) -> PredictedStep | None:
         """The step time by physics, or by the search's model if measured trials show it longer."""
         if self._step_log_sd is None:
             return None
         seconds, log_sd = float(self._candidates.step_seconds[row]), self._step_log_sd
-        score = None if expected is None else expected.score
-        if expected is not None and score is not None and exp(score) > seconds:
-            seconds, log_sd = exp(score), max(expected.score_sd, log_sd)
+        if expected is not None and expected.score is not None and exp(expected.score) > seconds:
+            seconds, log_sd = exp(expected.score), max(expected.score_sd, log_sd)
         return PredictedStep(seconds=seconds, log_sd=log_sd)
 
-    def _in_words(self, row: int, expected: Expected) -> str:
+    def _in_words(self, row: int, expected: ExpectedOutcome) -> str:
         """Describe what `auto` expects, for example:
 
         predicted 9,800 tokens/s/GPU, give or take a factor of 1.10 (6% better than the best so

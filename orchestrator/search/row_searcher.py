@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.problem.arrays import Floats, Ints, Mask
 from orchestrator.core.search.lattice import Lattice, LatticeAxis
-from orchestrator.core.search.outcome import Outcome
+from orchestrator.core.search.outcome import Measured, Outcome
 from orchestrator.core.search.proposer import Proposer, Reason
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.core.trial.merit import Merit
@@ -102,13 +102,16 @@ class RowSearcher:
         return RowStatus(int(self._status[row]))
 
     def ask(self) -> tuple[int, Reason] | None:
-        """Choose an untried row, and say why. It is under way from now on. None: there is none."""
+        """Return an untried row, which is under way from now on, and why it was chosen.
+
+        None: no row is untried.
+        """
         if self.count(RowStatus.UNTRIED) == 0:
             return None
         open_rows = self._is(RowStatus.UNTRIED)
-        row, why = self._sampler.choose(open_rows) or self._best_predicted.choose(open_rows)
+        row, reason = self._sampler.choose(open_rows) or self._best_predicted.choose(open_rows)
         self.start(row)
-        return row, why
+        return row, reason
 
     def start(self, row: int) -> None:
         """Put a row under way, asked for or not."""
@@ -116,7 +119,13 @@ class RowSearcher:
         self._sampler.start(row)
 
     def tell(self, row: int, outcome: Outcome) -> None:
-        """Record how a row ended; a second telling replaces the first."""
+        """Record how a row ended; a second telling replaces the first.
+
+        A useless outcome sets the row aside.
+        """
+        if _is_useless(outcome):
+            self.set_aside(row)
+            return
         self._set(row, RowStatus.TOLD)
         self.told[row] = outcome
         self._sampler.tell(row, outcome)
@@ -146,12 +155,15 @@ class RowSearcher:
     def rebuild(
         self, told: Mapping[int, Outcome], *, under_way: Sequence[int], set_aside: Sequence[int]
     ) -> None:
-        """Start again from what is known: `told` has outcomes by row, in the order of telling."""
-        self.told = dict(told)
+        """Start again from what is known: `told` has outcomes by row, in the order of telling.
+
+        Rows with a useless outcome are set aside too.
+        """
+        self.told = {row: outcome for row, outcome in told.items() if not _is_useless(outcome)}
         self._status[:] = RowStatus.UNTRIED
         self._status[list(self.told)] = RowStatus.TOLD
         self._status[list(under_way)] = RowStatus.UNDER_WAY
-        self._status[list(set_aside)] = RowStatus.SET_ASIDE
+        self._status[[*set_aside, *(told.keys() - self.told.keys())]] = RowStatus.SET_ASIDE
         self._counts = _count(self._status)
         rows: list[int] = np.flatnonzero(self._is(RowStatus.UNDER_WAY)).tolist()
         self._sampler.rebuild(self.told, rows)
@@ -198,6 +210,10 @@ class RowSearcher:
             self._counts -= _count(self._status[rows])
             self._counts[status] += len(rows)
             self._status[rows] = status
+
+
+def _is_useless(outcome: Outcome) -> bool:
+    return isinstance(outcome, Measured) and outcome.is_useless
 
 
 def _count(statuses: NDArray[np.int8]) -> Ints:

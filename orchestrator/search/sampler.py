@@ -17,8 +17,9 @@ class Sampler(Protocol):
     """
 
     def choose(self, open_rows: Mask) -> tuple[int, Reason] | None:
-        """Return the open row to measure next, and why. At least one is open.
+        """Return the open row to measure next, and why: in words, or what is expected of it.
 
+        At least one is open.
         None: it prefers none of them, and the best by prediction is next.
         """
         ...

@@ -1,4 +1,4 @@
-"""Scores, the logarithms of the seconds of a step, in the words of the sweep's objective."""
+"""Turns scores, the logarithms of the seconds of a step, into numbers and words for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestrator.core.sweepfile.objective import Objective
 
 
 class ScoreScale:
-    """Turns the scores of a cell's layouts, of which less is better, into words."""
+    """The scores of a cell's layouts as values of the objective. A lower score is better."""
 
     def __init__(self, cell: Cell, objective: Objective) -> None:
         self._cell = cell

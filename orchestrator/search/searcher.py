@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
-from math import log
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.memory_text import memory_text
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
-from orchestrator.core.search.outcome import Measured, Outcome, OutOfMemory
+from orchestrator.core.search.outcome import Failed, Measured, Outcome, OutOfMemory
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.search_section import Search
@@ -55,11 +54,11 @@ class Searcher:
         sums_shards: bool = False,
         merits: Collection[Merit] = (Merit.SPEED,),
     ) -> None:
-        """`sequence` numbers the cells of a sweep, so that each has other random numbers;
-        `dominance` is how many out-of-memories rule a layout out, of a program that sums shards of
-        gradients up over replicas or does not.
+        """`cell` is the one that the candidates belong to; `sequence` numbers the cells of a sweep,
+        so that each has other random numbers; `dominance` is how many out-of-memories rule a layout
+        out, of a program that sums shards of gradients up over replicas or does not.
         A trial costs `launch_seconds` and `steps_per_trial` steps; None: as is usual. Reasons name
-        values of `objective`; it looks for the front of the `merits`.
+        values of `objective`; the search looks for the front of the `merits`.
 
         Raises UsageInvalid when the strategy needs packages that are not installed.
         """
@@ -120,8 +119,8 @@ class Searcher:
         asked = self._rows.ask()
         if asked is None:
             return None
-        row, why = asked
-        return self._proposals.of(row, why, rank=int(self._rows.rank[row]))
+        row, reason = asked
+        return self._proposals.of(row, reason, rank=int(self._rows.rank[row]))
 
     def tell(self, layout: Layout, outcome: Outcome) -> list[Layout]:
         """Record how a layout ended; a second telling replaces the first.
@@ -130,9 +129,7 @@ class Searcher:
         `take_freed` returns those that a measurement frees.
         """
         row = self._row_of.get(layout)
-        if row is not None and isinstance(outcome, Measured) and outcome.is_useless:
-            self._rows.set_aside(row)
-        elif row is not None:
+        if row is not None:
             self._rows.tell(row, outcome)
         match outcome:
             case OutOfMemory(num_proofs=num) if num:
@@ -163,7 +160,7 @@ class Searcher:
         told = self._rows.told.get(row) if row is not None else None
         if row is None or not isinstance(told, Measured):
             return
-        score = log(step_seconds)
+        score = Measured.of_step(step_seconds).score
         if abs(score - told.score) > CORRECTED_FROM:
             self._rows.tell(row, replace(told, score=score))
 
@@ -192,9 +189,7 @@ class Searcher:
                     was_condemned[row] = layout
                 case SetAside():
                     set_aside.append(row)
-                case Measured(is_useless=True):
-                    set_aside.append(row)
-                case _:
+                case Measured() | OutOfMemory() | Failed():
                     told[row] = fact
         self._rows.rebuild(told, under_way=under_way, set_aside=set_aside)
         self._proofs.replace(proofs, np.array(ran, dtype=np.int64))

@@ -463,7 +463,7 @@ class CellSearch:
         """Note that a trial was measured, with numbers that cannot be true: it has no value."""
         self.told.note(trial_id, told, is_implausible=True)
         self._note(None)
-        outcome = Measured(score=nan, peak_memory_bytes=peak_memory_bytes)
+        outcome = Measured.of_step(nan, peak_memory_bytes=peak_memory_bytes)
         self.searcher.tell(told.layout, outcome)
 
     def note_repeated(self, trial_id: int, layout: Layout, run: Run, *, counts: bool) -> None:

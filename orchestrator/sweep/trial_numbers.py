@@ -12,7 +12,7 @@ def numbers_of(
     trial: TrialRow,
     *,
     device_memory_bytes: float | None = None,
-    price_per_gpu_hour: float | None = None,
+    price_per_gpu_hour: float | None,
 ) -> LayoutNumbers:
     """Return the numbers of a trial as stored.
 

@@ -101,3 +101,10 @@ def test_rows_of_each_status_are_counted_as_they_move() -> None:
     assert search.status(third) is RowStatus.SET_ASIDE
     search.rebuild({1: Measured(score=1.0)}, under_way=[2], set_aside=[3, 4])
     assert counted() == [6, 1, 1, 0, 2]
+    # A useless outcome sets its row aside.
+    useless = Measured(score=float("nan"))
+    search.tell(2, useless)
+    assert counted() == [6, 0, 1, 0, 3]
+    search.rebuild({1: Measured(score=1.0), 5: useless}, under_way=[], set_aside=[3])
+    assert counted() == [7, 0, 1, 0, 2]
+    assert search.told == {1: Measured(score=1.0)}

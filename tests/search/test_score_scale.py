@@ -14,7 +14,7 @@ CELL = planted(zero_stages=(1,)).cell
 TOKENS_OF_A_STEP = 256 * 4096 / 16
 
 
-def test_a_score_is_the_logarithm_of_the_seconds_of_a_step() -> None:
+def test_a_score_leads_back_to_the_speed() -> None:
     found = ScoreScale(CELL, TOKENS).tokens_per_second_per_gpu(log(8.0))
     assert found == pytest.approx(TOKENS_OF_A_STEP / 8.0)
     assert ScoreScale(CELL, SECONDS).tokens_per_second_per_gpu(log(8.0)) is None

@@ -19,6 +19,7 @@ from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.search.outcome import Failed, Measured, Outcome, OutOfMemory
 from orchestrator.core.search.planner import Candidates
+from orchestrator.core.sweepfile.objective import Objective
 from orchestrator.core.sweepfile.search_section import Search, Strategy
 from orchestrator.search import optuna_proposals
 from orchestrator.search.layout_state import Condemned, Known, UnderWay
@@ -85,14 +86,25 @@ def test_each_strategy_comes_near_the_planted_best(
     assert np.mean(found) >= share
 
 
-def test_the_step_time_is_minimised_as_tokens_are_maximised() -> None:
-    cell = planted()
-    by_seconds, by_tokens = (
-        drive(searcher(cell, Strategy.TPE, objective=objective), cell, 120)[0]
-        for objective in (SECONDS, TOKENS)
-    )
-    assert trials_until(0.90, cell, by_seconds) is not None
-    assert by_seconds == by_tokens
+@pytest.mark.parametrize(("objective", "unit"), [(SECONDS, "s a step"), (TOKENS, "tokens/s/GPU")])
+def test_a_reason_names_the_objective(objective: Objective, unit: str) -> None:
+    proposal = searcher(planted(zero_stages=(1,)), Strategy.AUTO, objective=objective).ask()
+    assert proposal is not None
+    assert unit in proposal.why
+
+
+def test_a_corrected_step_time_replaces_the_first_unless_it_is_within_noise() -> None:
+    search = searcher(planted(zero_stages=(1,)), Strategy.EXHAUSTIVE)
+    first, second = search.ask(), search.ask()
+    assert first is not None and second is not None
+    search.tell(first.layout, Measured.of_step(1.0, peak_memory_bytes=5.0))
+    search.tell(second.layout, OutOfMemory())
+    row = search._row_of[first.layout]
+    for seconds, kept in ((1.01, 1.0), (2.0, 2.0)):
+        search.correct(first.layout, seconds)
+        assert search._rows.told[row] == Measured.of_step(kept, peak_memory_bytes=5.0)
+    search.correct(second.layout, 2.0)
+    assert search._rows.told[search._row_of[second.layout]] == OutOfMemory()
 
 
 @pytest.mark.long

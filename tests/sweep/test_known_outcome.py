@@ -90,6 +90,13 @@ def trials(tmp_path: Path) -> dict[str, TrialRow]:
         }
 
 
+def test_tokens_that_a_program_counts_itself_do_not_change_what_is_learned(
+    trials: dict[str, TrialRow],
+) -> None:
+    other = replace(trials["measured"], tokens_per_second_per_gpu=1.0)
+    assert known_of(other) == known_of(trials["measured"])
+
+
 def test_numbers_that_cannot_be_true_tell_only_that_the_layout_fits(
     trials: dict[str, TrialRow],
 ) -> None:

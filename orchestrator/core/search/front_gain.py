@@ -37,23 +37,23 @@ class FrontGain:
         self._merits = tuple(merits)
         self._limit = lattice.memory_limit_bytes
         self._power: Surrogate | None = None
-        # By row, where it was read.
-        self._log_power: dict[int, float] = {}
+        # Row -> log power, of rows whose energy was read.
+        self._known_power: dict[int, float] = {}
         if Merit.EFFICIENCY in self._merits:
             guess = Smoothness.guess(lattice, residual_sd=POWER_SD)
             self._power = Surrogate(lattice, Belief.nothing(len(lattice)), guess=guess)
 
     def expected(
-        self, ran: Mapping[int, Measured], *, mean: Floats, sd: Floats, memory: Surrogate
+        self, measured: Mapping[int, Measured], *, mean: Floats, sd: Floats, memory: Surrogate
     ) -> Floats:
         """Return each row's expected gain, relative to the volume of the front so far.
 
-        `ran` has the outcomes of the rows that ran; `mean` and `sd` are of the scores of all rows.
-        If nothing ran, the gain is the expected volume itself.
+        `measured` has the outcomes of the rows that ran; `mean` and `sd` are of the scores of all
+        rows. If nothing ran, the gain is the expected volume itself.
         """
-        self._learn_power(ran)
+        self._learn_power(measured)
         merits = self._used()
-        points = self._points(ran, merits, memory)
+        points = self._points(measured, merits, memory)
         hopeful = self._hopeful(points, merits, mean=mean, sd=sd, memory=memory)
         found = np.zeros(len(mean))
         beliefs = [
@@ -72,57 +72,62 @@ class FrontGain:
         return found
 
     def would_be_on_it(
-        self, row: int, measured: Measured, others: Mapping[int, Measured], memory: Surrogate
+        self, row: int, outcome: Measured, others: Mapping[int, Measured], memory: Surrogate
     ) -> bool:
-        """Return whether a row that ran belongs to the front of it and the others."""
-        points = self._points({**others, row: measured}, self._used(), memory)
+        """Return whether a row that ran belongs to the front of it and the others.
+
+        `others`: without this row.
+        """
+        points = self._points({**others, row: outcome}, self._used(), memory)
         return bool(on_front(points)[-1])
 
-    def _learn_power(self, ran: Mapping[int, Measured]) -> None:
+    def _learn_power(self, measured: Mapping[int, Measured]) -> None:
         """Learn power from the rows that ran, if they have changed."""
         if self._power is None:
             return
-        logs = ((row, _log_power(one)) for row, one in ran.items())
+        logs = ((row, _log_power(one)) for row, one in measured.items())
         known = {row: power for row, power in logs if power is not None}
-        if list(known.items()) == list(self._log_power.items()):
+        if list(known.items()) == list(self._known_power.items()):
             return
-        self._log_power = known
+        self._known_power = known
         self._power.clear()
         for row, power in known.items():
             self._power.add(row=row, value=power)
 
     def _used(self) -> tuple[Merit, ...]:
         """Return the merits that are compared by now: energy only once a row has told of it."""
-        unknown = set() if self._log_power else {Merit.EFFICIENCY}
+        unknown = set() if self._known_power else {Merit.EFFICIENCY}
         if self._limit is None:
             unknown.add(Merit.HEADROOM)
         return tuple(one for one in self._merits if one not in unknown) or (Merit.SPEED,)
 
     def _points(
-        self, ran: Mapping[int, Measured], merits: tuple[Merit, ...], memory: Surrogate
+        self, measured: Mapping[int, Measured], merits: tuple[Merit, ...], memory: Surrogate
     ) -> Floats:
         """Return the merits of the rows that ran; what was not read is as expected."""
-        points = np.empty((len(ran), len(merits)))
+        points = np.empty((len(measured), len(merits)))
         for place, merit in enumerate(merits):
-            points[:, place] = [self._merit(merit, row, one, memory) for row, one in ran.items()]
+            points[:, place] = [
+                self._merit(merit, row, one, memory) for row, one in measured.items()
+            ]
         return points
 
-    def _merit(self, merit: Merit, row: int, measured: Measured, memory: Surrogate) -> float:
+    def _merit(self, merit: Merit, row: int, outcome: Measured, memory: Surrogate) -> float:
         match merit:
             case Merit.SPEED:
-                return float(np.exp(-measured.score))
+                return float(np.exp(-outcome.score))
             case Merit.HEADROOM:
-                peak = measured.peak_memory_bytes
+                peak = outcome.peak_memory_bytes
                 if peak is None or not isfinite(peak) or peak <= 0:
                     peak = float(np.exp(memory.mean[row]))
                 assert self._limit is not None
                 return max(1.0 - peak / self._limit, 0.0)
             case Merit.EFFICIENCY:
-                power = _log_power(measured)
+                power = _log_power(outcome)
                 if power is None:
                     assert self._power is not None
                     power = float(self._power.mean[row])
-                return float(np.exp(-measured.score - power))
+                return float(np.exp(-outcome.score - power))
 
     def _belief(
         self, merit: Merit, *, mean: Floats, sd: Floats, memory: Surrogate
@@ -184,12 +189,12 @@ class _MeritDistribution:
         return _above(np.log(np.clip(edges, 1e-300, MOST_BETTER * best)), -self.mean, self.sd)
 
 
-def _log_power(measured: Measured) -> float | None:
+def _log_power(outcome: Measured) -> float | None:
     """The logarithm of joules per token and second of a step: watts, in another unit."""
-    joules = measured.joules_per_token
+    joules = outcome.joules_per_token
     if joules is None or not 0 < joules < np.inf:
         return None
-    return log(joules) - measured.score
+    return log(joules) - outcome.score
 
 
 def _above(log_edges: Floats, mean: Floats, sd: Floats) -> Floats:

@@ -13,7 +13,7 @@ from typing import Self
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     # The logarithm of the seconds of a step, or of what takes their place; less is better.
-    # Infinity and NaN teach nothing, and the layout is not asked for again.
+    # Infinite or NaN: it teaches nothing, and is not tried again.
     score: float
     # As the prediction counts it; None: not read.
     peak_memory_bytes: float | None = None
@@ -27,9 +27,9 @@ class Measured:
         peak_memory_bytes: float | None = None,
         joules_per_token: float | None = None,
     ) -> Self:
-        """Return the outcome of a layout whose steps take so long.
+        """Return the outcome of a layout whose steps take so many seconds.
 
-        A time that is none, from a clock that stood still or ran away, gives a useless outcome.
+        A time of 0 or less, infinity or NaN, from a wrong clock, gives a useless outcome.
         """
         return cls(
             score=log(seconds) if 0 < seconds < inf else nan,
@@ -39,7 +39,7 @@ class Measured:
 
     @property
     def is_useless(self) -> bool:
-        """True if its score is no number."""
+        """True if its score is infinite or NaN."""
         return not isfinite(self.score)
 
 
@@ -53,7 +53,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The layout or the code is at fault. For the machine's fault, call `Searcher.forget`."""
+    """The layout or the code is at fault. After a fault of the machine there is no outcome."""
 
 
 Outcome = Measured | OutOfMemory | Failed

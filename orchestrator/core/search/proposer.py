@@ -43,7 +43,7 @@ MISLED_FACTOR, MISLED_FROM = 1.5, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class ExpectedOutcome:
     """The expected outcome of a row that was chosen."""
 
     score: float | None = None  # None while nothing is known
@@ -56,8 +56,8 @@ class Expected:
     front_gain: float | None = None
 
 
-# Why a row was chosen: for what is expected of it, or in words.
-Reason = Expected | str
+# Why a row was chosen: for what is expected of it, or in words ("": by the prediction alone).
+Reason = ExpectedOutcome | str
 
 
 class Proposer:
@@ -168,9 +168,10 @@ class Proposer:
             row = self._farthest(open_rows, works)
             return row, self._expected(row, fits, fails, None, None)
         mean, sd = self._scores.mean, self._scores.sd
-        # Rows that show, or will show, how fast the values of their options are.
-        ran = [*self._measured(), *self._pending]
+        ran: list[int] = []
         if self._options:
+            # Rows that show, or will show, how fast the values of their options are.
+            ran = [*self._measured_scores(), *self._pending]
             mean = mean + self._options.log_seconds(ran, self._memory.constants)
         failed_often = best is None and self._num_out_of_memory > START_MEASURED
         if failed_often and float(works[open_rows].max()) < HARDLY:
@@ -284,8 +285,8 @@ class Proposer:
         """Return whether results differ from the prediction, and not all in the same direction."""
         if self._lattice.seconds is None or self._num_scored < MISLED_FROM:
             return False
-        scores = {row: measured.score for row, measured in self._measured().items()}
-        off = np.array([*scores.values()]) - self._lattice.seconds.mean[[*scores]]
+        scores = self._measured_scores()
+        off = np.array(list(scores.values())) - self._lattice.seconds.mean[list(scores)]
         spread = float(np.median(np.abs(off - np.median(off))))
         return spread > log(MISLED_FACTOR)
 
@@ -308,12 +309,12 @@ class Proposer:
                     self._memory.add(row=row, value=used)
                 self._failing.add(row=row, value=0.0)
             case OutOfMemory(excess=excess):
-                # Another failure remains possible.
                 self._num_out_of_memory += 1
                 needed = limit
                 if excess is not None and 0.0 < excess < inf:
                     needed += float(np.log1p(excess) - np.log(self._usable))
                 self._memory.add(row=row, value=needed, bound=Bound.AT_LEAST)
+                # `_failing` learns nothing: with more memory the row may still fail.
             case Failed():
                 self._failing.add(row=row, value=1.0)
             case _:
@@ -337,13 +338,16 @@ class Proposer:
         self._scores.correct(row=row, value=outcome.score)
         if used is not None:
             self._memory.correct(row=row, value=used)
-        scores = {row: measured.score for row, measured in self._measured().items()}
-        self._best = min(scores.items(), key=lambda one: one[1])
+        self._best = min(self._measured_scores().items(), key=lambda one: one[1])
         return True
 
     def _measured(self) -> dict[int, Measured]:
         """Return the outcomes of the rows that ran, in the order of telling."""
         return {row: told for row, told in self._told.items() if isinstance(told, Measured)}
+
+    def _measured_scores(self) -> dict[int, float]:
+        """Return their scores by row."""
+        return {row: told.score for row, told in self._told.items() if isinstance(told, Measured)}
 
     def _used(self, measured: Measured) -> float | None:
         """Return the logarithm of the peak; None without a limit or a reading (0: no counters)."""
@@ -391,12 +395,12 @@ class Proposer:
 
     def _expected(
         self, row: int, fits: Floats | None, fails: Floats, mean: Floats | None, sd: Floats | None
-    ) -> Expected:
+    ) -> ExpectedOutcome:
         best = self._best
         knows_memory = self._limit is not None and (
             self._lattice.memory is not None or bool(self._memory.values)
         )
-        return Expected(
+        return ExpectedOutcome(
             score=None if mean is None else float(mean[row]),
             score_sd=0.0 if sd is None else float(sd[row]),
             improvement=None if best is None or mean is None else best[1] - float(mean[row]),
@@ -408,7 +412,10 @@ class Proposer:
 
 def _check_score(row: int, outcome: Outcome) -> None:
     if isinstance(outcome, Measured) and outcome.is_useless:
-        raise ValueError(f"score {outcome.score} of row {row}: a logarithm is needed")
+        raise ValueError(
+            f"score {outcome.score} of row {row}: a logarithm is needed;"
+            " set a row without one aside"
+        )
 
 
 def _argmax(worth: Floats, open_rows: Mask) -> int:

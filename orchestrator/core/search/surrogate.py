@@ -62,8 +62,8 @@ class Value:
 class Surrogate:
     """The process over one lattice: `add` values, then read `mean` and `sd` of every row.
 
-    Adding costs (rows x values). Replacing and learning cost (rows x values^2), and learning only
-    happens when the values have grown by a share.
+    Adding costs (rows x values). Correcting a value and learning cost (rows x values^2), and
+    learning only happens when the values have grown by a share.
     """
 
     def __init__(

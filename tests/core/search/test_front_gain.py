@@ -12,7 +12,7 @@ from orchestrator.core.problem.hypervolume import hypervolume
 from orchestrator.core.search.front_gain import FrontGain
 from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.outcome import Measured
-from orchestrator.core.search.proposer import Expected, Proposer
+from orchestrator.core.search.proposer import ExpectedOutcome, Proposer
 from orchestrator.core.search.smoothness import Smoothness
 from orchestrator.core.search.surrogate import Surrogate
 from orchestrator.core.trial.merit import Merit
@@ -118,10 +118,10 @@ def test_a_choice_says_how_much_the_front_should_grow() -> None:
     space = lattice(np.array([1.0, 2.0]), np.array([60.0, 20.0]))
     proposer = Proposer(space, seed=0, merits=ALL)
     _, choice = proposer.choose(np.array([True, True]))
-    assert isinstance(choice, Expected) and choice.front_gain is None
+    assert isinstance(choice, ExpectedOutcome) and choice.front_gain is None
     proposer.tell(0, ran(1.0, 60.0, joules=3.0))
     _, choice = proposer.choose(np.array([False, True]))
-    assert isinstance(choice, Expected)
+    assert isinstance(choice, ExpectedOutcome)
     assert choice.front_gain is not None and choice.front_gain > 0.1
     gain = proposer.expected_gain(np.array([False, True]))
     assert gain is not None and 0 < gain <= choice.front_gain
@@ -222,6 +222,17 @@ def test_energy_that_was_not_read_is_that_of_the_power_of_its_like(
     gain.expected({0: read}, mean=np.zeros(2), sd=np.full(2, 0.05), memory=memory)
     assert gain.would_be_on_it(1, unread, {0: read}, memory) is is_on_it
     assert gain.would_be_on_it(0, read, {1: unread}, memory) is not is_on_it
+
+
+def test_energy_that_was_read_and_is_forgotten_is_not_compared_any_more() -> None:
+    space = lattice(np.array([1.0, 0.8]), np.full(2, 40.0))
+    mean, sd, memory = np.log([1.0, 0.8]), np.full(2, 0.1), memory_of(space)
+    unread = {0: ran(1.0, 40.0)}
+    gain = FrontGain(space, (Merit.EFFICIENCY,))
+    gain.expected({0: ran(1.0, 40.0, joules=5.0)}, mean=mean, sd=sd, memory=memory)
+    found = gain.expected(unread, mean=mean, sd=sd, memory=memory)
+    fresh = FrontGain(space, (Merit.EFFICIENCY,))
+    assert found == pytest.approx(fresh.expected(unread, mean=mean, sd=sd, memory=memory))
 
 
 @pytest.mark.parametrize("joules", [0.0, float("inf"), None])

@@ -9,7 +9,7 @@ from orchestrator.core.search.lattice import Belief, Lattice, LatticeAxis
 from orchestrator.core.search.option_effects import OptionEffects
 from orchestrator.core.search.outcome import Measured, OutOfMemory
 from orchestrator.core.search.proposer import Proposer
-from tests.core.search.chosen import expected
+from tests.core.search.expected_outcome import expected
 
 # Rows of two sizes with three kernels each.
 KERNELS = ["amber", "birch", "cedar"] * 2
