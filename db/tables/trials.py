@@ -287,9 +287,10 @@ measurement = Table(
     optional(
         "unchecked",
         Text,
-        "what of its step times nothing checks, with the fix: when its lines came, so that only "
-        "the time that the program ran bounds them, or whether each is that of one step; NULL: "
-        "they were checked or too few, nobody saw the program, or the numbers are implausible",
+        "what nothing checks, with the fix: when the lines of its step times came, so that only "
+        "the time that the program ran bounds them; whether each is that of one step; or whether "
+        "what varies reaches the program. NULL: all was checked, there are too few steps, nobody "
+        "saw the program, or the numbers are implausible",
     ),
     optional(
         "step_seconds_bound",

@@ -26,7 +26,7 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
     cells = spec.cells()
     has_numbers = bool(spec.measurement.limits.numbers) and spec.workload.name != "replay"
     warnings = limit_warnings(planning(spec, None)) if has_numbers else []
-    warnings += _refusals(spec)
+    warnings += _warnings_of_a_run(spec)
     if as_json:
         record = {
             "name": spec.name,
@@ -45,15 +45,18 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
         note(remark)
 
 
-def _refusals(spec: SweepSpec) -> list[str]:
-    """Return why `sweep run` would refuse a file without mistakes."""
+def _warnings_of_a_run(spec: SweepSpec) -> list[str]:
+    """Return why `sweep run` would refuse a file without mistakes, or would warn of it."""
     from orchestrator.core.search.space import CellSpaces, SpaceTooLarge  # numpy
 
-    found = []
+    found: list[str] = []
     try:
         table = replayed_table(spec)
         among = table.layouts if table is not None else lambda _: None
-        run_checks.check_some_layout_is_legal(spec, CellSpaces(spec, among))
+        spaces = CellSpaces(spec, among)
+        run_checks.check_some_layout_is_legal(spec, spaces)
+        if table is None:
+            found += filter(None, [run_checks.values_not_passed(spec, spaces)])
     except (SpaceTooLarge, UsageInvalid) as exc:
         found.append(f"`sweep run` would refuse it: {exc}")
     try:

@@ -88,12 +88,12 @@ def why_unsure_lines(trials: Sequence[TrialRow]) -> list[str]:
 
 
 def unchecked_lines(trials: Sequence[TrialRow]) -> list[str]:
-    """Name the trials of a table of whose step times nothing checks a part, and say which."""
+    """Name the trials of a table of whose numbers nothing checks a part, and say which."""
     unchecked: dict[str, list[int]] = {}
     for trial in trials:
         if trial.unchecked is not None:
             unchecked.setdefault(trial.unchecked, []).append(trial.id)
     return [
-        f"The times of {show.numbered('trial', ids)} are not fully checked: {reason}"
+        f"The numbers of {show.numbered('trial', ids)} are not fully checked: {reason}"
         for reason, ids in unchecked.items()
     ]

@@ -111,6 +111,7 @@ def _take_up_what_was_left(call: Call) -> None:
             plan=call.spec.measurement.plan(call.scheduler.slots.device),
             code=call.code.now,
             device_name=call.scheduler.slots.device_name,
+            not_passed=call.not_passed,
         )
         if (found := recovery.take_up(call.spool)) > 0:
             logger.warning(

@@ -216,6 +216,7 @@ class Outcomes:
             device_name=self._slots.device_name,
             is_repeat=attempt.is_repeat,
             at=at,
+            not_passed=self._call.not_passed,
         )
         if isinstance(verdict.outcome, Measurement) and verdict.fingerprint is not None:
             # Note the peak now: the next attempt of this poll is judged with it.

@@ -27,7 +27,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """`epoch`: of the sweep's present owner. `device_name`: for ranks that do not name theirs."""
+    """`epoch`: of the sweep's present owner. `device_name`: for ranks that do not name theirs.
+
+    `not_passed`: what varies and may not reach the program.
+    """
 
     store: Store
     sweep_id: int
@@ -35,6 +38,7 @@ class Recovery:
     plan: MeasurementPlan
     code: Fingerprint
     device_name: str | None
+    not_passed: str | None = None
 
     def take_up(self, spool: Spool) -> int:
         """Store all ends of a spool, and return their number; refused ones are set aside."""
@@ -73,6 +77,7 @@ class Recovery:
                 one.number == spooled.attempt and one.purpose in REPEATS for one in detail.attempts
             ),
             at=spooled.at,
+            not_passed=self.not_passed,
         )
         event = _event_of(verdict.outcome, detail, spooled.attempt)
         ended = verdict.ended(end.trial_id, spooled.attempt, event=event)

@@ -36,6 +36,7 @@ def run_sweep(
     spaces: CellSpaces | None = None,
     run_root: Callable[[str], Path] | None = None,
     reused: str | None = None,
+    not_passed: str | None = None,
 ) -> SweepResult:
     """Work on a sweep until every cell is done, a budget is spent, or somebody asks to stop.
 
@@ -44,7 +45,8 @@ def run_sweep(
     enumerated already. `run_root` gives the folder of a sweep's
     run folder on this machine: ends of attempts wait there while the database does not answer
     (None: only in memory). `reused` names a sweep whose measurements are taken over, where
-    conditions are equal. Raises SweepChanged, SweepInUse, ResourcesInsufficient, StoreUnavailable
+    conditions are equal. `not_passed`: what varies and may not reach the program; results say so.
+    Raises SweepChanged, SweepInUse, ResourcesInsufficient, StoreUnavailable
     and ClusterUnavailable. What was acknowledged by then is in the store, and what was measured is
     there or in that folder, for the next call.
     """
@@ -73,6 +75,7 @@ def run_sweep(
                 gpus_per_node=asked if isinstance(asked, int) else scheduler.slots.per_node,
                 began=clock(),
                 reused=reused,
+                not_passed=not_passed,
             )
             result = open_loop(call).run()
             return result

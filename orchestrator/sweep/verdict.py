@@ -96,16 +96,21 @@ def judge_attempt(
     was_edited: bool = False,
     is_repeat: bool = False,
     at: dt.datetime | None = None,
+    not_passed: str | None = None,
 ) -> AttemptVerdict:
     """Judge how an attempt of a layout ended.
 
     `code` is that at its start; `was_edited`: another one was found when it was checked after the
     first step. `device_name` is the cluster's, for ranks that do not name theirs. A repeat whose
     numbers cannot be true is a bad result: the earlier measurement of its trial still counts. `at`:
-    when it ended, by the sweep's clock; None: the store's clock counts.
+    when it ended, by the sweep's clock; None: the store's clock counts. `not_passed`: what varies
+    in the sweep and may not reach the program.
     """
     results = end.results
     outcome = _outcome(end, results, cell=cell, layout=layout, plan=plan, peaks=peaks)
+    if not_passed is not None and isinstance(outcome, Measurement) and not outcome.implausible:
+        reasons = (outcome.unchecked, not_passed)
+        outcome = replace(outcome, unchecked="; and ".join(filter(None, reasons)))
     if was_edited and _is_of_program(outcome):
         # It is not known which code gave these numbers.
         outcome, results = _EDITED, ()

@@ -1039,7 +1039,7 @@ def test_times_that_were_not_checked_are_said_below_the_best_and_with_their_tria
         bench = Bench.on(store)
         bench.measure(1, 500.0)
         bench.measure(2, 500.0, unchecked="all steps arrived at once")
-    said = "The times of trial 2 are not fully checked: all steps arrived at once"
+    said = "The numbers of trial 2 are not fully checked: all steps arrived at once"
     assert said in sweep("best")
     assert said in sweep("trials")
     assert "not fully checked: all steps arrived at once" in sweep("show", "2")

@@ -518,6 +518,20 @@ def test_validate_warns_of_a_program_that_is_not_on_this_machine(
     assert all("on this machine" in one and said in one for one in warnings)
 
 
+def test_validate_warns_of_a_value_that_may_not_reach_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, path = tmp_path / "train.py", tmp_path / "mine.yaml"
+    script.write_text("print()")
+    options = {"argv": ["python3", str(script), "{grad_accum_steps}"]}
+    axes = {"micro_batch_size": [1, 2], "recompute": ["none"]}
+    workload = {"name": "command", "options": options}
+    path.write_text(json.dumps({**SPEC, "axes": axes, "workload": workload}))
+    assert cli.main(["validate", str(path)]) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: micro_batch_size may not reach the program: it varies")
+
+
 def test_validate_warns_if_no_layout_is_legal(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

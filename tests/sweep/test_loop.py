@@ -546,6 +546,12 @@ def test_a_machines_fault_is_not_told_to_the_search(
     assert all(isinstance(outcome, Measured) for outcome in told)
 
 
+def test_what_may_not_reach_the_program_is_said_of_every_measurement(store: Store) -> None:
+    run(store, fast, spec=spec(gpus=1), not_passed="mbs may not reach the program")
+    trials = store.trials(store.sweep_named("t").id)
+    assert {trial.unchecked for trial in trials} == {"mbs may not reach the program"}
+
+
 def test_a_cell_without_a_legal_layout_is_not_feasible(store: Store) -> None:
     result, scheduler = run(store, fast, spec=spec(axes={"micro_batch_size": [3]}))
     assert len(result.nothing_feasible) == 2

@@ -87,7 +87,9 @@ def slowing_down(load: MachineLoad) -> Finished:
     return Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=ends[-1])
 
 
-def judged(end: Finished, *, was_edited: bool = False) -> AttemptVerdict:
+def judged(
+    end: Finished, *, was_edited: bool = False, not_passed: str | None = None
+) -> AttemptVerdict:
     return judge_attempt(
         end,
         cell=cell(num_gpus=1, global_batch_size=1),
@@ -97,6 +99,7 @@ def judged(end: Finished, *, was_edited: bool = False) -> AttemptVerdict:
         code=Fingerprint(orchestrator_version="test"),
         device_name=None,
         was_edited=was_edited,
+        not_passed=not_passed,
     )
 
 
@@ -117,9 +120,14 @@ def test_a_measurement_says_if_only_the_time_of_its_program_bounds_its_steps(
     told = run(noisy(0.2, 12), buffered=buffered).result()
     outcome = RankOutcome(rank=0, exit_code=0, result=told)
     report = NodeReport(node="a", ranks=[outcome])
-    verdict = judged(Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=9.0))
+    end = Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=9.0)
+    verdict = judged(end)
     assert isinstance(verdict.outcome, Measurement) and verdict.outcome.implausible is None
     assert (verdict.outcome.unchecked is None) is is_checked
+    # Whatever varies and may not reach the program is said besides.
+    also = judged(end, not_passed="mbs").outcome
+    assert isinstance(also, Measurement)
+    assert also.unchecked == ("mbs" if is_checked else f"{verdict.outcome.unchecked}; and mbs")
 
 
 def test_a_measurement_that_cannot_be_true_gives_one_reason() -> None:
@@ -127,7 +135,8 @@ def test_a_measurement_that_cannot_be_true_gives_one_reason() -> None:
     told = run([0.123456] * 12, buffered=1000).result()
     outcome = RankOutcome(rank=0, exit_code=0, result=told)
     report = NodeReport(node="a", ranks=[outcome])
-    verdict = judged(Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=9.0))
+    end = Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=9.0)
+    verdict = judged(end, not_passed="mbs")
     assert isinstance(verdict.outcome, Measurement)
     assert verdict.outcome.implausible is not None and verdict.outcome.unchecked is None
 

@@ -6,7 +6,6 @@ It needs no store and no Ray, and leaves nothing.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from orchestrator.core.machines.program_contract import ContractRun
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.problem.layout import Layout
-    from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.core.trial.launch_order import LaunchOrder
     from orchestrator.core.trial.protocol import Device, MeasurementPlan
@@ -35,15 +33,6 @@ if TYPE_CHECKING:
 
 WARMUP_STEPS, MAX_STEPS = 2, 8
 LOG_LINES_SHOWN = 20
-# Names of templates that have the same value in every layout.
-_OF_THE_RANK = frozenset(
-    {
-        *("gpus_per_node", "num_nodes", "node_rank", "master_addr", "master_port"),
-        *("run_dir", "result_file", "metrics_file", "stop_file"),
-    }
-)
-# A text file of a program is searched for the names of its variables up to this size.
-_MOST_SCRIPT_BYTES = 1 << 20
 _STYLES = {Status.OK: "", Status.WARN: "yellow", Status.FAIL: "red"}
 
 
@@ -137,7 +126,7 @@ def _smallest_layout(spec: SweepSpec, *, num_slots: int) -> _SmallestLayout:
     """
     import numpy as np
 
-    from orchestrator.core.problem.layout_table import COLUMNS
+    from orchestrator.core.sweepfile.passed_values import varying_values
 
     known = planning(spec, None)
     small = [cell for cell in spec.cells() if cell.num_gpus <= num_slots]
@@ -156,26 +145,14 @@ def _smallest_layout(spec: SweepSpec, *, num_slots: int) -> _SmallestLayout:
         rows = fitting if len(fitting) else candidates.order
         row = int(rows[int(np.argmin(memory[rows]))])
         some = [table.layout(int(row)) for row in candidates.order[:_LAYOUTS_COMPARED]]
-        return _SmallestLayout(cell=cell, layout=table.layout(row), varying=_varying(some, COLUMNS))
+        return _SmallestLayout(
+            cell=cell, layout=table.layout(row), varying=varying_values(some, spec.sequence_length)
+        )
     raise UsageInvalid("no layout is legal in any cell that fits this machine; see `sweep plan`")
 
 
 # Enough to see which axes have more than one value.
 _LAYOUTS_COMPARED = 512
-
-
-def _varying(layouts: Sequence[Layout], columns: Sequence[str]) -> dict[str, list[str]]:
-    """The axes, options included, that have several values, with them."""
-    from orchestrator.core.sweepfile.template import text_of
-
-    values: dict[str, list[str]] = {}
-    for layout in layouts:
-        named = {name: getattr(layout, name) for name in columns if name != "options"}
-        for name, value in {**named, **dict(layout.options)}.items():
-            text = text_of(value)
-            if text not in values.setdefault(name, []):
-                values[name].append(text)
-    return {name: given for name, given in values.items() if len(given) > 1}
 
 
 def _program(spec: SweepSpec) -> str:
@@ -198,37 +175,14 @@ def _program(spec: SweepSpec) -> str:
 
 def _layout_check(spec: SweepSpec, smallest: _SmallestLayout) -> Check:
     from orchestrator.core.machines.program_contract import layout_check
-    from orchestrator.core.problem.layout import NAMED_AXES
     from orchestrator.core.sweepfile.command_options import CommandOptions
-    from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
+    from orchestrator.core.sweepfile.passed_values import names_passed
 
     options = spec.workload.options
     if not isinstance(options, CommandOptions):
         return ok("layout", "passed by this program's own protocol")
-    names = {*TEMPLATE_NAMES, *spec.axes.options} - _OF_THE_RANK
-    script = _text_of_script(options)
-    # A script may compose the name: os.environ[f"SWEEP_{name}"].
-    words = set(re.findall(r"[A-Z][A-Z0-9_]+", script.replace("SWEEP_", " ")))
-    read = {name for name in names if "SWEEP_" in script and name.upper() in words}
-    if options.framework is not None:
-        read |= {*NAMED_AXES, "sequence_length"}  # it writes all of them
-    varying = dict(smallest.varying)
-    if len(spec.sequence_length) > 1:
-        varying["sequence_length"] = list(map(str, spec.sequence_length))
-    return layout_check(varying, options.names_used() & names | read)
-
-
-def _text_of_script(options: CommandOptions) -> str:
-    from orchestrator.core.sweepfile.program_files import script_of
-
-    script = script_of(options.argv)
-    if script is None or "{" in script or "{" in (options.cwd or ""):
-        return ""
-    try:
-        with (Path(options.cwd or "/") / script).open("rb") as file:
-            return file.read(_MOST_SCRIPT_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
+    script = run_checks.text_of_script(options) or ""
+    return layout_check(smallest.varying, names_passed(options, spec.axes.options, script))
 
 
 def _run(

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _CELLS_NAMED = 3
 # Combinations of the values of {names} in a command: each needs a few looks at the file system.
 _MOST_COMBINATIONS = 64
+# A script is searched for the names of its variables up to this size.
+_MOST_SCRIPT_BYTES = 1 << 20
+# So many layouts of a cell show which axes have several values.
+_LAYOUTS_COMPARED = 512
 
 
 def check_some_layout_is_legal(spec: SweepSpec, spaces: CellSpaces) -> None:
@@ -116,6 +120,47 @@ def check_program(spec: SweepSpec) -> None:
         )
         if problem is not None:
             raise UsageInvalid(problem)
+
+
+def values_not_passed(spec: SweepSpec, spaces: CellSpaces) -> str | None:
+    """Return which values vary and do not reach the program, with the fix.
+
+    None: all do, or its script cannot be read here.
+    """
+    import numpy as np
+
+    from orchestrator.core.machines.program_contract import how_to_pass, not_passed
+    from orchestrator.core.sweepfile.command_options import CommandOptions
+    from orchestrator.core.sweepfile.passed_values import names_passed, varying_values
+
+    options = spec.workload.options
+    script = text_of_script(options) if isinstance(options, CommandOptions) else None
+    if not isinstance(options, CommandOptions) or script is None:
+        return None
+    layouts = []
+    for cell in spec.cells():
+        legal = spaces.of(cell, gpus_per_node=assumed_gpus_per_node(spec)).legal
+        some = np.linspace(0, len(legal) - 1, min(len(legal), _LAYOUTS_COMPARED))
+        layouts += [legal.layout(row) for row in some.astype(int).tolist()]
+    varying = varying_values(layouts, spec.sequence_length)
+    missing = not_passed(varying, names_passed(options, spec.axes.options, script))
+    if not missing:
+        return None
+    return f"{', '.join(missing)} may not reach the program: {how_to_pass(missing)}"
+
+
+def text_of_script(options: CommandOptions) -> str | None:
+    """Return the text of the program's script; None if it has none, or it cannot be read here."""
+    from orchestrator.core.sweepfile.program_files import script_of
+
+    script = script_of(options.argv)
+    if script is None or "{" in script or "{" in (options.cwd or ""):
+        return None
+    try:
+        with (Path(options.cwd or "/") / script).open("rb") as file:
+            return file.read(_MOST_SCRIPT_BYTES).decode(errors="replace")
+    except OSError:
+        return None
 
 
 def _check_toml(options: CommandOptions) -> None:

@@ -85,6 +85,11 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         run_checks.check_this_machine(spec)
         run_checks.check_program(spec)
     run_checks.check_some_layout_is_legal(spec, spaces)
+    not_passed = None
+    if table is None and options.simulator is None:
+        not_passed = run_checks.values_not_passed(spec, spaces)
+        if not_passed is not None:
+            note(f"warning: {not_passed}")
     run_checks.check_that_ray_keeps_it(options.db)
     run_checks.check_home()
     from db.store import Store
@@ -103,7 +108,17 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         ),
     ):
         call = _SweepRun(
-            spec, options, table, spaces, environment, secrets, store, progress, signals, notifier
+            spec,
+            options,
+            table,
+            spaces,
+            not_passed,
+            environment,
+            secrets,
+            store,
+            progress,
+            signals,
+            notifier,
         )
         result = call.result()
         where = store.url
@@ -146,6 +161,8 @@ class _SweepRun:
     options: RunOptions
     table: ReplayTable | None
     spaces: CellSpaces
+    # What varies and may not reach the program, with the fix.
+    not_passed: str | None
     environment: dict[str, str]  # of ranks, without secrets
     secrets: dict[str, str]
     store: Store
@@ -255,6 +272,7 @@ class _SweepRun:
                     spaces=self.spaces,
                     run_root=home.run_root,
                     reused=self.options.reused,
+                    not_passed=self.not_passed,
                 )
         except SweepError as exc:
             self.notifier.send(notices.of_error(exc), is_last=True)

@@ -89,26 +89,35 @@ def layout_check(varying: Mapping[str, Sequence[str]], used: Collection[str]) ->
     `varying`: the axes of the sweep that have several values. `used`: the names that the command's
     templates have, or whose variable SWEEP_NAME the script reads.
     """
-    missing = [
-        name
-        for name in varying
-        if name not in used
-        and name not in _TOLD_BY_RANKS
-        and not (name in _FOLLOWS_FROM and set(_FOLLOWS_FROM[name]) <= set(used))
-    ]
+    missing = not_passed(varying, used)
     passed = f"passed: {', '.join(sorted(used)) or 'nothing'}"
     if not missing:
         return ok(
             "layout", passed if used or varying else "one layout, and nothing of it is passed"
         )
     named = ", ".join(f"{name} ({', '.join(varying[name][:4])})" for name in missing)
-    braces = " ".join(f"{{{name}}}" for name in missing)
-    variables = ", ".join(f"SWEEP_{name.upper()}" for name in missing)
-    return warn(
-        "layout",
-        f"{passed}; nowhere: {named}",
-        "they vary, and neither argv, env, files nor the script name them, so that these layouts"
-        f" train alike: add {braces}, or read {variables}",
+    return warn("layout", f"{passed}; nowhere: {named}", how_to_pass(missing))
+
+
+def not_passed(varying: Collection[str], passed: Collection[str]) -> list[str]:
+    """Return what varies and is not passed, but for what follows from that or from the ranks."""
+    return [
+        name
+        for name in varying
+        if name not in passed
+        and name not in _TOLD_BY_RANKS
+        and not (name in _FOLLOWS_FROM and set(_FOLLOWS_FROM[name]) <= set(passed))
+    ]
+
+
+def how_to_pass(names: Sequence[str]) -> str:
+    """Return why it matters that these names are not passed, and how to pass them."""
+    braces = " ".join(f"{{{name}}}" for name in names)
+    variables = ", ".join(f"SWEEP_{name.upper()}" for name in names)
+    varies, them = ("it varies", "it") if len(names) == 1 else ("they vary", "them")
+    return (
+        f"{varies}, and neither argv, env, files nor the script name {them}, so that layouts which"
+        f" differ in {them} train alike: add {braces}, or read {variables}"
     )
 
 
