@@ -105,7 +105,8 @@ class Database:
                 )
         except ModuleNotFoundError as exc:
             raise UsageInvalid(
-                "the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'"
+                "the PostgreSQL driver is not installed: pip install '.[postgres]' in the cloned"
+                " folder"
             ) from exc
         except OSError as exc:
             place = "Choose a place that is yours to write with SWEEP_DB"

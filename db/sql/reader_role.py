@@ -111,7 +111,7 @@ def _driver() -> Any:
         import psycopg
     except ModuleNotFoundError:
         raise StoreUnavailable(
-            "the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'"
+            "the PostgreSQL driver is not installed: pip install '.[postgres]' in the cloned folder"
         ) from None
     return psycopg
 

@@ -100,7 +100,7 @@ def _trace(target: str, options: list[str]) -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
         raise UsageInvalid(
             f"sweep trace needs torch, which is not installed in {sys.prefix}: pip install"
-            " 'layout-sweep[train]'"
+            " '.[train]' in the cloned folder"
         )
     done = subprocess.run(
         command("workloads.tools.memory_trace", *options, "--", target),

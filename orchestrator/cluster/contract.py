@@ -31,6 +31,8 @@ class Slots:
     nodes: Mapping[str, int]  # unique name -> slots
     # Trials at a time if the sweep file says nothing; None: as many as fit.
     usual_at_once: int | None = None
+    # How to get more of them, as the end of a message.
+    how_to_get_more: str = "give --ray-address of a cluster that has them"
 
     @cached_property
     def total(self) -> int:
@@ -74,7 +76,7 @@ def shapes_of(
             raise ResourcesInsufficient(
                 f"gpus: {cell.num_gpus} needs {_nodes_with(shape, unit)}{meaning};"
                 f" here {_found(slots.by_size, unit)}."
-                " Lower gpus, or give --ray-address of a cluster that has them"
+                f" Lower gpus, or {slots.how_to_get_more}"
             )
         shapes[cell] = shape
     return shapes

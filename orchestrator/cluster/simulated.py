@@ -50,7 +50,7 @@ def simulated(spec: SweepSpec) -> SweepSpec:
             raise UsageInvalid(
                 f"axes.options: {', '.join(spec.axes.options)} are options of workload"
                 f" {workload.name}, and a simulation has none of them;"
-                " leave them out with axes.options={}"
+                " add axes.options={} to the command"
             )
         device = spec.device if spec.device in DEVICES else SyntheticOptions().device_name
         workload = SyntheticWorkload(name="synthetic", options=SyntheticOptions(device_name=device))
@@ -251,4 +251,4 @@ class SimulatedScheduler:
 
 
 def _slots(nodes: Mapping[str, int]) -> Slots:
-    return Slots(device=Device.CUDA, device_name=None, nodes=nodes)
+    return Slots(device=Device.CUDA, device_name=None, nodes=nodes, how_to_get_more="raise --nodes")

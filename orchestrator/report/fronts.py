@@ -71,6 +71,8 @@ class ShownFront:
     points: Sequence[ShownPoint]
     # Trials that were measured, but not one of the objectives.
     left_out: Sequence[int]
+    # What one of them lacks, or several do.
+    not_read: Sequence[Objective]
     num_measured: int
 
     @property
@@ -106,7 +108,7 @@ class ShownFront:
 
     @property
     def _not_read(self) -> str:
-        return f"{' or '.join(self.objectives)} was not read"
+        return f"{' or '.join(self.not_read or self.objectives)} was not read"
 
     def record(self) -> dict[str, Any]:
         """The front as one machine-readable value."""
@@ -197,6 +199,7 @@ def _front(
     device: _PriceAndMemory,
 ) -> ShownFront:
     from orchestrator.sweep.stored_confirmation import confirmation_of  # needs SQLAlchemy
+    from orchestrator.sweep.trial_numbers import numbers_of
 
     merits = tuple(dict.fromkeys(objective.merit for objective in objectives))
     points: list[FrontPoint] = []
@@ -223,6 +226,17 @@ def _front(
             points.append(_point(key, found, verdict.log_seconds[key][1]))
     found_front = front_of(points, objectives, headroom=Objective.MEMORY_HEADROOM)
     rows = {trial.id: (trial, cell) for cell in group for trial in trials.get(cell.id, ())}
+    unread = {
+        objective
+        for key in left_out
+        for objective in objectives
+        if numbers_of(
+            rows[key][0],
+            device_memory_bytes=device.memory_bytes,
+            price_per_gpu_hour=device.price_per_gpu_hour,
+        ).value(objective)
+        is None
+    }
     return ShownFront(
         sweep=sweep.name,
         cells=group,
@@ -233,6 +247,7 @@ def _front(
             for key in keys
         ],
         left_out=sorted(left_out),
+        not_read=[objective for objective in objectives if objective in unread],
         num_measured=len(rows),
     )
 

@@ -31,7 +31,7 @@ def why_no_best(status: CellStatus) -> str:
         return "nothing measured yet"
     memory = f"{oom} out of memory, {pruned} pruned with them"
     if failed:
-        return f"nothing could be measured: {memory}, {failed} failed"
+        return f"nothing could be measured: {memory}, {failed} failed (`sweep trials` shows why)"
     return f"nothing has fitted: {memory}"
 
 

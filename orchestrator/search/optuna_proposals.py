@@ -256,5 +256,5 @@ def _require_gp() -> None:
     if missing:
         raise UsageInvalid(
             f"search.strategy gp needs {' and '.join(missing)}: "
-            "pip install 'layout-sweep[gp]', or take tpe"
+            "pip install '.[gp]' in the cloned folder, or take tpe"
         )

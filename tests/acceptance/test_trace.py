@@ -132,4 +132,4 @@ def test_a_driver_without_torch_is_told_how_to_get_it(
     monkeypatch.setitem(sys.modules, "torch", None)
     done = traced.run("trace", "traced:build")
     assert done.returncode == 2
-    assert "pip install 'layout-sweep[train]'" in done.stderr
+    assert "pip install '.[train]' in the cloned folder" in done.stderr

@@ -379,7 +379,7 @@ def test_the_command_simulates_and_shows_the_best(
     assert (
         "Simulated, on a clock of its own: 3 nodes of 8 h100-sxm. Nothing is measured" in told.err
     )
-    assert f"new store at sqlite:///{tmp_path}/s.sqlite\n" in told.err
+    assert f"store at sqlite:///{tmp_path}/s.sqlite: no sweep yet\n" in told.err
     assert cli.main(["run", str(file), "--simulate", "--nodes", "3", "--json"]) == 0
     assert f"store at sqlite:///{tmp_path}/s.sqlite: 1 sweep\n" in capsys.readouterr().err
     assert cli.main(["run", str(file), "--nodes", "4"]) == 2

@@ -88,5 +88,5 @@ def test_a_missing_matplotlib_is_named_with_its_fix(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     figure = PICTURES["scaling"]([scaling]).figure
     assert figure is not None
-    with pytest.raises(UsageInvalid, match=r"pip install 'layout-sweep\[report\]'"):
+    with pytest.raises(UsageInvalid, match=r"pip install '\.\[report\]'"):
         paper_figure(figure)

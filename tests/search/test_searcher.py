@@ -133,7 +133,7 @@ def test_a_gaussian_process_gives_way_to_tpe_when_it_would_get_slow() -> None:
 
 def test_gp_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optuna_proposals, "find_spec", lambda name: None)
-    with pytest.raises(UsageInvalid, match=r"pip install 'layout-sweep\[gp\]'"):
+    with pytest.raises(UsageInvalid, match=r"pip install '\.\[gp\]'"):
         searcher(planted(), Strategy.GP)
     searcher(planted(), Strategy.TPE)
 

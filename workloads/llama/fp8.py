@@ -33,6 +33,6 @@ def use_fp8_products(model: Llama, *, emulated: bool = False) -> None:
     except ImportError as exc:
         raise ConfigRejected(
             "precision fp8 needs torchao in the Python of the ranks: "
-            f"pip install 'layout-sweep[fp8]' ({exc})"
+            f"pip install '.[fp8]' in the cloned folder ({exc})"
         ) from exc
     convert_to_float8_training(model.layers, config=Float8LinearConfig(emulate=emulated))

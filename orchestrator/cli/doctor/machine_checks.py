@@ -75,9 +75,9 @@ def packages() -> Check:
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     missing = [name for name in REQUIRED if versions[name] is None]
     if missing:
-        advice = f"missing: {', '.join(missing)}; pip install layout-sweep"
+        advice = f"missing: {', '.join(missing)}; pip install . in the cloned folder"
         return fail("packages", found, advice)
-    extras = [f"{n} (layout-sweep[{extra}])" for n, extra in OPTIONAL.items() if not versions[n]]
+    extras = [f"{n} (extra {extra})" for n, extra in OPTIONAL.items() if not versions[n]]
     return ok("packages", found, f"optional, not installed: {', '.join(extras)}" if extras else "")
 
 
@@ -116,7 +116,10 @@ def _last_line(process: subprocess.Popen[str]) -> tuple[str | None, str]:
 def torch(process: subprocess.Popen[str]) -> Check:
     answer, error = _last_line(process)
     if answer is None and _version("torch") is None:
-        advice = "only training with workload llama needs it: pip install 'layout-sweep[train]'"
+        advice = (
+            "only training with workload llama needs it: pip install '.[train]' in the cloned"
+            " folder"
+        )
         return warn("torch", "not installed", advice)
     if answer is None:
         advice = "reinstall torch"
@@ -150,7 +153,7 @@ def gpus() -> Check:
     if name is None:
         advice = (
             "without NVML, GPU usage is not recorded and foreign processes are not seen:"
-            " pip install 'layout-sweep[gpu]'"
+            " pip install '.[gpu]' in the cloned folder"
         )
         return warn("gpus", f"the driver has {len(indices)}, but NVML does not answer", advice)
     found = f"{max(len(indices), 1)} x {name}"

@@ -43,7 +43,7 @@ def missing_packages(mirror: MirrorSection) -> list[str]:
     """A line for each tracker whose package is not installed."""
     return [
         f"mirror.{name} needs {name}, which is not installed: pip install"
-        f" 'layout-sweep[{_EXTRAS[name]}]'"
+        f" '.[{_EXTRAS[name]}]' in the cloned folder"
         for name in _EXTRAS
         if getattr(mirror, name) is not None and find_spec(name) is None
     ]

@@ -73,7 +73,7 @@ def check_this_machine(spec: SweepSpec) -> None:
     if spec.workload.name == "llama" and find_spec("torch") is None:
         raise UsageInvalid(
             "workload llama needs torch, which is not installed here: pip install"
-            " 'layout-sweep[train]'"
+            " '.[train]' in the cloned folder"
         )
     session_folder.usable_parent(os.environ)
     surroundings.check_for_ray()

@@ -175,7 +175,7 @@ class _SweepRun:
         from orchestrator.sweep.finished import finished_before
 
         num_sweeps = len(self.store.sweeps())
-        at = f"new store at {self.store.url}"
+        at = f"store at {self.store.url}: no sweep yet"
         if num_sweeps:
             at = f"store at {self.store.url}: {counted(num_sweeps, 'sweep')}"
         ray_address = self.options.ray_address

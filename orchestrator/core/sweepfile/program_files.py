@@ -69,10 +69,11 @@ def why_not_startable(
         return None
     if not posixpath.isabs(path):
         return f"workload.options.argv names the script {script!r}, {_RELATIVE}"
-    what = "a folder" if files.is_folder(path) else "no such file"
+    what = "is a folder" if files.is_folder(path) else "does not exist"
+    named = "" if script == path else f" ({script!r} in argv)"
     return (
-        f"workload.options.argv names the script {script!r}, and {path} is {what}: correct the path"
-        " in argv, or cwd, from which a relative path starts"
+        f"workload.options.argv: the script {path}{named} {what}: correct the path in argv, or cwd,"
+        " from which a relative path starts"
     )
 
 
@@ -101,8 +102,8 @@ def _why_no_program(
     if not posixpath.isabs(path):
         return f"{shown} is {_RELATIVE}"
     if not files.is_file(path):
-        what = "a folder" if files.is_folder(path) else "no such file"
-        return f"{shown}: {path} is {what}: correct it"
+        what = "is a folder" if files.is_folder(path) else "does not exist"
+        return f"{shown}: {path} {what}: correct it"
     if not files.may_run(path):
         return (
             f"{shown}: {path} is not executable: chmod +x {path}, or put the program that runs it"

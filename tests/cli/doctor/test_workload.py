@@ -267,7 +267,7 @@ def test_a_script_that_is_missing_is_found_before_anything_starts(
         GOOD, f'workload.options.argv=["{sys.executable}", tarin.py, "1", "1", "4"]', code=1
     )
     assert [check["name"] for check in found["all"]["checks"]] == ["program"]
-    assert f"{tmp_path}/tarin.py is no such file" in found["program"]["found"]
+    assert f"{tmp_path}/tarin.py ('tarin.py' in argv) does not exist" in found["program"]["found"]
 
 
 def test_more_gpus_than_this_machine_has_are_refused(command: CommandHere, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ Sweep = Callable[..., tuple[str, str]]
 def test_without_textual_the_cure_is_said(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     _, err = sweep("top", code=2)
-    assert "pip install 'layout-sweep[tui]'" in err and "sweep status --watch" in err
+    assert "pip install '.[tui]' in the cloned folder" in err and "sweep status --watch" in err
 
 
 def test_without_a_terminal_the_other_command_is_named(sweep: Sweep) -> None:

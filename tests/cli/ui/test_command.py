@@ -117,5 +117,5 @@ def test_a_missing_package_is_named_with_its_fix(
 ) -> None:
     monkeypatch.setattr(ui_command, "find_spec", lambda name: None if name == package else True)
     _, err = sweep("ui", code=2)
-    assert f"needs {package}" in err and "pip install 'layout-sweep[ui]'" in err
+    assert f"needs {package}" in err and "pip install '.[ui]' in the cloned folder" in err
     assert "sweep status --watch" in err

@@ -75,13 +75,17 @@ def test_nothing_is_missing_where_all_is_there() -> None:
         (["python"], "/home/me/run.sh", "cwd '/home/me/run.sh' is a file"),
         (["pyhton", "train.py"], "/home/me", "argv[0] 'pyhton' is in none of the folders of PATH"),
         (["run.sh"], "/home/me", "argv[0] 'run.sh' is in none of the folders of PATH"),
-        (["/opt/python"], "/home/me", "argv[0] '/opt/python': /opt/python is no such file"),
+        (["/opt/python"], "/home/me", "argv[0] '/opt/python': /opt/python does not exist"),
         (["./package"], "/home/me", "/home/me/package is a folder"),
         (["./run.sh"], "/home/me", "is not executable: chmod +x /home/me/run.sh"),
         (["./run.sh"], None, "relative path, and each rank starts in its own run directory"),
-        (["python", "tarin.py"], "/home/me", "'tarin.py', and /home/me/tarin.py is no such file"),
+        (
+            ["python", "tarin.py"],
+            "/home/me",
+            "/home/me/tarin.py ('tarin.py' in argv) does not exist",
+        ),
         (["python", "train.py"], None, "the script 'train.py', a relative path"),
-        (["bash", "/nowhere/run.sh"], None, "/nowhere/run.sh is no such file"),
+        (["bash", "/nowhere/run.sh"], None, "/nowhere/run.sh does not exist"),
     ],
 )
 def test_what_is_missing_is_named_with_the_rule_and_the_fix(

@@ -192,7 +192,9 @@ def test_a_missing_driver_is_said_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    assert "pip install 'layout-sweep[postgres]'" in refusal("postgresql://u@127.0.0.1:1/d")
+    assert "pip install '.[postgres]' in the cloned folder" in refusal(
+        "postgresql://u@127.0.0.1:1/d"
+    )
 
 
 def test_postgres_urls_of_every_spelling_are_understood() -> None:

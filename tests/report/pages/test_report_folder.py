@@ -145,7 +145,7 @@ def test_a_missing_package_is_named_with_its_fix(
     scaling: SweepRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_folder, "find_spec", lambda name: None)
-    fix = r"pip install 'layout-sweep\[report\]', before a sweep begins or in"
+    fix = r"pip install '\.\[report\]' in the cloned folder, before a sweep begins or in"
     with pytest.raises(UsageInvalid, match=rf"needs plotly, which is not installed: {fix}"):
         write_report([scaling], tmp_path)
 

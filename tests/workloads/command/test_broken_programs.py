@@ -53,7 +53,7 @@ PROGRAMS = {
         "",
         K.USER_ERROR,
         "workload.options.argv[0] '/no/such/python'",
-        "is no such file",
+        "does not exist",
         argv=["/no/such/python"],
     ),
     "the program may not be executed": broken(
@@ -70,8 +70,8 @@ PROGRAMS = {
     "the script does not exist": broken(
         "",
         K.USER_ERROR,
-        "names the script '/no/such/train.py'",
-        "is no such file",
+        "the script /no/such/train.py",
+        "does not exist",
         argv=[sys.executable, "/no/such/train.py"],
     ),
     "the working folder does not exist": broken(

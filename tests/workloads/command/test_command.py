@@ -335,7 +335,7 @@ def test_a_program_that_does_not_exist_is_named(launcher: NodeLauncher, tmp_path
     [
         (
             {"argv": [sys.executable, "-u", "/nowhere/train.py"]},
-            "/nowhere/train.py is no such file",
+            "/nowhere/train.py does not exist",
         ),
         ({"argv": ["pyhton"]}, "'pyhton' is in none of the folders of PATH"),
         ({"argv": ["true"], "cwd": "/nowhere"}, "cwd '/nowhere' is missing"),
