@@ -215,7 +215,7 @@ _MEASURED: Sequence[tuple[str, str, Format]] = (
     (
         "recipes",
         "throughput of the recipes' trials over that of a stopwatch around the same steps, "
-        "median of 5 runs on a busy machine",
+        "median of 5 runs",
         _recipes,
     ),
     ("long-sweep", "ask + tell + store at 5,000 trials; memory gained over them", _long_sweep),
