@@ -45,7 +45,6 @@ from orchestrator.node.gpu_monitor import (
     pci_addresses,
     wait_until_clean,
 )
-from orchestrator.node.held_port import HeldPort
 from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.machine_watch import MachineWatch
 from orchestrator.node.numa import as_list, cores_near
@@ -58,6 +57,7 @@ from orchestrator.node.rank_server_client import (
     ServerLost,
 )
 from orchestrator.node.rank_watch import judge
+from orchestrator.node.reserved_port import ReservedPort
 from orchestrator.node.run_directory import make_run_directory, run_directory
 from orchestrator.node.supervisor import NodeGang
 
@@ -84,7 +84,7 @@ class NodeLauncher:
         self.root.mkdir(parents=True, exist_ok=True)
         self._identity = launcher_identity(self.root)
         self._server: RankServer | None = None
-        self._rendezvous = HeldPort()
+        self._rendezvous = ReservedPort()
         self._software = ProgramSoftware()
         self._running = threading.Lock()
         # Guards the two sets of tags below, and the writing end of the pipe.

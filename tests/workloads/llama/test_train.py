@@ -46,7 +46,7 @@ from orchestrator.core.trial.protocol import (
     failure_file,
     result_file,
 )
-from orchestrator.node.held_port import hold_port
+from orchestrator.node.reserved_port import reserve_port
 from workloads.llama import main
 from workloads.llama.data import Tokens
 from workloads.llama.gradient_norm import gradient_norm
@@ -103,14 +103,14 @@ def run_trial(
     (run_dir / REQUEST_FILE).write_bytes(encode(trial))
     world_size = trial.layout.world_size
     ranks = []
-    with closing(hold_port()) as held:
+    with closing(reserve_port()) as reserved:
         for rank in range(world_size):
             environment = {
                 "RANK": rank,
                 "LOCAL_RANK": rank,
                 "WORLD_SIZE": world_size,
                 "LOCAL_WORLD_SIZE": world_size,
-                "MASTER_PORT": held.getsockname()[1],
+                "MASTER_PORT": reserved.getsockname()[1],
             }
             process = server.Process(
                 target=run_rank,

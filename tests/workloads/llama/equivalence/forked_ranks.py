@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from orchestrator.node.held_port import hold_port
+from orchestrator.node.reserved_port import reserve_port
 
 
 def run_ranks(
@@ -33,8 +33,8 @@ def run_ranks(
     # A fork would inherit dead threads of torch.
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([*([preload] if preload else []), run.__module__])
-    with closing(hold_port()) as held:
-        port = held.getsockname()[1]
+    with closing(reserve_port()) as reserved:
+        port = reserved.getsockname()[1]
         ranks = [
             server.Process(target=run, args=(rank, num_ranks, port, folder))
             for rank in range(num_ranks)

@@ -1,4 +1,4 @@
-"""A port that nobody else gets while it is held, but for the program that listens on it."""
+"""A reserved port, which nobody else gets but the program that listens on it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import socket
 
 import pytest
 
-from orchestrator.node.held_port import HeldPort, hold_port
+from orchestrator.node.reserved_port import ReservedPort, reserve_port
 
 
-def test_nobody_else_can_take_a_port_while_it_is_held() -> None:
-    with hold_port() as held, socket.socket() as thief, socket.socket(socket.AF_INET6) as owner:
-        port = held.getsockname()[1]
+def test_nobody_else_can_take_a_reserved_port() -> None:
+    with (
+        reserve_port() as reserved,
+        socket.socket() as thief,
+        socket.socket(socket.AF_INET6) as owner,
+    ):
+        port = reserved.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
             thief.bind(("", port))
         owner.setsockopt(
@@ -31,10 +35,10 @@ def is_free(port: int) -> bool:
 
 
 def test_a_new_port_takes_the_place_of_the_one_before() -> None:
-    held = HeldPort()
-    first, second = held.take(), held.take()
+    reserved = ReservedPort()
+    first, second = reserved.take(), reserved.take()
     assert not is_free(second)
     assert first == second or is_free(first)
-    held.release()
+    reserved.release()
     assert is_free(second)
-    held.release()
+    reserved.release()

@@ -5,26 +5,26 @@ from __future__ import annotations
 import socket
 
 
-class HeldPort:
-    """Holds at most one port. A new one takes the place of the one before."""
+class ReservedPort:
+    """At most one port at a time. A new one takes the place of the one before."""
 
     def __init__(self) -> None:
-        self._held: socket.socket | None = None
+        self._port: socket.socket | None = None
 
     def take(self) -> int:
-        """Hold another free port, and return its number."""
+        """Reserve another free port, and return its number."""
         self.release()
-        self._held = hold_port()
-        return int(self._held.getsockname()[1])
+        self._port = reserve_port()
+        return int(self._port.getsockname()[1])
 
     def release(self) -> None:
-        """Hold no port any more."""
-        held, self._held = self._held, None
-        if held is not None:
-            held.close()
+        """Let the port go, if one is reserved."""
+        port, self._port = self._port, None
+        if port is not None:
+            port.close()
 
 
-def hold_port() -> socket.socket:
+def reserve_port() -> socket.socket:
     """Bind a free port for a program that will listen on it while this socket reserves it.
 
     Both sockets allow the reuse of addresses, and this one does not listen: so Linux lets the
