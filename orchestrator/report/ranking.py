@@ -160,7 +160,7 @@ def rank_cell(
         text += f"; not confirmed by another (search.confirm){_margin_text(verdict.margin)}"
     else:
         text = f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; {varies}"
-        text += ", and with that no other layout of this fingerprint could be faster"
+        text += ", and with that no other measured layout of this fingerprint could be faster"
         text += _margin_text(verdict.margin)
     # Layouts that are not compared follow in the store's order.
     compared = {row.id for row in rows}
@@ -235,7 +235,11 @@ def difference_text(verdict: Verdict, num_runs: Callable[[int], int]) -> str:
     return (
         f". Trials {first} and {second} differ by {value} ({interval}, from"
         f" {num_runs(first)} and {num_runs(second)} runs)"
-        + (f"; a winner needs {1 - COULD_WIN:.1%} instead of 95 %" if margin.low > 0 else "")
+        + (
+            f"; at {1 - COULD_WIN:.1%}, which a winner needs, it includes 0"
+            if margin.low > 0
+            else ""
+        )
     )
 
 

@@ -87,7 +87,10 @@ def _enough(num_runs: int, *, most: int) -> str:
     """Say how many runs may be enough; `most`: as many as the advised options allow."""
     if num_runs >= most:
         return f"; about {num_runs} runs of each of the first two may be enough"
-    return f"; up to {most} runs of each, of which about {num_runs} of the first two may be enough"
+    return (
+        f"; at most {most} runs of each, and about {num_runs} of each of the first two may be"
+        " enough"
+    )
 
 
 def _slowness(row: TrialRow, ranking: Ranking) -> float:

@@ -39,7 +39,8 @@ class Call:
     began: float  # by `clock`
     # The sweep whose measurements are taken over; None: a person asked for none.
     reused: str | None = None
-    # What varies and may not reach the program, with the fix; None: all does, or nobody knows.
+    # What varies and may not reach the program, with the fix. None: every value does, or
+    # its script cannot be read.
     not_passed: str | None = None
     attempts: Attempts = field(default_factory=Attempts)
     searches: dict[int, CellSearch] = field(default_factory=dict)  # by cell

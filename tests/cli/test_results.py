@@ -282,7 +282,7 @@ USUALLY = "runs of one layout usually vary by 1 to 4 % (nothing was repeated her
         (
             REPEATED,
             "Winner: trial 1, confirmed by 2 runs; runs of one layout vary by 0.7% (1 repeat), and"
-            " with that no other layout of this fingerprint could be faster",
+            " with that no other measured layout of this fingerprint could be faster",
         ),
         (
             AHEAD_AFTER_ONE,

@@ -384,6 +384,8 @@ def test_the_command_simulates_and_shows_the_best(
     assert f"store at sqlite:///{tmp_path}/s.sqlite: 1 sweep\n" in capsys.readouterr().err
     assert cli.main(["run", str(file), "--nodes", "4"]) == 2
     assert "add --simulate" in capsys.readouterr().err
+    assert cli.main(["run", str(file), "gpus=64", "--simulate", "--nodes", "3"]) != 0
+    assert "Lower gpus, or raise --nodes" in capsys.readouterr().err
 
 
 def test_a_simulation_tells_each_end_at_its_time_with_the_state_as_of_then(

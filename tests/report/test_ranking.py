@@ -55,7 +55,7 @@ def test_a_tie_though_the_interval_excludes_no_difference_is_explained(
     assert tied is not None and tied.margin is not None and (tied.margin.low > 0) is is_said
     text = difference_text(tied, lambda _: 3)
     assert text.startswith(f". Trials 1 and 2 differ by {seconds - 1:.1%} (95 % interval: ")
-    assert text.endswith("a winner needs 99.6% instead of 95 %") is is_said
+    assert text.endswith("at 99.6%, which a winner needs, it includes 0") is is_said
 
 
 def test_a_variation_that_is_larger_than_repeats_show_is_said_to_be_assumed() -> None:

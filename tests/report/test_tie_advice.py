@@ -159,7 +159,7 @@ def test_the_repeats_that_are_advised_may_show_the_difference() -> None:
     )
     enough = tied_in(runs_to_decide=3)
     assert "search.confirm.repeats=4;" in enough, "the other layouts have fewer runs"
-    assert enough.count("up to 5 runs of each, of which about 3 of the first two may") == 1
+    assert enough.count("at most 5 runs of each, and about 3 of each of the first two may") == 1
     equal = tied_in(runs_to_decide=2000, spread=0.0004)
     assert equal.startswith("More than 1,000 runs of each of the first two would be needed")
     assert equal.endswith(

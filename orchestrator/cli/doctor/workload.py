@@ -144,15 +144,9 @@ def _smallest_layout(spec: SweepSpec, *, num_slots: int) -> _SmallestLayout:
         fitting = candidates.order[candidates.fits[candidates.order]]
         rows = fitting if len(fitting) else candidates.order
         row = int(rows[int(np.argmin(memory[rows]))])
-        some = [table.layout(int(row)) for row in candidates.order[:_LAYOUTS_COMPARED]]
-        return _SmallestLayout(
-            cell=cell, layout=table.layout(row), varying=varying_values(some, spec.sequence_length)
-        )
+        varying = varying_values([table], spec.sequence_length)
+        return _SmallestLayout(cell=cell, layout=table.layout(row), varying=varying)
     raise UsageInvalid("no layout is legal in any cell that fits this machine; see `sweep plan`")
-
-
-# Enough to see which axes have more than one value.
-_LAYOUTS_COMPARED = 512
 
 
 def _program(spec: SweepSpec) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,8 @@ from orchestrator.core.errors import ResourcesInsufficient, StoreUnavailable, Us
 from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
-    from orchestrator.core.search.space import CellSpaces
+    from orchestrator.core.problem.cell import Cell
+    from orchestrator.core.search.space import CellSpace, CellSpaces
     from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.sweepfile.spec import SweepSpec
 
@@ -29,8 +32,6 @@ _CELLS_NAMED = 3
 _MOST_COMBINATIONS = 64
 # A script is searched for the names of its variables up to this size.
 _MOST_SCRIPT_BYTES = 1 << 20
-# So many layouts of a cell show which axes have several values.
-_LAYOUTS_COMPARED = 512
 
 
 def check_some_layout_is_legal(spec: SweepSpec, spaces: CellSpaces) -> None:
@@ -38,13 +39,8 @@ def check_some_layout_is_legal(spec: SweepSpec, spaces: CellSpaces) -> None:
     from orchestrator.core.search.axis_values import unsplit_batch
 
     problems = []
-    # On nodes as the run should find them, so that it enumerates no cell again.
-    assumed = assumed_gpus_per_node(spec)
     for cell in spec.cells():
-        space = spaces.of(cell, gpus_per_node=assumed)
-        if not len(space.legal) and spec.gpus_per_node == "auto":
-            # A cluster may have larger nodes, and these allow more.
-            space = spaces.of(cell, gpus_per_node=cell.num_gpus)
+        space = _assumed_space(spec, spaces, cell)
         if len(space.legal):
             return
         reasons = sorted(space.rejected.items(), key=lambda item: -item[1])[:2]
@@ -56,6 +52,15 @@ def check_some_layout_is_legal(spec: SweepSpec, spaces: CellSpaces) -> None:
         f"no layout is legal in any cell. {'. '.join(problems[:_CELLS_NAMED])}{more}. `sweep plan`"
         " lists all reasons"
     )
+
+
+def _assumed_space(spec: SweepSpec, spaces: CellSpaces, cell: Cell) -> CellSpace:
+    """The space of a cell on nodes as the run should find them: so it enumerates no cell again."""
+    space = spaces.of(cell, gpus_per_node=assumed_gpus_per_node(spec))
+    if not len(space.legal) and spec.gpus_per_node == "auto":
+        # A cluster may have larger nodes, and these allow more.
+        space = spaces.of(cell, gpus_per_node=cell.num_gpus)
+    return space
 
 
 def check_this_machine(spec: SweepSpec) -> None:
@@ -125,11 +130,11 @@ def check_program(spec: SweepSpec) -> None:
 def values_not_passed(spec: SweepSpec, spaces: CellSpaces) -> str | None:
     """Return which values vary and do not reach the program, with the fix.
 
-    None: all do, or its script cannot be read here.
+    None: all do, its script cannot be read here, or the sweep starts no command.
     """
-    import numpy as np
-
     from orchestrator.core.machines.program_contract import how_to_pass, not_passed
+    from orchestrator.core.problem.layout import NAMED_AXES
+    from orchestrator.core.search.space import SpaceTooLarge
     from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.sweepfile.passed_values import names_passed, varying_values
 
@@ -137,30 +142,41 @@ def values_not_passed(spec: SweepSpec, spaces: CellSpaces) -> str | None:
     script = text_of_script(options) if isinstance(options, CommandOptions) else None
     if not isinstance(options, CommandOptions) or script is None:
         return None
-    layouts = []
+    passed = names_passed(options, spec.axes.options, script)
+    if {*NAMED_AXES, "sequence_length", *spec.axes.options} <= passed:
+        return None
+    tables = []
     for cell in spec.cells():
-        legal = spaces.of(cell, gpus_per_node=assumed_gpus_per_node(spec)).legal
-        some = np.linspace(0, len(legal) - 1, min(len(legal), _LAYOUTS_COMPARED))
-        layouts += [legal.layout(row) for row in some.astype(int).tolist()]
-    varying = varying_values(layouts, spec.sequence_length)
-    missing = not_passed(varying, names_passed(options, spec.axes.options, script))
+        with suppress(SpaceTooLarge):
+            tables.append(_assumed_space(spec, spaces, cell).legal)
+    missing = not_passed(varying_values(tables, spec.sequence_length), passed)
     if not missing:
         return None
     return f"{', '.join(missing)} may not reach the program: {how_to_pass(missing)}"
 
 
 def text_of_script(options: CommandOptions) -> str | None:
-    """Return the text of the program's script; None if it has none, or it cannot be read here."""
+    """Return the text of the program's script.
+
+    None: it has none, it is no file here, or it is very large.
+    """
     from orchestrator.core.sweepfile.program_files import script_of
 
     script = script_of(options.argv)
     if script is None or "{" in script or "{" in (options.cwd or ""):
         return None
+    if isinstance(written := options.files.get(script.removeprefix("./")), str):
+        return written
+    path = Path(options.cwd or "") / script
     try:
-        with (Path(options.cwd or "/") / script).open("rb") as file:
-            return file.read(_MOST_SCRIPT_BYTES).decode(errors="replace")
+        # Reading a pipe would wait for its writer.
+        if not path.is_absolute() or not stat.S_ISREG(path.stat().st_mode):
+            return None
+        with path.open("rb") as file:
+            text = file.read(_MOST_SCRIPT_BYTES + 1)
     except OSError:
         return None
+    return text.decode(errors="replace") if len(text) <= _MOST_SCRIPT_BYTES else None
 
 
 def _check_toml(options: CommandOptions) -> None:

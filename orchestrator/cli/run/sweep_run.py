@@ -108,17 +108,17 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
         ),
     ):
         call = _SweepRun(
-            spec,
-            options,
-            table,
-            spaces,
-            not_passed,
-            environment,
-            secrets,
-            store,
-            progress,
-            signals,
-            notifier,
+            spec=spec,
+            options=options,
+            table=table,
+            spaces=spaces,
+            not_passed=not_passed,
+            environment=environment,
+            secrets=secrets,
+            store=store,
+            progress=progress,
+            signals=signals,
+            notifier=notifier,
         )
         result = call.result()
         where = store.url
@@ -153,7 +153,7 @@ def run_spec(spec: SweepSpec, options: RunOptions) -> NoReturn:
     raise typer.Exit(exit_code(result, signals.received, strict=options.strict))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _SweepRun:
     """One call of `sweep run` whose store is open."""
 

@@ -77,7 +77,7 @@ def write_markdown(trials: Sequence[tuple[TrialRow, CellRow]]) -> None:
 
 
 def print_doubts(trials: Sequence[TrialRow]) -> None:
-    """Explain each `?` of a table, and name the trials whose times are not fully checked."""
+    """Explain each `?` of a table, and name the trials whose numbers are not fully checked."""
     for line in why_unsure_lines(trials):
         write_line(line, style="dim")
     for line in unchecked_lines(trials):

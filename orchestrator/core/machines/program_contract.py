@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.machines.check import Check, fail, ok, warn
-from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.layout import PARALLEL_AXES, Layout
 from orchestrator.core.trial.failure_kinds import (
     HANG_KINDS,
     OUT_OF_MEMORY_KINDS,
@@ -38,8 +38,6 @@ _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "grad_accum_steps": ("micro_batch_size", "global_batch_size"),
     "micro_batch_size": ("grad_accum_steps", "global_batch_size"),
 }
-# The number of ranks tells it.
-_TOLD_BY_RANKS = frozenset({"data_parallel_size", "world_size"})
 MIB = 1 << 20
 # A shorter attempt may end before its ranks are seen.
 _SEEN_SECONDS = 1.0
@@ -101,23 +99,35 @@ def layout_check(varying: Mapping[str, Sequence[str]], used: Collection[str]) ->
 
 def not_passed(varying: Collection[str], passed: Collection[str]) -> list[str]:
     """Return what varies and is not passed, but for what follows from that or from the ranks."""
+    sizes = [name for name in PARALLEL_AXES if name in varying and name not in passed]
+    # The number of ranks tells the size that is left.
+    told = {"world_size", "data_parallel_size", *(sizes if len(sizes) == 1 else ())}
     return [
         name
         for name in varying
         if name not in passed
-        and name not in _TOLD_BY_RANKS
+        and name not in told
         and not (name in _FOLLOWS_FROM and set(_FOLLOWS_FROM[name]) <= set(passed))
     ]
 
 
 def how_to_pass(names: Sequence[str]) -> str:
     """Return why it matters that these names are not passed, and how to pass them."""
-    braces = " ".join(f"{{{name}}}" for name in names)
+    ways = [" ".join(f"{{{name}}}" for name in names)]
+    for name in names:
+        others = _FOLLOWS_FROM.get(name, ())
+        if others and not set(others) & set(names):
+            ways.append(
+                f"{' and '.join(f'{{{one}}}' for one in others)}, from which {name} follows"
+            )
     variables = ", ".join(f"SWEEP_{name.upper()}" for name in names)
-    varies, them = ("it varies", "it") if len(names) == 1 else ("they vary", "them")
+    varies, them, plural = (
+        ("it varies", "it", "") if len(names) == 1 else ("they vary", "them", "s")
+    )
     return (
-        f"{varies}, and neither argv, env, files nor the script name {them}, so that layouts which"
-        f" differ in {them} train alike: add {braces}, or read {variables}"
+        f"{varies}, and neither argv, env, files nor the script names {them}. Layouts may not be"
+        f" trained as their trials say: add {', or '.join(ways)}; or read {variables}. If another"
+        f" file of the program reads {them}, name the variable{plural} in a comment of the script"
     )
 
 

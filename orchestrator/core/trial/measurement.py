@@ -96,7 +96,8 @@ class Measurement:
     compile_seconds: float | None = None
     # Why the steps do not show the speed of a long run; None: nothing shows it.
     unsteady: str | None = None
-    # What of the step times nothing checks (unchecked.py), with the fix.
+    # What nothing checks of the step times (unchecked.py), or of what reaches the program, with the
+    # fix.
     unchecked: str | None = None
     # A step takes at least so long: the trial was ended early, since it cannot be the best. Its
     # other numbers are of a few steps, and are not ranked. None: it was timed to its end.

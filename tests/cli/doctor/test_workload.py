@@ -119,7 +119,7 @@ def test_a_layout_that_does_not_arrive_is_said(doctor: Doctor) -> None:
     found = doctor()
     assert found["layout"]["status"] == "warn"
     assert "nowhere: recompute (none, full)" in found["layout"]["found"]
-    assert "add {recompute}, or read SWEEP_RECOMPUTE" in found["layout"]["advice"]
+    assert "add {recompute}; or read SWEEP_RECOMPUTE" in found["layout"]["advice"]
     read = "import os; os.environ['SWEEP_RECOMPUTE']\n" + textwrap.dedent(GOOD)
     assert doctor(read)["layout"]["status"] == "ok"
     several = doctor(read, "sequence_length=[64, 128]")["layout"]["found"]

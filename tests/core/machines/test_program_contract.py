@@ -253,8 +253,16 @@ def test_what_varies_reaches_a_program_by_its_name_or_by_what_it_follows_from() 
     one = layout_check(varying, {"micro_batch_size"})
     assert one.status is Status.WARN
     assert "nowhere: grad_accum_steps (8, 4)" in one.found
+    assert (
+        "add {grad_accum_steps}, or {micro_batch_size} and {global_batch_size}, from which"
+        " grad_accum_steps follows; or read SWEEP_GRAD_ACCUM_STEPS" in one.advice
+    )
     # The number of ranks tells these; nothing tells a ZeRO stage.
     assert layout_check({"data_parallel_size": ["1", "2"]}, set()).status is Status.OK
+    sizes = {"data_parallel_size": ["1", "2"], "tensor_parallel_size": ["2", "1"]}
+    assert layout_check(sizes, {"data_parallel_size"}).status is Status.OK
+    assert layout_check(sizes, {"tensor_parallel_size"}).status is Status.OK
+    assert "nowhere: tensor_parallel_size (2, 1)" in layout_check(sizes, set()).found
     missing = layout_check({"zero_stage": ["0", "1"]}, both)
     assert "nowhere: zero_stage (0, 1)" in missing.found
     assert layout_check({}, set()).found == "one layout, and nothing of it is passed"
