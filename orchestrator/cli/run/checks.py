@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layout_sweep.regular_file import read_regular
 from orchestrator.cli.store import home
 from orchestrator.cli.sweep_file import assumed_gpus_per_node
 from orchestrator.cli.terminal import surroundings
@@ -168,15 +168,14 @@ def text_of_script(options: CommandOptions) -> str | None:
     if isinstance(written := options.files.get(script.removeprefix("./")), str):
         return written
     path = Path(options.cwd or "") / script
+    if not path.is_absolute():
+        return None
     try:
-        # Reading a pipe would wait for its writer.
-        if not path.is_absolute() or not stat.S_ISREG(path.stat().st_mode):
-            return None
-        with path.open("rb") as file:
-            text = file.read(_MOST_SCRIPT_BYTES + 1)
+        found = read_regular(path, num_bytes=_MOST_SCRIPT_BYTES)
     except OSError:
         return None
-    return text.decode(errors="replace") if len(text) <= _MOST_SCRIPT_BYTES else None
+    is_whole = found.size <= _MOST_SCRIPT_BYTES
+    return found.content.decode(errors="replace") if is_whole else None
 
 
 def _check_toml(options: CommandOptions) -> None:
