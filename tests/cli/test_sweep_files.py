@@ -530,6 +530,13 @@ def test_validate_warns_of_a_value_that_may_not_reach_the_program(
     assert cli.main(["validate", str(path)]) == 0
     (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: micro_batch_size may not reach the program: it varies")
+    # A run says the same before it opens its store, and a simulation starts no program.
+    run = ["run", str(path), "--db", "mysql://nowhere/at-all", "gpus=1"]
+    for options, is_said in ((["device=cpu"], True), (["--simulate"], False)):
+        assert cli.main([*run, *options]) == 2
+        said = capsys.readouterr().err
+        assert "database 'mysql' is not supported" in said
+        assert (warning in said.splitlines()) is is_said
 
 
 def test_validate_warns_if_no_layout_is_legal(

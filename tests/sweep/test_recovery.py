@@ -41,7 +41,7 @@ def end_of(trial_id: int, seconds: float = 1.0) -> Finished:
     )
 
 
-def recovery(bench: Bench) -> Recovery:
+def recovery(bench: Bench, *, not_passed: str | None = None) -> Recovery:
     plan = MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=9, relative_confidence=0.5)
     code = Fingerprint(orchestrator_version="test")
     return Recovery(
@@ -51,6 +51,7 @@ def recovery(bench: Bench) -> Recovery:
         plan=plan,
         code=code,
         device_name=None,
+        not_passed=not_passed,
     )
 
 
@@ -123,6 +124,17 @@ def test_a_spooled_measurement_has_the_date_of_its_end(store: Store, tmp_path: P
     Spool(tmp_path / "spool").keep(Spooled(attempt=number, end=end_of(trial_id), at=at))
     recovery(Bench.on(store)).take_up(Spool(tmp_path / "spool"))
     assert store.trial(trial_id).trial.measured_at == at
+
+
+def test_a_spooled_measurement_says_what_may_not_reach_the_program(
+    store: Store, tmp_path: Path
+) -> None:
+    trial_id, number = Bench.on(store).start(1)
+    Spool(tmp_path / "spool").keep(Spooled(attempt=number, end=end_of(trial_id)))
+    later = recovery(Bench.on(store), not_passed="mbs may not reach the program")
+    later.take_up(Spool(tmp_path / "spool"))
+    unchecked = store.trial(trial_id).trial.unchecked
+    assert unchecked is not None and unchecked.endswith("mbs may not reach the program")
 
 
 def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_down(
